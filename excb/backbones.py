@@ -1,0 +1,168 @@
+"""Backbones by name: torchvision's ResNets, timm's everything else; images [B, 3, H, W] -> features [B, width]."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excb import seeding
+from excb.errors import UserError, nearest_name
+
+TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+# Short names for the networks of the field. `vit_small` is DINO's ViT-S/16: six heads, qkv bias, LayerNorm eps 1e-6.
+TIMM_NAMES = {
+    "vit_tiny": "vit_tiny_patch16_224",
+    "vit_small": "vit_small_patch16_224",
+    "vit_base": "vit_base_patch16_224",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A backbone's architecture: all that is needed, besides weights, to build it.
+
+    Args:
+        name: one of torchvision's ResNets ("resnet50"), a short name ("vit_small") or "timm:NAME".
+        options: keyword arguments for timm's `create_model`; none for torchvision's ResNets.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def timm_name(self) -> str | None:
+        """The name timm knows this architecture by, or None for torchvision's."""
+        return self.name.removeprefix("timm:") if self.name.startswith("timm:") else TIMM_NAMES.get(self.name)
+
+    def build(self, *, drop_path: float = 0.0) -> nn.Module:
+        """Build the network without its classifier, with new random weights from torch's generator.
+
+        Args:
+            drop_path: stochastic depth, largest rate (timm's networks only).
+
+        Returns:
+            A module [B, 3, H, W] -> [B, width], `width` as `feature_width` tells. Torchvision's ResNets start with the
+            last BatchNorm of every block at zero.
+
+        Raises:
+            UserError: unknown name, or options that the network does not take.
+        """
+        if self.name in TORCHVISION:
+            if self.options or drop_path:
+                raise UserError(f"backbone {self.name} takes no options and no drop path: use timm:{self.name}")
+            import torchvision
+
+            network: nn.Module = getattr(torchvision.models, self.name)(zero_init_residual=True)
+            network.num_features = network.fc.in_features
+            network.fc = nn.Identity()
+            return network
+        return _seed_drop_path(self._build_timm(drop_path))
+
+    def _build_timm(self, drop_path: float) -> nn.Module:
+        import timm
+
+        name = self.timm_name
+        if name is None or not timm.is_model(name):
+            names = [*TORCHVISION, *TIMM_NAMES, *(f"timm:{known}" for known in timm.list_models())]
+            raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, names)}")
+        options = {"num_classes": 0} | ({"drop_path_rate": drop_path} if drop_path else {}) | self.options
+        try:
+            # Views of two resolutions need position embeddings that follow the image; convolutional networks have none.
+            return timm.create_model(name, dynamic_img_size=True, **options)
+        except TypeError:
+            pass
+        try:
+            return timm.create_model(name, **options)
+        except TypeError as error:
+            raise UserError(f"timm's {name} does not take these options: {error}") from None
+
+
+def feature_width(backbone: nn.Module) -> int:
+    """Width of the features that a built backbone returns."""
+    return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
+
+
+def has_batchnorm(backbone: nn.Module) -> bool:
+    """Whether any layer of the backbone is a BatchNorm."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in backbone.modules())
+
+
+def check_resolution(backbone: nn.Module, sizes: Iterable[int]) -> None:
+    """Raise UserError unless the backbone takes square images of these sizes (pixels)."""
+    training = backbone.training
+    backbone.eval()
+    device = next(backbone.parameters()).device
+    for size in sizes:
+        try:
+            with torch.no_grad():
+                backbone(torch.zeros(1, 3, size, size, device=device))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()
+            raise UserError(
+                f"the backbone cannot take images of {size} x {size} pixels ({reason[0] if reason else 'no reason'}): "
+                "choose other view sizes"
+            ) from None
+    backbone.train(training)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Drop path whose choices belong to samples, not to their place in a batch
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class SampleDropPath(nn.Module):
+    """Stochastic depth (Huang et al., 2016) that drops a residual branch by (seed, epoch, sample, view, layer)."""
+
+    def __init__(self, rate: float, layer: int) -> None:
+        super().__init__()
+        self.rate, self.layer = rate, layer
+        self.row_names: Tensor | None = None
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """Zero whole rows of a residual branch [R, ...] and scale the others by 1 / (1 - rate)."""
+        if not self.training or self.rate == 0:
+            return branch
+        if self.row_names is None:
+            raise RuntimeError("a training pass through drop path needs `drop_path_names`")
+        draws = seeding.uniform(self.row_names, torch.full_like(self.row_names, self.layer))
+        keep = (draws >= self.rate).to(branch.dtype) / (1 - self.rate)
+        return branch * keep.view(-1, *[1] * (branch.ndim - 1))
+
+
+def _seed_drop_path(backbone: nn.Module) -> nn.Module:
+    """Replace timm's DropPath layers, which draw from a global generator, by `SampleDropPath`."""
+    from timm.layers import DropPath
+
+    layers = [
+        (parent, name, child)
+        for parent in backbone.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, DropPath)
+    ]
+    for layer, (parent, name, child) in enumerate(layers):
+        setattr(parent, name, SampleDropPath(float(child.drop_prob or 0.0), layer))
+    return backbone
+
+
+@contextmanager
+def drop_path_names(backbone: nn.Module, sample_names: Tensor | None, views: Sequence[int]) -> Iterator[None]:
+    """Name the rows of the next forward pass, view by view, for drop path.
+
+    Args:
+        backbone: a backbone that `Architecture.build` made.
+        sample_names: folded (seed, epoch, sample) of every image, [B], or None where there is no drop path.
+        views: indices of the views in the batch, in order.
+    """
+    layers = [module for module in backbone.modules() if isinstance(module, SampleDropPath)]
+    if layers and sample_names is not None:
+        rows = torch.cat([seeding.fold_tensor(sample_names, torch.full_like(sample_names, view)) for view in views])
+        for layer in layers:
+            layer.row_names = rows
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.row_names = None

@@ -1,0 +1,122 @@
+"""Run checkpoints on disk: written atomically, read without running any code, checked byte by byte.
+
+A checkpoint is one dictionary of tensors and plain values, saved by torch as a zip archive. The archive's own checksums
+find truncated and altered files; `weights_only=True` keeps a file from running code.
+"""
+
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from excb.errors import UserError
+
+FORMAT = "excb-run"
+VERSION = 1
+FOLDER = "checkpoints"
+_NAME = re.compile(r"step-(\d+)\.pt")
+
+
+class DamagedFileError(Exception):
+    """A checkpoint file that is truncated or altered; the message says how."""
+
+
+def write(contents: dict[str, Any], file: Path) -> None:
+    """Write a checkpoint so that at any moment, also after a power cut, `file` is either absent, the old or the new one.
+
+    Args:
+        contents: tensors and plain values; `format` and `version` are added.
+        file: where to; its folder is made.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written.
+    """
+    import torch
+
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as stream:
+            torch.save({"format": FORMAT, "version": VERSION} | contents, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+        folder = os.open(file.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write {file}: {error}; earlier checkpoints are untouched") from None
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Read a run checkpoint onto the CPU.
+
+    Raises:
+        DamagedFileError: the file is truncated or altered.
+        UserError: the file is missing, would run code, or is no run checkpoint of this package.
+    """
+    import torch
+
+    if not file.is_file():
+        raise UserError(f"no checkpoint file {file}")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if bad := archive.testzip():
+                raise DamagedFileError(f"{file} is damaged (checksum of {bad})")
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+        if zipfile.is_zipfile(file) or file.stat().st_size == 0 or _starts_like_a_zip(file):
+            raise DamagedFileError(f"{file} is damaged ({error})") from None
+        raise UserError(f"{file} is not a checkpoint of excb: expected a file that excb-pretrain wrote") from None
+    try:
+        contents = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{file} holds more than tensors and plain values: refused, since it could run code") from None
+    except (RuntimeError, ValueError, EOFError, KeyError) as error:
+        raise DamagedFileError(f"{file} is damaged ({str(error).splitlines()[0]})") from None
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+        raise UserError(f"{file} is not a run checkpoint of excb: expected a file that excb-pretrain wrote")
+    if contents["version"] > VERSION:
+        raise UserError(f"{file} was written by a newer excb: upgrade with `pip install -U excb`")
+    return contents
+
+
+def _starts_like_a_zip(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(4) == b"PK\x03\x04"
+
+
+def step_of(file: Path) -> int:
+    """The step that a checkpoint's name tells."""
+    match = _NAME.fullmatch(file.name)
+    assert match is not None
+    return int(match[1])
+
+
+def in_run(run: Path) -> list[Path]:
+    """The checkpoint files of a run folder, newest first."""
+    files = (file for file in (run / FOLDER).glob("step-*.pt") if _NAME.fullmatch(file.name))
+    return sorted(files, key=step_of, reverse=True)
+
+
+def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+    """Read a run folder's newest intact checkpoint; damaged ones are named through `warn` and passed over.
+
+    Returns:
+        The file and its contents, or None where the run has no checkpoint yet.
+
+    Raises:
+        UserError: there are checkpoints, but none is intact.
+    """
+    files = in_run(run)
+    for file in files:
+        try:
+            return file, read(file)
+        except DamagedFileError as error:
+            warn(f"{error}; trying the one before")
+    if files:
+        raise UserError(f"every checkpoint in {run / FOLDER} is damaged: move that folder away to start anew")
+    return None

@@ -1,0 +1,122 @@
+"""What people see: progress with ETA, tables and notes; colour on a terminal, plain lines in a pipe."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_SECONDS = 10.0  # between progress lines in a pipe
+
+
+class Progressor:
+    """Progress of one long job: `advance` it, and set `status` to what is worth seeing meanwhile."""
+
+    def __init__(self, title: str, total: int, done: int, stream: TextIO, bar: Progress | None) -> None:
+        self.status = ""
+        self._title, self._total, self._done, self._stream, self._bar = title, total, done, stream, bar
+        self._start, self._first, self._printed = time.monotonic(), done, time.monotonic()
+        self._task = bar.add_task(title, total=total, completed=done, status="") if bar else None
+
+    def advance(self, steps: int = 1) -> None:
+        """Count `steps` more of the total as done."""
+        self._done += steps
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, status=self.status)
+        elif time.monotonic() - self._printed >= PLAIN_SECONDS:
+            self._printed = time.monotonic()
+            print(self._line(), file=self._stream, flush=True)
+
+    def _line(self) -> str:
+        seconds = time.monotonic() - self._start
+        left = seconds / max(1, self._done - self._first) * (self._total - self._done)
+        status = f"  {self.status}" if self.status else ""
+        return f"{self._title}: {self._done}/{self._total}{status}  ETA {duration(left)}"
+
+
+class Reporter:
+    """Where a program talks: notes and progress on stderr, results on stdout, so that pipes carry results only."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._notes = Console(stderr=True, quiet=quiet, highlight=False)
+        self._results = Console(highlight=False)
+        self._quiet = quiet
+        self._live: Progress | None = None
+
+    def note(self, text: str) -> None:
+        """Say something in passing."""
+        self._say(text, "")
+
+    def warn(self, text: str) -> None:
+        """Say something that the user should look at."""
+        self._say(f"warning: {text}", "yellow")
+
+    def _say(self, text: str, style: str) -> None:
+        if self._notes.is_terminal:
+            console = self._live.console if self._live else self._notes
+            console.print(text, style=style or None, markup=False, soft_wrap=True)
+        elif not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table on stdout: drawn on a terminal, aligned plain text in a pipe."""
+        if self._results.is_terminal:
+            table = Table(title=title, title_justify="left", header_style="bold")
+            for number, name in enumerate(header):
+                table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+            for row in rows:
+                table.add_row(*row)
+            self._results.print(table)
+            return
+        widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+        print(title)
+        for row in [header, *rows]:
+            cells = [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+            print("  ".join(cells).rstrip())
+
+    @contextmanager
+    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Progressor]:
+        """Show progress with ETA while the block runs: a live bar on a terminal, a line now and then in a pipe."""
+        if self._quiet or not self._notes.is_terminal or self._live is not None:
+            stream = sys.stderr
+            yield Progressor(title, total, done, _Nowhere() if self._quiet else stream, None)
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._notes, transient=False) as bar:
+            self._live = bar
+            try:
+                yield Progressor(title, total, done, sys.stderr, bar)
+            finally:
+                self._live = None
+
+
+class _Nowhere:
+    """A stream that drops what it is given."""
+
+    def write(self, _text: str) -> int:
+        return 0
+
+    def flush(self) -> None:
+        return None
+
+
+def duration(seconds: float) -> str:
+    """A duration as people read it: 42 s, 3 min 20 s, 5 h 12 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,33 @@
+"""Errors that are the user's to mend: one clear line each, exit code 2, no traceback."""
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable
+
+USER_ERROR = 2  # exit code of every mistake that the user can mend
+
+
+class UserError(Exception):
+    """A mistake the user can mend. The message is one line that says what is wrong and what to do."""
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str:
+    """Return "; did you mean 'X'?" for the valid name closest to `name`, or an empty string."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def run(program: str, main: Callable[[], int]) -> int:
+    """Run a command line program's `main`, turning the user's errors into one line on stderr and exit code 2."""
+    try:
+        return main()
+    except UserError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing to report, and nowhere to report it.
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print(f"\n{program}: interrupted", file=sys.stderr)
+        return 130

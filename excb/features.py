@@ -1,0 +1,97 @@
+"""Features of a set of images, every image exactly once, in order."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from PIL.Image import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from excb.images import BrokenImageError, ImageSet, open_image
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of the readable images of a set: rows [N, D] float32 and each row's sample index [N]."""
+
+    rows: Tensor
+    samples: Tensor
+    broken: dict[str, str]  # path -> why it could not be read
+
+
+class Inputs(Dataset[tuple[int, Tensor | str]]):
+    """A network's inputs for the images of a set; an unreadable one gives the reason instead.
+
+    Args:
+        images: the images.
+        transform: PIL image -> input [3, H, W].
+    """
+
+    def __init__(self, images: ImageSet, transform: Callable[[Image], Tensor]) -> None:
+        self.images, self._transform = images, transform
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
+        """Read one image: its index, and its input or why there is none."""
+        try:
+            return index, self.prepare(open_image(self.images.file(index)), index)
+        except BrokenImageError as error:
+            return index, str(error)
+
+    def prepare(self, image: Image, index: int) -> Tensor:
+        """Turn an image into an input; a subclass may let the image's index name its random choices."""
+        del index
+        return self._transform(image)
+
+
+def _collate(batch: list[tuple[int, Tensor | str]]) -> tuple[Tensor, Tensor | None, list[tuple[int, str]]]:
+    good = [(index, item) for index, item in batch if isinstance(item, Tensor)]
+    bad = [(index, item) for index, item in batch if isinstance(item, str)]
+    stacked = torch.stack([item for _, item in good]) if good else None
+    return torch.tensor([index for index, _ in good], dtype=torch.int64), stacked, bad
+
+
+@torch.no_grad()
+def extract(
+    backbone: nn.Module,
+    inputs: Inputs,
+    *,
+    device: torch.device | str = "cpu",
+    batch: int = 64,
+    workers: int = 0,
+    progress: Callable[[int], None] = lambda _done: None,
+) -> Features:
+    """Pass every image once through a backbone in eval mode.
+
+    Args:
+        backbone: [B, 3, H, W] -> [B, D]; its mode is restored afterwards.
+        inputs: the images, as the backbone takes them.
+        device: where the backbone is.
+        batch: images at once.
+        workers: processes that read images besides this one.
+        progress: told the number of images done after every batch.
+    """
+    loader = DataLoader(
+        inputs,
+        batch_size=batch,
+        num_workers=workers,
+        collate_fn=_collate,
+        pin_memory=torch.device(device).type == "cuda",
+    )
+    rows, samples, broken = [], [], {}
+    training = backbone.training
+    backbone.eval()
+    for indices, stacked, bad in loader:
+        if stacked is not None:
+            rows.append(backbone(stacked.to(device, non_blocking=True)).float().cpu())
+            samples.append(indices)
+        broken |= {inputs.images.paths[index]: reason for index, reason in bad}
+        progress(len(indices) + len(bad))
+    backbone.train(training)
+    if not rows:
+        return Features(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), broken)
+    return Features(torch.cat(rows), torch.cat(samples), broken)

@@ -1,0 +1,138 @@
+"""Sets of images on disk: folders of any depth with or without labels, or lists of paths; and opening any image."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from excb.errors import UserError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with a fixed order: `root / paths[i]` is sample i.
+
+    Args:
+        root: folder that the paths start from.
+        paths: POSIX paths below root, sorted.
+        labels: class index of every sample, or None.
+        classes: class names, or None.
+    """
+
+    root: Path
+    paths: Sequence[str]
+    labels: np.ndarray | None = None
+    classes: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.paths)
+
+    def file(self, index: int) -> Path:
+        """The file of one sample."""
+        return self.root / self.paths[index]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the list of files and their labels: equal for equal sets wherever they lie."""
+        digest = hashlib.sha256("\n".join(self.paths).encode("utf-8", "surrogateescape"))
+        if self.labels is not None:
+            digest.update(np.ascontiguousarray(self.labels, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+
+def scan_folder(folder: Path | str) -> ImageSet:
+    """Find the images below a folder, at any depth, in an order that depends on nothing but their names.
+
+    Where every image lies in a sub-folder and there are at least two of these, the first-level sub-folders are the
+    classes. Hidden files and folders are passed over.
+
+    Raises:
+        UserError: the folder is missing or holds no image.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise UserError(f"no folder {root}: name the folder that holds your images")
+    paths: list[str] = []
+    seen: set[str] = set()
+    for here, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(here)
+        if real in seen:  # a link back into the tree
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        below = Path(here).relative_to(root).as_posix()
+        prefix = "" if below == "." else f"{below}/"
+        paths += [prefix + name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith(".")]
+    if not paths:
+        raise UserError(f"no image below {root}: it needs files ending in {' '.join(EXTENSIONS)}")
+    paths.sort()
+    tops = [path.split("/", 1)[0] for path in paths]
+    classes = tuple(sorted(set(tops)))
+    if len(classes) < 2 or any("/" not in path for path in paths):
+        return ImageSet(root, paths)
+    index = {name: number for number, name in enumerate(classes)}
+    return ImageSet(root, paths, np.array([index[top] for top in tops]), classes)
+
+
+def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:
+    """Read a list of image paths, one a line, relative to `root` or else to the list's own folder.
+
+    The set has no labels. Empty lines and lines that start with # are passed over; the order of the list is kept.
+
+    Raises:
+        UserError: the list is missing or empty, or names a file twice.
+    """
+    file = Path(file)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the list {file}: {error}") from None
+    paths = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not paths:
+        raise UserError(f"the list {file} names no image: write one path a line")
+    if len(set(paths)) != len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise UserError(f"the list {file} names {twice} more than once: remove the repeats")
+    return ImageSet(Path(root) if root is not None else file.parent, paths)
+
+
+class BrokenImageError(Exception):
+    """A file that is no readable image; the message says why."""
+
+
+def open_image(file: Path | str) -> Image.Image:
+    """Open an image of any format and mode as upright 8-bit RGB.
+
+    EXIF rotation is applied, 16-bit and floating-point greys are scaled to 8 bits, of animations the first frame is
+    taken.
+
+    Raises:
+        BrokenImageError: the file is missing, truncated, no image, or too large to be one in good faith.
+    """
+    try:
+        with Image.open(file) as image:
+            image.load()
+            return _to_rgb(ImageOps.exif_transpose(image))
+    except (OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        # Pillow's decoders report damage by any of these.
+        raise BrokenImageError(f"{type(error).__name__}: {error}") from None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to RGB; Pillow alone would clip deep greys to white."""
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image, dtype=np.float64)
+        if image.mode == "F":
+            top = 1.0 if values.max(initial=0) <= 1 else 255.0
+        else:
+            top = 65_535.0 if values.max(initial=0) > 255 else 255.0  # 8-bit values in a deep mode stay as they are
+        image = Image.fromarray((values.clip(0, top) * (255 / top)).round().astype(np.uint8))
+    return image if image.mode == "RGB" else image.convert("RGB")

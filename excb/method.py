@@ -1,0 +1,479 @@
+"""ExCB, the whole method: sizes, balancing, assignment, both halves of the loss, teacher, k-means initialisation.
+
+Equation numbers are those of "Efficient Unsupervised Visual Representation Learning with Explicit Cluster Balancing"
+(Maniadis Metaxas, Tzimiropoulos, Patras; ECCV 2024). Every choice that its text, its pseudo-code and the authors' code
+make differently is an option in `excb.settings`.
+
+Letters: B images; G global, L local and V = G + L views; R rows; D width of the bottleneck; K clusters.
+
+Two identities keep the loss small. The balancing operator is affine per cluster, so balanced logits are one linear
+layer. And because the entries of p_t sum to 1,
+
+    H(p_t, p_s) = -sum_k p_t,k log p_s,k = logsumexp_k(x . c_k / tau_s) - x . (sum_k p_t,k c_k) / tau_s,
+
+a teacher view enters through one D-vector, its target: no tensor of size views x views x B x K exists.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from excb import seeding
+from excb.backbones import drop_path_names, feature_width, has_batchnorm
+from excb.collectives import mean_over_ranks
+from excb.errors import UserError
+from excb.heads import MLP
+from excb.settings import MethodSettings
+
+EMPTY = 2.0**-24  # a cluster with s K below this is empty: from s K = 1 that takes 16,600 steps at m_s = 0.999
+KMEANS_TILE = 2**26  # similarities that k-means holds at once: 256 MiB
+EMPTY_WEIGHT = 0.001  # an empty cluster's weight in B is drawn from [0, this) (authors' code), so that ties break
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Balancing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def batch_sizes(winners: Tensor, clusters: int, dtype: torch.dtype) -> Tensor:
+    """Relative cluster sizes s_B of one batch (Eq. 8), all processes together: winners [any shape] -> [K]."""
+    counts = torch.bincount(winners.flatten(), minlength=clusters).to(dtype)
+    return mean_over_ranks(counts / winners.numel())
+
+
+def balancing(
+    sizes: Tensor,
+    form: Literal["linear", "squared", "none", "pseudocode"] = "linear",
+    *,
+    empty_weight: Tensor | float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The operator B (Eq. 10) as one affine map per cluster: z^B = scale * z + offset.
+
+    Args:
+        sizes: relative cluster sizes s, [K], summing to 1.
+        form: B below 1/K: `linear` 1 - (1 - z) s K, `squared` 1 - (1 - z) (s K)^2 (the appendix's ablation), `none` for
+            the identity, `pseudocode` for the appendix's algorithm as printed, with its slip 1 + (1 - z) s K.
+        empty_weight: the weight of empty clusters, instead of s K or its square, [K] or a number.
+
+    Returns:
+        scale [K] and offset [K].
+    """
+    relative = sizes * sizes.numel()
+    if form == "none":
+        return torch.ones_like(relative), torch.zeros_like(relative)
+    weight = relative.square() if form == "squared" else relative
+    # z -> 1 - (1 - z) w pulls small clusters up to 1 and keeps the others (w = 1) ...
+    weight = torch.where(relative < EMPTY, empty_weight, weight.clamp(max=1))
+    sign = -1 if form == "pseudocode" else 1
+    scale, offset = sign * weight, 1 - sign * weight
+    # ... then z -> (1 + z) w - 1 pushes large ones down to -1 and keeps the others.
+    weight = 1 / relative.clamp(min=1)
+    return scale * weight, (1 + offset) * weight - 1
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The teacher's assignment of R rows to clusters."""
+
+    targets: Tensor  # [R, D] sum_k p_t,k v_k: all that the loss needs of p_t besides the student
+    winners: Tensor  # [R] argmax_k of p_t
+    raw_winners: Tensor  # [R] argmax_k of z_t, before B
+    confidence: Tensor  # [R] max_k of p_t
+
+
+def assign(
+    queries: Tensor,
+    centroids: Tensor,
+    scale: Tensor,
+    offset: Tensor,
+    values: Tensor,
+    *,
+    temperature: float,
+    winner_gain: float = 1.0,
+    clamp: bool = False,
+) -> Assignment:
+    """Assign rows to clusters by balanced similarity (Eq. 3, 4, 6) and average the clusters' values.
+
+    Args:
+        queries: unit rows of the teacher, [R, D].
+        centroids: unit centroids of the teacher, [K, D].
+        scale: of the affine map B per cluster, [K].
+        offset: of the affine map B per cluster, [K].
+        values: what each cluster stands for, [K, D]: the student's unit centroids. Gradients reach only these.
+        temperature: tau_t.
+        winner_gain: factor on the winning similarity after B (authors' code: 1.01).
+        clamp: clamp similarities to [-1, 1] after B (authors' code: yes).
+    """
+    with torch.no_grad():
+        raw = queries @ centroids.T
+        raw_winners = raw.argmax(1)
+        similarities = torch.addcmul(offset, raw, scale)
+        if winner_gain != 1:
+            best, index = similarities.max(1, keepdim=True)
+            similarities.scatter_(1, index, best * winner_gain)
+        if clamp:
+            similarities.clamp_(-1, 1)
+        probabilities = torch.softmax(similarities / temperature, dim=1)
+        confidence, winners = probabilities.max(1)
+    return Assignment(probabilities @ values, winners, raw_winners, confidence)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loss
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def match(queries: Tensor, centroids: Tensor, targets: Tensor, pair_weights: Tensor, *, temperature: float) -> Tensor:
+    """Weighted sum over view pairs of the batch mean of H(p_t, p_s) (the inner sums of Eq. 7).
+
+    Args:
+        queries: unit rows of the student, [V, B, D].
+        centroids: unit centroids of the student, [K, D].
+        targets: `Assignment.targets` of the teacher's views, [G, B, D].
+        pair_weights: weight of every pair (teacher view, student view), [G, V].
+        temperature: tau_s.
+    """
+    log_normaliser = torch.logsumexp((queries / temperature) @ centroids.T, dim=2)  # [V, B]
+    pull = torch.einsum("gv,gbd->vbd", pair_weights, targets)
+    per_row = pair_weights.sum(0)[:, None] * log_normaliser - (queries * pull).sum(2) / temperature
+    return per_row.mean(1).sum()
+
+
+def pair_weights(
+    globals_: int,
+    locals_: int,
+    *,
+    reduction: Literal["halves", "sum", "pairs", "pseudocode"] = "halves",
+    predictor: bool = True,
+    projector_on_local: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Weights of the view pairs in the two halves of the loss (Eq. 7): projector [G, V] and predictor [G, V].
+
+    The projector skips a view's pair with itself; the predictor does not. A half without pairs is zero, and without a
+    predictor the first half has the whole weight.
+    """
+    projector = 1 - torch.eye(globals_, globals_ + locals_, dtype=torch.float64)
+    if not projector_on_local:
+        projector[:, globals_:] = 0
+    second = torch.full_like(projector, float(predictor))
+    pairs_h, pairs_g = projector.sum().clamp(min=1), second.sum().clamp(min=1)
+    share = 0.5 if predictor else 1.0
+    if reduction == "sum":
+        return share * projector, share * second
+    if reduction == "halves":
+        return share * projector / pairs_h, share * second / pairs_g
+    if reduction == "pseudocode":  # a mean over the student's views, but a sum over the teacher's
+        return share * projector * globals_ / pairs_h, share * second * globals_ / pairs_g
+    pairs = (projector.sum() + second.sum()).clamp(min=1)
+    return projector / pairs, second / pairs
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Networks
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class CentroidLayer(nn.Module):
+    """The centroids C of q (Eq. 1), kept as unnormalised rows [K, D]; similarities use their directions only."""
+
+    def __init__(self, clusters: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(clusters, width))
+        bound = width**-0.5  # torch's default for a Linear layer
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self) -> Tensor:
+        """Return the unit centroids [K, D], at least in float32."""
+        return unit(self.weight)
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Normalise the last dimension; half precision becomes float32, since rounded similarities tie (3 % of rows)."""
+    return F.normalize(rows if rows.dtype == torch.float64 else rows.float(), dim=-1)
+
+
+class Network(nn.Module):
+    """Backbone f, projector h, centroids C and, in the student, predictor g."""
+
+    predictor: nn.Module | None
+
+    def __init__(self, backbone: nn.Module, settings: MethodSettings, *, predictor: bool) -> None:
+        super().__init__()
+        style = settings.head
+        if style == "auto":
+            style = "batchnorm" if has_batchnorm(backbone) else "gelu"
+        self.backbone = backbone
+        self.projector = MLP(
+            feature_width(backbone), settings.hidden, settings.width, layers=settings.projector_layers, style=style
+        )
+        self.predictor = (
+            MLP(
+                settings.width,
+                settings.hidden,
+                settings.width,
+                layers=settings.predictor_layers,
+                style=style,
+                input_norm=settings.predictor_input_norm,
+            )
+            if predictor
+            else None
+        )
+        self.centroids = CentroidLayer(settings.clusters, settings.width)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one forward pass of the method returns."""
+
+    loss: Tensor  # [] Eq. 7
+    winners: Tensor  # [G, B] the teacher's hard assignments (after B)
+    counted: Tensor  # [G, B] the assignments that `update` counts into s
+    confidence: Tensor  # [] c_avg (Eq. 11)
+    agreement: Tensor  # [] a_avg (Eq. 12), over G (G - 1) ordered pairs of global views
+
+
+class ExCB(nn.Module):
+    """Student, teacher and relative cluster sizes s.
+
+    `forward` gives the loss of a batch; after the optimizer's step, `update` moves the sizes and the teacher.
+
+    Args:
+        student: the backbone to train.
+        teacher: a second backbone of the same architecture, without drop path; it takes the student's weights here.
+        settings: the method's options.
+    """
+
+    sizes: Tensor
+
+    def __init__(self, student: nn.Module, teacher: nn.Module, settings: MethodSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.student = Network(student, settings, predictor=settings.predictor)
+        self.teacher = Network(teacher, settings, predictor=False).requires_grad_(False)
+        self.teacher.load_state_dict(
+            {name: value for name, value in self.student.state_dict().items() if not name.startswith("predictor.")}
+        )
+        if settings.teacher_centroids == "unit":
+            with torch.no_grad():
+                self.teacher.centroids.weight.copy_(self.teacher.centroids())
+        if settings.teacher_statistics == "averaged":
+            for module in self.teacher.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.momentum = 0.0  # its own passes leave the statistics alone; only `update` moves them
+        self.register_buffer("sizes", torch.full((settings.clusters,), 1 / settings.clusters))
+
+    def forward(
+        self,
+        global_views: Tensor,
+        local_views: Tensor | None = None,
+        *,
+        step_name: int,
+        sample_names: Tensor | None = None,
+    ) -> Step:
+        """Compute the loss of one batch.
+
+        Args:
+            global_views: [G, B, 3, H, W].
+            local_views: [L, B, 3, h, w] or None.
+            step_name: `seeding.fold(seed, step)`, equal on all processes: it names the noise of empty clusters.
+            sample_names: `seeding.fold(Purpose.DROP_PATH, seed, epoch, sample)` of every image, [B] int64. Needed
+                only where the backbone has drop path.
+        """
+        settings = self.settings
+        globals_, images = global_views.shape[:2]
+        locals_ = 0 if local_views is None else local_views.shape[0]
+
+        features = self._student_features(global_views, local_views, sample_names)
+        projected, predicted = self._student_heads(features, globals_ * images)
+        with torch.no_grad():
+            teacher_rows = self.teacher.projector(self.teacher.backbone(global_views.flatten(0, 1)))
+
+        # Similarities decide assignments, so they never pass through autocast's half precision.
+        with torch.autocast(global_views.device.type, enabled=False):
+            centroids = self.student.centroids()
+            assignment = self._assign(unit(teacher_rows), centroids, step_name)
+            targets = assignment.targets.unflatten(0, (globals_, images))
+            weights = pair_weights(
+                globals_,
+                locals_,
+                reduction=settings.loss_reduction,
+                predictor=settings.predictor,
+                projector_on_local=settings.projector_on_local,
+            )
+            weights_h, weights_g = (half.to(targets) for half in weights)
+            temperature = settings.student_temperature
+            h = unit(projected).unflatten(0, (globals_ + locals_, images))
+            # Eq. 2: only the projector moves the centroids, and unless ablated only through global views.
+            moving = globals_ + locals_ if settings.centroid_gradient_from_local else globals_
+            loss = match(h[:moving], centroids, targets, weights_h[:, :moving], temperature=temperature)
+            fixed, targets = centroids.detach(), targets.detach()
+            if moving < globals_ + locals_ and settings.projector_on_local:
+                loss = loss + match(h[moving:], fixed, targets, weights_h[:, moving:], temperature=temperature)
+            if predicted is not None:
+                g = unit(predicted).unflatten(0, (globals_ + locals_, images))
+                loss = loss + match(g, fixed, targets, weights_g, temperature=temperature)
+
+        counted = assignment.winners if settings.sizes_counted == "balanced" else assignment.raw_winners
+        winners = assignment.winners.unflatten(0, (globals_, images))
+        return Step(
+            loss,
+            winners,
+            counted.unflatten(0, (globals_, images)),
+            assignment.confidence.mean(),
+            _agreement(winners),
+        )
+
+    def _student_features(
+        self, global_views: Tensor, local_views: Tensor | None, sample_names: Tensor | None
+    ) -> Tensor:
+        """Backbone once per resolution: -> [V * B, features], view by view."""
+        backbone, features, first_view = self.student.backbone, [], 0
+        for views in (global_views, local_views):
+            if views is not None:
+                with drop_path_names(backbone, sample_names, range(first_view, first_view + views.shape[0])):
+                    features.append(backbone(views.flatten(0, 1)))
+                first_view += views.shape[0]
+        return torch.cat(features)
+
+    def _student_heads(self, features: Tensor, global_rows: int) -> tuple[Tensor, Tensor | None]:
+        """Projector and predictor over all views together, or once per resolution (the pseudo-code): [V * B, D] each."""
+        together = self.settings.head_batches == "all_views" or global_rows == len(features)
+        groups = [features] if together else [features[:global_rows], features[global_rows:]]
+        projected = [self.student.projector(group) for group in groups]
+        if self.student.predictor is None:
+            return torch.cat(projected), None
+        return torch.cat(projected), torch.cat([self.student.predictor(group) for group in projected])
+
+    def _assign(self, queries: Tensor, values: Tensor, step_name: int) -> Assignment:
+        """Balance the teacher's similarities with s and assign; s may first take in this very batch (pseudo-code)."""
+        settings = self.settings
+        centroids = self.teacher.centroids()
+        empty_weight: Tensor | float = 0.0
+        if settings.empty_clusters == "noise":
+            clusters = torch.arange(settings.clusters, device=queries.device)
+            name = seeding.fold(seeding.Purpose.EMPTY_CLUSTER, step_name)
+            empty_weight = EMPTY_WEIGHT * seeding.uniform(name, clusters).to(queries.dtype)
+
+        def assigned() -> Assignment:
+            scale, offset = balancing(self.sizes, settings.balancing, empty_weight=empty_weight)
+            return assign(
+                queries,
+                centroids,
+                scale,
+                offset,
+                values,
+                temperature=settings.teacher_temperature,
+                winner_gain=settings.winner_gain,
+                clamp=settings.clamp,
+            )
+
+        assignment = assigned()
+        if settings.sizes_updated == "before_balancing" and self.training:
+            counted = assignment.winners if settings.sizes_counted == "balanced" else assignment.raw_winners
+            self._update_sizes(counted)
+            assignment = assigned()
+        return assignment
+
+    @torch.no_grad()
+    def _update_sizes(self, counted: Tensor) -> None:
+        """Eq. 9: s = m_s s + (1 - m_s) s_B."""
+        share = batch_sizes(counted, self.settings.clusters, self.sizes.dtype)
+        self.sizes.lerp_(share, 1 - self.settings.sizes_momentum)
+
+    @torch.no_grad()
+    def update(self, counted: Tensor, momentum: float) -> None:
+        """After the optimizer's step: count the batch into s (Eq. 9), move the teacher by EMA (Sec. 3.1).
+
+        Args:
+            counted: `Step.counted` of the batch, [G, B].
+            momentum: m of theta_t = m theta_t + (1 - m) theta_s.
+        """
+        if self.settings.sizes_updated == "after_loss":
+            self._update_sizes(counted)
+        student = dict(self.student.named_parameters())
+        if self.settings.teacher_centroids == "unit":
+            student["centroids.weight"] = nn.Parameter(self.student.centroids().to(self.student.centroids.weight.dtype))
+        teacher = dict(self.teacher.named_parameters())
+        average = get_ema_multi_avg_fn(momentum)
+        average(list(teacher.values()), [student[name] for name in teacher], 0)
+        if self.settings.teacher_statistics == "averaged":
+            buffers = {n: b for n, b in self.teacher.named_buffers() if b.is_floating_point()}
+            source = dict(self.student.named_buffers())
+            if buffers:
+                average(list(buffers.values()), [source[name] for name in buffers], 0)
+
+    @torch.no_grad()
+    def project(self, views: Tensor) -> Tensor:
+        """The teacher's unit projections n(h_t(f_t(x))): [B, 3, H, W] -> [B, D]; k-means starts from these."""
+        return unit(self.teacher.projector(self.teacher.backbone(views)))
+
+    @torch.no_grad()
+    def start_centroids(self, samples: Tensor, *, seed: int) -> None:
+        """Start the centroids from spherical k-means of projected views (authors' code).
+
+        The teacher takes the unit centroids, the student the unnormalised means of the final assignment.
+
+        Args:
+            samples: unit rows [N, D].
+            seed: names the random starts.
+
+        Raises:
+            UserError: fewer samples than clusters.
+        """
+        settings = self.settings
+        means = spherical_kmeans(samples, settings.clusters, iterations=settings.kmeans_iterations, seed=seed)
+        self.teacher.centroids.weight.copy_(unit(means))
+        self.student.centroids.weight.copy_(means)
+
+
+def _agreement(winners: Tensor) -> Tensor:
+    """a_avg (Eq. 12): share of ordered pairs of different global views with the same winner; 0 with one view."""
+    views, images = winners.shape
+    equal = (winners[:, None] == winners[None]).sum() - views * images  # every view agrees with itself
+    return equal / max(1, views * (views - 1) * images)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# First centroids
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def spherical_kmeans(samples: Tensor, clusters: int, *, iterations: int, seed: int, attempts: int = 5) -> Tensor:
+    """Spherical k-means: unit rows [N, D] -> the unnormalised means [K, D] of the final assignment.
+
+    Starts from K distinct samples and is repeated from others while a cluster is empty (authors' code). In the last
+    attempt an empty cluster takes a random sample instead, so that it always ends. Equal in `seed` on the CPU; on a GPU
+    sums are not, so one process must share its result.
+
+    Raises:
+        UserError: fewer samples than clusters.
+    """
+    if len(samples) < clusters:
+        raise UserError(
+            f"k-means needs at least as many samples as clusters, but there are {len(samples)} training views for "
+            f"{clusters} clusters: lower method.clusters to at most {len(samples)} or set method.centroid_init=random"
+        )
+    for attempt in range(attempts):
+        random = seeding.generator(seeding.Purpose.KMEANS, seed, attempt)
+        starts = torch.from_numpy(random.choice(len(samples), clusters, replace=False)).to(samples.device)
+        means = samples[starts]
+        empty = 0
+        for _ in range(iterations):
+            centroids = unit(means)
+            winners = torch.cat([(rows @ centroids.T).argmax(1) for rows in samples.split(KMEANS_TILE // clusters + 1)])
+            counts = torch.bincount(winners, minlength=clusters)
+            means = torch.zeros_like(means).index_add_(0, winners, samples) / counts.clamp(min=1)[:, None]
+            empty = int((counts == 0).sum())
+            if empty and attempt == attempts - 1:
+                others = torch.from_numpy(random.choice(len(samples), empty, replace=False)).to(samples.device)
+                means[counts == 0] = samples[others]
+            elif empty:
+                break
+        if not empty:
+            break
+    return means

@@ -1,0 +1,131 @@
+"""Every option of the ExCB method, frozen and documented; importing it needs no torch.
+
+Where the paper's text, its pseudo-code and the authors' code differ, the difference is an option here. The defaults are
+the paper's text (recipe family `paper`); `OFFICIAL` holds what the authors' code does (recipe family `official`).
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from excb.errors import UserError
+
+
+def option(default: Any, doc: str, *, paper: str = "", source: str = "paper") -> Any:
+    """A dataclass field with its documentation: what it does, what the paper used, where our default comes from."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "paper": paper, "source": source})
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise `UserError(message)` unless `holds`."""
+    if not holds:
+        raise UserError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """What ExCB learns by. Equation numbers are those of the ECCV 2024 paper."""
+
+    clusters: int = option(65_536, "number of clusters K", paper="65,536 (ablated 32,768 to 98,304)")
+    width: int = option(256, "width D of the space where samples meet centroids", paper="256")
+    hidden: int = option(2048, "hidden width of projector and predictor", paper="2,048")
+    projector_layers: int = option(2, "hidden layers of the projector h", paper="2")
+    predictor_layers: int = option(1, "hidden layers of the predictor g", paper="1")
+    predictor: bool = option(True, "train the second half of the loss through a predictor g (ablated)", paper="yes")
+    predictor_input_norm: bool = option(
+        False, "BatchNorm before the predictor", paper="not said", source="paper; the authors' code has it"
+    )
+    head: Literal["auto", "batchnorm", "gelu"] = option(
+        "auto",
+        "hidden layers of the heads: Linear-BatchNorm-ReLU or Linear-GELU (auto: as the backbone has BatchNorm or not)",
+        paper="BatchNorm and ReLU for ResNet-50; DINO's (GELU) for ViT",
+    )
+    head_batches: Literal["all_views", "per_resolution"] = option(
+        "all_views",
+        "what passes the heads together, and so shares BatchNorm statistics",
+        paper="not said; pseudo-code: per_resolution",
+        source="authors' code",
+    )
+    teacher_temperature: float = option(0.04, "tau_t of Eq. 6", paper="0.04")
+    student_temperature: float = option(0.1, "tau_s of Eq. 5", paper="0.1")
+    sizes_momentum: float = option(0.999, "m_s of Eq. 9: momentum of the relative cluster sizes s", paper="0.999")
+    sizes_counted: Literal["balanced", "raw"] = option(
+        "balanced",
+        "which assignments are counted into s (Eq. 8): after B, or before it",
+        paper="balanced (Eq. 8); pseudo-code: raw",
+    )
+    sizes_updated: Literal["after_loss", "before_balancing"] = option(
+        "after_loss",
+        "when a batch's assignments enter s: after its loss, or before it is balanced",
+        paper="not said; pseudo-code: before_balancing",
+        source="authors' code",
+    )
+    balancing: Literal["linear", "squared", "none", "pseudocode"] = option(
+        "linear",
+        "B below 1/K (Eq. 10): linear in s, squared, no balancing at all, or the pseudo-code with its sign slip",
+        paper="linear (squared ablated)",
+    )
+    empty_clusters: Literal["noise", "exact"] = option(
+        "noise",
+        "weight of an empty cluster in B: a random 0 to 0.001, so that ties break at random, or exactly 0",
+        paper="exact",
+        source="authors' code",
+    )
+    winner_gain: float = option(1.0, "factor on the winning similarity after B", paper="1 (authors' code: 1.01)")
+    clamp: bool = option(False, "clamp similarities to [-1, 1] after B", paper="no (authors' code: yes)")
+    projector_on_local: bool = option(
+        True, "match the projector's output on local views too", paper="yes (Eq. 7; authors' code: no)"
+    )
+    centroid_gradient_from_local: bool = option(
+        False, "let local views move the centroids: the stop-gradient on q_s, ablated", paper="no"
+    )
+    loss_reduction: Literal["halves", "sum", "pairs", "pseudocode"] = option(
+        "halves",
+        "weights of view pairs: each half a mean; Eq. 7's plain sums; one mean over all pairs; the pseudo-code's",
+        paper="sum (Eq. 7); pseudo-code: pseudocode; authors' code: pairs",
+        source="settled: the mean of the two halves",
+    )
+    centroid_init: Literal["random", "kmeans"] = option(
+        "random",
+        "first centroids: torch's Linear default, or spherical k-means of projected training views",
+        paper="not said (authors' code: kmeans)",
+    )
+    kmeans_samples: int = option(500_000, "training views used by k-means at most", source="authors' code")
+    kmeans_iterations: int = option(50, "iterations of k-means", source="authors' code")
+    teacher_momentum: float = option(0.996, "first value of the teacher's EMA momentum m", paper="0.996")
+    teacher_momentum_end: float = option(1.0, "last value of m, reached on a cosine", paper="1")
+    teacher_centroids: Literal["rows", "unit"] = option(
+        "rows",
+        "what the EMA averages in C: the rows as they are, or the unit rows",
+        paper="not said",
+        source="authors' code",
+    )
+    teacher_statistics: Literal["own", "averaged"] = option(
+        "own",
+        "the teacher's BatchNorm statistics: from its own forward passes, or an EMA of the student's",
+        paper="not said",
+        source="authors' code",
+    )
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values that no run could use."""
+        for name in ("clusters", "width", "hidden", "kmeans_samples", "kmeans_iterations"):
+            require(getattr(self, name) >= 1, f"method.{name} must be at least 1")
+        require(self.clusters >= 2, "method.clusters must be at least 2")
+        for name in ("projector_layers", "predictor_layers"):
+            require(getattr(self, name) >= 0, f"method.{name} must not be negative")
+        for name in ("teacher_temperature", "student_temperature", "winner_gain"):
+            require(getattr(self, name) > 0, f"method.{name} must be above 0")
+        for name in ("sizes_momentum", "teacher_momentum", "teacher_momentum_end"):
+            require(0 <= getattr(self, name) <= 1, f"method.{name} must lie between 0 and 1")
+
+
+# What the authors' released code does where it differs from the paper's text (github.com/ManiadisG/ExCB, read for facts).
+OFFICIAL: dict[str, Any] = {
+    "predictor_input_norm": True,
+    "winner_gain": 1.01,
+    "clamp": True,
+    "projector_on_local": False,
+    "loss_reduction": "pairs",
+    "centroid_init": "kmeans",
+}

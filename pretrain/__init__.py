@@ -1,0 +1,1 @@
+"""Pretraining: recipes, views, the loop and its journal (`excb-pretrain`)."""

@@ -1,0 +1,210 @@
+"""Training batches: an order that depends on the seed only, views cut in worker processes, broken files replaced."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from excb import seeding
+from excb.errors import UserError
+from excb.images import BrokenImageError, ImageSet, open_image
+
+from .recipes import ViewSettings
+from .views import ViewMaker
+
+BROKEN_SHARE = 0.01  # a run is refused once more of its images than this are broken ...
+BROKEN_SEEN = 200  # ... of at least so many seen
+REPLACEMENTS = 20  # images tried in place of a broken one
+NO_IMAGE = -1  # stands for the image used where all of these are broken too
+
+
+class Slot(NamedTuple):
+    """One image's place in the run."""
+
+    epoch: int
+    position: int  # in the epoch
+    sample: int  # index in the image set
+
+
+class Broken(NamedTuple):
+    """A file that could not be read, and the image that took its place."""
+
+    path: str
+    reason: str
+    replacement: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The views of B images, still to be augmented."""
+
+    global_crops: Tensor  # [G, B, S, S, 3] uint8
+    global_parameters: Tensor  # [G, B, P]
+    local_crops: Tensor | None  # [L, B, s, s, 3] uint8
+    local_parameters: Tensor | None  # [L, B, P]
+    samples: Tensor  # [B] int64: the images scheduled, which name random choices
+    used: Tensor  # [B] int64: the images that the views show; NO_IMAGE where none was readable
+    broken: list[Broken]
+
+    def pin_memory(self) -> "Batch":
+        """Move the crops to page-locked memory (called by the loader)."""
+        local = self.local_crops.pin_memory() if self.local_crops is not None else None
+        return Batch(
+            self.global_crops.pin_memory(),
+            self.global_parameters,
+            local,
+            self.local_parameters,
+            self.samples,
+            self.used,
+            self.broken,
+        )
+
+
+def epoch_order(images: int, *, seed: int, epoch: int) -> np.ndarray:
+    """The order of the images in one epoch, [images]."""
+    return seeding.generator(seeding.Purpose.ORDER, seed, epoch).permutation(images)
+
+
+class Schedule(Sampler[list[Slot]]):
+    """The batches from one step of the run to another; an epoch's incomplete last batch is left out.
+
+    Args:
+        images: size of the set.
+        batch: images per step.
+        seed: the run's seed.
+        start: first step.
+        stop: the step to stop before.
+    """
+
+    def __init__(self, images: int, batch: int, *, seed: int, start: int, stop: int) -> None:
+        self._images, self._batch, self._seed, self._start, self._stop = images, batch, seed, start, stop
+
+    def __len__(self) -> int:
+        """Number of steps."""
+        return self._stop - self._start
+
+    def __iter__(self) -> Iterator[list[Slot]]:
+        """Go through the batches."""
+        per_epoch = self._images // self._batch
+        epoch, order = -1, np.empty(0, np.int64)
+        for step in range(self._start, self._stop):
+            if step // per_epoch != epoch:
+                epoch = step // per_epoch
+                order = epoch_order(self._images, seed=self._seed, epoch=epoch)
+            first = step % per_epoch * self._batch
+            yield [Slot(epoch, place, int(order[place])) for place in range(first, first + self._batch)]
+
+
+class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"]):
+    """The views of the image in a slot."""
+
+    def __init__(self, images: ImageSet, settings: ViewSettings, *, seed: int, epochs: int) -> None:
+        self._images, self._settings, self._seed = images, settings, seed
+        self._maker = ViewMaker(settings, seed=seed, epochs=epochs)
+
+    def __getitem__(self, slot: Slot) -> tuple[Slot, int, list[np.ndarray], list[Broken]]:
+        """Read the slot's image, or the one that takes its place, and cut its views."""
+        used, broken = slot.sample, []
+        for attempt in range(REPLACEMENTS):
+            try:
+                image = open_image(self._images.file(used))
+                break
+            except BrokenImageError as error:
+                random = seeding.generator(
+                    seeding.Purpose.REPLACEMENT, self._seed, slot.epoch, slot.position, attempt
+                )
+                replacement = int(random.integers(len(self._images)))
+                broken.append(Broken(self._images.paths[used], str(error), self._images.paths[replacement]))
+                used = replacement
+        else:
+            # Raising here would reach the user as a worker's traceback; `BrokenFiles` refuses the run instead.
+            used, image = NO_IMAGE, Image.new("RGB", (1, 1))
+        arrays: list[np.ndarray] = []
+        count = self._settings.global_views
+        for views in (range(count), range(count, count + self._settings.local_views)):
+            if views:
+                # Named by the scheduled image: its replacement's own views, later in the epoch, are others.
+                arrays += self._maker.cut(image, epoch=slot.epoch, sample=slot.sample, views=views)
+        return slot, used, arrays, broken
+
+
+def collate(items: Sequence[tuple[Slot, int, list[np.ndarray], list[Broken]]]) -> Batch:
+    """Stack the views of a batch's images view by view."""
+    stacks = [torch.from_numpy(np.stack(arrays, axis=1)) for arrays in zip(*(item[2] for item in items), strict=True)]
+    local_crops, local_parameters = stacks[2:] if len(stacks) == 4 else (None, None)
+    return Batch(
+        stacks[0],
+        stacks[1],
+        local_crops,
+        local_parameters,
+        torch.tensor([item[0].sample for item in items]),
+        torch.tensor([item[1] for item in items]),
+        [broken for item in items for broken in item[3]],
+    )
+
+
+def loader(
+    images: ImageSet,
+    settings: ViewSettings,
+    *,
+    seed: int,
+    epochs: int,
+    batch: int,
+    start: int,
+    stop: int,
+    workers: int,
+    pin_memory: bool,
+) -> DataLoader[Batch]:
+    """Batches of the steps from `start` to `stop`; nothing but these two numbers is state.
+
+    Args:
+        images: the set.
+        settings: the recipe's views.
+        seed: the run's seed.
+        epochs: length of the run in epochs.
+        batch: images per step.
+        start: first step.
+        stop: the step to stop before.
+        workers: processes that read; 0 reads in this one.
+        pin_memory: for copies to a GPU that do not wait.
+    """
+    return DataLoader(
+        TrainingViews(images, settings, seed=seed, epochs=epochs),  # type: ignore[arg-type]
+        batch_sampler=Schedule(len(images), batch, seed=seed, start=start, stop=stop),
+        collate_fn=collate,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        prefetch_factor=4 if workers else None,
+    )
+
+
+class BrokenFiles:
+    """Counts broken files, names each once, and refuses a set that is more than 1 % broken."""
+
+    def __init__(self, seen: int = 0, found: int = 0) -> None:
+        self.seen, self.found = seen, found
+        self._named: set[str] = set()
+
+    def count(self, batch: Batch) -> list[Broken]:
+        """Count a batch; return the files not named before.
+
+        Raises:
+            UserError: too many are broken.
+        """
+        self.seen += len(batch.samples)
+        self.found += len(batch.broken)
+        new = [broken for broken in batch.broken if broken.path not in self._named]
+        self._named |= {broken.path for broken in new}
+        too_many = self.seen >= BROKEN_SEEN and self.found > BROKEN_SHARE * self.seen
+        if too_many or bool((batch.used == NO_IMAGE).any()):
+            names = ", ".join(sorted(self._named)[:3])
+            raise UserError(
+                f"{self.found} of {self.seen} images seen are broken (more than 1 %), such as {names}: mend or remove "
+                "them, then start again in the same folder"
+            )
+        return new

@@ -1,0 +1,91 @@
+"""First weights: random ones, those of any loadable backbone, or a full checkpoint's both networks, centroids and s."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excb import hub, seeding
+from excb.backbones import Architecture, check_resolution
+from excb.errors import UserError
+from excb.images import ImageSet
+from excb.method import ExCB
+
+from .recipes import Recipe
+
+
+def build_model(recipe: Recipe) -> ExCB:
+    """Student and teacher with random weights that depend on the seed only.
+
+    Raises:
+        UserError: no such backbone, or it cannot take views of the recipe's sizes.
+    """
+    architecture = Architecture(recipe.model.backbone, recipe.model.options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeding.fold(seeding.Purpose.WEIGHTS, recipe.run.seed))
+        student = architecture.build(drop_path=recipe.model.drop_path)
+        model = ExCB(student, architecture.build(), recipe.method)
+    views = recipe.views
+    sizes = {views.global_size, views.eval_crop} | ({views.local_size} if views.local_views else set())
+    check_resolution(model.teacher.backbone, sorted(sizes))
+    return model
+
+
+def start_from(model: ExCB, recipe: Recipe, images: ImageSet) -> str:
+    """Load what `recipe.init` names into a new model.
+
+    A backbone alone goes into both networks. A full checkpoint gives both networks and, where K is the same, centroids
+    and s; s starts anew where the images are others.
+
+    Returns:
+        What was taken, in one line.
+
+    Raises:
+        UserError: nothing loadable there, or of another architecture.
+    """
+    assert recipe.init is not None
+    stored = hub.read(recipe.init)
+    ours = Architecture(recipe.model.backbone, recipe.model.options)
+    if stored.architecture != ours:
+        raise UserError(
+            f"init={recipe.init} is a {_describe(stored.architecture)}, the recipe's backbone a {_describe(ours)}: "
+            f"set model.backbone={stored.architecture.name} or choose another checkpoint"
+        )
+    if not stored.full:
+        for network in (model.student, model.teacher):
+            hub.load_strictly(network.backbone, stored.tensors, what=str(stored.file))
+        return f"backbone from {stored.file}; heads, centroids and s start anew"
+    return _continue(model, stored, images)
+
+
+def _continue(model: ExCB, stored: hub.Stored, images: ImageSet) -> str:
+    """Go on from a full checkpoint: keep all that still has its meaning."""
+    tensors: dict[str, Tensor] = stored.contents["model"]
+    new: dict[str, Tensor] = model.state_dict()
+    fresh: set[str] = set()
+    clusters_changed = tensors["sizes"].shape != new["sizes"].shape
+    if clusters_changed:
+        fresh |= {"student.centroids.weight", "teacher.centroids.weight", "sizes"}
+    elif stored.contents["data"]["fingerprint"] != images.fingerprint:
+        fresh |= {"sizes"}
+    had_predictor = any(name.startswith("student.predictor.") for name in tensors)
+    if model.student.predictor is not None and not had_predictor:
+        fresh |= {name for name in new if name.startswith("student.predictor.")}
+    kept = {name: value for name, value in tensors.items() if name not in fresh}
+    if model.student.predictor is None:
+        kept = {name: value for name, value in kept.items() if not name.startswith("student.predictor.")}
+    hub.load_strictly(model, kept | {name: new[name] for name in fresh}, what=f"{stored.file} (full checkpoint)")
+    parts = ["centroids and s" if clusters_changed else "s" if "sizes" in fresh else ""]
+    parts += ["predictor"] if any("predictor" in name for name in fresh) else []
+    anew = " and ".join(part for part in parts if part)
+    return f"both networks from {stored.file}" + (f"; {anew} start anew" if anew else ", centroids and s too")
+
+
+def _describe(architecture: Architecture) -> str:
+    options = "".join(f" {name}={value}" for name, value in architecture.options.items())
+    return f"{architecture.name}{options}"
+
+
+def state_tensors(model: nn.Module) -> dict[str, Any]:
+    """The model's state on the CPU, contiguous, ready to be saved."""
+    return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}

@@ -1,0 +1,134 @@
+"""What a run writes down: `metrics.jsonl`, TensorBoard, and the statistics of an epoch, all equal after a resume."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from excb.images import ImageSet
+from excb.method import Step
+
+from .data import Batch
+
+METRICS = "metrics.jsonl"
+
+
+class EpochStatistics:
+    """Sums over the steps of an epoch, kept on the device so that no step waits for them.
+
+    Args:
+        images: the training images.
+        globals_: G, the global views.
+        clusters: K.
+        slots: images of a whole epoch.
+        device: where the steps run.
+    """
+
+    def __init__(self, images: ImageSet, *, globals_: int, clusters: int, slots: int, device: torch.device) -> None:
+        self._labels, self._clusters = images.labels, clusters
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, confidence, agreement
+        self._winners = torch.zeros(globals_, slots, dtype=torch.int32, device=device)
+        self._used = torch.zeros(slots, dtype=torch.int64)
+        self._filled = self._steps = 0
+
+    def add(self, output: Step, batch: Batch) -> None:
+        """Count one step."""
+        stop = self._filled + len(batch.used)
+        self._sums += torch.stack([output.loss.detach(), output.confidence, output.agreement]).double()
+        self._winners[:, self._filled : stop] = output.winners
+        self._used[self._filled : stop] = batch.used
+        self._filled, self._steps = stop, self._steps + 1
+
+    def summary(self) -> dict[str, float]:
+        """The epoch so far: means of loss, confidence (Eq. 11) and agreement (Eq. 12), clusters, purity with labels.
+
+        Cluster sizes are counted over the epoch's assignments and relative to 1/K: 1 is balanced.
+        """
+        loss, confidence, agreement = (self._sums / max(1, self._steps)).tolist()
+        winners = self._winners[:, : self._filled].cpu().numpy()
+        counts = np.bincount(winners.ravel(), minlength=self._clusters)
+        relative = counts * self._clusters / max(1, winners.size)
+        figures = {
+            "loss": loss,
+            "confidence": confidence,
+            "agreement": agreement,
+            "smallest_cluster": float(relative.min()),
+            "largest_cluster": float(relative.max()),
+            "empty_clusters": int((counts == 0).sum()),
+        }
+        if self._labels is not None:
+            labels = np.broadcast_to(self._labels[self._used[: self._filled].numpy()], winners.shape)
+            figures["purity"] = purity(winners.ravel(), labels.ravel())
+        return figures
+
+    def reset(self) -> None:
+        """Start the next epoch."""
+        self._sums.zero_()
+        self._filled = self._steps = 0
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers from which `restore` goes on."""
+        return {
+            "sums": self._sums.cpu(),
+            "winners": self._winners[:, : self._filled].cpu(),
+            "used": self._used[: self._filled].clone(),
+            "steps": self._steps,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self._sums.copy_(state["sums"])
+        self._filled, self._steps = len(state["used"]), state["steps"]
+        self._winners[:, : self._filled] = state["winners"].to(self._winners.device)
+        self._used[: self._filled] = state["used"]
+
+
+def purity(clusters: np.ndarray, labels: np.ndarray) -> float:
+    """Purity (1/N) sum_k max_j n_kj of N assignments (Zhao and Karypis, 2001), from 0 to 1."""
+    pairs, counts = np.unique(np.stack([clusters, labels]), axis=1, return_counts=True)
+    largest = np.zeros(int(pairs[0].max(initial=0)) + 1, np.int64)
+    np.maximum.at(largest, pairs[0], counts)
+    return float(largest.sum() / max(1, len(clusters)))
+
+
+class Journal:
+    """Appends lines to `metrics.jsonl` and scalars to TensorBoard.
+
+    Args:
+        folder: the run folder.
+        step: the step the run goes on from; what an interrupted process wrote beyond it is dropped.
+    """
+
+    def __init__(self, folder: Path, *, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._file = folder / METRICS
+        kept = [line for line in read_metrics(folder) if line["step"] <= step] if step else []
+        self._file.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, kind: str, step: int, figures: dict[str, Any]) -> None:
+        """Write one line: kind `step` or `epoch`, the number of steps done, and the figures."""
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"kind": kind, "step": step} | figures) + "\n")
+        for name, value in figures.items():
+            self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flush TensorBoard's file."""
+        self._board.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`; a last line cut short by a kill is passed over."""
+    file = folder / METRICS
+    lines = []
+    if file.is_file():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                continue
+    return lines

@@ -1,0 +1,115 @@
+"""How good the representation is while it is learned: k-NN where labels exist, and two figures that need none.
+
+The effective rank (RankMe; Garrido et al., 2023) falls when features collapse. The agreement of neighbours is the share
+of an image's nearest neighbours that stay the same when every image is seen through an augmented view: it grows as
+features come to follow content. Their product says which checkpoint to keep where there are no labels.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from excb import seeding
+from excb.features import Inputs, extract
+from excb.images import ImageSet
+from excb.knn import accuracy, nearest, vote
+
+from .recipes import MonitorSettings, ViewSettings
+from .views import ViewMaker, augment
+
+KNN_TEMPERATURE = 0.07  # DINO's
+
+
+class AugmentedInputs(Inputs):
+    """The first global view of every image, the same one at every call."""
+
+    def __init__(self, images: ImageSet, settings: ViewSettings, *, seed: int) -> None:
+        super().__init__(images, settings.preprocessing)
+        self._settings = settings
+        self._maker = ViewMaker(settings, seed=seeding.fold(seeding.Purpose.MONITOR, seed), epochs=1)
+
+    def prepare(self, image: Image.Image, index: int) -> Tensor:
+        """Cut and augment the image's view."""
+        crops, parameters = self._maker.cut(image, epoch=0, sample=index, views=range(1))
+        return augment(torch.from_numpy(crops), torch.from_numpy(parameters), self._settings)[0]
+
+
+class Monitor:
+    """Measures a backbone on a fixed choice of the training images.
+
+    Args:
+        images: the training images.
+        settings: what to measure.
+        views: the recipe's views.
+        seed: the run's seed.
+        device: where the backbone is.
+        workers: processes that read.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        settings: MonitorSettings,
+        views: ViewSettings,
+        *,
+        seed: int,
+        device: torch.device,
+        workers: int,
+    ) -> None:
+        random = seeding.generator(seeding.Purpose.MONITOR, seed)
+        chosen = sorted(random.permutation(len(images))[: settings.images].tolist())
+        labels = images.labels[chosen] if images.labels is not None else None
+        self._images = replace(images, paths=[images.paths[i] for i in chosen], labels=labels)
+        self._views, self._k, self._seed = views, settings.k, seed
+        self._device, self._workers = device, workers
+
+    @property
+    def passes(self) -> int:
+        """Images that one measurement reads, for progress."""
+        return 2 * len(self._images)
+
+    def measure(self, backbone: nn.Module, progress: Callable[[int], None] = lambda _done: None) -> dict[str, float]:
+        """Measure; the backbone's state is untouched.
+
+        Returns:
+            effective_rank; neighbour_agreement in percent; knn_top1 in percent, leave-one-out, where labels exist; and
+            score, the figure to choose a checkpoint by: knn_top1, or else neighbour_agreement x effective_rank / D.
+        """
+        plain, seen = (
+            extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress)
+            for inputs in (
+                Inputs(self._images, self._views.preprocessing),
+                AugmentedInputs(self._images, self._views, seed=self._seed),
+            )
+        )
+        rows = plain.rows
+        if len(rows) < 2 or not rows.isfinite().all():
+            return {"effective_rank": 0.0, "neighbour_agreement": 0.0, "score": 0.0}
+        k = min(self._k, len(rows) - 1)
+        rank = effective_rank(rows)
+        neighbours = nearest(rows, rows, k, exclude_self=True)
+        others = nearest(seen.rows, seen.rows, k, exclude_self=True)
+        agreement = 100 * shared(neighbours.indices, others.indices)
+        figures = {"effective_rank": rank, "neighbour_agreement": agreement, "score": agreement * rank / rows.shape[1]}
+        if self._images.labels is not None and self._images.classes is not None:
+            labels = torch.from_numpy(self._images.labels)[plain.samples]
+            classes = len(self._images.classes)
+            votes = vote(neighbours, labels, ks=[k], temperature=KNN_TEMPERATURE, classes=classes)
+            figures["knn_top1"] = figures["score"] = accuracy(votes[k], labels)[0]
+        return figures
+
+
+def effective_rank(rows: Tensor) -> float:
+    """exp of the entropy of the normalised singular values of rows [N, D]: from 1 (collapsed) to min(N, D)."""
+    values = torch.linalg.svdvals(rows.double())
+    shares = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    return float(torch.special.entr(shares).sum().exp())
+
+
+def shared(first: Tensor, second: Tensor) -> float:
+    """Mean share of neighbours in common: two lists of indices [N, k] -> a number from 0 to 1."""
+    equal = (first[:, :, None] == second[:, None, :]).any(2)
+    return float(equal.double().mean())

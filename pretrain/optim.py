@@ -1,0 +1,93 @@
+"""Parameter groups, optimizers, and schedules as pure functions of the step: nothing of them is stored."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from .recipes import MethodSettings, OptimSettings
+
+
+def cosine(start: float, end: float, progress: float) -> float:
+    """From `start` at progress 0 to `end` at progress 1 on half a cosine."""
+    return end + (start - end) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """Every scheduled value, as a function of the step.
+
+    Args:
+        optim: the recipe's optimizer.
+        method: the recipe's method.
+        steps_per_epoch: steps in an epoch.
+    """
+
+    optim: OptimSettings
+    method: MethodSettings
+    steps_per_epoch: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.optim.epochs * self.steps_per_epoch
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up from 0, then a cosine to the floor."""
+        peak = self.optim.base_lr * self.optim.batch / 256
+        warmup = min(self.optim.warmup_epochs * self.steps_per_epoch, self.steps)
+        if step < warmup:
+            return peak * (step + 1) / max(1, warmup)
+        return cosine(peak, peak * self.optim.lr_floor, (step - warmup) / max(1, self.steps - warmup))
+
+    def weight_decay(self, step: int) -> float:
+        """Weight decay of all weights but centroids."""
+        return cosine(self.optim.weight_decay, self.optim.weight_decay_end, step / self.steps)
+
+    def centroid_decay(self, step: int) -> float:
+        """Weight decay of the centroids (Sec. 4.1: 1e-3 to 1e-4 on a cosine)."""
+        factor = cosine(self.optim.centroid_decay, self.optim.centroid_decay_end, step / self.steps)
+        return factor * self.weight_decay(step)
+
+    def teacher_momentum(self, step: int) -> float:
+        """Momentum m of the teacher's EMA."""
+        return cosine(self.method.teacher_momentum, self.method.teacher_momentum_end, step / self.steps)
+
+    def centroids_frozen(self, step: int) -> bool:
+        """Whether the centroids stay as they are in this step (DINO's freeze_last_layer)."""
+        return step < self.optim.frozen_centroid_epochs * self.steps_per_epoch
+
+
+def build_optimizer(student: nn.Module, settings: OptimSettings) -> Optimizer:
+    """The optimizer with three groups: weights, parameters without decay (biases and 1-D ones), centroids."""
+    groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "centroids": []}
+    for name, parameter in student.named_parameters():
+        kind = "centroids" if name == "centroids.weight" else "no_decay" if parameter.ndim <= 1 else "weights"
+        groups[kind].append(parameter)
+    parameters = [{"params": members, "name": name} for name, members in groups.items()]
+    if settings.optimizer == "adamw":
+        return AdamW(parameters, lr=0.0, betas=(settings.momentum, 0.999), weight_decay=0.0)
+    return SGD(parameters, lr=0.0, momentum=settings.momentum, weight_decay=0.0)
+
+
+def set_schedules(optimizer: Optimizer, schedules: Schedules, step: int) -> None:
+    """Set learning rate and weight decay of every group for one step."""
+    decay = {
+        "weights": schedules.weight_decay(step),
+        "no_decay": 0.0,
+        "centroids": schedules.centroid_decay(step),
+    }
+    for group in optimizer.param_groups:
+        group["lr"] = schedules.learning_rate(step)
+        group["weight_decay"] = decay[group["name"]]
+
+
+@torch.no_grad()
+def clip_each(student: nn.Module, largest: float) -> None:
+    """Scale down the gradient of every parameter tensor whose norm exceeds `largest` (DINO's clipping)."""
+    gradients = [parameter.grad for parameter in student.parameters() if parameter.grad is not None]
+    norms = torch.stack(torch._foreach_norm(gradients))
+    factors = (largest / (norms + 1e-6)).clamp_(max=1)
+    torch._foreach_mul_(gradients, list(factors.unbind()))

@@ -1,0 +1,120 @@
+"""`section.field=value` on the command line: typed, checked, and refused with the nearest valid name."""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from excb.errors import UserError, nearest_name
+
+from .recipes import RECIPES, Recipe
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in RECIPES:
+        raise UserError(f"no recipe is called '{name}'{nearest_name(name, RECIPES)} (`excb-pretrain list` shows all)")
+    return RECIPES[name]()
+
+
+def field_names(recipe: Recipe) -> list[str]:
+    """Every field that can be overridden, as section.field."""
+    sections = [field.name for field in dataclasses.fields(recipe) if field.name not in ("name", "init")]
+    return ["init"] + [f"{s}.{field.name}" for s in sections for field in dataclasses.fields(getattr(recipe, s))]
+
+
+def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """A copy of the recipe with the overrides, each "section.field=value" (or "init=PATH").
+
+    Raises:
+        UserError: an unknown field, a value of the wrong type or out of range.
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals:
+            raise UserError(f"'{override}' is no override: write section.field=value, such as optim.epochs=100")
+        if name not in field_names(recipe):
+            # The last part alone is what people remember: `epochs` is optim.epochs.
+            known = [valid for valid in field_names(recipe) if valid.split(".")[-1] == name.split(".")[-1]]
+            hint = f"; did you mean '{known[0]}'?" if known else nearest_name(name, field_names(recipe))
+            raise UserError(f"no field is called '{name}'{hint} (`excb-pretrain show {recipe.name}` lists all)")
+        if name == "init":
+            recipe = replace(recipe, init=None if text.lower() in ("", "none") else text)
+            continue
+        section, field = name.split(".")
+        annotation = typing.get_type_hints(type(getattr(recipe, section)))[field]
+        changes.setdefault(section, {})[field] = parse(text, annotation, name)
+    return recipe.change(**changes)
+
+
+def parse(text: str, annotation: Any, name: str) -> Any:
+    """Read a value of a field's type from text.
+
+    Raises:
+        UserError: the text is no such value; says what one looks like.
+    """
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        if text not in parts:
+            raise UserError(f"{name} must be one of {', '.join(parts)}, not '{text}'{nearest_name(text, parts)}")
+        return text
+    if origin in (types.UnionType, typing.Union):
+        if text.lower() in ("", "none"):
+            return None
+        return parse(text, next(part for part in parts if part is not type(None)), name)
+    if origin is tuple:
+        items = text.strip("()[] ").split(",")
+        if len(items) != len(parts):
+            raise UserError(f"{name} takes {len(parts)} numbers separated by commas, not '{text}'")
+        return tuple(parse(item.strip(), part, name) for item, part in zip(items, parts, strict=True))
+    if origin is dict:
+        return _parse_json(text, name)
+    if annotation is bool:
+        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+            raise UserError(f"{name} is true or false, not '{text}'")
+        return text.lower() in ("true", "yes", "1")
+    kinds = {int: "a whole number", float: "a number", str: "text"}
+    try:
+        value = annotation(text)
+    except ValueError:
+        raise UserError(f"{name} takes {kinds[annotation]}, not '{text}'") from None
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        raise UserError(f"{name} takes a finite number, not '{text}'")
+    return value
+
+
+def _parse_json(text: str, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"{name} takes a JSON object such as '{{\"depth\": 6}}', not '{text}'")
+    return value
+
+
+def from_dict(values: dict[str, Any]) -> Recipe:
+    """The inverse of `Recipe.to_dict`; fields that this version does not know are refused.
+
+    Raises:
+        UserError: the values are not a recipe of this version.
+    """
+    sections: dict[str, Any] = {}
+    try:
+        for field in dataclasses.fields(Recipe):
+            value = values[field.name]
+            kind = typing.get_type_hints(Recipe)[field.name]
+            if dataclasses.is_dataclass(kind):
+                value = kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in value.items()})
+            sections[field.name] = value
+        return Recipe(**sections)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"this recipe was written by another version of excb ({error})") from None

@@ -1,0 +1,88 @@
+"""A small labelled set of real photographs that comes with pip: patches of pictures shipped by scikit-image and -learn.
+
+The class of a patch is its photograph. Train patches lie in the left part, test patches in the right part of each
+photograph, so that no pixel is in both.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from excb import seeding
+from excb.errors import UserError
+from excb.images import open_image
+
+# Real photographs only, one a class; their licences are CC0, public domain or BSD (see both packages' README files).
+PHOTOGRAPHS = {
+    "astronaut": "skimage/data/astronaut.png",
+    "brick": "skimage/data/brick.png",
+    "cat": "skimage/data/chelsea.png",
+    "coffee": "skimage/data/coffee.png",
+    "flower": "sklearn/datasets/images/flower.jpg",
+    "galaxies": "skimage/data/hubble_deep_field.jpg",
+    "grass": "skimage/data/grass.png",
+    "gravel": "skimage/data/gravel.png",
+    "motorcycle": "skimage/data/motorcycle_left.png",
+    "retina": "skimage/data/retina.jpg",
+    "rocket": "skimage/data/rocket.jpg",
+    "temple": "sklearn/datasets/images/china.jpg",
+    "tissue": "skimage/data/ihc.png",
+}
+SIDE = 64  # of a patch, in pixels
+TRAIN_SHARE = 0.55  # of a photograph's width; the rest is for testing
+TRAIN, TEST = 220, 80  # patches per photograph
+
+
+def write_patches(folder: Path, progress: Callable[[int], None] = lambda _done: None) -> None:
+    """Write the patches as `folder/train/CLASS/N.png` and `folder/test/CLASS/N.png`; the same ones at every call.
+
+    Args:
+        folder: where to; complete sets are left alone.
+        progress: told of every patch.
+
+    Raises:
+        UserError: a photograph is not installed, or the folder cannot be written.
+    """
+    done = folder / ".complete"
+    if done.exists():
+        return
+    for number, (name, place) in enumerate(PHOTOGRAPHS.items()):
+        photograph = open_image(_find(place))
+        border = round(photograph.width * TRAIN_SHARE)
+        halves = {"train": (0, border, TRAIN), "test": (border, photograph.width, TEST)}
+        for split, (left, right, count) in halves.items():
+            random = seeding.generator(seeding.Purpose.PHOTOGRAPHS, number, split == "test")
+            _write_split(photograph, folder / split / name, (left, right), count, random, progress)
+    done.touch()
+
+
+def _write_split(
+    photograph: Image.Image,
+    folder: Path,
+    columns: tuple[int, int],
+    count: int,
+    random: np.random.Generator,
+    progress: Callable[[int], None],
+) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for patch in range(count):
+            left = int(random.integers(columns[0], columns[1] - SIDE + 1))
+            top = int(random.integers(0, photograph.height - SIDE + 1))
+            photograph.crop((left, top, left + SIDE, top + SIDE)).save(folder / f"{patch:03}.png")
+            progress(1)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error}") from None
+
+
+def _find(place: str) -> Path:
+    """A file inside an installed package, without importing the package."""
+    package, _, inside = place.partition("/")
+    spec = find_spec(package)
+    file = Path(spec.origin).parent / inside if spec is not None and spec.origin is not None else None
+    if file is None or not file.is_file():
+        raise UserError(f"the photograph {place} is not installed: run `pip install scikit-image scikit-learn`")
+    return file

@@ -1,0 +1,72 @@
+"""`excb-pretrain show`: every value of a recipe, where it comes from, what it does and what the paper used."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from excb.console import Reporter
+
+from .overrides import apply, field_names
+from .recipes import Recipe
+
+
+def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: bool) -> int:
+    """Print a recipe with overrides applied."""
+    rows = describe(recipe, values)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    print(f"{recipe.name}: {len(rows)} values. Sections efficiency, monitor and run never change what is learned,")
+    print("except run.seed. 'default' names where the default comes from.\n")
+    header = ["field", "value", "from", "paper", "what it is"]
+    table = [[str(row["field"]), _text(row["value"]), row["from"], row["paper"], row["doc"]] for row in rows]
+    reporter.table(recipe.name, header, table)
+    return 0
+
+
+def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a field: its value, where that comes from, what the paper used, what it does."""
+    final, default = apply(recipe, values), Recipe(name="")
+    base = recipe.name.removesuffix("_official")
+    rows = []
+    for name in field_names(recipe):
+        if name == "init":
+            rows.append(
+                {
+                    "field": "init",
+                    "value": final.init,
+                    "from": "command line" if final.init else "default",
+                    "paper": "random weights",
+                    "doc": "a loadable backbone or full checkpoint to start from",
+                }
+            )
+            continue
+        section, field = name.split(".")
+        value, ours, usual = (getattr(getattr(r, section), field) for r in (final, recipe, default))
+        metadata = next(f for f in dataclasses.fields(getattr(recipe, section)) if f.name == field).metadata
+        if value != ours:
+            origin = "command line"
+        elif ours == usual:
+            origin = f"default ({metadata['source']})"
+        elif base != recipe.name and ours != getattr(getattr(_paper_twin(base), section), field):
+            origin = "official (authors' code)"
+        else:
+            origin = f"recipe {base}"
+        rows.append({"field": name, "value": value, "from": origin, "paper": metadata["paper"], "doc": metadata["doc"]})
+    return rows
+
+
+def _paper_twin(name: str) -> Recipe:
+    """The same run in the paper's family."""
+    from .recipes import RECIPES
+
+    return RECIPES[name]()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(f"{item:g}" for item in value)
+    if isinstance(value, dict):
+        return json.dumps(value) if value else "{}"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

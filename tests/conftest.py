@@ -1,0 +1,48 @@
+"""Settings of every test run: what is switched off before any import, and which marked tests are skipped and why."""
+
+import os
+
+# Set before anything reads them: no test may reach a hub, and no plot may need a screen.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+import importlib.util
+import shutil
+import warnings
+
+import pytest
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for marker in ("slow", "gpu", "detectron2", "browser"):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and (reason := _reason_to_skip(marker, config)):
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _reason_to_skip(marker: str, config: pytest.Config) -> str:
+    """Say why tests with this marker cannot run here, or return an empty string if they can."""
+    if marker == "slow" and not config.getoption("--run-slow"):
+        return "slow: runs with --run-slow"
+    if marker == "gpu" and not _cuda_available():
+        return "gpu: no CUDA device"
+    if marker == "detectron2" and importlib.util.find_spec("detectron2") is None:
+        return "detectron2: not installed"
+    if marker == "browser" and not any(map(shutil.which, CHROMIUM_NAMES)):
+        return "browser: no Chromium"
+    return ""
+
+
+def _cuda_available() -> bool:
+    import torch  # Only here: it takes seconds, and most runs have no gpu test to decide about.
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a driver that torch finds too old is a device we cannot use, not a failure
+        return torch.cuda.is_available()

@@ -1,0 +1,159 @@
+"""The repository's shape as a test: who may import whom, what is packaged, and how light the entry points stay."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = "excb"
+LEAVES = ("pretrain", "transfer", "zoo")
+FOLDERS = (CORE, *LEAVES, "tests")
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SCRIPTS: dict[str, str] = PYPROJECT["project"]["scripts"]
+
+VAGUE_NAMES = {"common", "misc", "util", "utils"}
+HEAVY_MODULES = {"detectron2", "faiss", "matplotlib", "skimage", "sklearn", "timm", "torch", "torchvision"}
+
+PRINT_MODULES_AFTER_IMPORT = """
+import sys
+import excb
+print(*sys.modules, sep="\\n")
+"""
+
+ASK_FOR_HELP = """
+import importlib, sys
+module, _, function = sys.argv[1].partition(":")
+main = getattr(importlib.import_module(module), function)
+try:
+    status = main(["--help"])
+except SystemExit as stop:
+    status = stop.code
+sys.exit(status or ("--help imported torch" if "torch" in sys.modules else 0))
+"""
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+
+
+def where(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def installed_name(folder: Path) -> str:
+    """The name under which a folder of the clone is imported: `pretrain/` is `excb.pretrain`."""
+    parts = folder.relative_to(ROOT).parts
+    return ".".join(parts if parts[0] == CORE else (CORE, *parts))
+
+
+def absolute_imports(tree: ast.Module) -> Iterator[str]:
+    """Every dotted name that the module may import absolutely, also inside functions and for type checkers only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            # `from excb import zoo` imports excb.zoo as much as `import excb.zoo` does.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def relative_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every relative import as its number of dots and the dotted name behind them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            for alias in node.names:
+                yield node.level, ".".join(filter(None, (node.module, alias.name)))
+
+
+def names_leaf(dotted: str) -> bool:
+    """Whether an absolute name is a leaf's, as installed (`excb.zoo.card`) or as it lies in a clone (`zoo.card`)."""
+    return dotted.removeprefix(f"{CORE}.").split(".")[0] in LEAVES
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter from the clone's root, so that what other tests imported does not count."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_core_imports_no_leaf() -> None:
+    offences = []
+    for file in sources(CORE):
+        tree = parse(file)
+        offences += [f"{where(file)}: {name}" for name in absolute_imports(tree) if names_leaf(name)]
+        offences += [f"{where(file)}: .{name}" for _, name in relative_imports(tree) if name.split(".")[0] in LEAVES]
+    assert offences == []
+
+
+def test_leaves_import_only_the_core_and_their_siblings() -> None:
+    # A sibling is imported as `.name`, so an absolute name of any leaf, its own included, is an offence.
+    offences = [
+        f"{where(file)}: {name}"
+        for file in sources(*LEAVES)
+        for name in absolute_imports(parse(file))
+        if names_leaf(name)
+    ]
+    assert offences == []
+
+
+def test_relative_imports_stay_within_the_folder() -> None:
+    offences = [
+        f"{where(file)}: {'.' * dots}{name}"
+        for file in sources(*FOLDERS)
+        for dots, name in relative_imports(parse(file))
+        if dots > 1
+    ]
+    assert offences == []
+
+
+def test_packages_in_pyproject_are_the_folders_with_an_init_file() -> None:
+    folders = [file.parent for file in sources(CORE, *LEAVES) if file.name == "__init__.py"]
+    assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted(map(installed_name, folders))
+
+
+def test_packages_are_mapped_to_their_folders() -> None:
+    expected = {installed_name(ROOT / folder): folder for folder in (CORE, *LEAVES)}
+    assert PYPROJECT["tool"]["setuptools"]["package-dir"] == expected
+
+
+def test_every_file_of_code_lies_in_a_package() -> None:
+    offences = [where(file) for file in sources(CORE, *LEAVES) if not (file.parent / "__init__.py").is_file()]
+    assert offences == []
+
+
+def test_every_file_says_its_purpose_in_its_first_line() -> None:
+    offences = []
+    for file in sources(*FOLDERS):
+        docstring = ast.get_docstring(parse(file), clean=False) or ""
+        if not docstring.partition("\n")[0].strip():
+            offences.append(where(file))
+    assert offences == []
+
+
+def test_no_file_or_folder_has_a_vague_name() -> None:
+    paths = (path for folder in FOLDERS for path in ((ROOT / folder), *(ROOT / folder).rglob("*")))
+    assert [where(path) for path in paths if path.stem.lower() in VAGUE_NAMES] == []
+
+
+def test_importing_excb_is_light() -> None:
+    result = run_python(PRINT_MODULES_AFTER_IMPORT)
+    assert result.returncode == 0, result.stderr
+    modules = set(result.stdout.split())
+    assert modules & (HEAVY_MODULES | {f"{CORE}.{leaf}" for leaf in LEAVES}) == set()
+
+
+@pytest.mark.parametrize("target", SCRIPTS.values(), ids=SCRIPTS)
+def test_command_answers_help_without_torch(target: str) -> None:
+    result = run_python(ASK_FOR_HELP, target)
+    assert result.returncode == 0, result.stderr
+    assert "usage" in result.stdout.lower()

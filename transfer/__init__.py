@@ -1,0 +1,1 @@
+"""Downstream evaluation of any checkpoint (`excb-eval`)."""

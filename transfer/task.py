@@ -1,0 +1,157 @@
+"""What every protocol starts from: a loaded backbone and labelled train and test images of the same classes."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.features import Inputs, extract
+from excb.hub import Backbone, load
+from excb.images import ImageSet, scan_folder
+from excb.preprocessing import Preprocessing
+
+
+@dataclass(frozen=True)
+class Task:
+    """A backbone and the images to judge it on.
+
+    Args:
+        backbone: in eval mode, on `device`.
+        preprocessing: the checkpoint's, or what the user chose.
+        train: labelled images.
+        test: labelled images of the same classes; class indices are train's.
+        device: where to compute.
+        batch: images at once.
+        workers: processes that read images.
+    """
+
+    backbone: Backbone
+    preprocessing: Preprocessing
+    train: ImageSet
+    test: ImageSet
+    device: torch.device
+    batch: int
+    workers: int
+
+    @classmethod
+    def prepare(
+        cls,
+        checkpoint: str,
+        train: Path,
+        test: Path,
+        *,
+        network: Literal["teacher", "student"] = "teacher",
+        resize: int | None = None,
+        crop: int | None = None,
+        device: str = "auto",
+        batch: int = 64,
+        workers: int | None = None,
+    ) -> "Task":
+        """Load and check everything before any work starts.
+
+        Raises:
+            UserError: checkpoint, images or device cannot be used.
+        """
+        if batch < 1 or (workers is not None and workers < 0):
+            raise UserError("--batch-size must be at least 1 and --workers at least 0")
+        train_set = labelled(train)
+        test_set = with_classes_of(labelled(test), train_set)
+        backbone = load(checkpoint, network=network)
+        preprocessing = backbone.transform
+        if resize is not None or crop is not None:
+            crop = crop or min(preprocessing.crop, resize or preprocessing.crop)
+            resize = resize or max(preprocessing.resize, crop)
+            if not 8 <= crop <= resize:
+                raise UserError(f"--resize {resize} and --crop {crop}: need 8 <= crop <= resize")
+            preprocessing = replace(preprocessing, resize=resize, crop=crop)
+        where = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else _device(device)
+        count = workers if workers is not None else min(8, os.cpu_count() or 1)
+        return cls(backbone.to(where), preprocessing, train_set, test_set, where, batch, count)
+
+    def features(self, images: ImageSet, name: str, reporter: Reporter) -> tuple[Tensor, Tensor]:
+        """Features [N, D] and labels [N] of a set, every image once.
+
+        Raises:
+            UserError: an image cannot be read, so that figures would not be comparable.
+        """
+        with reporter.progress(f"features of {name}", len(images)) as bar:
+            found = extract(
+                self.backbone,
+                Inputs(images, self.preprocessing),
+                device=self.device,
+                batch=self.batch,
+                workers=self.workers,
+                progress=bar.advance,
+            )
+        if found.broken:
+            path, reason = next(iter(found.broken.items()))
+            raise UserError(
+                f"{len(found.broken)} of {len(images)} images in {images.root} cannot be read, such as {path} "
+                f"({reason}): mend or remove them"
+            )
+        assert images.labels is not None
+        return found.rows, torch.from_numpy(images.labels)
+
+    def describe(self) -> dict[str, Any]:
+        """Checkpoint and data, for the result."""
+        entry = self.backbone.entry
+        return {
+            "checkpoint": {
+                "source": entry.source,
+                "architecture": entry.architecture.name,
+                "network": entry.network,
+                "step": entry.step,
+                "epoch": entry.epoch,
+                "recipe": entry.recipe.get("name"),
+                "preprocessing": self.preprocessing.to_dict(),
+            },
+            "data": {
+                name: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
+                for name, images in (("train", self.train), ("test", self.test))
+            }
+            | {"classes": len(self.train.classes or ())},
+        }
+
+
+def labelled(folder: Path) -> ImageSet:
+    """The images of a folder that has one sub-folder a class.
+
+    Raises:
+        UserError: there are fewer than two class folders.
+    """
+    images = scan_folder(folder)
+    if images.labels is None:
+        raise UserError(f"{folder} has no classes: put the images of each class into a sub-folder of its own")
+    return images
+
+
+def with_classes_of(test: ImageSet, train: ImageSet) -> ImageSet:
+    """The test set with the train set's class indices.
+
+    Raises:
+        UserError: a class of the test set does not occur in the train set.
+    """
+    assert test.labels is not None and test.classes is not None and train.classes is not None
+    unknown = sorted(set(test.classes) - set(train.classes))
+    if unknown:
+        names = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
+        raise UserError(f"{test.root} has classes that {train.root} has not ({names}): both need the same folders")
+    index = np.array([train.classes.index(name) for name in test.classes])
+    return replace(test, labels=index[test.labels], classes=train.classes)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"--device {name} cannot be used here ({str(error).splitlines()[0]}): use cpu, cuda or auto"
+        ) from None
+    return device

@@ -1,0 +1,1 @@
+"""The writing side of the zoo: exporting and publishing checkpoints (`excb-zoo`)."""
