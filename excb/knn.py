@@ -21,7 +21,7 @@ from excb.errors import UserError
 
 _TILE = 8192  # most rows of a tile
 _BUDGET = 2**24  # most elements of a temporary array: 128 MiB in float64
-_CACHED = 2**20  # most elements of an array of candidates, which is several times faster while caches hold it
+_CACHED = 2**20  # the same where many elementwise steps follow, several times faster on what caches hold
 _SLACK = 32  # candidates beyond k: the more there are, the fewer queries need the search in float64
 
 
@@ -193,7 +193,7 @@ class _UnitRows:
     @classmethod
     def of(cls, raw: Tensor, name: str, device: torch.device) -> Self:
         raw, peaks, norms = raw.detach(), [], []
-        for tile in _tiles(raw):
+        for tile in _spans(len(raw), raw.shape[1], _CACHED):
             values = raw[tile].to(device).double()
             if not values.isfinite().all():
                 raise UserError(f"a {name} feature is NaN or infinite: check the encoder and the images it was given")
@@ -227,7 +227,7 @@ class _Search:
         own = torch.arange(first, first + len(queries), device=queries.device)
         if not self.exclude_self:
             own.fill_(-1)
-        count = self.k + self.exclude_self + _SLACK
+        count = self.k + _SLACK
         if count >= N or count * D > _BUDGET:
             return self._search_all(queries, own)
         candidates, floor = self._propose(queries.float(), count)

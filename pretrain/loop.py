@@ -47,6 +47,7 @@ def train(recipe: Recipe, images: ImageSet, out: Path, reporter: Reporter, *, ta
         images: the training images.
         out: the run folder.
         reporter: where to talk.
+        table: print the last epoch's figures at the end.
 
     Returns:
         Exit code: 0, or 128 + the signal that stopped the run.
@@ -74,6 +75,7 @@ class Run:
         images: the training images.
         folder: the run folder, locked.
         reporter: where to talk.
+        table: print the last epoch's figures at the end.
     """
 
     def __init__(
@@ -171,10 +173,7 @@ class Run:
         progress, schedules = self.progress, self.trainer.schedules
         done = progress.step - 1
         if not math.isfinite(loss):
-            raise UserError(
-                f"the loss is {loss} at step {progress.step}: lower optim.base_lr, or use efficiency.precision=fp32; "
-                "the last checkpoint is from before"
-            )
+            raise self._diverged(f"the loss is {loss}")
         speed = progress.images / max(progress.seconds, 1e-9)
         epoch = progress.step / schedules.steps_per_epoch
         self.journal.write(
@@ -191,6 +190,12 @@ class Run:
             },
         )
         bar.status = f"epoch {epoch:.1f}/{self.recipe.optim.epochs}  loss {loss:.3f}  {speed:,.0f} images/s"
+
+    def _diverged(self, what: str) -> UserError:
+        return UserError(
+            f"{what} at step {self.progress.step}: lower optim.base_lr or use efficiency.precision=fp32; nothing of it "
+            "was saved, the checkpoints are from before"
+        )
 
     def _end_epoch(self) -> None:
         """Sum up the epoch, measure if it is time, and save."""
@@ -212,8 +217,16 @@ class Run:
             self._save()
 
     def _save(self) -> None:
-        """Write a checkpoint of everything the run is."""
-        recipe, progress, model = self.recipe, self.progress, self.trainer.model
+        """Write a checkpoint of everything the run is.
+
+        Raises:
+            UserError: weights are NaN or infinite; such a state never replaces a good one.
+        """
+        recipe, progress = self.recipe, self.progress
+        tensors = state_tensors(self.trainer.model)
+        wrong = [name for name, value in tensors.items() if not value.isfinite().all()]
+        if wrong:
+            raise self._diverged(f"{wrong[0]} holds NaN or infinity")
         contents = {
             "step": progress.step,
             "epoch": progress.step / self.trainer.schedules.steps_per_epoch,
@@ -221,7 +234,7 @@ class Run:
             "preprocessing": recipe.views.preprocessing.to_dict(),
             "recipe": recipe.to_dict(),
             "data": describe(self.images),
-            "model": state_tensors(model),
+            "model": tensors,
             "optimizer": self.trainer.optimizer.state_dict(),
             "statistics": self.statistics.state(),
             "broken": {"seen": self.broken.seen, "found": self.broken.found},
@@ -266,8 +279,8 @@ class Run:
                 assert views is not None
                 rows.append(trainer.model.project(views[0]))
                 bar.advance()
-        self.reporter.note(f"k-means of {sum(map(len, rows))} views into {recipe.method.clusters} clusters")
         trainer.model.start_centroids(torch.cat(rows), seed=recipe.run.seed)
+        self.reporter.note(f"centroids start from k-means of {sum(map(len, rows))} views")
 
     def _draw(self) -> None:
         title = f"{self.recipe.name}, seed {self.recipe.run.seed}"
@@ -294,6 +307,8 @@ class Run:
                 "environment": environment(),
             }
         )
-        rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in (progress.last or {}).items()]
-        self.reporter.table(f"{self.recipe.name}: {duration(progress.seconds)}, {progress.step} steps", ["last epoch", ""], rows)
+        if self._table:
+            rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in (progress.last or {}).items()]
+            title = f"{self.recipe.name}: {duration(progress.seconds)}, {progress.step} steps"
+            self.reporter.table(title, ["last epoch", ""], rows)
         self.reporter.note(f"run folder {self.folder.path}: {newest}, {CURVES}, metrics.jsonl, report.json")

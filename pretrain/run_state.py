@@ -38,6 +38,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it however the process ends
         except OSError:
+            self._lock.close()
             raise UserError(f"another process is training in {path}: wait for it, or choose another --out") from None
 
     def close(self) -> None:

@@ -281,7 +281,7 @@ def test_float32_loss_equals_the_oracle() -> None:
     expected = oracle.Oracle(model).forward(global_views, local_views, noise(0, 13))
     assert local_views is not None
     with default_dtype(torch.float32):
-        step = model.float()(global_views.float(), local_views.float())
+        step = model.float()(global_views.float(), local_views.float(), step_name=0)
     assert step.loss.dtype == torch.float32
     assert step.winners.tolist() == expected.winners
     torch.testing.assert_close(step.loss.double(), expected.loss.detach(), rtol=1e-5, atol=0)

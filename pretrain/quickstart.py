@@ -1,0 +1,117 @@
+"""`excb-pretrain quickstart`: images to judged representation, offline, in minutes on two CPU cores."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from excb import hub
+from excb.console import Reporter, duration
+from excb.features import Inputs, extract
+from excb.images import ImageSet, scan_folder
+from excb.knn import accuracy, nearest, vote
+from excb.preprocessing import Preprocessing
+
+from .initialise import build_model
+from .loop import train
+from .photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
+from .recipes import Recipe
+from .run_state import CURVES, REPORT, RunFolder
+
+K, TEMPERATURE = 20, 0.07
+PIXELS = Preprocessing(32, 32)  # what raw pixels are compared at
+BINS = 4  # of the colour histogram, per channel
+
+
+def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True) -> int:
+    """Write patches of photographs, pretrain on the train patches, and compare what k-NN makes of several features.
+
+    Args:
+        recipe: the quickstart recipe.
+        out: the run folder; patches go into its `data`, and `report.json` gains `knn`.
+        reporter: where to talk.
+        table: print the table.
+
+    Returns:
+        The exit code.
+    """
+    start = time.monotonic()
+    folder = RunFolder(out)  # only to fail early: training locks it again
+    folder.close()
+    data = out / "data"
+    with reporter.progress("patches of photographs", len(PHOTOGRAPHS) * (TRAIN + TEST)) as bar:
+        write_patches(data, bar.advance)
+    bank, queries = scan_folder(data / "train"), scan_folder(data / "test")
+    preprocessing = recipe.views.preprocessing
+    untrained = build_model(recipe).teacher.backbone
+    settle_statistics(untrained, bank, preprocessing)
+    figures = {
+        "pixels": knn(nn.Flatten(), PIXELS, bank, queries),
+        "colour_histogram": knn(nn.Identity(), colour_histogram, bank, queries),
+        "untrained": knn(untrained, preprocessing, bank, queries),
+    }
+    before = time.monotonic() - start
+    if code := train(recipe, bank, out, reporter, table=False):
+        return code
+    after = time.monotonic()
+    trained = hub.load(out)
+    figures["excb"] = knn(trained, trained.transform, bank, queries)
+
+    report: dict[str, Any] = json.loads((out / REPORT).read_text(encoding="utf-8"))
+    report["knn"] = {name: round(figure, 2) for name, figure in figures.items()}
+    report["training_seconds"] = report["seconds"]
+    report["seconds"] = round(report["seconds"] + before + time.monotonic() - after, 1)
+    folder.report(report)
+    if table:
+        _tell(report, out, reporter)
+    return 0
+
+
+def _tell(report: dict[str, Any], out: Path, reporter: Reporter) -> None:
+    names = {
+        "pixels": "raw pixels",
+        "colour_histogram": "colour histogram",
+        "untrained": "untrained network",
+        "excb": "ExCB",
+    }
+    rows = [[name, f"{report['knn'][key]:.1f}"] for key, name in names.items()]
+    title = f"k-NN (k = {K}): which of {len(PHOTOGRAPHS)} photographs is a patch from, its other part known? Top-1 in %"
+    reporter.table(title, ["features", "k-NN"], rows)
+    print(f"\n{duration(report['seconds'])} in all. Curves: {out / CURVES}. Load the result:\n")
+    print(f'  import excb\n  backbone = excb.load("{out}")\n  features = backbone(backbone.transform(image)[None])')
+
+
+def knn(
+    network: nn.Module, transform: Callable[[Image.Image], Tensor], bank: ImageSet, queries: ImageSet
+) -> float:
+    """Top-1 of the weighted vote of K neighbours, in percent."""
+    rows = [extract(network, Inputs(images, transform), batch=256).rows for images in (bank, queries)]
+    labels, targets = (torch.from_numpy(images.labels) for images in (bank, queries))
+    votes = vote(nearest(*rows, K), labels, ks=[K], temperature=TEMPERATURE, classes=len(PHOTOGRAPHS))
+    return accuracy(votes[K], targets)[0]
+
+
+@torch.no_grad()
+def settle_statistics(network: nn.Module, images: ImageSet, preprocessing: Preprocessing) -> None:
+    """Give an untrained network's BatchNorms the statistics of the images: without them it would be judged too low."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # a plain average over the pass
+            module.reset_running_stats()
+    network.train()
+    generator = torch.Generator().manual_seed(0)
+    for _, batch in DataLoader(Inputs(images, preprocessing), batch_size=128, shuffle=True, generator=generator):
+        network(batch)
+    network.eval()
+
+
+def colour_histogram(image: Image.Image) -> Tensor:
+    """Square roots of the counts of BINS^3 colours: what colour alone tells (compared by cosine)."""
+    pixels = torch.tensor(list(image.getdata())) * BINS // 256
+    return torch.bincount(pixels @ torch.tensor([BINS * BINS, BINS, 1]), minlength=BINS**3).float().sqrt()

@@ -1,0 +1,403 @@
+"""The loop: what a run writes, that it goes on exactly where it was, and what it refuses."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import excb
+from excb import checkpoint
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.images import scan_folder
+from excb.pretrain import loop, step
+from excb.pretrain.journal import read_metrics
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.__main__ import main
+from tests.pretrain.small_runs import OVERRIDES, write_images
+
+STEPS = 9  # 27 images, batches of 8, 3 epochs
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of labelled pictures."""
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tiny networks are slower on more threads."""
+    torch.set_num_threads(1)
+
+
+def pretrain(images: Path, out: Path, *overrides: str) -> int:
+    """Run the loop in this process."""
+    recipe = apply(find_recipe("quickstart"), [*OVERRIDES, *overrides])
+    return loop.train(recipe, scan_folder(images), out, Reporter(quiet=True), table=False)
+
+
+def newest(out: Path) -> dict[str, Any]:
+    """The newest checkpoint's contents."""
+    return checkpoint.read(checkpoint.in_run(out)[0])
+
+
+def assert_same(first: Any, second: Any, where: str = "") -> None:
+    """Everything in two checkpoints is equal to the last bit, but for times and what follows from them."""
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), where
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), where
+        for name in first.keys() - {"seconds"}:
+            assert_same(first[name], second[name], f"{where}.{name}")
+    elif isinstance(first, list):
+        assert len(first) == len(second), where
+        for number, (one, other) in enumerate(zip(first, second, strict=True)):
+            assert_same(one, other, f"{where}[{number}]")
+    else:
+        assert first == second, where
+
+
+def figures(out: Path) -> list[dict[str, Any]]:
+    """The journal without speeds."""
+    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in read_metrics(out)]
+
+
+@pytest.fixture(scope="module")
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    assert pretrain(images, out) == 0
+    return out
+
+
+def test_a_run_folder_holds_what_was_promised(finished: Path) -> None:
+    assert {"recipe.json", "metrics.jsonl", "curves.png", "report.json", "checkpoints", "tensorboard"} <= {
+        entry.name for entry in finished.iterdir()
+    }
+    report = json.loads((finished / "report.json").read_text())
+    assert report["steps"] == STEPS
+    assert (finished / report["checkpoint"]).is_file()
+    assert (finished / report["best"]["checkpoint"]).is_file()
+    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
+    lines = read_metrics(finished)
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, STEPS + 1))
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["epoch"] for line in epochs] == [1, 2, 3]
+    wanted = {"loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster", "empty_clusters"}
+    assert all(wanted <= line.keys() for line in epochs)
+    assert ["knn_top1" in line for line in epochs] == [False, True, True]  # every second epoch, and the last
+
+
+def test_epoch_figures_agree_with_the_steps(finished: Path) -> None:
+    lines = read_metrics(finished)
+    losses = [line["loss"] for line in lines if line["kind"] == "step"]
+    epochs = [line["loss"] for line in lines if line["kind"] == "epoch"]
+    assert epochs == pytest.approx([sum(losses[i : i + 3]) / 3 for i in (0, 3, 6)])
+
+
+def test_the_result_loads_with_its_preprocessing(finished: Path, images: Path) -> None:
+    backbone = excb.load(finished)
+    assert backbone.transform.crop == 32
+    assert backbone.entry.step == STEPS
+    assert backbone.entry.recipe["optim"]["batch"] == 8
+    image = scan_folder(images).file(0)
+    features = backbone(backbone.transform(excb.images.open_image(image))[None])
+    assert features.shape == (1, backbone.width)
+    assert not torch.equal(features, excb.load(finished, network="student")(backbone.transform(excb.images.open_image(image))[None]))
+
+
+def test_the_teacher_has_moved_and_the_sizes_sum_to_one(finished: Path) -> None:
+    model = newest(finished)["model"]
+    assert model["sizes"].sum().item() == pytest.approx(1, abs=1e-5)
+    assert not torch.equal(model["sizes"], torch.full_like(model["sizes"], 1 / 12))
+    weights = [model[f"{network}.projector.0.weight"] for network in ("student", "teacher")]
+    assert not torch.equal(*weights)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(images: Path, finished: Path, tmp_path: Path) -> None:
+    pretrain(images, tmp_path / "same", "efficiency.workers=2")
+    assert_same(newest(finished)["model"], newest(tmp_path / "same")["model"])
+    assert figures(finished) == figures(tmp_path / "same")
+    pretrain(images, tmp_path / "other", "run.seed=1")
+    other = newest(tmp_path / "other")["model"]
+    assert not torch.equal(other["student.backbone.conv1.0.weight"], newest(finished)["model"]["student.backbone.conv1.0.weight"])
+
+
+@pytest.mark.parametrize("stop_after", [2, 3, 4, 7])
+def test_a_stopped_run_goes_on_to_the_same_end(
+    images: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int
+) -> None:
+    """SIGTERM in the middle and at the end of an epoch: the step ends, the run saves, and later ends up the same."""
+    real = step.Trainer.step
+
+    def stopping(self: step.Trainer, batch: Any, number: int) -> Any:
+        if number + 1 == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, batch, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step.Trainer, "step", stopping)
+        assert pretrain(images, tmp_path) == 128 + signal.SIGTERM
+    assert newest(tmp_path)["step"] == stop_after
+    assert pretrain(images, tmp_path) == 0
+    assert_same(newest(finished), newest(tmp_path))
+    assert figures(finished) == figures(tmp_path)
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
+    images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain(images, tmp_path)
+    files = checkpoint.in_run(tmp_path)
+    contents = bytearray(files[0].read_bytes())
+    contents[len(contents) // 2] ^= 1
+    files[0].write_bytes(contents)
+    recipe = apply(find_recipe("quickstart"), OVERRIDES)
+    loop.train(recipe, scan_folder(images), tmp_path, Reporter(), table=False)
+    said = capsys.readouterr().err
+    assert files[0].name in said and "damaged" in said
+    assert f"from step {checkpoint.step_of(files[1])}" in said
+    assert_same(newest(finished), newest(tmp_path))
+
+
+def test_the_newest_n_checkpoints_and_the_best_are_kept(images: Path, tmp_path: Path) -> None:
+    pretrain(images, tmp_path, "run.keep=1", "run.save_steps=1", "optim.epochs=4")
+    steps = {checkpoint.step_of(file) for file in checkpoint.in_run(tmp_path)}
+    best = json.loads((tmp_path / "report.json").read_text())["best"]["step"]
+    assert steps == {12, best}
+
+
+def test_a_finished_run_says_so_and_changes_nothing(
+    images: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = newest(finished)
+    recipe = apply(find_recipe("quickstart"), OVERRIDES)
+    assert loop.train(recipe, scan_folder(images), finished, Reporter(), table=False) == 0
+    assert "is finished" in capsys.readouterr().err
+    assert_same(before, newest(finished))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method.centroid_init=kmeans", "method.kmeans_iterations=5"),
+        ("views.local_views=0",),
+        ("method.predictor=false", "method.balancing=squared", "method.centroid_gradient_from_local=true"),
+        # At 1 x 1 pixels oneDNN's bf16 convolution reads memory that nobody wrote (torch 2.15): larger local views.
+        ("efficiency.precision=bf16", "views.local_size=32"),
+        ("optim.optimizer=adamw", "optim.clip=0.5", "optim.frozen_centroid_epochs=1", "optim.base_lr=0.001"),
+        ("method.sizes_counted=raw", "method.sizes_updated=before_balancing", "method.head_batches=per_resolution"),
+        ("model.backbone=timm:vit_tiny_patch16_224", 'model.options={"depth": 2, "embed_dim": 24}', "model.drop_path=0.5"),
+    ],
+)
+def test_other_settings_run_and_resume_exactly(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: Sequence[str]
+) -> None:
+    assert pretrain(images, tmp_path / "whole", *overrides, "optim.epochs=2") == 0
+    real = step.Trainer.step
+
+    def stopping(self: step.Trainer, batch: Any, number: int) -> Any:
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, batch, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step.Trainer, "step", stopping)
+        assert pretrain(images, tmp_path / "halves", *overrides, "optim.epochs=2") == 128 + signal.SIGINT
+    assert pretrain(images, tmp_path / "halves", *overrides, "optim.epochs=2") == 0
+    assert_same(newest(tmp_path / "whole"), newest(tmp_path / "halves"))
+
+
+def test_a_diverging_run_keeps_its_good_checkpoints(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = step.Trainer.step
+
+    def poisoned(self: step.Trainer, batch: Any, number: int) -> Any:
+        output = real(self, batch, number)
+        if number == 4:
+            self.model.student.centroids.weight.data[0, 0] = torch.nan
+        return output
+
+    monkeypatch.setattr(step.Trainer, "step", poisoned)
+    said = refused(capsys, *command(images, tmp_path, "run.save_steps=1", "run.log_steps=100"))
+    assert "student.centroids.weight holds NaN" in said and "at step 5" in said
+    assert newest(tmp_path)["step"] == 4
+
+
+def test_without_labels_two_figures_choose_the_checkpoint(images: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(scan_folder(images).paths):
+        os.link(images / path, flat / f"{number:03}.png")
+    pretrain(flat, tmp_path / "run")
+    last = json.loads((tmp_path / "run" / "report.json").read_text())["last"]
+    assert "knn_top1" not in last and "purity" not in last
+    assert last["score"] == pytest.approx(last["neighbour_agreement"] * last["effective_rank"] / 16)
+
+
+def test_going_on_from_a_full_checkpoint(images: Path, finished: Path, tmp_path: Path) -> None:
+    """`init`: both networks, centroids and s; s anew with other images, centroids too with another K."""
+    from excb.pretrain.initialise import build_model, start_from
+
+    source = newest(finished)["model"]
+    recipe = apply(find_recipe("quickstart"), [*OVERRIDES, f"init={finished}"])
+    model = build_model(recipe)
+    assert "centroids and s too" in start_from(model, recipe, scan_folder(images))
+    assert_same(dict(model.state_dict()), source)
+
+    others = write_images(tmp_path / "others", each=10)
+    model = build_model(recipe)
+    assert "s start" in start_from(model, recipe, scan_folder(others))
+    assert torch.equal(model.sizes, torch.full_like(model.sizes, 1 / 12))
+    assert_same(model.state_dict()["teacher.centroids.weight"], source["teacher.centroids.weight"])
+
+    recipe = apply(recipe, ["method.clusters=10"])
+    model = build_model(recipe)
+    fresh = model.student.centroids.weight.clone()
+    assert "centroids and s start anew" in start_from(model, recipe, scan_folder(images))
+    assert torch.equal(model.student.centroids.weight, fresh)
+    assert_same(model.state_dict()["student.projector.0.weight"], source["student.projector.0.weight"])
+
+
+def test_going_on_from_an_exported_backbone(images: Path, finished: Path, tmp_path: Path) -> None:
+    from excb.zoo.export import export
+
+    folder = export(str(finished), tmp_path / "exported")
+    assert pretrain(images, tmp_path / "run", f"init={folder}", "optim.epochs=1") == 0
+
+
+def test_large_k_with_a_small_batch(images: Path, tmp_path: Path) -> None:
+    assert pretrain(images, tmp_path, "method.clusters=65536", "optim.epochs=1") == 0
+    assert newest(tmp_path)["model"]["sizes"].shape == (65_536,)
+
+
+KILLED = """
+import os, signal, sys, threading
+from excb.pretrain import step
+from excb.pretrain.__main__ import main
+real, delay = step.Trainer.step, float(sys.argv[1])
+
+def counted(self, batch, number):
+    if not armed:
+        armed.append(threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)))
+        armed[0].daemon = True
+        armed[0].start()
+    return real(self, batch, number)
+
+armed = []
+if delay:
+    step.Trainer.step = counted
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_kill_9_at_random_moments_loses_nothing(images: Path, tmp_path: Path, seed: int) -> None:
+    """Three processes with data workers killed at random moments, then one that ends: the undisturbed run's weights."""
+    moments = random.Random(seed)
+
+    def run(out: Path, delay: float) -> int:
+        arguments = ["quickstart", *OVERRIDES, "efficiency.workers=2", "optim.epochs=12", "run.save_steps=2"]
+        command = [sys.executable, "-c", KILLED, str(delay), *arguments, "--data", str(images), "--out", str(out), "--quiet"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, check=False)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+        return done.returncode
+
+    assert run(tmp_path / "undisturbed", 0) == 0
+    kills = sum(run(tmp_path / "killed", moments.uniform(0.02, 1.2)) == -signal.SIGKILL for _ in range(3))
+    assert kills
+    assert run(tmp_path / "killed", 0) == 0
+    assert_same(newest(tmp_path / "undisturbed"), newest(tmp_path / "killed"))
+    assert figures(tmp_path / "undisturbed") == figures(tmp_path / "killed")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is refused: one line, exit code 2, nothing lost
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run the command line; it must leave with 2 and one line on stderr, which is returned."""
+    assert main([*arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("excb-pretrain: error: ")
+    assert said.err.count("\n") == 1, said.err
+    return said.err
+
+
+def command(images: Path, out: Path, *overrides: str) -> list[str]:
+    """A command line for the loop."""
+    return ["quickstart", "--data", str(images), "--out", str(out), *OVERRIDES, *overrides]
+
+
+def test_bad_input_is_one_line(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    one = tmp_path / "one"
+    one.mkdir()
+    os.link(images / "class0" / "0.png", one / "0.png")
+    assert "no folder" in refused(capsys, *command(tmp_path / "nowhere", out))
+    assert "no image below" in refused(capsys, *command(empty, out))
+    assert "one image" in refused(capsys, *command(one, out))
+    assert "did you mean 'rn50_400ep'?" in refused(capsys, "rn50_400", "--data", str(images))
+    assert "did you mean 'optim.epochs'?" in refused(capsys, *command(images, out, "optim.epoch=3"))
+    assert "did you mean 'optim.batch'?" in refused(capsys, *command(images, out, "batch=3"))
+    assert "whole number" in refused(capsys, *command(images, out, "optim.epochs=ten"))
+    assert "one of linear" in refused(capsys, *command(images, out, "method.balancing=linaer"))
+    assert "at least 2" in refused(capsys, *command(images, out, "method.clusters=1"))
+    kmeans = refused(capsys, *command(images, out, "method.centroid_init=kmeans", "method.clusters=25", "efficiency.device=cpu"))
+    assert "24 training views for 25 clusters" in kmeans
+    assert "larger than the set of 27" in refused(capsys, *command(images, out, "optim.batch=28"))
+    assert "--data" in refused(capsys, "rn18_small")
+    assert "no backbone" in refused(capsys, *command(images, out, "model.backbone=resnet49", "model.options={}"))
+    assert "cannot take images" in refused(
+        capsys, *command(images, out, "model.backbone=timm:vit_tiny_patch16_224", "model.options={}", "views.local_size=20")
+    )
+    assert "cannot be used" in refused(capsys, *command(images, out, "efficiency.device=warp"))
+
+
+def test_init_of_another_architecture(
+    images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command(images, tmp_path / "run", f"init={finished}", "model.backbone=resnet18", "model.options={}")
+    assert "timm:resnet10t" in refused(capsys, *arguments)
+    assert "no checkpoint" in refused(capsys, *command(images, tmp_path / "run2", f"init={tmp_path / 'nothing'}"))
+
+
+def test_a_folder_with_another_run_is_left_alone(
+    images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {file: file.read_bytes() for file in finished.rglob("*") if file.is_file()}
+    assert "optim.batch was 8, now 9" in refused(capsys, *command(images, finished, "optim.batch=9"))
+    others = write_images(tmp_path / "others", each=10)
+    assert "other images" in refused(capsys, *command(others, finished))
+    assert before == {file: file.read_bytes() for file in finished.rglob("*") if file.is_file()}
+
+
+def test_two_processes_do_not_train_in_one_folder(images: Path, tmp_path: Path) -> None:
+    from excb.pretrain.run_state import RunFolder
+
+    folder = RunFolder(tmp_path)
+    with pytest.raises(UserError, match="another process"):
+        pretrain(images, tmp_path)
+    folder.close()
+    assert pretrain(images, tmp_path, "optim.epochs=1") == 0
+
+
+def test_a_read_only_folder_is_named(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    assert "cannot write the run folder" in refused(capsys, *command(images, blocked / "run"))
