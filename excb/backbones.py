@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,13 @@ TIMM_NAMES = {
     "vit_small": "vit_small_patch16_224",
     "vit_base": "vit_base_patch16_224",
 }
+
+# How networks refuse options and images.
+_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,10 @@ class Architecture:
                 raise UserError(f"backbone {self.name} takes no options and no drop path: use timm:{self.name}")
             import torchvision
 
-            network: nn.Module = getattr(torchvision.models, self.name)(zero_init_residual=True)
+            network = getattr(torchvision.models, self.name)(zero_init_residual=True)
             network.num_features = network.fc.in_features
             network.fc = nn.Identity()
-            return network
+            return cast("nn.Module", network)
         return _seed_drop_path(self._build_timm(drop_path))
 
     def _build_timm(self, drop_path: float) -> nn.Module:
@@ -68,16 +75,15 @@ class Architecture:
         if name is None or not timm.is_model(name):
             names = [*TORCHVISION, *TIMM_NAMES, *(f"timm:{known}" for known in timm.list_models())]
             raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, names)}")
-        options = {"num_classes": 0} | ({"drop_path_rate": drop_path} if drop_path else {}) | self.options
-        try:
-            # Views of two resolutions need position embeddings that follow the image; convolutional networks have none.
-            return timm.create_model(name, dynamic_img_size=True, **options)
-        except TypeError:
-            pass
-        try:
-            return timm.create_model(name, **options)
-        except TypeError as error:
-            raise UserError(f"timm's {name} does not take these options: {error}") from None
+        options: dict[str, Any] = ({"drop_path_rate": drop_path} if drop_path else {}) | self.options
+        reason = ""
+        # Views of two resolutions need position embeddings that follow the image; convolutional networks have none.
+        for resolution in ({"dynamic_img_size": True}, dict[str, Any]()):
+            try:
+                return timm.create_model(name, num_classes=0, **resolution, **options)
+            except _REFUSALS as error:
+                reason = _first_line(error)
+        raise UserError(f"timm's {name} does not take these options: {reason}")
 
 
 def feature_width(backbone: nn.Module) -> int:
@@ -90,22 +96,30 @@ def has_batchnorm(backbone: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in backbone.modules())
 
 
+@contextmanager
+def evaluating(backbone: nn.Module) -> Iterator[None]:
+    """Put a backbone into eval mode for a while; afterwards each of its modules is in the mode it was in."""
+    modes = [(module, module.training) for module in backbone.modules()]
+    backbone.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def check_resolution(backbone: nn.Module, sizes: Iterable[int]) -> None:
     """Raise UserError unless the backbone takes square images of these sizes (pixels)."""
-    training = backbone.training
-    backbone.eval()
     device = next(backbone.parameters()).device
     for size in sizes:
         try:
-            with torch.no_grad():
+            with evaluating(backbone), torch.no_grad():
                 backbone(torch.zeros(1, 3, size, size, device=device))
-        except (AssertionError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()
+        except _REFUSALS as error:
             raise UserError(
-                f"the backbone cannot take images of {size} x {size} pixels ({reason[0] if reason else 'no reason'}): "
-                "choose other view sizes"
+                f"the backbone cannot take images of {size} x {size} pixels ({_first_line(error)}): choose other view "
+                "sizes"
             ) from None
-    backbone.train(training)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

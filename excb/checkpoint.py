@@ -25,7 +25,7 @@ class DamagedFileError(Exception):
 
 
 def write(contents: dict[str, Any], file: Path) -> None:
-    """Write a checkpoint so that at any moment, also after a power cut, `file` is either absent, the old or the new one.
+    """Write a checkpoint so that at any moment, also after a power cut, `file` is absent, the old or the new one.
 
     Args:
         contents: tensors and plain values; `format` and `version` are added.

@@ -1,9 +1,14 @@
-"""What the three command lines share: one-line errors, and the clean hand-over to `excb.errors.run`."""
+"""What the three command lines share: one-line errors, and threads that wait without burning a core."""
 
 import argparse
+import os
 from typing import NoReturn
 
 from excb.errors import UserError
+
+# Must be set before torch loads. OpenMP's threads spin while they wait; where image-reading workers or other programs
+# want the cores, a training step on two cores then takes six times as long (measured, see benchmarks/README.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class Parser(argparse.ArgumentParser):

@@ -16,7 +16,7 @@ PLAIN_SECONDS = 10.0  # between progress lines in a pipe
 class Progressor:
     """Progress of one long job: `advance` it, and set `status` to what is worth seeing meanwhile."""
 
-    def __init__(self, title: str, total: int, done: int, stream: TextIO, bar: Progress | None) -> None:
+    def __init__(self, title: str, total: int, done: int, stream: TextIO | None, bar: Progress | None) -> None:
         self.status = ""
         self._title, self._total, self._done, self._stream, self._bar = title, total, done, stream, bar
         self._start, self._first, self._printed = time.monotonic(), done, time.monotonic()
@@ -27,7 +27,7 @@ class Progressor:
         self._done += steps
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, status=self.status)
-        elif time.monotonic() - self._printed >= PLAIN_SECONDS:
+        elif self._stream is not None and time.monotonic() - self._printed >= PLAIN_SECONDS:
             self._printed = time.monotonic()
             print(self._line(), file=self._stream, flush=True)
 
@@ -62,6 +62,10 @@ class Reporter:
         elif not self._quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def answer(self, text: str) -> None:
+        """Print part of the result on stdout."""
+        print(text)
+
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table on stdout: drawn on a terminal, aligned plain text in a pipe."""
         if self._results.is_terminal:
@@ -75,15 +79,17 @@ class Reporter:
         widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
         print(title)
         for row in [header, *rows]:
-            cells = [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+            cells = [
+                cell.rjust(width) if i else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
             print("  ".join(cells).rstrip())
 
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Progressor]:
         """Show progress with ETA while the block runs: a live bar on a terminal, a line now and then in a pipe."""
         if self._quiet or not self._notes.is_terminal or self._live is not None:
-            stream = sys.stderr
-            yield Progressor(title, total, done, _Nowhere() if self._quiet else stream, None)
+            yield Progressor(title, total, done, None if self._quiet else sys.stderr, None)
             return
         columns = (
             TextColumn("{task.description}"),
@@ -100,16 +106,6 @@ class Reporter:
                 yield Progressor(title, total, done, sys.stderr, bar)
             finally:
                 self._live = None
-
-
-class _Nowhere:
-    """A stream that drops what it is given."""
-
-    def write(self, _text: str) -> int:
-        return 0
-
-    def flush(self) -> None:
-        return None
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from excb.backbones import evaluating
 from excb.images import BrokenImageError, ImageSet, open_image
 
 
@@ -82,16 +83,16 @@ def extract(
         collate_fn=_collate,
         pin_memory=torch.device(device).type == "cuda",
     )
-    rows, samples, broken = [], [], {}
-    training = backbone.training
-    backbone.eval()
-    for indices, stacked, bad in loader:
-        if stacked is not None:
-            rows.append(backbone(stacked.to(device, non_blocking=True)).float().cpu())
-            samples.append(indices)
-        broken |= {inputs.images.paths[index]: reason for index, reason in bad}
-        progress(len(indices) + len(bad))
-    backbone.train(training)
+    rows: list[Tensor] = []
+    samples: list[Tensor] = []
+    broken: dict[str, str] = {}
+    with evaluating(backbone):
+        for indices, stacked, bad in loader:
+            if stacked is not None:
+                rows.append(backbone(stacked.to(device, non_blocking=True)).float().cpu())
+                samples.append(indices)
+            broken |= {inputs.images.paths[index]: reason for index, reason in bad}
+            progress(len(indices) + len(bad))
     if not rows:
         return Features(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), broken)
     return Features(torch.cat(rows), torch.cat(samples), broken)

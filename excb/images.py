@@ -2,12 +2,16 @@
 
 import hashlib
 import os
+import struct
+import warnings
+import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from excb.errors import UserError
 
@@ -92,20 +96,37 @@ def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:
     """
     file = Path(file)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()  # Windows editors put a mark before the first line
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the list {file}: {error}") from None
     paths = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not paths:
         raise UserError(f"the list {file} names no image: write one path a line")
-    if len(set(paths)) != len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise UserError(f"the list {file} names {twice} more than once: remove the repeats")
+    path, times = Counter(paths).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"the list {file} names {path} more than once: remove the repeats")
     return ImageSet(Path(root) if root is not None else file.parent, paths)
 
 
 class BrokenImageError(Exception):
     """A file that is no readable image; the message says why."""
+
+
+# All that Pillow's decoders were seen to raise at files with changed or missing bytes, and relatives of these.
+_DAMAGE = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 
 
 def open_image(file: Path | str) -> Image.Image:
@@ -118,21 +139,23 @@ def open_image(file: Path | str) -> Image.Image:
         BrokenImageError: the file is missing, truncated, no image, or too large to be one in good faith.
     """
     try:
-        with Image.open(file) as image:
+        # Pillow warns of large images and of odd metadata: neither is the user's to mend, nor changes the pixels.
+        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
             image.load()
-            return _to_rgb(ImageOps.exif_transpose(image))
-    except (OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        # Pillow's decoders report damage by any of these.
+            return to_rgb(ImageOps.exif_transpose(image))
+    except _DAMAGE as error:
         raise BrokenImageError(f"{type(error).__name__}: {error}") from None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB; Pillow alone would clip deep greys to white."""
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to RGB without a warning; Pillow alone would clip deep greys to white."""
     if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image, dtype=np.float64)
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
         if image.mode == "F":
             top = 1.0 if values.max(initial=0) <= 1 else 255.0
         else:
             top = 65_535.0 if values.max(initial=0) > 255 else 255.0  # 8-bit values in a deep mode stay as they are
         image = Image.fromarray((values.clip(0, top) * (255 / top)).round().astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # from P straight to RGB, Pillow would warn that transparency is lost
     return image if image.mode == "RGB" else image.convert("RGB")

@@ -192,20 +192,20 @@ class _UnitRows:
 
     @classmethod
     def of(cls, raw: Tensor, name: str, device: torch.device) -> Self:
-        raw, peaks, norms = raw.detach(), [], []
-        for tile in _spans(len(raw), raw.shape[1], _CACHED):
-            values = raw[tile].to(device).double()
+        unit = cls(raw.detach(), *torch.ones(2, len(raw), 1, dtype=torch.float64, device=device))
+        for rows in _spans(len(raw), raw.shape[1], _CACHED):
+            values = unit.raw[rows].to(device).double()
             if not values.isfinite().all():
                 raise UserError(f"a {name} feature is NaN or infinite: check the encoder and the images it was given")
             peak = values.abs().amax(1, keepdim=True)
-            peaks.append(torch.where(peak > 0, peak, 1.0))
-            squares = (values / peaks[-1]).square()
+            unit.peaks[rows] = torch.where(peak > 0, peak, 1.0)
+            squares = (values / unit.peaks[rows]).square_()
             while (width := squares.shape[1]) > 1:  # Halving: sum() may add in an order of its own on every device.
                 half = (width + 1) // 2
                 squares[:, : width - half] += squares[:, half:]
                 squares = squares[:, :half]
-            norms.append(squares.sqrt().clamp(min=1.0))  # at least 1 by the division above, except in zero rows
-        return cls(raw, torch.cat(peaks), torch.cat(norms))
+            unit.norms[rows] = squares.sqrt().clamp(min=1.0)  # at least 1 by the division above, except in zero rows
+        return unit
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         picked = self.raw[rows if isinstance(rows, slice) else rows.to(self.raw.device)]
@@ -251,24 +251,23 @@ class _Search:
 
     def _rank(self, queries: Tensor, own: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Return the k best of each query's candidates in float64."""
-        parts = []
+        best, rows = queries.new_empty(len(queries), self.k), own.new_empty(len(queries), self.k)
         for some in _spans(len(queries), candidates.shape[1] * queries.shape[1], _CACHED):
-            rows = candidates[some]
-            similarities = _similarities(queries[some, None], self.bank[rows])[:, 0]
-            parts.append(_best(similarities, rows, own[some], self.k))
-        return _joined(parts)
+            similarities = _similarities(queries[some, None], self.bank[candidates[some]])[:, 0]
+            best[some], rows[some] = _best(similarities, candidates[some], own[some], self.k)
+        return best, rows
 
     def _search_all(self, queries: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         """Return the k best of all rows in float64."""
-        parts = []
+        best, rows = queries.new_empty(len(queries), self.k), own.new_empty(len(queries), self.k)
         for some in _spans(len(queries), _TILE + self.k, _BUDGET):
-            best, rows = queries.new_empty(len(own[some]), 0), own.new_empty(len(own[some]), 0)
+            top, places = best[some, :0], rows[some, :0]
             for tile in _tiles(self.bank.raw):
                 similarities = _similarities(queries[some], self.bank[tile])
                 found = torch.arange(tile.start, tile.stop, device=own.device).expand(similarities.shape)
-                best, rows = _best(torch.cat([best, similarities], 1), torch.cat([rows, found], 1), own[some], self.k)
-            parts.append((best, rows))
-        return _joined(parts)
+                top, places = _best(torch.cat([top, similarities], 1), torch.cat([places, found], 1), own[some], self.k)
+            best[some], rows[some] = top, places
+        return best, rows
 
 
 def _similarities(left: Tensor, right: Tensor) -> Tensor:
@@ -319,10 +318,6 @@ def _best(similarities: Tensor, rows: Tensor, own: Tensor, k: int) -> tuple[Tens
     """Return the k best of each line in order. Lines list equals by index, and a stable sort keeps them so."""
     ranked, order = similarities.masked_fill(rows == own[:, None], -torch.inf).sort(dim=1, descending=True, stable=True)
     return ranked[:, :k].contiguous(), rows.gather(1, order[:, :k])
-
-
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.cat([first for first, _ in parts]), torch.cat([second for _, second in parts])
 
 
 def _best_classes(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,9 @@ class Preprocessing:
 
     def __call__(self, image: "Image") -> "Tensor":
         """Turn an image into a network's input, float32 [3, crop, crop]."""
-        return self._pipeline(image.convert("RGB"))
+        from excb.images import to_rgb
+
+        return self._pipeline(to_rgb(image))
 
     @cached_property
     def _pipeline(self) -> "Callable[[Image], Tensor]":
@@ -56,4 +58,5 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
         """The inverse of `to_dict`."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        return cls(**fields)

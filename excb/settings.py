@@ -120,7 +120,7 @@ class MethodSettings:
             require(0 <= getattr(self, name) <= 1, f"method.{name} must lie between 0 and 1")
 
 
-# What the authors' released code does where it differs from the paper's text (github.com/ManiadisG/ExCB, read for facts).
+# What the authors' released code (github.com/ManiadisG/ExCB) does where it differs from the paper's text.
 OFFICIAL: dict[str, Any] = {
     "predictor_input_norm": True,
     "winner_gain": 1.01,

@@ -32,15 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="excb-pretrain", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="excb-pretrain", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or: list, show, quickstart")
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values other than the recipe's")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="images, at any depth; labels are used for figures only")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="images, at any depth; labels are used for figures only"
+    )
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path a line, below --data")
     parser.add_argument("--out", type=Path, metavar="RUN", help="the run folder (default: runs/RECIPE)")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs to use; 0 for the CPU (default: one if there is one)")
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs to use; 0 for the CPU (default: one if there is one)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report, or the listing, as JSON")
     parser.add_argument("--quiet", action="store_true", help="no notes, no progress")
     parser.add_argument("--version", action="version", version=f"excb {__version__}")
@@ -76,7 +78,7 @@ def _main(argv: Sequence[str] | None) -> int:
         images = read_list(chosen.list, chosen.data) if chosen.list is not None else scan_folder(data)
         code = train(recipe, images, out, reporter, table=not chosen.json)
     if chosen.json and code == 0:
-        print((out / "report.json").read_text(encoding="utf-8"), end="")
+        reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())
     return code
 
 
@@ -95,10 +97,19 @@ def _list(reporter: Reporter, *, as_json: bool) -> int:
     for name in RECIPES:
         recipe = RECIPES[name]()
         kind = "multi-crop" if recipe.views.local_views else "two views"
-        rows.append([name, recipe.model.backbone, str(recipe.optim.epochs), f"{recipe.optim.batch:,}", f"{recipe.method.clusters:,}", kind])
+        rows.append(
+            [
+                name,
+                recipe.model.backbone,
+                str(recipe.optim.epochs),
+                f"{recipe.optim.batch:,}",
+                f"{recipe.method.clusters:,}",
+                kind,
+            ]
+        )
     header = ["recipe", "backbone", "epochs", "batch", "clusters", "views"]
     if as_json:
-        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
+        reporter.answer(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
     else:
         reporter.table("Recipes (`excb-pretrain show RECIPE` for every value)", header, rows)
     return 0

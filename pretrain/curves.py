@@ -37,7 +37,9 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
     loss.plot(_column(steps, "epoch"), _column(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
     loss.plot(_column(epochs, "epoch"), _column(epochs, "loss"), color=BLUE)
     loss.axhline(math.log(clusters), color=GREY, linestyle=":")
-    loss.text(0.99, math.log(clusters), "ln K", color=GREY, ha="right", va="bottom", transform=loss.get_yaxis_transform())
+    loss.text(
+        0.99, math.log(clusters), "ln K", color=GREY, ha="right", va="bottom", transform=loss.get_yaxis_transform()
+    )
     _finish(loss, "Loss")
     _series(confidence, epochs, "confidence", BLUE)
     _finish(confidence, "Teacher confidence $c_{avg}$", top=1)

@@ -115,9 +115,7 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
                 image = open_image(self._images.file(used))
                 break
             except BrokenImageError as error:
-                random = seeding.generator(
-                    seeding.Purpose.REPLACEMENT, self._seed, slot.epoch, slot.position, attempt
-                )
+                random = seeding.generator(seeding.Purpose.REPLACEMENT, self._seed, slot.epoch, slot.position, attempt)
                 replacement = int(random.integers(len(self._images)))
                 broken.append(Broken(self._images.paths[used], str(error), self._images.paths[replacement]))
                 used = replacement
@@ -197,7 +195,7 @@ class BrokenFiles:
             UserError: too many are broken.
         """
         self.seen += len(batch.samples)
-        self.found += len(batch.broken)
+        self.found += int((batch.used != batch.samples).sum())  # a replacement broken too counts when its turn comes
         new = [broken for broken in batch.broken if broken.path not in self._named]
         self._named |= {broken.path for broken in new}
         too_many = self.seen >= BROKEN_SEEN and self.found > BROKEN_SHARE * self.seen

@@ -90,7 +90,9 @@ class Run:
         if resumed is None and recipe.init is not None:
             reporter.note(start_from(model, recipe, images))
         schedules = Schedules(recipe.optim, recipe.method, len(images) // recipe.optim.batch)
-        model.to(device, memory_format=torch.channels_last if recipe.efficiency.channels_last else torch.preserve_format)
+        model.to(device)
+        if recipe.efficiency.channels_last:
+            model.to(memory_format=torch.channels_last)
         self.trainer = Trainer(model.train(), build_optimizer(model.student, recipe.optim), schedules, recipe, device)
         self.statistics = EpochStatistics(
             images,
@@ -121,7 +123,10 @@ class Run:
             self._start_centroids()
         self.journal = Journal(self.folder.path, step=progress.step)
         try:
-            with StopRequest() as stop, self.reporter.progress(self.recipe.name, schedules.steps, done=progress.step) as bar:
+            with (
+                StopRequest() as stop,
+                self.reporter.progress(self.recipe.name, schedules.steps, done=progress.step) as bar,
+            ):
                 self._train(stop, bar)
         finally:
             self.journal.close()

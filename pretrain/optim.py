@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from .recipes import MethodSettings, OptimSettings
+from excb.settings import MethodSettings
+
+from .recipes import OptimSettings
 
 
 def cosine(start: float, end: float, progress: float) -> float:
@@ -37,9 +39,9 @@ class Schedules:
     def learning_rate(self, step: int) -> float:
         """Linear warm-up from 0, then a cosine to the floor."""
         peak = self.optim.base_lr * self.optim.batch / 256
-        warmup = min(self.optim.warmup_epochs * self.steps_per_epoch, self.steps)
+        warmup = min(round(self.optim.warmup_epochs * self.steps_per_epoch), self.steps)
         if step < warmup:
-            return peak * (step + 1) / max(1, warmup)
+            return peak * (step + 1) / warmup
         return cosine(peak, peak * self.optim.lr_floor, (step - warmup) / max(1, self.steps - warmup))
 
     def weight_decay(self, step: int) -> float:

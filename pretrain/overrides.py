@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -9,8 +10,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from excb.errors import UserError, nearest_name
+from excb.settings import require
 
 from .recipes import RECIPES, Recipe
+
+TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
 def find_recipe(name: str) -> Recipe:
@@ -20,7 +24,7 @@ def find_recipe(name: str) -> Recipe:
         UserError: there is none.
     """
     if name not in RECIPES:
-        raise UserError(f"no recipe is called '{name}'{nearest_name(name, RECIPES)} (`excb-pretrain list` shows all)")
+        raise UserError(f"no recipe is called {name!r}{nearest_name(name, RECIPES)} (`excb-pretrain list` shows all)")
     return RECIPES[name]()
 
 
@@ -40,12 +44,12 @@ def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
-            raise UserError(f"'{override}' is no override: write section.field=value, such as optim.epochs=100")
+            raise UserError(f"{override!r} is no override: write section.field=value, such as optim.epochs=100")
         if name not in field_names(recipe):
             # The last part alone is what people remember: `epochs` is optim.epochs.
             known = [valid for valid in field_names(recipe) if valid.split(".")[-1] == name.split(".")[-1]]
             hint = f"; did you mean '{known[0]}'?" if known else nearest_name(name, field_names(recipe))
-            raise UserError(f"no field is called '{name}'{hint} (`excb-pretrain show {recipe.name}` lists all)")
+            raise UserError(f"no field is called {name!r}{hint} (`excb-pretrain show {recipe.name}` lists all)")
         if name == "init":
             recipe = replace(recipe, init=None if text.lower() in ("", "none") else text)
             continue
@@ -62,42 +66,41 @@ def parse(text: str, annotation: Any, name: str) -> Any:
         UserError: the text is no such value; says what one looks like.
     """
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        if text not in parts:
-            raise UserError(f"{name} must be one of {', '.join(parts)}, not '{text}'{nearest_name(text, parts)}")
-        return text
     if origin in (types.UnionType, typing.Union):
         if text.lower() in ("", "none"):
             return None
         return parse(text, next(part for part in parts if part is not type(None)), name)
     if origin is tuple:
         items = text.strip("()[] ").split(",")
-        if len(items) != len(parts):
-            raise UserError(f"{name} takes {len(parts)} numbers separated by commas, not '{text}'")
+        require(len(items) == len(parts), f"{name} takes {len(parts)} numbers separated by commas, not '{text}'")
         return tuple(parse(item.strip(), part, name) for item, part in zip(items, parts, strict=True))
-    if origin is dict:
-        return _parse_json(text, name)
-    if annotation is bool:
-        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
-            raise UserError(f"{name} is true or false, not '{text}'")
-        return text.lower() in ("true", "yes", "1")
+    if origin is Literal:
+        hint = nearest_name(text, parts)
+        require(text in parts, f"{name} must be one of {', '.join(parts)}, not '{text}'{hint}")
+        return text
+    return _parse_json(text, name) if origin is dict else _parse_scalar(text, annotation, name)
+
+
+def _parse_scalar(text: str, kind: type[int] | type[float] | type[str], name: str) -> bool | float | str:
+    if kind is bool:
+        require(text.lower() in TRUE + FALSE, f"{name} is true or false, not '{text}'")
+        return text.lower() in TRUE
     kinds = {int: "a whole number", float: "a number", str: "text"}
     try:
-        value = annotation(text)
+        value = kind(text)
     except ValueError:
-        raise UserError(f"{name} takes {kinds[annotation]}, not '{text}'") from None
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        raise UserError(f"{name} takes a finite number, not '{text}'")
+        raise UserError(f"{name} takes {kinds[kind]}, not '{text}'") from None
+    require(not isinstance(value, float) or math.isfinite(value), f"{name} takes a finite number, not '{text}'")
     return value
 
 
 def _parse_json(text: str, name: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=int)  # int refuses NaN and Infinity, which are no JSON
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise UserError(f"{name} takes a JSON object such as '{{\"depth\": 6}}', not '{text}'")
+        raise UserError(f"{name} takes a JSON object such as '{{\"depth\": 6}}', not {text!r}")
     return value
 
 
@@ -109,9 +112,11 @@ def from_dict(values: dict[str, Any]) -> Recipe:
     """
     sections: dict[str, Any] = {}
     try:
+        if unknown := values.keys() - {field.name for field in dataclasses.fields(Recipe)}:
+            raise KeyError(*sorted(unknown))
         for field in dataclasses.fields(Recipe):
             value = values[field.name]
-            kind = typing.get_type_hints(Recipe)[field.name]
+            kind: Any = typing.get_type_hints(Recipe)[field.name]
             if dataclasses.is_dataclass(kind):
                 value = kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in value.items()})
             sections[field.name] = value

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from excb import seeding
 from excb.errors import UserError
 from excb.images import open_image
@@ -55,27 +52,17 @@ def write_patches(folder: Path, progress: Callable[[int], None] = lambda _done: 
         halves = {"train": (0, border, TRAIN), "test": (border, photograph.width, TEST)}
         for split, (left, right, count) in halves.items():
             random = seeding.generator(seeding.Purpose.PHOTOGRAPHS, number, split == "test")
-            _write_split(photograph, folder / split / name, (left, right), count, random, progress)
+            target = folder / split / name
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+                for patch in range(count):
+                    column = int(random.integers(left, right - SIDE + 1))
+                    row = int(random.integers(0, photograph.height - SIDE + 1))
+                    photograph.crop((column, row, column + SIDE, row + SIDE)).save(target / f"{patch:03}.png")
+                    progress(1)
+            except OSError as error:
+                raise UserError(f"cannot write {target}: {error}") from None
     done.touch()
-
-
-def _write_split(
-    photograph: Image.Image,
-    folder: Path,
-    columns: tuple[int, int],
-    count: int,
-    random: np.random.Generator,
-    progress: Callable[[int], None],
-) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for patch in range(count):
-            left = int(random.integers(columns[0], columns[1] - SIDE + 1))
-            top = int(random.integers(0, photograph.height - SIDE + 1))
-            photograph.crop((left, top, left + SIDE, top + SIDE)).save(folder / f"{patch:03}.png")
-            progress(1)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error}") from None
 
 
 def _find(place: str) -> Path:

@@ -83,17 +83,17 @@ def _tell(report: dict[str, Any], out: Path, reporter: Reporter) -> None:
     rows = [[name, f"{report['knn'][key]:.1f}"] for key, name in names.items()]
     title = f"k-NN (k = {K}): which of {len(PHOTOGRAPHS)} photographs is a patch from, its other part known? Top-1 in %"
     reporter.table(title, ["features", "k-NN"], rows)
-    print(f"\n{duration(report['seconds'])} in all. Curves: {out / CURVES}. Load the result:\n")
-    print(f'  import excb\n  backbone = excb.load("{out}")\n  features = backbone(backbone.transform(image)[None])')
+    reporter.answer(f"\n{duration(report['seconds'])} in all. Curves: {out / CURVES}. Load the result:\n")
+    reporter.answer(
+        f'  import excb\n  backbone = excb.load("{out}")\n  features = backbone(backbone.transform(image)[None])'
+    )
 
 
-def knn(
-    network: nn.Module, transform: Callable[[Image.Image], Tensor], bank: ImageSet, queries: ImageSet
-) -> float:
+def knn(network: nn.Module, transform: Callable[[Image.Image], Tensor], bank: ImageSet, queries: ImageSet) -> float:
     """Top-1 of the weighted vote of K neighbours, in percent."""
-    rows = [extract(network, Inputs(images, transform), batch=256).rows for images in (bank, queries)]
+    rows, wanted = (extract(network, Inputs(images, transform), batch=256).rows for images in (bank, queries))
     labels, targets = (torch.from_numpy(images.labels) for images in (bank, queries))
-    votes = vote(nearest(*rows, K), labels, ks=[K], temperature=TEMPERATURE, classes=len(PHOTOGRAPHS))
+    votes = vote(nearest(rows, wanted, K), labels, ks=[K], temperature=TEMPERATURE, classes=len(PHOTOGRAPHS))
     return accuracy(votes[K], targets)[0]
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from excb.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -83,7 +84,12 @@ class ViewSettings:
             low, high = getattr(self, name)
             require(0 < low <= high <= 1, f"views.{name} must be LOW,HIGH with 0 < LOW <= HIGH <= 1")
         require(0 < self.ratio[0] <= self.ratio[1], "views.ratio must be LOW,HIGH with 0 < LOW <= HIGH")
-        require(self.scale_end is None or 0 < self.scale_end <= 1, "views.scale_end must lie in (0, 1]")
+        low, high = self.local_scale[0], self.global_scale[1]
+        require(
+            self.scale_end is None or (low <= self.scale_end <= high and low <= self.global_scale[0]),
+            "the way from the low end of views.global_scale to views.scale_end must not leave "
+            f"{low:g} to {high:g}, the low end of views.local_scale and the high end of views.global_scale",
+        )
         for name in ("flip", "jitter", "grey", "blur_local"):
             require(0 <= getattr(self, name) <= 1, f"views.{name} is a probability: between 0 and 1")
         for name in ("blur", "solarize"):
@@ -93,6 +99,7 @@ class ViewSettings:
         require(0 <= self.hue <= 0.5, "views.hue must lie between 0 and 0.5")
         require(self.blur_kernel % 2 == 1 and self.blur_kernel > 0, "views.blur_kernel must be odd and positive")
         require(0 < self.blur_sigma[0] <= self.blur_sigma[1], "views.blur_sigma must be LOW,HIGH with 0 < LOW <= HIGH")
+        require(all(deviation > 0 for deviation in self.std), "views.std holds standard deviations: above 0")
 
     def scales(self, epoch: int, epochs: int) -> tuple[tuple[float, float], tuple[float, float]]:
         """Ranges of the global and the local views' share of the image's area in one epoch."""
@@ -165,7 +172,9 @@ class EfficiencySettings:
     """What changes speed, never the result's definition."""
 
     device: str = option("auto", "cpu, cuda, or auto: cuda where there is one", source="ours")
-    precision: Literal["fp32", "bf16"] = option("fp32", "of forward and backward passes; similarities stay fp32", source="ours")
+    precision: Literal["fp32", "bf16"] = option(
+        "fp32", "of forward and backward passes; similarities stay fp32", source="ours"
+    )
     channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
 
@@ -322,16 +331,20 @@ def quickstart() -> Recipe:
     )
 
 
+def _official_run(run: Callable[[int], Recipe], epochs: int) -> Recipe:
+    return _official(run(epochs))
+
+
 def _paper_runs() -> dict[str, Callable[[], Recipe]]:
     runs: dict[str, Callable[[], Recipe]] = {}
     for epochs in (100, 200, 400):
-        runs[f"rn50_{epochs}ep"] = lambda epochs=epochs: rn50(epochs)
-        runs[f"rn50_{epochs}ep_official"] = lambda epochs=epochs: _official(rn50(epochs))
-        runs[f"rn50_{epochs}ep_2x224"] = lambda epochs=epochs: rn50_2x224(epochs)
-        runs[f"rn50_{epochs}ep_2x224_official"] = lambda epochs=epochs: _official(rn50_2x224(epochs))
+        runs[f"rn50_{epochs}ep"] = partial(rn50, epochs)
+        runs[f"rn50_{epochs}ep_official"] = partial(_official_run, rn50, epochs)
+        runs[f"rn50_{epochs}ep_2x224"] = partial(rn50_2x224, epochs)
+        runs[f"rn50_{epochs}ep_2x224_official"] = partial(_official_run, rn50_2x224, epochs)
     for epochs in (100, 300, 800):
-        runs[f"vits16_{epochs}ep"] = lambda epochs=epochs: vits16(epochs)
-        runs[f"vits16_{epochs}ep_official"] = lambda epochs=epochs: vits16_official(epochs)
+        runs[f"vits16_{epochs}ep"] = partial(vits16, epochs)
+        runs[f"vits16_{epochs}ep_official"] = partial(vits16_official, epochs)
     return runs
 
 

@@ -62,7 +62,7 @@ class RunFolder:
                 raise UserError(f"{file} is damaged: move the folder away, or choose another --out") from None
             if changed:
                 raise UserError(
-                    f"{self.path} holds a run with other settings ({'; '.join(changed)}): repeat them to go on with it, "
+                    f"{self.path} holds a run with other settings ({'; '.join(changed)}): repeat them to go on, "
                     "or choose another --out"
                 )
             if old_data["fingerprint"] != data["fingerprint"]:

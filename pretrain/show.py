@@ -15,10 +15,12 @@ def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: 
     """Print a recipe with overrides applied."""
     rows = describe(recipe, values)
     if as_json:
-        print(json.dumps(rows, indent=2))
+        reporter.answer(json.dumps(rows, indent=2))
         return 0
-    print(f"{recipe.name}: {len(rows)} values. Sections efficiency, monitor and run never change what is learned,")
-    print("except run.seed. 'default' names where the default comes from.\n")
+    reporter.answer(
+        f"{recipe.name}: {len(rows)} values. Sections efficiency, monitor and run do not change what is learned,\n"
+        "but for run.seed. A default names the source it comes from.\n"
+    )
     header = ["field", "value", "from", "paper", "what it is"]
     table = [[str(row["field"]), _text(row["value"]), row["from"], row["paper"], row["doc"]] for row in rows]
     reporter.table(recipe.name, header, table)
@@ -47,10 +49,10 @@ def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
         metadata = next(f for f in dataclasses.fields(getattr(recipe, section)) if f.name == field).metadata
         if value != ours:
             origin = "command line"
+        elif base != recipe.name and ours != getattr(getattr(_paper_twin(base), section), field):
+            origin = "official (authors' code)"  # also where it goes back to what happens to be the default
         elif ours == usual:
             origin = f"default ({metadata['source']})"
-        elif base != recipe.name and ours != getattr(getattr(_paper_twin(base), section), field):
-            origin = "official (authors' code)"
         else:
             origin = f"recipe {base}"
         rows.append({"field": name, "value": value, "from": origin, "paper": metadata["paper"], "doc": metadata["doc"]})

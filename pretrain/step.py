@@ -38,7 +38,8 @@ class Trainer:
         if crops is None or parameters is None:
             return None
         moved = crops.flatten(0, 1).to(self.device, non_blocking=True)
-        return augment(moved, parameters.flatten(0, 1), self.recipe.views).unflatten(0, crops.shape[:2])
+        rows = augment(moved, parameters.flatten(0, 1), self.recipe.views)
+        return rows.view(*crops.shape[:2], *rows.shape[1:])
 
     def step(self, batch: Batch, step: int) -> Step:
         """Train on one batch: loss, gradient, optimizer, sizes and teacher.
@@ -53,9 +54,7 @@ class Trainer:
         set_schedules(self.optimizer, self.schedules, step)
         global_views = self.views(batch.global_crops, batch.global_parameters)
         assert global_views is not None
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.recipe.efficiency.precision == "bf16"
-        ):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.efficiency.precision == "bf16"):
             output: Step = self.model(
                 global_views,
                 self.views(batch.local_crops, batch.local_parameters),

@@ -143,7 +143,10 @@ def augment(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> Tensor
     images = _jitter(images, parameters)
     images = _on_rows(images, parameters[:, GREYED] > 0, lambda rows, _: _grey(rows).expand_as(rows), parameters)
     images = _on_rows(
-        images, parameters[:, SIGMA] > 0, lambda rows, p: gaussian_blur(rows, p[:, SIGMA], settings.blur_kernel), parameters
+        images,
+        parameters[:, SIGMA] > 0,
+        lambda rows, p: gaussian_blur(rows, p[:, SIGMA], settings.blur_kernel),
+        parameters,
     )
     images = _on_rows(
         images,

@@ -38,7 +38,9 @@ def _parser() -> Parser:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     """Options of every protocol."""
-    parser.add_argument("--ckpt", required=True, metavar="PATH", help="a run folder, checkpoint file or exported folder")
+    parser.add_argument(
+        "--ckpt", required=True, metavar="PATH", help="a run folder, checkpoint file or exported folder"
+    )
     parser.add_argument("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
     parser.add_argument("--data", type=Path, metavar="DIR", help="holds train/ and test/, else val/")
     parser.add_argument("--train", type=Path, metavar="DIR", help="labelled images: one sub-folder a class")

@@ -19,9 +19,9 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.images import scan_folder
 from excb.pretrain import loop, step
+from excb.pretrain.__main__ import main
 from excb.pretrain.journal import read_metrics
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.__main__ import main
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 STEPS = 9  # 27 images, batches of 8, 3 epochs
@@ -112,7 +112,9 @@ def test_the_result_loads_with_its_preprocessing(finished: Path, images: Path) -
     image = scan_folder(images).file(0)
     features = backbone(backbone.transform(excb.images.open_image(image))[None])
     assert features.shape == (1, backbone.width)
-    assert not torch.equal(features, excb.load(finished, network="student")(backbone.transform(excb.images.open_image(image))[None]))
+    assert not torch.equal(
+        features, excb.load(finished, network="student")(backbone.transform(excb.images.open_image(image))[None])
+    )
 
 
 def test_the_teacher_has_moved_and_the_sizes_sum_to_one(finished: Path) -> None:
@@ -123,13 +125,17 @@ def test_the_teacher_has_moved_and_the_sizes_sum_to_one(finished: Path) -> None:
     assert not torch.equal(*weights)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(images: Path, finished: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(
+    images: Path, finished: Path, tmp_path: Path
+) -> None:
     pretrain(images, tmp_path / "same", "efficiency.workers=2")
     assert_same(newest(finished)["model"], newest(tmp_path / "same")["model"])
     assert figures(finished) == figures(tmp_path / "same")
     pretrain(images, tmp_path / "other", "run.seed=1")
     other = newest(tmp_path / "other")["model"]
-    assert not torch.equal(other["student.backbone.conv1.0.weight"], newest(finished)["model"]["student.backbone.conv1.0.weight"])
+    assert not torch.equal(
+        other["student.backbone.conv1.0.weight"], newest(finished)["model"]["student.backbone.conv1.0.weight"]
+    )
 
 
 @pytest.mark.parametrize("stop_after", [2, 3, 4, 7])
@@ -196,7 +202,11 @@ def test_a_finished_run_says_so_and_changes_nothing(
         ("efficiency.precision=bf16", "views.local_size=32"),
         ("optim.optimizer=adamw", "optim.clip=0.5", "optim.frozen_centroid_epochs=1", "optim.base_lr=0.001"),
         ("method.sizes_counted=raw", "method.sizes_updated=before_balancing", "method.head_batches=per_resolution"),
-        ("model.backbone=timm:vit_tiny_patch16_224", 'model.options={"depth": 2, "embed_dim": 24}', "model.drop_path=0.5"),
+        (
+            "model.backbone=timm:vit_tiny_patch16_224",
+            'model.options={"depth": 2, "embed_dim": 24}',
+            "model.drop_path=0.5",
+        ),
     ],
 )
 def test_other_settings_run_and_resume_exactly(
@@ -308,7 +318,18 @@ def test_kill_9_at_random_moments_loses_nothing(images: Path, tmp_path: Path, se
 
     def run(out: Path, delay: float) -> int:
         arguments = ["quickstart", *OVERRIDES, "efficiency.workers=2", "optim.epochs=12", "run.save_steps=2"]
-        command = [sys.executable, "-c", KILLED, str(delay), *arguments, "--data", str(images), "--out", str(out), "--quiet"]
+        command = [
+            sys.executable,
+            "-c",
+            KILLED,
+            str(delay),
+            *arguments,
+            "--data",
+            str(images),
+            "--out",
+            str(out),
+            "--quiet",
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, check=False)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
@@ -358,13 +379,16 @@ def test_bad_input_is_one_line(images: Path, tmp_path: Path, capsys: pytest.Capt
     assert "whole number" in refused(capsys, *command(images, out, "optim.epochs=ten"))
     assert "one of linear" in refused(capsys, *command(images, out, "method.balancing=linaer"))
     assert "at least 2" in refused(capsys, *command(images, out, "method.clusters=1"))
-    kmeans = refused(capsys, *command(images, out, "method.centroid_init=kmeans", "method.clusters=25", "efficiency.device=cpu"))
+    kmeans = refused(
+        capsys, *command(images, out, "method.centroid_init=kmeans", "method.clusters=25", "efficiency.device=cpu")
+    )
     assert "24 training views for 25 clusters" in kmeans
     assert "larger than the set of 27" in refused(capsys, *command(images, out, "optim.batch=28"))
     assert "--data" in refused(capsys, "rn18_small")
     assert "no backbone" in refused(capsys, *command(images, out, "model.backbone=resnet49", "model.options={}"))
     assert "cannot take images" in refused(
-        capsys, *command(images, out, "model.backbone=timm:vit_tiny_patch16_224", "model.options={}", "views.local_size=20")
+        capsys,
+        *command(images, out, "model.backbone=timm:vit_tiny_patch16_224", "model.options={}", "views.local_size=20"),
     )
     assert "cannot be used" in refused(capsys, *command(images, out, "efficiency.device=warp"))
 

@@ -1,0 +1,466 @@
+"""Tests of the recipes: their values against the paper and the authors' code, and every value out of range refused."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from excb.errors import UserError
+from excb.pretrain.overrides import from_dict
+from excb.pretrain.recipes import RECIPES, Recipe, ViewSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTIONS = ("model", "method", "views", "optim", "monitor", "efficiency", "run")
+
+# Every value of the paper's ResNet-50 with multi-crop: Sec. 4.1 of the paper (ECCV 2024) where it says something, and
+# otherwise what it refers to: BYOL's augmentation, DINO's head and blur of local views, torchvision's crops.
+RESNET50: dict[str, Any] = {
+    "init": None,
+    "model.backbone": "resnet50",
+    "model.options": {},
+    "model.drop_path": 0.0,
+    "method.clusters": 65_536,
+    "method.width": 256,
+    "method.hidden": 2048,
+    "method.projector_layers": 2,
+    "method.predictor_layers": 1,
+    "method.predictor": True,
+    "method.predictor_input_norm": False,
+    "method.head": "auto",
+    "method.head_batches": "all_views",
+    "method.teacher_temperature": 0.04,
+    "method.student_temperature": 0.1,
+    "method.sizes_momentum": 0.999,
+    "method.sizes_counted": "balanced",
+    "method.sizes_updated": "after_loss",
+    "method.balancing": "linear",
+    "method.empty_clusters": "noise",
+    "method.winner_gain": 1.0,
+    "method.clamp": False,
+    "method.projector_on_local": True,
+    "method.centroid_gradient_from_local": False,
+    "method.loss_reduction": "halves",
+    "method.centroid_init": "random",
+    "method.kmeans_samples": 500_000,
+    "method.kmeans_iterations": 50,
+    "method.teacher_momentum": 0.996,
+    "method.teacher_momentum_end": 1.0,
+    "method.teacher_centroids": "rows",
+    "method.teacher_statistics": "own",
+    "views.global_views": 2,
+    "views.local_views": 6,
+    "views.global_size": 224,
+    "views.local_size": 96,
+    "views.global_scale": (0.2, 1.0),
+    "views.local_scale": (0.05, 0.2),
+    "views.scale_end": None,
+    "views.ratio": (3 / 4, 4 / 3),
+    "views.interpolation": "bicubic",
+    "views.flip": 0.5,
+    "views.jitter": 0.8,
+    "views.brightness": 0.4,
+    "views.contrast": 0.4,
+    "views.saturation": 0.2,
+    "views.hue": 0.1,
+    "views.grey": 0.2,
+    "views.blur": (1.0, 0.1),
+    "views.blur_local": 0.5,
+    "views.blur_kernel": 23,
+    "views.blur_sigma": (0.1, 2.0),
+    "views.solarize": (0.0, 0.2),
+    "views.mean": (0.485, 0.456, 0.406),
+    "views.std": (0.229, 0.224, 0.225),
+    "views.eval_resize": 256,
+    "views.eval_crop": 224,
+    "optim.optimizer": "sgd",
+    "optim.epochs": 400,
+    "optim.batch": 1024,
+    "optim.base_lr": 0.15,
+    "optim.warmup_epochs": 10.0,
+    "optim.lr_floor": 0.0,
+    "optim.momentum": 0.9,
+    "optim.weight_decay": 1e-4,
+    "optim.weight_decay_end": 1e-4,
+    "optim.centroid_decay": 10.0,
+    "optim.centroid_decay_end": 1.0,
+    "optim.clip": None,
+    "optim.frozen_centroid_epochs": 0,
+    "monitor.every_epochs": 10,
+    "monitor.images": 10_000,
+    "monitor.k": 20,
+    "efficiency.device": "auto",
+    "efficiency.precision": "fp32",
+    "efficiency.channels_last": True,
+    "efficiency.workers": -1,
+    "run.seed": 0,
+    "run.save_epochs": 1,
+    "run.save_steps": None,
+    "run.keep": 3,
+    "run.log_steps": 10,
+}
+# Table 3: two global views only, of at least 0.14 of the image.
+TWO_VIEWS: dict[str, Any] = {"views.local_views": 0, "views.global_scale": (0.14, 1.0)}
+# "The exact configuration used in DINO": its published ViT-S/16 run, whose learning rate of 0.0005 per 256 images ends
+# at 1e-6, which is 5e-4 of the peak of 0.002.
+VIT_SMALL: dict[str, Any] = {
+    "model.backbone": "vit_small",
+    "model.drop_path": 0.1,
+    "optim.optimizer": "adamw",
+    "optim.base_lr": 5e-4,
+    "optim.lr_floor": 5e-4,
+    "optim.weight_decay": 0.04,
+    "optim.weight_decay_end": 0.4,
+    "optim.centroid_decay": 1.0,
+    "optim.clip": 3.0,
+    "optim.frozen_centroid_epochs": 1,
+}
+# What the authors' released code does differently.
+OFFICIAL: dict[str, Any] = {
+    "method.predictor_input_norm": True,
+    "method.winner_gain": 1.01,
+    "method.clamp": True,
+    "method.projector_on_local": False,
+    "method.loss_reduction": "pairs",
+    "method.centroid_init": "kmeans",
+    "views.blur": (0.0, 0.9),
+    "views.blur_local": 0.0,
+    "views.blur_kernel": 9,
+    "views.std": (0.228, 0.224, 0.225),
+    "optim.lr_floor": 1e-4,
+}
+OFFICIAL_CROPS: dict[str, Any] = {
+    "views.global_scale": (0.26, 1.0),
+    "views.local_scale": (0.05, 0.26),
+    "views.scale_end": 0.14,
+}
+OFFICIAL_VIT: dict[str, Any] = {"optim.clip": None, "optim.frozen_centroid_epochs": 0, "optim.centroid_decay": 10.0}
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "rn18_small": {
+        "model.backbone": "resnet18",
+        "method.clusters": 512,
+        "method.hidden": 1024,
+        "method.sizes_momentum": 0.99,
+        "method.teacher_momentum": 0.99,
+        "views.local_views": 4,
+        "views.global_size": 96,
+        "views.local_size": 48,
+        "views.hue": 0.05,
+        "views.blur": (0.2, 0.1),
+        "views.blur_local": 0.1,
+        "views.blur_kernel": 9,
+        "views.eval_resize": 110,
+        "views.eval_crop": 96,
+        "optim.epochs": 100,
+        "optim.batch": 128,
+        "optim.warmup_epochs": 5.0,
+    },
+    "quickstart": {
+        "model.backbone": "timm:resnet10t",
+        "model.options": {"channels": [32, 64, 128, 256], "stem_width": 16},
+        "method.clusters": 128,
+        "method.hidden": 512,
+        "method.sizes_momentum": 0.99,
+        "method.teacher_momentum": 0.99,
+        "views.local_views": 2,
+        "views.global_size": 48,
+        "views.local_size": 32,
+        "views.blur": (0.0, 0.0),
+        "views.blur_local": 0.0,
+        "views.solarize": (0.0, 0.0),
+        "views.eval_resize": 64,
+        "views.eval_crop": 64,
+        "optim.epochs": 15,
+        "optim.batch": 128,
+        "optim.warmup_epochs": 1.0,
+        "monitor.every_epochs": 5,
+    },
+}
+for _epochs in (100, 200, 400):
+    EXPECTED[f"rn50_{_epochs}ep"] = {"optim.epochs": _epochs}
+    EXPECTED[f"rn50_{_epochs}ep_official"] = {"optim.epochs": _epochs} | OFFICIAL | OFFICIAL_CROPS
+    EXPECTED[f"rn50_{_epochs}ep_2x224"] = {"optim.epochs": _epochs} | TWO_VIEWS
+    EXPECTED[f"rn50_{_epochs}ep_2x224_official"] = {"optim.epochs": _epochs} | TWO_VIEWS | OFFICIAL
+for _epochs in (100, 300, 800):
+    EXPECTED[f"vits16_{_epochs}ep"] = {"optim.epochs": _epochs} | VIT_SMALL
+    EXPECTED[f"vits16_{_epochs}ep_official"] = (
+        {"optim.epochs": _epochs} | VIT_SMALL | OFFICIAL | OFFICIAL_CROPS | OFFICIAL_VIT
+    )
+
+every_recipe = pytest.mark.parametrize("name", sorted(EXPECTED))
+
+
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """Every value of a recipe but its name, as section.field."""
+    values = {"init": recipe.init}
+    for section in SECTIONS:
+        settings = getattr(recipe, section)
+        values |= {f"{section}.{field.name}": getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return values
+
+
+def test_all_recipes_are_there_and_no_other() -> None:
+    assert sorted(RECIPES) == sorted(EXPECTED)
+    assert len(RECIPES) == 2 * (3 + 3 + 3) + 2
+
+
+@every_recipe
+def test_values_are_those_of_the_paper_or_the_authors_code(name: str) -> None:
+    recipe = RECIPES[name]()
+    assert recipe.name == name
+    assert flat(recipe) == RESNET50 | EXPECTED[name]
+
+
+@pytest.mark.parametrize("paper", [name for name in sorted(EXPECTED) if f"{name}_official" in EXPECTED])
+def test_the_official_family_differs_in_what_the_authors_code_does_and_in_nothing_else(paper: str) -> None:
+    text, code = flat(RECIPES[paper]()), flat(RECIPES[f"{paper}_official"]())
+    expected = dict(OFFICIAL)
+    if "2x224" not in paper:
+        expected |= OFFICIAL_CROPS
+    if paper.startswith("vits16"):
+        expected |= OFFICIAL_VIT
+    assert {name: value for name, value in code.items() if value != text[name]} == expected
+
+
+def test_learning_rates_of_the_paper() -> None:
+    peaks = {"rn50_400ep": 0.6, "vits16_800ep": 0.002}  # 0.15 x 1024 / 256; 0.0005 x 1024 / 256 (DINO)
+    for name, peak in peaks.items():
+        optim = RECIPES[name]().optim
+        assert optim.base_lr * optim.batch / 256 == pytest.approx(peak, rel=1e-12)
+    vit = RECIPES["vits16_800ep"]().optim
+    assert vit.lr_floor * 0.002 == pytest.approx(1e-6, rel=1e-12)
+
+
+@every_recipe
+def test_recipes_are_frozen_and_share_nothing(name: str) -> None:
+    recipe, again = RECIPES[name](), RECIPES[name]()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.name = "other"
+    for section in SECTIONS:
+        settings = getattr(recipe, section)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(settings, dataclasses.fields(settings)[0].name, None)
+    again.model.options["depth"] = 3
+    assert RECIPES[name]() == recipe != again
+
+
+@every_recipe
+def test_round_trip_through_json(name: str) -> None:
+    recipe = RECIPES[name]().change(run={"seed": 7, "save_steps": 11}, model={"options": {"channels": [1, 2]}})
+    written = json.loads(json.dumps(recipe.to_dict()))
+    assert written == recipe.to_dict()  # plain values only: what is read back is what was given
+    assert from_dict(written) == recipe
+    assert written["views"]["global_scale"] == list(recipe.views.global_scale)
+
+
+def test_change_replaces_the_named_values_only_and_leaves_the_original() -> None:
+    recipe = RECIPES["rn50_100ep"]()
+    changed = recipe.change(optim={"epochs": 7, "batch": 64}, run={"seed": 3})
+    before, after = flat(recipe), flat(changed)
+    assert {k: v for k, v in after.items() if v != before[k]} == {"optim.epochs": 7, "optim.batch": 64, "run.seed": 3}
+    assert before["optim.epochs"] == 100
+
+
+def _without_section(values: dict[str, Any]) -> None:
+    del values["optim"]
+
+
+def _with_section(values: dict[str, Any]) -> None:
+    values["schedule"] = {"epochs": 3}
+
+
+def _with_field(values: dict[str, Any]) -> None:
+    values["optim"]["nesterov"] = True
+
+
+def _with_a_number_for_a_section(values: dict[str, Any]) -> None:
+    values["views"] = 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (_without_section, "optim"),
+        (_with_section, "schedule"),
+        (_with_field, "nesterov"),
+        (_with_a_number_for_a_section, ""),
+    ],
+)
+def test_values_of_another_version_are_refused(damage: Any, named: str) -> None:
+    values = RECIPES["quickstart"]().to_dict()
+    damage(values)
+    with pytest.raises(UserError, match="another version") as caught:
+        from_dict(values)
+    assert named in str(caught.value)
+
+
+def test_importing_recipes_needs_no_torch() -> None:
+    code = "import sys, excb.pretrain.recipes as r; r.RECIPES['vits16_100ep']().to_dict(); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scales of crops
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_scales_of_the_paper_stay_as_they_are() -> None:
+    views = RECIPES["rn50_100ep"]().views
+    assert {views.scales(epoch, 100) for epoch in (0, 1, 50, 99)} == {((0.2, 1.0), (0.05, 0.2))}
+
+
+def test_scales_of_the_authors_code_move_on_a_cosine_from_first_to_last_epoch() -> None:
+    views = RECIPES["rn50_100ep_official"]().views
+    assert views.scales(0, 101) == ((pytest.approx(0.26), 1.0), (0.05, pytest.approx(0.26)))
+    assert views.scales(50, 101) == ((pytest.approx(0.20), 1.0), (0.05, pytest.approx(0.20)))
+    assert views.scales(100, 101) == ((pytest.approx(0.14), 1.0), (0.05, pytest.approx(0.14)))
+    for epoch in range(101):
+        moved = 0.14 + 0.5 * 0.12 * (1 + math.cos(math.pi * epoch / 100))
+        assert views.scales(epoch, 101)[0][0] == pytest.approx(moved, rel=1e-12)
+        assert views.scales(epoch, 101)[1][1] == views.scales(epoch, 101)[0][0]
+
+
+def test_scales_of_a_run_of_one_epoch_are_the_first_ones() -> None:
+    views = RECIPES["rn50_100ep_official"]().views
+    assert views.scales(0, 1) == ((pytest.approx(0.26), 1.0), (0.05, pytest.approx(0.26)))
+
+
+def test_evaluation_uses_the_recipes_sizes_and_normalisation() -> None:
+    views = ViewSettings(eval_resize=70, eval_crop=60, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    made = views.preprocessing
+    assert (made.resize, made.crop, made.mean, made.std) == (70, 60, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values out of range
+# ---------------------------------------------------------------------------------------------------------------------
+
+NAN = float("nan")
+OUT_OF_RANGE: dict[str, list[Any]] = {
+    "model.drop_path": [-0.1, 1.0, NAN],
+    "method.clusters": [-1, 0, 1],
+    "method.width": [0],
+    "method.hidden": [0],
+    "method.projector_layers": [-1],
+    "method.predictor_layers": [-1],
+    "method.teacher_temperature": [0.0, -1.0, NAN],
+    "method.student_temperature": [0.0, -1.0, NAN],
+    "method.sizes_momentum": [-0.1, 1.1, NAN],
+    "method.winner_gain": [0.0, NAN],
+    "method.kmeans_samples": [0],
+    "method.kmeans_iterations": [0],
+    "method.teacher_momentum": [-0.1, 1.1, NAN],
+    "method.teacher_momentum_end": [-0.1, 1.1, NAN],
+    "views.global_views": [0, -1],
+    "views.local_views": [-1],
+    "views.global_size": [7, 0, -224],
+    "views.local_size": [7],
+    "views.global_scale": [(0.0, 1.0), (0.5, 0.2), (0.2, 1.1), (NAN, 1.0)],
+    "views.local_scale": [(0.0, 0.2), (0.2, 0.05), (0.05, 2.0), (0.05, NAN)],
+    "views.scale_end": [0.0, 1.1, -0.1, NAN, 0.04],  # 0.04 is below the smallest local share of 0.05
+    "views.ratio": [(0.0, 1.0), (2.0, 1.0), (NAN, 1.0)],
+    "views.flip": [-0.1, 1.1, NAN],
+    "views.jitter": [-0.1, 1.1, NAN],
+    "views.brightness": [-0.1, 1.1, NAN],
+    "views.contrast": [-0.1, 1.1, NAN],
+    "views.saturation": [-0.1, 1.1, NAN],
+    "views.hue": [-0.1, 0.51, NAN],
+    "views.grey": [-0.1, 1.1, NAN],
+    "views.blur": [(-0.1, 0.0), (0.0, 1.1), (NAN, 0.0)],
+    "views.blur_local": [-0.1, 1.1, NAN],
+    "views.blur_kernel": [0, 8, -3],
+    "views.blur_sigma": [(0.0, 1.0), (2.0, 0.1), (NAN, 1.0)],
+    "views.solarize": [(-0.1, 0.0), (0.0, 1.1), (0.0, NAN)],
+    "views.std": [(0.0, 0.2, 0.2), (0.2, -0.2, 0.2), (0.2, 0.2, NAN)],
+    "views.eval_resize": [7],
+    "views.eval_crop": [7, 257],
+    "optim.epochs": [0, -1],
+    "optim.batch": [0, -1],
+    "optim.base_lr": [0.0, -0.1, NAN],
+    "optim.warmup_epochs": [-0.1, NAN],
+    "optim.lr_floor": [-0.1, NAN],
+    "optim.momentum": [-0.1, 1.0, NAN],
+    "optim.weight_decay": [-0.1, NAN],
+    "optim.weight_decay_end": [-0.1, NAN],
+    "optim.centroid_decay": [-0.1, NAN],
+    "optim.centroid_decay_end": [-0.1, NAN],
+    "optim.clip": [0.0, -1.0, NAN],
+    "optim.frozen_centroid_epochs": [-1],
+    "monitor.every_epochs": [0],
+    "monitor.images": [1],
+    "monitor.k": [0],
+    "efficiency.workers": [-2],
+    "run.seed": [-1, 2**63],
+    "run.save_epochs": [0],
+    "run.save_steps": [0],
+    "run.keep": [0],
+    "run.log_steps": [0],
+}
+# Of these any value has a meaning, or only what runs the recipe can tell whether it has.
+ANY_VALUE = {"init", "model.backbone", "model.options", "views.mean", "efficiency.device"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in OUT_OF_RANGE.items() for value in values]
+)
+def test_value_out_of_range_is_refused_by_its_name(name: str, value: Any) -> None:
+    section, field = name.split(".")
+    with pytest.raises(UserError) as caught:
+        RECIPES["rn50_100ep"]().change(**{section: {field: value}})
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model.drop_path", 0.99),
+        ("method.clusters", 2),
+        ("method.projector_layers", 0),
+        ("method.teacher_momentum", 1.0),
+        ("views.global_size", 8),
+        ("views.global_scale", (1.0, 1.0)),
+        ("views.scale_end", 0.05),
+        ("views.hue", 0.5),
+        ("views.blur_kernel", 1),
+        ("views.eval_crop", 256),
+        ("optim.epochs", 1),
+        ("optim.momentum", 0.0),
+        ("optim.warmup_epochs", 1000.0),
+        ("optim.clip", 1e-3),
+        ("monitor.images", 2),
+        ("efficiency.workers", 0),
+        ("run.seed", 2**63 - 1),
+        ("run.save_steps", 1),
+    ],
+)
+def test_value_at_the_edge_of_its_range_is_taken(name: str, value: Any) -> None:
+    section, field = name.split(".")
+    assert flat(RECIPES["rn50_100ep"]().change(**{section: {field: value}}))[name] == value
+
+
+def test_a_moving_scale_stays_between_the_smallest_local_and_the_largest_global_share() -> None:
+    moving = ViewSettings(global_scale=(0.2, 0.5), scale_end=0.1)
+    assert moving.scales(9, 10) == ((pytest.approx(0.1), 0.5), (0.05, pytest.approx(0.1)))
+    with pytest.raises(UserError, match=r"views\.scale_end"):
+        ViewSettings(global_scale=(0.2, 0.5), scale_end=0.6)
+    with pytest.raises(UserError, match=r"views\.scale_end"):
+        ViewSettings(global_scale=(0.2, 1.0), local_scale=(0.3, 0.4), scale_end=0.3)  # starts at 0.2, below 0.3
+
+
+def test_one_view_alone_is_refused() -> None:
+    with pytest.raises(UserError, match=r"two views: raise views\.global_views"):
+        ViewSettings(global_views=1, local_views=0)
+    assert ViewSettings(global_views=1, local_views=1).global_views == 1
+
+
+def test_every_number_has_a_range_that_is_tested() -> None:
+    types = {name: type(value) for name, value in RESNET50.items()}
+    numbers = {name for name, kind in types.items() if kind in (int, float, tuple, type(None))}
+    assert numbers - ANY_VALUE == set(OUT_OF_RANGE)
