@@ -12,6 +12,12 @@ from excb import seeding
 from excb.errors import UserError, nearest_name
 
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+# ResNets for images of about 32 pixels: the first convolution is 3 x 3 without stride and nothing is pooled after it, as
+# is usual for CIFAR (SimCLR, appendix B.9). Depths and widths of their four stages:
+SMALL_IMAGE_RESNETS = {
+    "resnet10_32px": ((1, 1, 1, 1), (32, 64, 128, 256)),
+    "resnet18_32px": ((2, 2, 2, 2), (64, 128, 256, 512)),
+}
 # Short names for the networks of the field. `vit_small` is DINO's ViT-S/16: six heads, qkv bias, LayerNorm eps 1e-6.
 TIMM_NAMES = {
     "vit_tiny": "vit_tiny_patch16_224",
@@ -57,9 +63,11 @@ class Architecture:
         Raises:
             UserError: unknown name, or options that the network does not take.
         """
-        if self.name in TORCHVISION:
+        if self.name in TORCHVISION or self.name in SMALL_IMAGE_RESNETS:
             if self.options or drop_path:
                 raise UserError(f"backbone {self.name} takes no options and no drop path: use timm:{self.name}")
+            if self.name in SMALL_IMAGE_RESNETS:
+                return _small_image_resnet(*SMALL_IMAGE_RESNETS[self.name])
             import torchvision
 
             network = getattr(torchvision.models, self.name)(zero_init_residual=True)
@@ -73,7 +81,12 @@ class Architecture:
 
         name = self.timm_name
         if name is None or not timm.is_model(name):
-            names = [*TORCHVISION, *TIMM_NAMES, *(f"timm:{known}" for known in timm.list_models())]
+            names = [
+                *TORCHVISION,
+                *SMALL_IMAGE_RESNETS,
+                *TIMM_NAMES,
+                *(f"timm:{known}" for known in timm.list_models()),
+            ]
             raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, names)}")
         options: dict[str, Any] = ({"drop_path_rate": drop_path} if drop_path else {}) | self.options
         reason = ""
@@ -84,6 +97,17 @@ class Architecture:
             except _REFUSALS as error:
                 reason = _first_line(error)
         raise UserError(f"timm's {name} does not take these options: {reason}")
+
+
+def _small_image_resnet(depths: tuple[int, ...], widths: tuple[int, ...]) -> nn.Module:
+    from timm.models.resnet import BasicBlock, ResNet
+
+    # The deep stem is replaced at once: asking for it makes what follows as wide as the first stage.
+    network = ResNet(BasicBlock, depths, num_classes=0, channels=widths, stem_type="deep", stem_width=widths[0] // 2)
+    network.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+    network.maxpool = nn.Identity()
+    return network
 
 
 def feature_width(backbone: nn.Module) -> int:

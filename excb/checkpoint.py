@@ -39,17 +39,22 @@ def write(contents: dict[str, Any], file: Path) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            torch.save({"format": FORMAT, "version": VERSION} | contents, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(file)
+        try:
+            with temporary.open("wb") as stream:
+                torch.save({"format": FORMAT, "version": VERSION} | contents, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
         folder = os.open(file.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {file}: {error}; earlier checkpoints are untouched") from None
+    except (OSError, RuntimeError) as error:
+        # A full disk is an OSError, after which torch may fail as well and hide it behind a RuntimeError of many lines.
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        reason = str(cause).partition("\n")[0]
+        raise UserError(f"cannot write {file}: {reason}; earlier checkpoints are untouched") from None
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -63,14 +68,7 @@ def read(file: Path) -> dict[str, Any]:
 
     if not file.is_file():
         raise UserError(f"no checkpoint file {file}")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            if bad := archive.testzip():
-                raise DamagedFileError(f"{file} is damaged (checksum of {bad})")
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
-        if zipfile.is_zipfile(file) or file.stat().st_size == 0 or _starts_like_a_zip(file):
-            raise DamagedFileError(f"{file} is damaged ({error})") from None
-        raise UserError(f"{file} is not a checkpoint of excb: expected a file that excb-pretrain wrote") from None
+    _check(file)
     try:
         contents = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
@@ -84,9 +82,30 @@ def read(file: Path) -> dict[str, Any]:
     return contents
 
 
-def _starts_like_a_zip(file: Path) -> bool:
+def _check(file: Path) -> None:
+    """Raise DamagedFileError unless all that torch reads of a file is as torch wrote it, UserError if torch did not."""
+    ours = False
+    try:
+        ours = _starts_like_ours(file)
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            ours = any(entry.filename.startswith("archive/") for entry in entries)
+            # Checksums cover data only: an entry that claims to be a folder would be read as whatever is in memory.
+            if odd := [e.filename for e in entries if e.compress_type or e.flag_bits & 1 or e.external_attr]:
+                raise zipfile.BadZipFile(f"entry {odd[0]}")
+            if bad := archive.testzip():
+                raise zipfile.BadZipFile(f"checksum of {bad}")
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+        if ours:
+            raise DamagedFileError(f"{file} is damaged ({error})") from None
+    if not ours:
+        raise UserError(f"{file} is not a checkpoint of excb: expected a file that excb-pretrain wrote")
+
+
+def _starts_like_ours(file: Path) -> bool:
+    """Whether a file starts as torch's do, or is cut short before, or holds the zeros that a power cut may leave."""
     with file.open("rb") as stream:
-        return stream.read(4) == b"PK\x03\x04"
+        return b"PK\x03\x04".startswith(stream.read(4).rstrip(b"\0"))
 
 
 def step_of(file: Path) -> int:

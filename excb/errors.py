@@ -1,6 +1,7 @@
 """Errors that are the user's to mend: one clear line each, exit code 2, no traceback."""
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Iterable
 
@@ -20,13 +21,18 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
 def run(program: str, main: Callable[[], int]) -> int:
     """Run a command line program's `main`, turning the user's errors into one line on stderr and exit code 2."""
     try:
-        return main()
+        code = main()
+        sys.stdout.flush()  # not first at exit, where a closed pipe could not be caught
+        return code
     except UserError as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
+        print(f"{program}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return USER_ERROR
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing to report, and nowhere to report it.
-        sys.stderr.close()
+        # The reader of our output went away (`| head`): nothing to report, and nowhere to report it. What is still
+        # buffered must go nowhere as well, or Python complains when it flushes at exit.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
         return 0
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted", file=sys.stderr)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from excb.backbones import evaluating
 from excb.images import BrokenImageError, ImageSet, open_image
+from excb.machine import leave_signals_to_parent
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def extract(
         batch_size=batch,
         num_workers=workers,
         collate_fn=_collate,
+        worker_init_fn=leave_signals_to_parent,
         pin_memory=torch.device(device).type == "cuda",
     )
     rows: list[Tensor] = []

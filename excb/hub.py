@@ -113,7 +113,7 @@ def read(path: str | Path, *, network: str = "teacher") -> Stored:
         if (path / CONFIG).is_file() and (path / WEIGHTS).is_file():
             return _read_exported(path, network)
         run = path.parent if path.name == checkpoint.FOLDER else path
-        found = checkpoint.read_newest(run, lambda text: warnings.warn(text, stacklevel=4))
+        found = checkpoint.read_newest(run, lambda text: warnings.warn(text, stacklevel=5))  # where `load` is called
         if found is None:
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
         return _from_run(*found, network)
@@ -148,7 +148,7 @@ def _read_exported(folder: Path, network: str) -> Stored:
         architecture = Architecture(**metadata["architecture"])
         preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
         tensors = load_file(folder / WEIGHTS)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / CONFIG} was not written by `excb-zoo export` ({error})") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{folder / WEIGHTS} is damaged ({error}): export it again") from None

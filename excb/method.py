@@ -340,7 +340,7 @@ class ExCB(nn.Module):
         return torch.cat(features)
 
     def _student_heads(self, features: Tensor, global_rows: int) -> tuple[Tensor, Tensor | None]:
-        """Projector and predictor over all views together, or once per resolution (the pseudo-code): [V * B, D] each."""
+        """Projector and predictor over all views together, or per resolution (the pseudo-code): [V * B, D] each."""
         together = self.settings.head_batches == "all_views" or global_rows == len(features)
         groups = [features] if together else [features[:global_rows], features[global_rows:]]
         projected = [self.student.projector(group) for group in groups]

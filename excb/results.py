@@ -66,7 +66,7 @@ class Result:
 
     def to_json(self) -> str:
         """The result as indented JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps(asdict(self), indent=2, allow_nan=False)
 
 
 def write_text(text: str, file: Path) -> None:
@@ -78,7 +78,10 @@ def write_text(text: str, file: Path) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error}") from None

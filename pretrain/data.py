@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from excb import seeding
 from excb.errors import UserError
 from excb.images import BrokenImageError, ImageSet, open_image
+from excb.machine import leave_signals_to_parent
 
 from .recipes import ViewSettings
 from .views import ViewMaker
@@ -177,6 +178,7 @@ def loader(
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pin_memory,
+        worker_init_fn=leave_signals_to_parent,
         prefetch_factor=4 if workers else None,
     )
 
@@ -196,8 +198,11 @@ class BrokenFiles:
         """
         self.seen += len(batch.samples)
         self.found += int((batch.used != batch.samples).sum())  # a replacement broken too counts when its turn comes
-        new = [broken for broken in batch.broken if broken.path not in self._named]
-        self._named |= {broken.path for broken in new}
+        new: list[Broken] = []
+        for broken in batch.broken:
+            if broken.path not in self._named:
+                self._named.add(broken.path)
+                new.append(broken)
         too_many = self.seen >= BROKEN_SEEN and self.found > BROKEN_SHARE * self.seen
         if too_many or bool((batch.used == NO_IMAGE).any()):
             names = ", ".join(sorted(self._named)[:3])

@@ -11,6 +11,7 @@ import torch
 from excb.console import Progressor, Reporter, duration
 from excb.errors import UserError
 from excb.images import ImageSet
+from excb.machine import choose_device, worker_count
 from excb.results import environment
 
 from . import curves
@@ -21,7 +22,6 @@ from .monitor import Monitor
 from .optim import Schedules, build_optimizer
 from .recipes import Recipe
 from .run_state import CURVES, RunFolder, describe
-from .runtime import choose_device, worker_count
 from .signals import StopRequest
 from .step import Trainer
 
@@ -83,7 +83,7 @@ class Run:
     ) -> None:
         self.recipe, self.images, self.folder, self.reporter, self._table = recipe, images, folder, reporter, table
         device = choose_device(recipe.efficiency.device)
-        self.workers = worker_count(recipe.efficiency)
+        self.workers = worker_count(recipe.efficiency.workers)
         model = build_model(recipe)
         folder.begin(recipe, images)
         resumed = folder.resume(reporter.warn)

@@ -72,25 +72,25 @@ def parse(text: str, annotation: Any, name: str) -> Any:
         return parse(text, next(part for part in parts if part is not type(None)), name)
     if origin is tuple:
         items = text.strip("()[] ").split(",")
-        require(len(items) == len(parts), f"{name} takes {len(parts)} numbers separated by commas, not '{text}'")
+        require(len(items) == len(parts), f"{name} takes {len(parts)} numbers separated by commas, not {text!r}")
         return tuple(parse(item.strip(), part, name) for item, part in zip(items, parts, strict=True))
     if origin is Literal:
         hint = nearest_name(text, parts)
-        require(text in parts, f"{name} must be one of {', '.join(parts)}, not '{text}'{hint}")
+        require(text in parts, f"{name} must be one of {', '.join(parts)}, not {text!r}{hint}")
         return text
     return _parse_json(text, name) if origin is dict else _parse_scalar(text, annotation, name)
 
 
 def _parse_scalar(text: str, kind: type[int] | type[float] | type[str], name: str) -> bool | float | str:
     if kind is bool:
-        require(text.lower() in TRUE + FALSE, f"{name} is true or false, not '{text}'")
+        require(text.lower() in TRUE + FALSE, f"{name} is true or false, not {text!r}")
         return text.lower() in TRUE
     kinds = {int: "a whole number", float: "a number", str: "text"}
     try:
         value = kind(text)
     except ValueError:
-        raise UserError(f"{name} takes {kinds[kind]}, not '{text}'") from None
-    require(not isinstance(value, float) or math.isfinite(value), f"{name} takes a finite number, not '{text}'")
+        raise UserError(f"{name} takes {kinds[kind]}, not {text!r}") from None
+    require(not isinstance(value, float) or math.isfinite(value), f"{name} takes a finite number, not {text!r}")
     return value
 
 
@@ -117,7 +117,7 @@ def from_dict(values: dict[str, Any]) -> Recipe:
         for field in dataclasses.fields(Recipe):
             value = values[field.name]
             kind: Any = typing.get_type_hints(Recipe)[field.name]
-            if dataclasses.is_dataclass(kind):
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
                 value = kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in value.items()})
             sections[field.name] = value
         return Recipe(**sections)

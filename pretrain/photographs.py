@@ -29,7 +29,7 @@ PHOTOGRAPHS = {
     "tissue": "skimage/data/ihc.png",
 }
 SIDE = 64  # of a patch, in pixels
-TRAIN_SHARE = 0.55  # of a photograph's width; the rest is for testing
+TILE = 96  # side of the squares of the chessboard: patches of the black ones train, of the white ones test
 TRAIN, TEST = 220, 80  # patches per photograph
 
 
@@ -48,17 +48,20 @@ def write_patches(folder: Path, progress: Callable[[int], None] = lambda _done: 
         return
     for number, (name, place) in enumerate(PHOTOGRAPHS.items()):
         photograph = open_image(_find(place))
-        border = round(photograph.width * TRAIN_SHARE)
-        halves = {"train": (0, border, TRAIN), "test": (border, photograph.width, TEST)}
-        for split, (left, right, count) in halves.items():
-            random = seeding.generator(seeding.Purpose.PHOTOGRAPHS, number, split == "test")
+        tiles = [
+            (column, row) for row in range(photograph.height // TILE) for column in range(photograph.width // TILE)
+        ]
+        for parity, (split, count) in enumerate({"train": TRAIN, "test": TEST}.items()):
+            random = seeding.generator(seeding.Purpose.PHOTOGRAPHS, number, parity)
+            own = [tile for tile in tiles if sum(tile) % 2 == parity]
             target = folder / split / name
             try:
                 target.mkdir(parents=True, exist_ok=True)
                 for patch in range(count):
-                    column = int(random.integers(left, right - SIDE + 1))
-                    row = int(random.integers(0, photograph.height - SIDE + 1))
-                    photograph.crop((column, row, column + SIDE, row + SIDE)).save(target / f"{patch:03}.png")
+                    column, row = own[random.integers(len(own))]
+                    left = column * TILE + int(random.integers(TILE - SIDE + 1))
+                    top = row * TILE + int(random.integers(TILE - SIDE + 1))
+                    photograph.crop((left, top, left + SIDE, top + SIDE)).save(target / f"{patch:03}.png")
                     progress(1)
             except OSError as error:
                 raise UserError(f"cannot write {target}: {error}") from None

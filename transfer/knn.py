@@ -1,5 +1,6 @@
 """k-NN protocol: DINO's weighted vote of cosine neighbours on frozen features, every image counted once."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Literal
@@ -40,8 +41,8 @@ def evaluate(
         UserError: k or T out of range, FAISS wanted but not installed, or an image unreadable.
     """
     start = time.monotonic()
-    if temperature <= 0:
-        raise UserError("--temperature must be above 0")
+    if not 0 < temperature < math.inf:
+        raise UserError("--temperature must be above 0, such as DINO's 0.07")
     chosen = check_ks(ks, len(task.train), reporter)
     search = available_backend(backend)
     bank, labels = task.features(task.train, "train", reporter)

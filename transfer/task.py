@@ -1,6 +1,5 @@
 """What every protocol starts from: a loaded backbone and labelled train and test images of the same classes."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -9,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.backbones import check_resolution
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import Inputs, extract
 from excb.hub import Backbone, load
 from excb.images import ImageSet, scan_folder
+from excb.machine import choose_device, worker_count
 from excb.preprocessing import Preprocessing
 
 
@@ -61,17 +62,13 @@ class Task:
         if batch < 1 or (workers is not None and workers < 0):
             raise UserError("--batch-size must be at least 1 and --workers at least 0")
         train_set = labelled(train)
-        test_set = with_classes_of(labelled(test), train_set)
+        test_set = with_classes_of(scan_folder(test), train_set)
         backbone = load(checkpoint, network=network)
         preprocessing = backbone.transform
         if resize is not None or crop is not None:
-            crop = crop or min(preprocessing.crop, resize or preprocessing.crop)
-            resize = resize or max(preprocessing.resize, crop)
-            if not 8 <= crop <= resize:
-                raise UserError(f"--resize {resize} and --crop {crop}: need 8 <= crop <= resize")
-            preprocessing = replace(preprocessing, resize=resize, crop=crop)
-        where = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else _device(device)
-        count = workers if workers is not None else min(8, os.cpu_count() or 1)
+            preprocessing = _resized(preprocessing, resize, crop)
+            check_resolution(backbone, [preprocessing.crop])
+        where, count = choose_device(device), worker_count(-1 if workers is None else workers)
         return cls(backbone.to(where), preprocessing, train_set, test_set, where, batch, count)
 
     def features(self, images: ImageSet, name: str, reporter: Reporter) -> tuple[Tensor, Tensor]:
@@ -127,31 +124,38 @@ def labelled(folder: Path) -> ImageSet:
     """
     images = scan_folder(folder)
     if images.labels is None:
-        raise UserError(f"{folder} has no classes: put the images of each class into a sub-folder of its own")
+        raise _no_classes(folder)
     return images
 
 
 def with_classes_of(test: ImageSet, train: ImageSet) -> ImageSet:
-    """The test set with the train set's class indices.
+    """The test set with the train set's classes, of which it may lack any.
 
     Raises:
-        UserError: a class of the test set does not occur in the train set.
+        UserError: an image of the test set lies in no folder of a class, or of one that the train set has not.
     """
-    assert test.labels is not None and test.classes is not None and train.classes is not None
-    unknown = sorted(set(test.classes) - set(train.classes))
+    assert train.classes is not None
+    if any("/" not in path for path in test.paths):
+        raise _no_classes(test.root)
+    names = [path.partition("/")[0] for path in test.paths]
+    unknown = sorted(set(names) - set(train.classes))
     if unknown:
-        names = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
-        raise UserError(f"{test.root} has classes that {train.root} has not ({names}): both need the same folders")
-    index = np.array([train.classes.index(name) for name in test.classes])
-    return replace(test, labels=index[test.labels], classes=train.classes)
+        few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
+        raise UserError(f"{test.root} has classes that {train.root} has not ({few}): both need the same folders")
+    index = {name: number for number, name in enumerate(train.classes)}
+    return replace(test, labels=np.array([index[name] for name in names]), classes=train.classes)
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"--device {name} cannot be used here ({str(error).splitlines()[0]}): use cpu, cuda or auto"
-        ) from None
-    return device
+def _no_classes(folder: Path) -> UserError:
+    return UserError(f"{folder} has no classes: put the images of each class into a sub-folder of its own")
+
+
+def _resized(preprocessing: Preprocessing, resize: int | None, crop: int | None) -> Preprocessing:
+    """The checkpoint's preprocessing with the sizes that the user chose; the other one follows where it must."""
+    if any(side is not None and side < 8 for side in (resize, crop)):
+        raise UserError("--resize and --crop must be at least 8 pixels")
+    crop = crop or min(preprocessing.crop, resize or preprocessing.crop)
+    resize = resize or max(preprocessing.resize, crop)
+    if crop > resize:
+        raise UserError(f"--crop {crop} is larger than --resize {resize}: it is cut out of the resized image")
+    return replace(preprocessing, resize=resize, crop=crop)

@@ -44,7 +44,8 @@ def _main(argv: Sequence[str] | None) -> int:
         from .export import export
 
         folder = export(chosen.source, chosen.out, network=chosen.network)
-        reporter.note(f'wrote {folder}: load it with excb.load("{folder}")')
+        which = "" if chosen.network == "teacher" else f', network="{chosen.network}"'
+        reporter.note(f'wrote {folder}: load it with excb.load("{folder}"{which})')
         return 0
     from excb.hub import load
 

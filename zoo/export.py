@@ -1,6 +1,7 @@
 """Export a checkpoint's backbone: safetensors and a `config.json` in timm's hub format, without the training state."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ def export(source: str, out: Path, *, network: Literal["teacher", "student"] = "
     Raises:
         UserError: nothing loadable at `source`, or `out` cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     backbone = hub.load(source, network=network)  # building it proves that every tensor has its place
@@ -31,9 +33,12 @@ def export(source: str, out: Path, *, network: Literal["teacher", "student"] = "
     temporary = out / f".{hub.WEIGHTS}.tmp"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        save_file(weights, temporary, metadata={"format": "pt"})
-        temporary.replace(out / hub.WEIGHTS)
-    except OSError as error:
+        try:
+            save_file(weights, temporary, metadata={"format": "pt"})
+            temporary.replace(out / hub.WEIGHTS)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         raise UserError(f"cannot write {out}: {error}") from None
     write_text(json.dumps(_config(backbone), indent=2) + "\n", out / hub.CONFIG)
     return out
@@ -42,6 +47,9 @@ def export(source: str, out: Path, *, network: Literal["teacher", "student"] = "
 def _config(backbone: hub.Backbone) -> dict[str, Any]:
     """timm's fields, so that it needs no code of ours, and ours under `excb`."""
     entry, preprocessing = backbone.entry, backbone.transform
+    options = dict(entry.architecture.options)
+    if getattr(backbone.network, "dynamic_img_size", False):
+        options["dynamic_img_size"] = True  # as we build it: it takes images of other sizes than it was made for
     return {
         "architecture": entry.architecture.timm_name or entry.architecture.name,
         "num_classes": 0,
@@ -51,11 +59,11 @@ def _config(backbone: hub.Backbone) -> dict[str, Any]:
             "input_size": [3, preprocessing.crop, preprocessing.crop],
             "mean": list(preprocessing.mean),
             "std": list(preprocessing.std),
-            "crop_pct": preprocessing.crop / preprocessing.resize,
+            "crop_pct": _crop_share(preprocessing.crop, preprocessing.resize),
             "interpolation": preprocessing.interpolation,
             "crop_mode": "center",
         },
-        "model_args": entry.architecture.options,
+        "model_args": options,
         "excb": {
             "version": __version__,
             "method": "ExCB",
@@ -67,3 +75,9 @@ def _config(backbone: hub.Backbone) -> dict[str, Any]:
             "recipe": entry.recipe,
         },
     }
+
+
+def _crop_share(crop: int, resize: int) -> float:
+    """The share of the resized side that is kept, such that timm, which rounds crop / share down, resizes to it."""
+    share = crop / resize
+    return share if math.floor(crop / share) == resize else math.nextafter(share, 0)

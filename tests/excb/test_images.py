@@ -1,10 +1,12 @@
-"""Sets of images and opening them: what is found, in which order, with which labels; every mode; what counts as broken."""
+"""Sets of images and opening them: what is found, its order and labels; every mode; what counts as broken."""
 
 import io
 import os
 import random
+import struct
 import warnings
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import DecompressionBombError
+from PIL.PngImagePlugin import PngImageFile
 
 from excb.errors import UserError
 from excb.images import BrokenImageError, ImageSet, open_image, read_list, scan_folder, to_rgb
@@ -26,6 +30,18 @@ def touch(root: Path, *paths: str) -> Path:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).touch()
     return root
+
+
+def shuffled(walk: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    """`os.walk` on a file system that lists its entries in another order."""
+
+    def walk_shuffled(*args: Any, **options: Any) -> Iterator[Any]:
+        for here, folders, files in walk(*args, **options):
+            folders.reverse()
+            random.Random(2).shuffle(files)
+            yield here, folders, files
+
+    return walk_shuffled
 
 
 def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
@@ -110,24 +126,10 @@ def test_order_depends_on_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
     expected = scan_folder(tmp_path)
     assert list(expected.paths) == sorted(paths)
 
-    scandir = os.scandir
-
-    class Shuffled(list[os.DirEntry[str]]):
-        def __init__(self, folder: Any) -> None:
-            with scandir(folder) as entries:
-                super().__init__(entries)
-            random.Random(len(self)).shuffle(self)
-
-        def __enter__(self) -> Any:
-            return iter(self)
-
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(os, "scandir", Shuffled)
-    shuffled = scan_folder(tmp_path)
-    monkeypatch.undo()
-    assert shuffled.paths == expected.paths
-    assert shuffled.classes == expected.classes
+    monkeypatch.setattr(os, "walk", shuffled(os.walk))
+    again = scan_folder(tmp_path)
+    assert again.paths == expected.paths
+    assert again.classes == expected.classes
 
 
 def test_linked_folders_are_followed(tmp_path: Path) -> None:
@@ -149,12 +151,14 @@ def test_links_back_into_the_tree_end(tmp_path: Path, link: str, target: str) ->
     assert list(scan_folder(tmp_path).paths) == ["a/1.jpg", "a/b/2.jpg", "c/3.jpg"]
 
 
-def test_links_that_meet_each_other_end(tmp_path: Path) -> None:
+def test_links_that_meet_each_other_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "a/1.jpg", "b/2.jpg")
     (tmp_path / "a" / "to_b").symlink_to(tmp_path / "b")
     (tmp_path / "b" / "to_a").symlink_to(tmp_path / "a")
-    found = [Path(path).name for path in scan_folder(tmp_path).paths]
-    assert sorted(found) == ["1.jpg", "2.jpg"]  # every file once
+    images = scan_folder(tmp_path)
+    assert sorted(Path(path).name for path in images.paths) == ["1.jpg", "2.jpg"]  # every file once
+    monkeypatch.setattr(os, "walk", shuffled(os.walk))
+    assert scan_folder(tmp_path).paths == images.paths
 
 
 def test_a_missing_folder_is_the_users_mistake(tmp_path: Path) -> None:
@@ -268,7 +272,7 @@ def test_names_that_are_no_text_have_a_fingerprint(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Opening: modes
+# Opening every mode
 # ---------------------------------------------------------------------------------------------------------------------
 
 SIDE = (11, 7)  # height and width
@@ -313,7 +317,7 @@ MODES: dict[str, tuple[str, Callable[[], Image.Image], dict[str, Any], np.ndarra
     "P": ("1.png", palette_image, {}, PALETTE[INDICES]),
     "P one transparent": ("1.png", palette_image, {"transparency": 3}, PALETTE[INDICES]),
     "P partly transparent": ("1.png", palette_image, {"transparency": bytes(range(256))}, PALETTE[INDICES]),
-    "P GIF": ("1.gif", palette_image, {"transparency": 3}, PALETTE[INDICES]),
+    "P GIF": ("1.gif", palette_image, {}, PALETTE[INDICES]),
     "RGB": ("1.png", lambda: Image.fromarray(COLOURS), {}, COLOURS),
     "RGB transparent": ("1.png", lambda: Image.fromarray(COLOURS), {"transparency": (1, 2, 3)}, COLOURS),
     "RGB BMP": ("1.bmp", lambda: Image.fromarray(COLOURS), {}, COLOURS),
@@ -351,7 +355,7 @@ def test_modes_on_disk_are_those_named() -> None:
     for label, image in stored.items():
         assert image.mode == label.split()[0] or (label, image.mode) == ("I;16 PGM", "I"), label
     transparent = {label for label, image in stored.items() if "transparency" in image.info}
-    assert transparent == {label for label in MODES if "transparent" in label or label == "P GIF"}
+    assert transparent == {label for label in MODES if "transparent" in label}
 
 
 def test_16_bit_colours_keep_their_high_bytes(tmp_path: Path) -> None:
@@ -365,7 +369,7 @@ def test_16_bit_colours_keep_their_high_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["1.jpg", "1.tif"])
 def test_other_colour_spaces_open_as_pillow_converts_them(tmp_path: Path, mode: str, channels: int, name: str) -> None:
     smooth = np.asarray(Image.fromarray(noise(3, 3, 3)).resize((32, 32), Image.Resampling.BICUBIC))
-    Image.fromarray(smooth).convert(mode).save(tmp_path / name, **({"quality": 95} if name == "1.jpg" else {}))
+    Image.fromarray(smooth).convert(mode).save(tmp_path / name, quality=95)
     pixels = np.asarray(open_image(tmp_path / name)).astype(int)
     assert pixels.shape == (32, 32, 3)
     assert np.abs(pixels - smooth).mean() < 3
@@ -417,7 +421,7 @@ def test_the_content_decides_not_the_ending(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Opening: EXIF rotation
+# Opening upright
 # ---------------------------------------------------------------------------------------------------------------------
 
 # What each orientation's stored pixels are of the upright ones (EXIF 2.3, "Orientation"), and so what undoes it.
@@ -457,7 +461,7 @@ def test_jpegs_turn_as_their_exif_says(tmp_path: Path, orientation: int) -> None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Opening: broken files
+# Opening broken files
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -515,15 +519,11 @@ def test_a_large_image_opens_without_a_warning(tmp_path: Path, monkeypatch: pyte
 
 
 def test_odd_metadata_are_no_reason_to_warn(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x010E] = "a description of some length"
-    data = encoded("JPEG", exif=exif)
-    entry = data.index(b"\x0e\x01", data.index(b"Exif")) if b"\x0e\x01" in data else data.index(b"\x01\x0e")
-    damaged = bytearray(data)
-    damaged[entry + 4 : entry + 8] = b"\x7f\x7f\x7f\x7f"  # the description's length
-    (tmp_path / "1.jpg").write_bytes(damaged)
-    with pytest.warns(UserWarning, match="EXIF|larger than file"), Image.open(tmp_path / "1.jpg") as stored:
-        stored.getexif().get(0x010E)
+    # One entry, a description (0x010E) of 65,535 bytes at offset 64, which is beyond the end.
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x0e\x01\x02\0\xff\xff\0\0\x40\0\0\0\0\0\0\0"
+    (tmp_path / "1.jpg").write_bytes(encoded("JPEG", exif=exif))
+    with pytest.warns(UserWarning, match="Corrupt EXIF|larger than file"), Image.open(tmp_path / "1.jpg") as stored:
+        stored.getexif()  # so this test can fail
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         image = open_image(tmp_path / "1.jpg")
@@ -560,18 +560,51 @@ def test_damage_of_any_kind_gives_pixels_or_a_broken_image(
     file.write_bytes(damaged)
     try:
         image = open_image(file)
-    except BrokenImageError as error:
-        assert ": " in str(error)
-    else:
-        assert image.mode == "RGB"
+    except BrokenImageError:
+        return
+    assert image.mode == "RGB"
+    assert min(image.size) >= 1
 
 
-def test_what_no_decoder_promises_to_raise_is_damage_too(tmp_path: Path) -> None:
-    for fmt, place, value in (("AVIF", 0x60, 0), ("AVIF", 0x30, 255)):
-        if fmt == "AVIF" and ".avif" not in Image.registered_extensions():
-            pytest.skip("this Pillow reads no AVIF")
-        damaged = bytearray(encoded(fmt))
-        damaged[place : place + 40] = bytes([value]) * 40
-        (tmp_path / "1.avif").write_bytes(damaged)
-        with pytest.raises(BrokenImageError):
-            open_image(tmp_path / "1.avif")
+@pytest.mark.parametrize(
+    "error",
+    [
+        DecompressionBombError("too large"),
+        EOFError("no more frames"),
+        IndexError("index out of range"),
+        KeyError(4),
+        MemoryError(),
+        NotImplementedError("unknown pixel format"),
+        OSError("image file is truncated"),
+        OverflowError("too large to convert"),
+        RuntimeError("Failed to decode frame 0"),
+        SyntaxError("broken PNG file"),
+        TypeError("bad operand type"),
+        UnidentifiedImageError("cannot identify image file"),
+        ValueError("bad value"),
+        ZeroDivisionError("division by zero"),
+        struct.error("unpack requires a buffer of 4 bytes"),
+        zlib.error("invalid block type"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_decoder_raises_the_file_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    Image.fromarray(COLOURS).save(tmp_path / "1.png")
+    monkeypatch.setattr(PngImageFile, "load_end", fail)
+    with pytest.raises(BrokenImageError, match=type(error).__name__):
+        open_image(tmp_path / "1.png")
+
+
+def test_an_interrupt_is_no_broken_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    Image.fromarray(COLOURS).save(tmp_path / "1.png")
+    monkeypatch.setattr(PngImageFile, "load_end", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        open_image(tmp_path / "1.png")

@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from excb import seeding
 from excb.backbones import SampleDropPath
 from excb.errors import UserError
-from excb.heads import MLP
 from excb.method import (
     EMPTY,
     EMPTY_WEIGHT,
@@ -777,38 +776,6 @@ def test_no_tensor_is_larger_than_views_times_images_times_clusters() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Heads
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_batchnorm_heads_are_linear_batchnorm_relu() -> None:
-    head = MLP(6, 5, 4, layers=2, style="batchnorm", input_norm=True)
-    hidden = [nn.Linear, nn.BatchNorm1d, nn.ReLU]
-    assert [type(module) for module in head] == [nn.BatchNorm1d, *hidden, *hidden, nn.Linear]
-    shapes = [(module.in_features, module.out_features) for module in head if isinstance(module, nn.Linear)]
-    assert shapes == [(6, 5), (5, 5), (5, 4)]
-    assert [module.num_features for module in head if isinstance(module, nn.BatchNorm1d)] == [6, 5, 5]
-    rows = torch.randn(9, 6)
-    first, norm = head[0], head[2]
-    assert isinstance(first, nn.BatchNorm1d)
-    assert isinstance(norm, nn.BatchNorm1d)
-    assert_close(first(rows).mean(0), torch.zeros(6))
-    assert head(rows).shape == (9, 4)
-
-
-def test_gelu_heads_have_no_batchnorm() -> None:
-    head = MLP(6, 5, 4, layers=1, style="gelu")
-    assert [type(module) for module in head] == [nn.Linear, nn.GELU, nn.Linear]
-    assert [type(module) for module in MLP(6, 5, 4, layers=0, style="gelu")] == [nn.Linear]
-
-
-def test_heads_start_truncated_normal_with_zero_biases() -> None:
-    torch.manual_seed(0)
-    for module in MLP(300, 200, 300, layers=2, style="gelu"):
-        if isinstance(module, nn.Linear):
-            assert module.weight.std().item() == pytest.approx(0.02, rel=0.02)
-            assert abs(module.weight.mean().item()) < 5e-4
-            beyond_one = (module.weight.abs() > 0.02).double().mean().item()
-            assert beyond_one == pytest.approx(math.erfc(1 / math.sqrt(2)), rel=0.03)  # normal, not uniform
-            assert not module.bias.any()
 
 
 @pytest.mark.parametrize("batchnorm", [True, False])

@@ -175,11 +175,13 @@ def test_json_objects_round_trip(value: dict[str, Any]) -> None:
 def test_any_text_is_a_value_or_one_clear_line(text: str) -> None:
     kinds: list[Any] = [int, float, bool, float | None, tuple[float, float], dict[str, Any], Literal["sgd", "adamw"]]
     for kind in kinds:
+        message = "section.field is fine"
         try:
             parse(text, kind, "section.field")
         except UserError as error:
-            assert str(error).startswith("section.field ")
-            assert len(str(error).splitlines()) == 1
+            message = str(error)
+        assert message.startswith("section.field ")
+        assert len(message.splitlines()) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -150,7 +150,13 @@ def test_text_holds_every_field_with_value_origin_and_meaning(capsys: pytest.Cap
     assert cells("method.clamp")[:3] == ["method.clamp", "true", "official (authors' code)"]
     assert cells("views.global_scale")[:2] == ["views.global_scale", "0.26,1"]
     assert cells("model.options")[:2] == ["model.options", "{}"]
-    assert cells("optim.optimizer") == ["optim.optimizer", "adamw", "recipe vits16_100ep", "SGD; ViT: AdamW (DINO)", "optimizer"]
+    assert cells("optim.optimizer") == [
+        "optim.optimizer",
+        "adamw",
+        "recipe vits16_100ep",
+        "SGD; ViT: AdamW (DINO)",
+        "optimizer",
+    ]
     assert set(field_names(find_recipe("vits16_100ep_official"))) <= set(rows)
 
 

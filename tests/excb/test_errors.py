@@ -1,0 +1,91 @@
+"""Tests of how programs end: a user's mistake in one line and exit code 2, an interrupt, a closed pipe quietly."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from excb.errors import UserError, nearest_name, run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Writes more than a pipe holds, or less than Python's buffer: the latter reaches the pipe only when the program ends.
+WRITER = """
+import sys
+from excb.errors import run
+def main():
+    print("x" * int(sys.argv[1]))
+    return 0
+sys.exit(run("program", main))
+"""
+
+
+def test_exit_code_of_main_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("program", lambda: 0) == 0
+    assert run("program", lambda: 143) == 143
+    assert capsys.readouterr() == ("", "")
+
+
+def test_users_mistake_is_one_line_on_stderr_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise UserError("no folder x: name one")
+
+    assert run("program", main) == 2
+    assert capsys.readouterr() == ("", "program: error: no folder x: name one\n")
+
+
+def test_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of files may hold line breaks, and so may the words of the libraries we quote."""
+
+    def main() -> int:
+        raise UserError("no folder a\nb: name one\r\n")
+
+    assert run("program", main) == 2
+    assert capsys.readouterr() == ("", "program: error: no folder a b: name one\n")
+
+
+def test_interrupt_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise KeyboardInterrupt
+
+    assert run("program", main) == 130
+    assert capsys.readouterr() == ("", "\nprogram: interrupted\n")
+
+
+def test_what_is_no_users_mistake_is_not_hidden() -> None:
+    def main() -> int:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        run("program", main)
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000], ids=["at exit", "at once"])
+@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout and stderr"])
+def test_closed_pipe_ends_a_program_quietly(size: int, both: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # the reader is gone, as after `| head`
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", WRITER, str(size)],
+            cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            stdout=writing,
+            stderr=writing if both else subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    finally:
+        os.close(writing)
+    assert result.returncode == 0
+    assert not result.stderr
+
+
+def test_nearest_name() -> None:
+    assert nearest_name("epoch", ["batch", "epochs", "clip"]) == "; did you mean 'epochs'?"
+    assert nearest_name("zzzz", ["batch", "epochs"]) == ""
+    assert nearest_name("x", []) == ""
+    assert nearest_name("resnet5", (name for name in ("resnet18", "resnet50"))) == "; did you mean 'resnet50'?"

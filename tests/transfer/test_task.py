@@ -1,0 +1,227 @@
+"""Tests of what every protocol starts from: labels, sizes, devices and broken images, checked before the work."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import excb
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.images import scan_folder
+from excb.transfer.task import Task, labelled, with_classes_of
+from tests.run_files import TINY_VIT, tiny_recipe, write_run
+from tests.transfer.labelled_images import features_by_loop, write_folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("task")
+    write_run(place / "run", 5, recipe=tiny_recipe(eval_resize=36, eval_crop=32))
+    write_run(place / "vit", 5, recipe=tiny_recipe(TINY_VIT, eval_resize=36, eval_crop=32))
+    write_folder(place / "train", each=2, seed=1)
+    write_folder(place / "test", each=1, seed=2)
+    return place
+
+
+def prepare(place: Path, run: str = "run", **options: Any) -> Task:
+    usual: dict[str, Any] = {"device": "cpu", "batch": 4, "workers": 0}
+    return Task.prepare(str(place / run), place / "train", place / "test", **usual | options)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Features
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_features_and_labels_of_images_of_every_mode(place: Path) -> None:
+    rows, labels = prepare(place).features(labelled(place / "train"), "train", Reporter(quiet=True))
+    expected, names = features_by_loop(excb.load(place / "run"), place / "train")
+    assert rows.shape == (14, 32)
+    np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert labels.tolist() == [sorted(set(names)).index(name) for name in names]
+
+
+@pytest.mark.parametrize("options", [{"batch": 1}, {"batch": 100}, {"workers": 2}])
+def test_features_depend_neither_on_batch_nor_on_workers(place: Path, options: dict[str, Any]) -> None:
+    images = labelled(place / "test")
+    usual, _ = prepare(place).features(images, "test", Reporter(quiet=True))
+    other, _ = prepare(place, **options).features(images, "test", Reporter(quiet=True))
+    torch.testing.assert_close(other, usual, rtol=1e-4, atol=1e-5)
+
+
+def test_network_is_the_teacher_unless_the_student_is_asked_for(place: Path) -> None:
+    images = labelled(place / "test")
+    student = prepare(place, network="student")
+    rows, _ = student.features(images, "test", Reporter(quiet=True))
+    expected, _ = features_by_loop(excb.load(place / "run", network="student"), place / "test")
+    np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert student.describe()["checkpoint"]["network"] == "student"
+    assert prepare(place).describe()["checkpoint"]["network"] == "teacher"
+
+
+@pytest.mark.parametrize("harm", ["empty", "cut short", "text"])
+def test_broken_image_is_an_error_that_names_it(place: Path, tmp_path: Path, harm: str) -> None:
+    folder = write_folder(tmp_path / "images", each=2, classes=("ant", "bee"))
+    file = folder / "bee" / "1.png"
+    data = {"empty": b"", "cut short": file.read_bytes()[:200], "text": b"no image"}[harm]
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=r"1 of 4 images in .* cannot be read, such as bee/1\.png \(.+\): mend or"):
+        prepare(place).features(labelled(folder), "train", Reporter(quiet=True))
+
+
+def test_description_of_checkpoint_and_data(place: Path) -> None:
+    train, test = scan_folder(place / "train"), scan_folder(place / "test")
+    described = prepare(place, resize=40).describe()
+    assert described == {
+        "checkpoint": {
+            "source": str(place / "run" / "checkpoints" / "step-5.pt"),
+            "architecture": "timm:resnet10t",
+            "network": "teacher",
+            "step": 5,
+            "epoch": 0.5,
+            "recipe": "quickstart",
+            "preprocessing": {
+                "resize": 40,
+                "crop": 32,
+                "mean": [0.485, 0.456, 0.406],
+                "std": [0.229, 0.224, 0.225],
+                "interpolation": "bilinear",
+            },
+        },
+        "data": {
+            "train": {"root": str(place / "train"), "images": 14, "fingerprint": train.fingerprint},
+            "test": {"root": str(place / "test"), "images": 7, "fingerprint": test.fingerprint},
+            "classes": 7,
+        },
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sizes, device, batch
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, (36, 32)),  # the checkpoint's
+        ({"resize": 50}, (50, 32)),
+        ({"resize": 24}, (24, 24)),  # the crop cannot stay larger
+        ({"crop": 16}, (36, 16)),
+        ({"crop": 48}, (48, 48)),  # and the shorter side not smaller
+        ({"resize": 60, "crop": 40}, (60, 40)),
+        ({"resize": 8, "crop": 8}, (8, 8)),
+    ],
+)
+def test_sizes(place: Path, options: dict[str, Any], sizes: tuple[int, int]) -> None:
+    task = prepare(place, **options)
+    assert (task.preprocessing.resize, task.preprocessing.crop) == sizes
+    assert (task.preprocessing.mean, task.preprocessing.std) == (
+        task.backbone.transform.mean,
+        task.backbone.transform.std,
+    )
+    rows, _ = task.features(task.test, "test", Reporter(quiet=True))
+    assert rows.shape == (7, 32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resize": 0},
+        {"crop": 0},
+        {"resize": -40},
+        {"crop": -1},
+        {"resize": 7},
+        {"crop": 7},
+        {"resize": 30, "crop": 31},
+    ],
+)
+def test_sizes_out_of_range_are_refused(place: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"--resize|--crop"):
+        prepare(place, **options)
+
+
+def test_size_that_the_network_cannot_take_is_refused_before_the_work(place: Path) -> None:
+    assert prepare(place, "vit", crop=48).preprocessing.crop == 48
+    with pytest.raises(UserError, match="cannot take images of 50 x 50 pixels"):
+        prepare(place, "vit", crop=50)
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": -1}, {"workers": -1}])
+def test_batch_and_workers_out_of_range(place: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="--batch-size must be at least 1 and --workers at least 0"):
+        prepare(place, **options)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", ""])
+def test_device_that_cannot_be_used(place: Path, device: str) -> None:
+    with pytest.raises(UserError, match=f"device '{device}' cannot be used here .*: use cpu, cuda or auto") as caught:
+        prepare(place, device=device)
+    assert "\n" not in str(caught.value)
+
+
+def test_automatic_device_is_one_that_is_there(place: Path) -> None:
+    task = prepare(place, device="auto")
+    assert task.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert next(task.backbone.parameters()).device.type == task.device.type
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Labels
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_test_images_take_the_train_sets_class_indices(tmp_path: Path) -> None:
+    train = labelled(write_folder(tmp_path / "train", each=1, classes=("ant", "bee", "dog", "gnu")))
+    test = with_classes_of(scan_folder(write_folder(tmp_path / "test", each=2, classes=("bee", "gnu"))), train)
+    assert test.classes == ("ant", "bee", "dog", "gnu")
+    assert test.labels is not None
+    assert test.labels.tolist() == [1, 1, 3, 3]
+    assert list(test.paths) == ["bee/0.png", "bee/1.png", "gnu/0.tif", "gnu/1.png"]
+
+
+def test_test_images_may_be_all_of_one_class(tmp_path: Path) -> None:
+    train = labelled(write_folder(tmp_path / "train", each=1, classes=("ant", "bee", "dog")))
+    test = with_classes_of(scan_folder(write_folder(tmp_path / "test", each=2, classes=("dog",))), train)
+    assert test.labels is not None
+    assert test.labels.tolist() == [2, 2]
+
+
+def test_unknown_classes_are_named(tmp_path: Path) -> None:
+    train = labelled(write_folder(tmp_path / "train", each=1, classes=("ant", "bee")))
+    one = scan_folder(write_folder(tmp_path / "one", each=1, classes=("ant", "yak")))
+    with pytest.raises(UserError, match=r"one has classes that .*train has not \(yak\)"):
+        with_classes_of(one, train)
+    many = scan_folder(write_folder(tmp_path / "many", each=1, classes=("w", "x", "y", "z")))
+    with pytest.raises(UserError, match=r"has not \(w, x, y, \.\.\.\)"):
+        with_classes_of(many, train)
+
+
+@pytest.mark.parametrize("which", ["train", "test"])
+@pytest.mark.parametrize("kind", ["loose", "loose beside classes"])
+def test_images_outside_class_folders_are_refused(place: Path, tmp_path: Path, which: str, kind: str) -> None:
+    folder = write_folder(tmp_path / "images", each=1, classes=("ant", "bee"))
+    loose = folder / "ant" if kind == "loose" else folder
+    (folder / "bee" / "0.png").rename(loose / "loose.png")
+    folders = {"train": place / "train", "test": place / "test"} | {which: loose}
+    with pytest.raises(UserError, match=f"{loose} has no classes: put the images of each class into a sub-folder"):
+        Task.prepare(str(place / "run"), folders["train"], folders["test"], device="cpu", workers=0)
+
+
+def test_train_images_of_one_class_only_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no classes"):
+        labelled(write_folder(tmp_path / "train", each=2, classes=("ant",)))
