@@ -12,12 +12,6 @@ from excb import seeding
 from excb.errors import UserError, nearest_name
 
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-# ResNets for images of about 32 pixels: the first convolution is 3 x 3 without stride and nothing is pooled after it, as
-# is usual for CIFAR (SimCLR, appendix B.9). Depths and widths of their four stages:
-SMALL_IMAGE_RESNETS = {
-    "resnet10_32px": ((1, 1, 1, 1), (32, 64, 128, 256)),
-    "resnet18_32px": ((2, 2, 2, 2), (64, 128, 256, 512)),
-}
 # Short names for the networks of the field. `vit_small` is DINO's ViT-S/16: six heads, qkv bias, LayerNorm eps 1e-6.
 TIMM_NAMES = {
     "vit_tiny": "vit_tiny_patch16_224",
@@ -39,7 +33,7 @@ class Architecture:
 
     Args:
         name: one of torchvision's ResNets ("resnet50"), a short name ("vit_small") or "timm:NAME".
-        options: keyword arguments for timm's `create_model`; none for torchvision's ResNets.
+        options: keyword arguments for timm's `create_model`, or `zero_init_residual` of torchvision's ResNets.
     """
 
     name: str
@@ -63,18 +57,19 @@ class Architecture:
         Raises:
             UserError: unknown name, or options that the network does not take.
         """
-        if self.name in TORCHVISION or self.name in SMALL_IMAGE_RESNETS:
-            if self.options or drop_path:
-                raise UserError(f"backbone {self.name} takes no options and no drop path: use timm:{self.name}")
-            if self.name in SMALL_IMAGE_RESNETS:
-                return _small_image_resnet(*SMALL_IMAGE_RESNETS[self.name])
-            import torchvision
-
-            network = getattr(torchvision.models, self.name)(zero_init_residual=True)
-            network.num_features = network.fc.in_features
-            network.fc = nn.Identity()
-            return cast("nn.Module", network)
+        if self.name in TORCHVISION:
+            return self._build_torchvision(drop_path)
         return _seed_drop_path(self._build_timm(drop_path))
+
+    def _build_torchvision(self, drop_path: float) -> nn.Module:
+        import torchvision
+
+        if drop_path or not self.options.keys() <= {"zero_init_residual"}:
+            raise UserError(f"backbone {self.name} takes the option zero_init_residual only: use timm:{self.name}")
+        network = getattr(torchvision.models, self.name)(**{"zero_init_residual": True} | self.options)
+        network.num_features = network.fc.in_features
+        network.fc = nn.Identity()
+        return cast("nn.Module", network)
 
     def _build_timm(self, drop_path: float) -> nn.Module:
         import timm
@@ -83,7 +78,6 @@ class Architecture:
         if name is None or not timm.is_model(name):
             names = [
                 *TORCHVISION,
-                *SMALL_IMAGE_RESNETS,
                 *TIMM_NAMES,
                 *(f"timm:{known}" for known in timm.list_models()),
             ]
@@ -97,17 +91,6 @@ class Architecture:
             except _REFUSALS as error:
                 reason = _first_line(error)
         raise UserError(f"timm's {name} does not take these options: {reason}")
-
-
-def _small_image_resnet(depths: tuple[int, ...], widths: tuple[int, ...]) -> nn.Module:
-    from timm.models.resnet import BasicBlock, ResNet
-
-    # The deep stem is replaced at once: asking for it makes what follows as wide as the first stage.
-    network = ResNet(BasicBlock, depths, num_classes=0, channels=widths, stem_type="deep", stem_width=widths[0] // 2)
-    network.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
-    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
-    network.maxpool = nn.Identity()
-    return network
 
 
 def feature_width(backbone: nn.Module) -> int:

@@ -21,7 +21,7 @@ class ModelSettings:
 
     backbone: str = option("resnet50", "torchvision's ResNets, vit_small or timm:NAME", paper="ResNet-50; ViT-S/16")
     options: dict[str, Any] = dataclasses.field(
-        default_factory=dict, metadata={"doc": "keyword arguments for timm, as JSON", "paper": "", "source": "ours"}
+        default_factory=dict, metadata={"doc": "keyword arguments of the network, as JSON", "paper": "", "source": "ours"}
     )
     drop_path: float = option(0.0, "stochastic depth of the student (timm's networks)", paper="0; ViT: 0.1 (DINO)")
 

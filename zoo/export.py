@@ -47,7 +47,7 @@ def export(source: str, out: Path, *, network: Literal["teacher", "student"] = "
 def _config(backbone: hub.Backbone) -> dict[str, Any]:
     """timm's fields, so that it needs no code of ours, and ours under `excb`."""
     entry, preprocessing = backbone.entry, backbone.transform
-    options = dict(entry.architecture.options)
+    options = dict(entry.architecture.options) if entry.architecture.timm_name else {}
     if getattr(backbone.network, "dynamic_img_size", False):
         options["dynamic_img_size"] = True  # as we build it: it takes images of other sizes than it was made for
     return {

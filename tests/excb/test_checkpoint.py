@@ -388,6 +388,15 @@ def test_all_damaged_is_an_error(run: Path) -> None:
     assert len(words) == 3
 
 
+def test_intact_one_that_cannot_be_used_is_not_passed_over(run: Path) -> None:
+    """Going on from an older one would overwrite what a newer version of this package wrote."""
+    written(run / "checkpoints" / "step-10.pt", version=2)
+    words: list[str] = []
+    with pytest.raises(UserError, match="newer excb"):
+        checkpoint.read_newest(run, words.append)
+    assert words == []
+
+
 def test_run_without_checkpoints_has_none(tmp_path: Path) -> None:
     assert checkpoint.read_newest(tmp_path, print) is None
     (tmp_path / "checkpoints").mkdir()

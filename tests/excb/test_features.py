@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import get_worker_info
 
 from excb.features import Features, Inputs, extract
 from excb.images import ImageSet, scan_folder
@@ -82,6 +83,19 @@ def test_workers_change_nothing(damaged: ImageSet) -> None:
     assert torch.equal(alone.rows, helped.rows)
     assert torch.equal(alone.samples, helped.samples)
     assert alone.broken == helped.broken
+
+
+def test_workers_are_other_processes(images: ImageSet) -> None:
+    class Worker(Inputs):
+        """Which worker reads: 0 where it is this process."""
+
+        def prepare(self, image: Image.Image, index: int) -> Tensor:
+            worker = get_worker_info()
+            return torch.full((3, 2, 2), 0.0 if worker is None else 1.0 + worker.id)
+
+    for workers, expected_ids in ((0, {0.0}), (2, {1.0, 2.0})):
+        rows = extract(ChannelMeans(), Worker(images, PREPROCESSING), batch=2, workers=workers).rows
+        assert set(rows.flatten().tolist()) == expected_ids
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 64])

@@ -378,9 +378,12 @@ def test_other_colour_spaces_open_as_pillow_converts_them(tmp_path: Path, mode: 
 
 
 def test_floats_that_are_no_numbers_are_black(tmp_path: Path) -> None:
-    values = np.array([[np.nan, np.inf, -np.inf, 1.0, 200.0]], dtype=np.float32)
-    Image.fromarray(values).save(tmp_path / "1.tif")
-    assert np.asarray(open_image(tmp_path / "1.tif"))[0, :, 0].tolist() == [0, 255, 0, 1, 200]
+    for values, expected in (
+        ([np.nan, np.inf, -np.inf, 1.0, 200.0], [0, 255, 0, 1, 200]),
+        ([np.nan, 0.0, 0.2, 1.0], [0, 0, 51, 255]),  # they do not hide that the others go to 1
+    ):
+        Image.fromarray(np.array([values], dtype=np.float32)).save(tmp_path / "1.tif")
+        assert np.asarray(open_image(tmp_path / "1.tif"))[0, :, 0].tolist() == expected
 
 
 def test_negative_and_huge_values_are_clipped(tmp_path: Path) -> None:

@@ -441,9 +441,10 @@ def test_counts_go_on_from_a_checkpoint(damaged: ImageSet) -> None:
 
 def test_collating_stacks_view_by_view() -> None:
     def item(number: int) -> tuple[Slot, int, list[np.ndarray], list[Broken]]:
-        arrays = [np.full((2, 4, 4, 3), number, np.uint8), np.full((2, PARAMETERS), number, np.float32)]
-        arrays[0][1] += 100
-        return Slot(0, number, 10 + number), 20 + number, arrays, [Broken(f"{number}", "", "")] * number
+        crops: np.ndarray = np.full((2, 4, 4, 3), number, np.uint8)
+        parameters: np.ndarray = np.full((2, PARAMETERS), number, np.float32)
+        crops[1] += 100
+        return Slot(0, number, 10 + number), 20 + number, [crops, parameters], [Broken(f"{number}", "", "")] * number
 
     batch = collate([item(0), item(1), item(2)])
     assert batch.global_crops[:, :, 0, 0, 0].tolist() == [[0, 1, 2], [100, 101, 102]]

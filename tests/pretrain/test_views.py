@@ -307,7 +307,8 @@ def test_views_of_an_image_are_independent(paper: tuple[np.ndarray, np.ndarray])
 
 @pytest.mark.parametrize(("name", "value"), [("jitter", 0.0), ("flip", 1.0), ("grey", 1.0), ("blur_local", 1.0)])
 def test_certain_choices_are_certain(name: str, value: float) -> None:
-    settings = ViewSettings(**{"global_views": 1, "local_views": 1, name: value}, **SMALL_SIDES)
+    changes: dict[str, Any] = {"global_views": 1, "local_views": 1, name: value}
+    settings = ViewSettings(**changes, **SMALL_SIDES)
     _, parameters = cut(settings, samples=50)
     column = {"jitter": JITTER, "flip": FLIP, "grey": GREYED, "blur_local": SIGMA}[name]
     assert ((parameters[:, 1, column] > 0) == (value == 1)).all()

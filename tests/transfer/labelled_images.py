@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from excb import Backbone
+from excb.preprocessing import Preprocessing
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 MODES = ("RGB", "L", "RGBA", "P", "1", "LA", "CMYK")  # in turn: every evaluation meets them all
@@ -29,13 +30,15 @@ def write_folder(folder: Path, *, each: int, classes: Sequence[str] = CLASSES, s
     return folder
 
 
-def features_by_loop(backbone: Backbone, folder: Path) -> tuple[np.ndarray, list[str]]:
+def features_by_loop(
+    backbone: Backbone, folder: Path, transform: Preprocessing | None = None
+) -> tuple[np.ndarray, list[str]]:
     """Features [N, D] in float64, image by image in sorted order, and the name of each one's class."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    rows = []
+    rows, prepare = [], transform or backbone.transform
     for file in files:
         with Image.open(file) as image, torch.no_grad():
-            rows.append(backbone(backbone.transform(image.convert("RGB"))[None])[0].double().numpy())
+            rows.append(backbone(prepare(image.convert("RGB"))[None])[0].double().numpy())
     return np.stack(rows), [file.relative_to(folder).parts[0] for file in files]
 
 
