@@ -1,7 +1,7 @@
-"""A small labelled set of real photographs that comes with pip: patches of pictures shipped by scikit-image and -learn.
+"""A small labelled set of real photographs that comes with pip: patches of pictures shipped by two packages.
 
-The class of a patch is its photograph. Train patches lie in the left part, test patches in the right part of each
-photograph, so that no pixel is in both.
+The class of a patch is its photograph. Photographs are divided like chessboards: train patches lie on black squares,
+test patches on white ones, so that no pixel is in both.
 """
 
 from collections.abc import Callable
@@ -15,21 +15,21 @@ from excb.images import open_image
 # Real photographs only, one a class; their licences are CC0, public domain or BSD (see both packages' README files).
 PHOTOGRAPHS = {
     "astronaut": "skimage/data/astronaut.png",
-    "brick": "skimage/data/brick.png",
+    "camera": "skimage/data/camera.png",
     "cat": "skimage/data/chelsea.png",
     "coffee": "skimage/data/coffee.png",
+    "coins": "skimage/data/coins.png",
     "flower": "sklearn/datasets/images/flower.jpg",
-    "galaxies": "skimage/data/hubble_deep_field.jpg",
     "grass": "skimage/data/grass.png",
     "gravel": "skimage/data/gravel.png",
+    "moon": "skimage/data/moon.png",
     "motorcycle": "skimage/data/motorcycle_left.png",
-    "retina": "skimage/data/retina.jpg",
     "rocket": "skimage/data/rocket.jpg",
     "temple": "sklearn/datasets/images/china.jpg",
     "tissue": "skimage/data/ihc.png",
 }
-SIDE = 64  # of a patch, in pixels
-TILE = 96  # side of the squares of the chessboard: patches of the black ones train, of the white ones test
+SIDE = 48  # of a patch, in pixels
+TILE = 96  # of a square of the chessboard, in pixels
 TRAIN, TEST = 220, 80  # patches per photograph
 
 
@@ -53,12 +53,12 @@ def write_patches(folder: Path, progress: Callable[[int], None] = lambda _done: 
         ]
         for parity, (split, count) in enumerate({"train": TRAIN, "test": TEST}.items()):
             random = seeding.generator(seeding.Purpose.PHOTOGRAPHS, number, parity)
-            own = [tile for tile in tiles if sum(tile) % 2 == parity]
+            squares = [tile for tile in tiles if sum(tile) % 2 == parity]
             target = folder / split / name
             try:
                 target.mkdir(parents=True, exist_ok=True)
                 for patch in range(count):
-                    column, row = own[random.integers(len(own))]
+                    column, row = squares[random.integers(len(squares))]
                     left = column * TILE + int(random.integers(TILE - SIDE + 1))
                     top = row * TILE + int(random.integers(TILE - SIDE + 1))
                     photograph.crop((left, top, left + SIDE, top + SIDE)).save(target / f"{patch:03}.png")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -81,7 +82,7 @@ def _tell(report: dict[str, Any], out: Path, reporter: Reporter) -> None:
         "excb": "ExCB",
     }
     rows = [[name, f"{report['knn'][key]:.1f}"] for key, name in names.items()]
-    title = f"k-NN (k = {K}): which of {len(PHOTOGRAPHS)} photographs is a patch from, its other part known? Top-1 in %"
+    title = f"Which of {len(PHOTOGRAPHS)} photographs is an unseen patch from? k-NN, k = {K}, top-1 in %"
     reporter.table(title, ["features", "k-NN"], rows)
     reporter.answer(f"\n{duration(report['seconds'])} in all. Curves: {out / CURVES}. Load the result:\n")
     reporter.answer(
@@ -113,5 +114,5 @@ def settle_statistics(network: nn.Module, images: ImageSet, preprocessing: Prepr
 
 def colour_histogram(image: Image.Image) -> Tensor:
     """Square roots of the counts of BINS^3 colours: what colour alone tells (compared by cosine)."""
-    pixels = torch.tensor(list(image.getdata())) * BINS // 256
+    pixels = torch.from_numpy(np.array(image)).long().flatten(0, 1) * BINS // 256
     return torch.bincount(pixels @ torch.tensor([BINS * BINS, BINS, 1]), minlength=BINS**3).float().sqrt()

@@ -95,6 +95,11 @@ def test_the_last_batchnorm_of_every_block_starts_at_zero(name: str) -> None:
     assert len(zero) == {"resnet18": 8, "resnet50": 16}[name]
 
 
+def test_the_last_batchnorms_start_at_one_if_wanted() -> None:
+    network = Architecture("resnet18", {"zero_init_residual": False}).build()
+    assert all((module.weight == 1).all() for module in network.modules() if isinstance(module, nn.BatchNorm2d))
+
+
 def test_vit_small_is_timms_network_of_dinos_shape() -> None:
     ours = Architecture("vit_small").build().eval()
     theirs = timm.create_model("vit_small_patch16_224", num_classes=0).eval()
