@@ -45,6 +45,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="holds train/ and test/, else val/")
     parser.add_argument("--train", type=Path, metavar="DIR", help="labelled images: one sub-folder a class")
     parser.add_argument("--test", type=Path, metavar="DIR", help="the same classes, other images")
+    parser.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="TEST=TRAIN",
+        help="a test folder that is called otherwise in train (may be repeated)",
+    )
     parser.add_argument("--resize", type=int, metavar="PIXELS", help="shorter side (default: the checkpoint's)")
     parser.add_argument("--crop", type=int, metavar="PIXELS", help="central square (default: the checkpoint's)")
     parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
@@ -74,6 +81,7 @@ def _main(argv: Sequence[str] | None) -> int:
         device=chosen.device,
         batch=chosen.batch_size,
         workers=chosen.workers,
+        rename=_renames(chosen.rename),
     )
     from .knn import evaluate
 
@@ -93,6 +101,13 @@ def _main(argv: Sequence[str] | None) -> int:
     if chosen.json:
         print(result.to_json())
     return 0
+
+
+def _renames(pairs: Sequence[str]) -> dict[str, str]:
+    """`--rename TEST=TRAIN` as a mapping."""
+    if wrong := [pair for pair in pairs if pair.count("=") != 1]:
+        raise UserError(f"--rename {wrong[0]}: write TEST=TRAIN, the folder's name in test and its name in train")
+    return dict(pair.split("=") for pair in pairs)
 
 
 def _folders(chosen: argparse.Namespace) -> tuple[Path, Path]:

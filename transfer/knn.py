@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from excb.console import Reporter
-from excb.errors import UserError
+from excb.errors import UserError, nearest_name
 from excb.knn import accuracy, available_backend, nearest, vote
 from excb.results import Result
 
@@ -45,6 +45,12 @@ def evaluate(
         raise UserError("--temperature must be above 0, such as DINO's 0.07")
     chosen = check_ks(ks, len(task.train), reporter)
     search = available_backend(backend)
+    for name, images in task.unknown.items():
+        hint = nearest_name(name, task.train.classes or ())
+        reporter.warn(
+            f"no train image is of class {name}: its {images} test images count as wrong{hint} "
+            f"(--rename {name}=TRAIN_CLASS)"
+        )
     bank, labels = task.features(task.train, "train", reporter)
     queries, targets = task.features(task.test, "test", reporter)
     classes = len(task.train.classes or ())

@@ -1,5 +1,6 @@
 """What every protocol starts from: a loaded backbone and labelled train and test images of the same classes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from excb.backbones import check_resolution
 from excb.console import Reporter
-from excb.errors import UserError
+from excb.errors import UserError, nearest_name
 from excb.features import Inputs, extract
 from excb.hub import Backbone, load
 from excb.images import ImageSet, scan_folder
 from excb.machine import choose_device, worker_count
 from excb.preprocessing import Preprocessing
+from excb.settings import require
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Task:
         backbone: in eval mode, on `device`.
         preprocessing: the checkpoint's, or what the user chose.
         train: labelled images.
-        test: labelled images of the same classes; class indices are train's.
+        test: labelled images of the same classes; class indices are train's, and what train has not comes after.
         device: where to compute.
         batch: images at once.
         workers: processes that read images.
@@ -53,6 +55,7 @@ class Task:
         device: str = "auto",
         batch: int = 64,
         workers: int | None = None,
+        rename: Mapping[str, str] | None = None,
     ) -> "Task":
         """Load and check everything before any work starts.
 
@@ -62,7 +65,7 @@ class Task:
         if batch < 1 or (workers is not None and workers < 0):
             raise UserError("--batch-size must be at least 1 and --workers at least 0")
         train_set = labelled(train)
-        test_set = with_classes_of(scan_folder(test), train_set)
+        test_set = with_classes_of(scan_folder(test), train_set, rename=rename)
         backbone = load(checkpoint, network=network)
         preprocessing = backbone.transform
         if resize is not None or crop is not None:
@@ -95,6 +98,13 @@ class Task:
         assert images.labels is not None
         return found.rows, torch.from_numpy(images.labels)
 
+    @property
+    def unknown(self) -> dict[str, int]:
+        """Test images of every class that the train set has not."""
+        assert self.test.labels is not None
+        known, names = len(self.train.classes or ()), self.test.classes or ()
+        return {name: int((self.test.labels == known + i).sum()) for i, name in enumerate(names[known:])}
+
     def describe(self) -> dict[str, Any]:
         """Checkpoint and data, for the result."""
         entry = self.backbone.entry
@@ -112,7 +122,7 @@ class Task:
                 name: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
                 for name, images in (("train", self.train), ("test", self.test))
             }
-            | {"classes": len(self.train.classes or ())},
+            | {"classes": len(self.train.classes or ()), "unknown_classes": self.unknown},
         }
 
 
@@ -128,22 +138,39 @@ def labelled(folder: Path) -> ImageSet:
     return images
 
 
-def with_classes_of(test: ImageSet, train: ImageSet) -> ImageSet:
-    """The test set with the train set's classes, of which it may lack any.
+def with_classes_of(test: ImageSet, train: ImageSet, *, rename: Mapping[str, str] | None = None) -> ImageSet:
+    """The test set with the train set's class indices; it may lack any of them.
+
+    Classes that only the test set has are numbered after train's: no vote can reach them, so that their images count,
+    as wrong. `Task.unknown` names them.
+
+    Args:
+        test: labelled by its folders.
+        train: labelled images.
+        rename: folders of the test set that are called otherwise in the train set.
 
     Raises:
-        UserError: an image of the test set lies in no folder of a class, or of one that the train set has not.
+        UserError: an image of the test set lies in no folder of a class, most lie in classes that the train set has
+            not, or a folder to be renamed does not exist.
     """
     assert train.classes is not None
     if any("/" not in path for path in test.paths):
         raise _no_classes(test.root)
-    names = [path.partition("/")[0] for path in test.paths]
+    folders = [path.partition("/")[0] for path in test.paths]
+    rename = rename or {}
+    for old, new in rename.items():
+        for name, known, root in ((old, set(folders), test.root), (new, train.classes, train.root)):
+            require(name in known, f"--rename {old}={new}: {root} has no class {name}{nearest_name(name, known)}")
+    names = [rename.get(folder, folder) for folder in folders]
     unknown = sorted(set(names) - set(train.classes))
-    if unknown:
+    if 2 * sum(name in unknown for name in names) > len(names):
         few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
-        raise UserError(f"{test.root} has classes that {train.root} has not ({few}): both need the same folders")
-    index = {name: number for number, name in enumerate(train.classes)}
-    return replace(test, labels=np.array([index[name] for name in names]), classes=train.classes)
+        raise UserError(
+            f"most images in {test.root} are of classes that {train.root} has not ({few}): both need the same folders"
+        )
+    classes = (*train.classes, *unknown)
+    index = {name: number for number, name in enumerate(classes)}
+    return replace(test, labels=np.array([index[name] for name in names]), classes=classes)
 
 
 def _no_classes(folder: Path) -> UserError:

@@ -39,7 +39,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(place / "run", 5, recipe=tiny_recipe(eval_resize=36, eval_crop=32))
     write_folder(place / "data" / "train", each=4, seed=1)
     write_folder(place / "data" / "test", each=2, seed=2)
-    write_folder(place / "strange", each=1, classes=("ant", "yak"))
+    write_folder(place / "strange", each=1, classes=("ant", "yak", "zebu"))
+    write_folder(place / "partly", each=1, classes=("ant", "bee", "yak"))
     write_folder(place / "broken", each=1, seed=2)
     (place / "broken" / "dog" / "0.png").write_bytes(b"no image")
     (place / "empty").mkdir()
@@ -125,7 +126,7 @@ def test_schema_of_the_file(place: Path, tmp_path: Path) -> None:
         "recipe",
         "preprocessing",
     }
-    assert set(result["data"]) == {"train", "test", "classes"}
+    assert set(result["data"]) == {"train", "test", "classes", "unknown_classes"}
     assert result["data"]["train"]["images"] == 28
     assert len(result["data"]["test"]["fingerprint"]) == 64
     assert datetime.fromisoformat(result["created"]).tzinfo is not None
@@ -174,7 +175,8 @@ DATA = ("--data", "{place}/data")
         (("--data", "{place}/empty"), "no folder {place}/empty/train"),
         ((*DATA, "--test", "{place}/nothing"), "no folder {place}/nothing"),
         ((*DATA, "--test", "{place}/empty"), "no image below {place}/empty"),
-        ((*DATA, "--test", "{place}/strange"), "{place}/strange has classes that {place}/data/train has not (yak)"),
+        ((*DATA, "--test", "{place}/strange"), "most images in {place}/strange are of classes that {place}/data/train"),
+        ((*DATA, "--rename", "ant"), "--rename ant: write TEST=TRAIN"),
         ((*DATA, "--test", "{place}/data/test/ant"), "{place}/data/test/ant has no classes"),
         ((*DATA, "--train", "{place}/data/train/ant"), "{place}/data/train/ant has no classes"),
         ((*DATA, "--test", "{place}/broken"), "1 of 7 images in {place}/broken cannot be read, such as dog/0.png"),
@@ -225,3 +227,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out == f"excb {excb.__version__}\n"
+
+
+def test_images_of_an_unknown_class_count_as_wrong(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*DATA, "--test", "{place}/partly", "--k", "1", "--json"]
+    assert evaluate(place, *arguments) == 0
+    said = capsys.readouterr()
+    assert "no train image is of class yak: its 1 test images count as wrong" in said.err
+    result = json.loads(said.out)
+    assert result["data"]["unknown_classes"] == {"yak": 1}
+    unknown = result["figures"]["knn_top1_k1"]
+    assert evaluate(place, *DATA, "--test", "{place}/partly", "--k", "1", "--json", "--rename", "yak=ant") == 0
+    renamed = json.loads(capsys.readouterr().out)
+    assert renamed["data"]["unknown_classes"] == {}
+    assert unknown <= min(renamed["figures"]["knn_top1_k1"], 200 / 3 + 1e-3)

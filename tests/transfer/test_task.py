@@ -107,6 +107,7 @@ def test_description_of_checkpoint_and_data(place: Path) -> None:
             "train": {"root": str(place / "train"), "images": 14, "fingerprint": train.fingerprint},
             "test": {"root": str(place / "test"), "images": 7, "fingerprint": test.fingerprint},
             "classes": 7,
+            "unknown_classes": {},
         },
     }
 
@@ -203,13 +204,34 @@ def test_test_images_may_be_all_of_one_class(tmp_path: Path) -> None:
     assert test.labels.tolist() == [2, 2]
 
 
-def test_unknown_classes_are_named(tmp_path: Path) -> None:
-    train = labelled(write_folder(tmp_path / "train", each=1, classes=("ant", "bee")))
-    one = scan_folder(write_folder(tmp_path / "one", each=1, classes=("ant", "yak")))
-    with pytest.raises(UserError, match=r"one has classes that .*train has not \(yak\)"):
-        with_classes_of(one, train)
-    many = scan_folder(write_folder(tmp_path / "many", each=1, classes=("w", "x", "y", "z")))
-    with pytest.raises(UserError, match=r"has not \(w, x, y, \.\.\.\)"):
+def test_unknown_classes_come_after_the_known_ones(tmp_path: Path) -> None:
+    train = scan_folder(write_folder(tmp_path / "train", each=1, classes=("ant", "bee", "dog")))
+    one = scan_folder(write_folder(tmp_path / "one", each=1, classes=("bee", "cow", "dog")))
+    test = with_classes_of(one, train)
+    assert test.labels is not None
+    assert test.labels.tolist() == [1, 3, 2]
+    assert test.classes == ("ant", "bee", "dog", "cow")
+
+
+def test_renamed_classes_are_found(tmp_path: Path) -> None:
+    train = scan_folder(write_folder(tmp_path / "train", each=1, classes=("ant", "bee", "dog")))
+    one = scan_folder(write_folder(tmp_path / "one", each=1, classes=("bee", "cow", "dog")))
+    test = with_classes_of(one, train, rename={"cow": "ant"})
+    assert test.labels is not None
+    assert test.labels.tolist() == [1, 0, 2]
+    assert test.classes == train.classes
+    with pytest.raises(UserError, match=r"one has no class cov; did you mean 'cow'\?"):
+        with_classes_of(one, train, rename={"cov": "ant"})
+    with pytest.raises(UserError, match=r"train has no class aunt; did you mean 'ant'\?"):
+        with_classes_of(one, train, rename={"cow": "aunt"})
+
+
+def test_mostly_unknown_classes_are_refused(tmp_path: Path) -> None:
+    train = scan_folder(write_folder(tmp_path / "train", each=1, classes=("ant", "bee")))
+    many = scan_folder(write_folder(tmp_path / "many", each=1, classes=("ant", "w", "x", "y", "z")))
+    with pytest.raises(
+        UserError, match=r"most images in .*many are of classes that .*train has not \(w, x, y, \.\.\.\)"
+    ):
         with_classes_of(many, train)
 
 
