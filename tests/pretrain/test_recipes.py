@@ -140,47 +140,9 @@ OFFICIAL_CROPS: dict[str, Any] = {
 }
 OFFICIAL_VIT: dict[str, Any] = {"optim.clip": None, "optim.frozen_centroid_epochs": 0, "optim.centroid_decay": 10.0}
 
-EXPECTED: dict[str, dict[str, Any]] = {
-    "rn18_small": {
-        "model.backbone": "resnet18",
-        "method.clusters": 512,
-        "method.hidden": 1024,
-        "method.sizes_momentum": 0.99,
-        "method.teacher_momentum": 0.99,
-        "views.local_views": 4,
-        "views.global_size": 96,
-        "views.local_size": 48,
-        "views.hue": 0.05,
-        "views.blur": (0.2, 0.1),
-        "views.blur_local": 0.1,
-        "views.blur_kernel": 9,
-        "views.eval_resize": 110,
-        "views.eval_crop": 96,
-        "optim.epochs": 100,
-        "optim.batch": 128,
-        "optim.warmup_epochs": 5.0,
-    },
-    "quickstart": {
-        "model.backbone": "timm:resnet10t",
-        "model.options": {"channels": [32, 64, 128, 256], "stem_width": 16},
-        "method.clusters": 128,
-        "method.hidden": 512,
-        "method.sizes_momentum": 0.99,
-        "method.teacher_momentum": 0.99,
-        "views.local_views": 2,
-        "views.global_size": 48,
-        "views.local_size": 32,
-        "views.blur": (0.0, 0.0),
-        "views.blur_local": 0.0,
-        "views.solarize": (0.0, 0.0),
-        "views.eval_resize": 64,
-        "views.eval_crop": 64,
-        "optim.epochs": 15,
-        "optim.batch": 128,
-        "optim.warmup_epochs": 1.0,
-        "monitor.every_epochs": 5,
-    },
-}
+# The paper's runs; quickstart and rn18_small are ours, and judged by what they reach.
+OURS = {"quickstart", "rn18_small"}
+EXPECTED: dict[str, dict[str, Any]] = {}
 for _epochs in (100, 200, 400):
     EXPECTED[f"rn50_{_epochs}ep"] = {"optim.epochs": _epochs}
     EXPECTED[f"rn50_{_epochs}ep_official"] = {"optim.epochs": _epochs} | OFFICIAL | OFFICIAL_CROPS
@@ -209,7 +171,7 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def test_all_recipes_are_there_and_no_other() -> None:
-    assert sorted(RECIPES) == sorted(EXPECTED)
+    assert sorted(RECIPES) == sorted(EXPECTED.keys() | OURS)
     assert len(RECIPES) == 2 * (3 + 3 + 3) + 2
 
 

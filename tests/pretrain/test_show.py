@@ -90,7 +90,7 @@ def test_rows_are_the_recipes_fields_with_their_values(name: str) -> None:
         ("vits16_100ep_official", "optim.centroid_decay", "official (authors' code)"),
         ("vits16_100ep_official", "optim.frozen_centroid_epochs", "official (authors' code)"),
         ("quickstart", "model.options", "recipe quickstart"),
-        ("rn18_small", "model.options", "default (ours)"),
+        ("rn50_100ep", "model.options", "default (ours)"),
     ],
 )
 def test_origin_of_a_value(name: str, field: str, origin: str) -> None:
