@@ -112,7 +112,7 @@ def read(path: str | Path, *, network: str = "teacher") -> Stored:
     if path.is_dir():
         if (path / CONFIG).is_file() and (path / WEIGHTS).is_file():
             return _read_exported(path, network)
-        run = path.parent if path.name == checkpoint.FOLDER else path
+        run = path.parent if path.name == checkpoint.FOLDER and not (path / checkpoint.FOLDER).is_dir() else path
         found = checkpoint.read_newest(run, lambda text: warnings.warn(text, stacklevel=5))  # where `load` is called
         if found is None:
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")

@@ -6,7 +6,7 @@ the paper's text (recipe family `paper`); `OFFICIAL` holds what the authors' cod
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from excb.errors import UserError
 
@@ -20,6 +20,14 @@ def require(holds: bool, message: str) -> None:
     """Raise `UserError(message)` unless `holds`."""
     if not holds:
         raise UserError(message)
+
+
+def require_choices(section: str, settings: Any) -> None:
+    """Raise UserError where a field of a settings dataclass that is a Literal holds anything else."""
+    for name, annotation in get_type_hints(type(settings)).items():
+        if get_origin(annotation) is Literal:
+            value, choices = getattr(settings, name), get_args(annotation)
+            require(value in choices, f"{section}.{name} must be one of {', '.join(choices)}, not '{value}'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +117,7 @@ class MethodSettings:
 
     def __post_init__(self) -> None:
         """Raise UserError for values that no run could use."""
+        require_choices("method", self)
         for name in ("clusters", "width", "hidden", "kmeans_samples", "kmeans_iterations"):
             require(getattr(self, name) >= 1, f"method.{name} must be at least 1")
         require(self.clusters >= 2, "method.clusters must be at least 2")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 from excb.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from excb.settings import OFFICIAL, MethodSettings, option, require
+from excb.settings import OFFICIAL, MethodSettings, option, require, require_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ class ViewSettings:
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
+        require_choices("views", self)
         require(self.global_views >= 1, "views.global_views must be at least 1")
         require(self.local_views >= 0, "views.local_views must not be negative")
         require(self.global_views + self.local_views >= 2, "a run needs two views: raise views.global_views")
@@ -142,6 +143,7 @@ class OptimSettings:
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
+        require_choices("optim", self)
         require(self.epochs >= 1, "optim.epochs must be at least 1")
         require(self.batch >= 1, "optim.batch must be at least 1")
         require(self.base_lr > 0, "optim.base_lr must be above 0")
@@ -181,6 +183,7 @@ class EfficiencySettings:
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
+        require_choices("efficiency", self)
         require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")
 
 

@@ -16,7 +16,7 @@ from excb.machine import MOST_WORKERS, choose_device, worker_count
 def test_devices_by_name() -> None:
     assert choose_device("cpu") == torch.device("cpu")
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    for name in ("warp", "cuda:99", "meta:x", ""):
+    for name in ("warp", "cuda:99", "meta:x", "meta", ""):
         with pytest.raises(UserError) as refusal:
             choose_device(name)
         assert "\n" not in str(refusal.value)

@@ -429,3 +429,12 @@ def test_every_number_has_a_range_that_is_tested() -> None:
     types = {name: type(value) for name, value in RESNET50.items()}
     numbers = {name for name, kind in types.items() if kind in (int, float, tuple, type(None))}
     assert numbers - ANY_VALUE == set(OUT_OF_RANGE)
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [("method", "balancing"), ("views", "interpolation"), ("optim", "optimizer"), ("efficiency", "precision")],
+)
+def test_choices_are_checked_from_python_too(section: str, field: str) -> None:
+    with pytest.raises(UserError, match=rf"{section}\.{field} must be one of .*, not 'adam'"):
+        RECIPES["quickstart"]().change(**{section: {field: "adam"}})
