@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_images(tmp_path_factory.mktemp("images"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Tiny networks are slower on more threads."""
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny networks are slower on more threads, and sums on other numbers of threads differ in the last bit."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pretrain(images: Path, out: Path, *overrides: str) -> int:

@@ -63,7 +63,6 @@ def test_colour_histogram_counts_colours() -> None:
 def test_the_report_compares_four_kinds_of_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.set_num_threads(1)
     monkeypatch.setattr(photographs, "TRAIN", 4)
     monkeypatch.setattr(photographs, "TEST", 2)
     command = ["quickstart", "--out", str(tmp_path / "run"), *OVERRIDES, "optim.epochs=1"]
