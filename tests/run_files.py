@@ -22,7 +22,9 @@ TINY_VIT: dict[str, Any] = {"backbone": "vit_tiny", "options": {"embed_dim": 12,
 def tiny_recipe(model: dict[str, Any] | None = None, **views: Any) -> Recipe:
     """The quickstart with a network of a few thousand weights."""
     recipe = RECIPES["quickstart"]().change(
-        model=model or TINY_RESNET, method={"clusters": 4, "hidden": 8, "width": 4}, views=views
+        model=model or TINY_RESNET,
+        method={"clusters": 4, "hidden": 8, "width": 4},
+        views={"eval_resize": 64, "eval_crop": 64} | views,
     )
     assert isinstance(recipe, Recipe)
     return recipe
