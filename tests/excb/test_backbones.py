@@ -65,8 +65,9 @@ def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnet101"])
 def test_resnets_have_torchvisions_tensors_without_classifier(name: str) -> None:
     with torch.device("meta"):
-        ours = Architecture(name).build().state_dict()
-        theirs = getattr(torchvision.models, name)().state_dict()
+        network, other = Architecture(name).build(), getattr(torchvision.models, name)()
+    ours, theirs = network.state_dict(), other.state_dict()
+    assert feature_width(network) == other.fc.in_features
     expected = {key: value.shape for key, value in theirs.items() if not key.startswith("fc.")}
     assert {key: value.shape for key, value in ours.items()} == expected
     assert len(theirs) - len(expected) == 2
@@ -223,6 +224,16 @@ def test_options_that_a_network_does_not_take_are_refused(name: str, options: di
     one_line(error)
 
 
+def test_a_refusal_of_many_lines_becomes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("first\nsecond")
+
+    monkeypatch.setattr(timm, "create_model", refuse)
+    with pytest.raises(UserError, match="these options: first$") as error:
+        TINY_RESNET.build()
+    one_line(error)
+
+
 def test_a_network_without_drop_path_refuses_it() -> None:
     with pytest.raises(UserError, match="drop_path_rate") as error:
         Architecture("timm:ghostnet_050").build(drop_path=0.1)
@@ -244,11 +255,13 @@ def modes(network: nn.Module) -> list[bool]:
 def test_resolutions_that_fit_change_nothing(training: bool) -> None:
     network = TINY_RESNET.build().train(training)
     next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d)).train(not training)
+    gradients: set[bool] = set()
+    network.register_forward_hook(lambda *_: gradients.add(torch.is_grad_enabled()))
     before, before_modes = {name: value.clone() for name, value in network.state_dict().items()}, modes(network)
     check_resolution(network, [32, 48, 224])
     assert modes(network) == before_modes
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert all(parameter.grad is None for parameter in network.parameters())
+    assert gradients == {False}
 
 
 @pytest.mark.parametrize(
