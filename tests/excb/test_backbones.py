@@ -229,7 +229,7 @@ def test_a_refusal_of_many_lines_becomes_one(monkeypatch: pytest.MonkeyPatch) ->
         raise ValueError("first\nsecond")
 
     monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(UserError, match="these options: first$") as error:
+    with pytest.raises(UserError, match=r"these options: first$") as error:
         TINY_RESNET.build()
     one_line(error)
 
