@@ -1,12 +1,13 @@
 """Backbones by name: torchvision's ResNets, timm's everything else; images [B, 3, H, W] -> features [B, width]."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from excb import seeding
 from excb.errors import UserError, nearest_name
@@ -187,3 +188,67 @@ def drop_path_names(backbone: nn.Module, sample_names: Tensor | None, views: Seq
     finally:
         for layer in layers:
             layer.row_names = None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Activation checkpointing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def recompute_blocks(backbone: nn.Module) -> None:
+    """Let every residual or transformer block forget its activations and compute them again in the backward pass.
+
+    The second pass sees the same drop path and leaves BatchNorm's running statistics alone, so that results are the
+    same. Names in the state stay as they are.
+
+    Raises:
+        UserError: the backbone has no blocks that this function knows: it is neither a ResNet nor a ViT.
+    """
+    stages = [getattr(backbone, name, None) for name in ("layer1", "layer2", "layer3", "layer4", "blocks")]
+    blocks = [block for stage in stages if isinstance(stage, nn.Sequential | nn.ModuleList) for block in stage]
+    if not blocks:
+        raise UserError("efficiency.checkpointing knows the blocks of ResNets and ViTs only: switch it off")
+    for block in blocks:
+        _recompute(block)
+
+
+def _recompute(block: nn.Module) -> None:
+    forward = block.forward
+    drop_paths = [module for module in block.modules() if isinstance(module, SampleDropPath)]
+
+    def forgetful(*inputs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs)
+        names = [layer.row_names for layer in drop_paths]
+        return checkpoint(
+            forward,
+            *inputs,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _second_pass(block, drop_paths, names)),
+        )
+
+    block.forward = forgetful
+
+
+@contextmanager
+def _second_pass(
+    block: nn.Module, drop_paths: Sequence[SampleDropPath], names: Sequence[Tensor | None]
+) -> Iterator[None]:
+    """Repeat a block's pass: the same drop path, no statistics."""
+    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    counts = [norm.num_batches_tracked.clone() if norm.num_batches_tracked is not None else None for norm in norms]
+    momenta = [norm.momentum for norm in norms]
+    before = [layer.row_names for layer in drop_paths]
+    for norm in norms:
+        norm.momentum = 0.0  # what the second pass adds to the statistics
+    for layer, rows in zip(drop_paths, names, strict=True):
+        layer.row_names = rows
+    try:
+        yield
+    finally:
+        for norm, momentum, count in zip(norms, momenta, counts, strict=True):
+            norm.momentum = momentum
+            if count is not None and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.copy_(count)
+        for layer, rows in zip(drop_paths, before, strict=True):
+            layer.row_names = rows

@@ -1,12 +1,108 @@
-"""Collectives over all processes; with one process each is the identity, so the method runs anywhere."""
+"""Collectives over all processes; with one process each is the identity, so that everything runs anywhere."""
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from excb.errors import UserError
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+
+
+def processes() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's number, from 0; process 0 alone writes files and talks."""
+    return dist.get_rank() if processes() > 1 else 0
 
 
 def mean_over_ranks(value: Tensor) -> Tensor:
     """Return the mean of `value` over all processes, equal on all of them; `value` itself may be overwritten."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if processes() > 1:
         dist.all_reduce(value)
-        value /= dist.get_world_size()
+        value /= processes()
     return value
+
+
+def share(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors with those of process 0."""
+    if processes() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), 0)
+
+
+def gather_rows(rows: Tensor) -> Tensor:
+    """Concatenate the rows of all processes, process by process: [R, ...] each -> [processes * R, ...] on all."""
+    if processes() == 1:
+        return rows
+    parts = [torch.empty_like(rows) for _ in range(processes())]
+    dist.all_gather(parts, rows.contiguous())
+    return torch.cat(parts)
+
+
+def gather_numbers(numbers: Sequence[int]) -> Tensor:
+    """The same few integers of every process, [processes, numbers]; passes by the CPU, so no GPU is waited for."""
+    mine = torch.tensor(numbers)
+    if processes() == 1:
+        return mine[None]
+    parts = [torch.empty_like(mine) for _ in range(processes())]
+    dist.all_gather(parts, mine)
+    return torch.stack(parts)
+
+
+def gather_objects(value: T) -> list[T]:
+    """The value of every process, on all of them."""
+    if processes() == 1:
+        return [value]
+    values: list[Any] = [None] * processes()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """What `make` returns in process 0, on all processes; it is not called in the others.
+
+    Raises:
+        UserError: it was raised in process 0, which alone tells the user.
+    """
+    if processes() == 1:
+        return make()
+    box: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            box = [make(), None]
+        except UserError as error:
+            box = [None, str(error)]
+    dist.broadcast_object_list(box, device=CPU)
+    value, message = box
+    if message is not None:
+        raise UserError(message, told=rank() > 0)
+    return value  # type: ignore[no-any-return]
+
+
+def together(make: Callable[[], T]) -> T:
+    """What `make` returns in this process, once it has succeeded in all of them. It must use no collective itself.
+
+    Raises:
+        UserError: it was raised in some process; the first of these tells the user.
+    """
+    if processes() == 1:
+        return make()
+    value, message = None, None
+    try:
+        value = make()
+    except UserError as error:
+        message = str(error)
+    messages = gather_objects(message)
+    failed = [number for number, text in enumerate(messages) if text is not None]
+    if failed:
+        where = "" if len(failed) == processes() else f"process {failed[0]} of {processes()}: "
+        raise UserError(f"{where}{messages[failed[0]]}", told=rank() != failed[0])
+    return value  # type: ignore[return-value]

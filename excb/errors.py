@@ -9,7 +9,16 @@ USER_ERROR = 2  # exit code of every mistake that the user can mend
 
 
 class UserError(Exception):
-    """A mistake the user can mend. The message is one line that says what is wrong and what to do."""
+    """A mistake the user can mend. The message is one line that says what is wrong and what to do.
+
+    Args:
+        message: the line.
+        told: another process of the run tells the user.
+    """
+
+    def __init__(self, message: str, *, told: bool = False) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str:
@@ -25,7 +34,8 @@ def run(program: str, main: Callable[[], int]) -> int:
         sys.stdout.flush()  # not first at exit, where a closed pipe could not be caught
         return code
     except UserError as error:
-        print(f"{program}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        if not error.told:
+            print(f"{program}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return USER_ERROR
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing to report, and nowhere to report it. What is still

@@ -1,6 +1,6 @@
 """Features of a set of images, every image exactly once, in order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,17 +28,22 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
     Args:
         images: the images.
         transform: PIL image -> input [3, H, W].
+        chosen: indices of the images to read; all by default.
     """
 
-    def __init__(self, images: ImageSet, transform: Callable[[Image], Tensor]) -> None:
+    def __init__(
+        self, images: ImageSet, transform: Callable[[Image], Tensor], *, chosen: Sequence[int] | None = None
+    ) -> None:
         self.images, self._transform = images, transform
+        self._chosen = range(len(images)) if chosen is None else chosen
 
     def __len__(self) -> int:
         """Number of images."""
-        return len(self.images)
+        return len(self._chosen)
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
-        """Read one image: its index, and its input or why there is none."""
+    def __getitem__(self, item: int) -> tuple[int, Tensor | str]:
+        """Read one image: its index in the set, and its input or why there is none."""
+        index = self._chosen[item]
         try:
             return index, self.prepare(open_image(self.images.file(index)), index)
         except BrokenImageError as error:
@@ -85,13 +90,14 @@ def extract(
         worker_init_fn=leave_signals_to_parent,
         pin_memory=torch.device(device).type == "cuda",
     )
+    dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
     rows: list[Tensor] = []
     samples: list[Tensor] = []
     broken: dict[str, str] = {}
     with evaluating(backbone):
         for indices, stacked, bad in loader:
             if stacked is not None:
-                rows.append(backbone(stacked.to(device, non_blocking=True)).float().cpu())
+                rows.append(backbone(stacked.to(device, dtype, non_blocking=True)).float().cpu())
                 samples.append(indices)
             broken |= {inputs.images.paths[index]: reason for index, reason in bad}
             progress(len(indices) + len(bad))

@@ -1,7 +1,9 @@
 """The machine: which device computes, how many processes read images, and who answers signals."""
 
 import os
+import resource
 import signal
+import sys
 
 import torch
 
@@ -28,11 +30,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def worker_count(wanted: int) -> int:
-    """Processes that read images: as many as wanted, or for -1 one per core that this process may use, at most 8."""
+    """Processes that read images: as many as wanted, or for -1 one per core that this process may use, at most 8.
+
+    Processes that train together on one machine share its cores.
+    """
     if wanted >= 0:
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, cores)
+    return max(1, min(MOST_WORKERS, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most memory used so far in bytes: of the GPU by tensors, or on the CPU of this process's resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def leave_signals_to_parent(_worker: int) -> None:

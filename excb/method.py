@@ -434,7 +434,7 @@ def _agreement(winners: Tensor) -> Tensor:
     """a_avg (Eq. 12): share of ordered pairs of different global views with the same winner; 0 with one view."""
     views, images = winners.shape
     equal = (winners[:, None] == winners[None]).sum() - views * images  # every view agrees with itself
-    return equal / max(1, views * (views - 1) * images)
+    return equal.double() / max(1, views * (views - 1) * images)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

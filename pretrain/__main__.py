@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from excb import __version__
 from excb.cli import Parser
@@ -12,7 +14,10 @@ from excb.console import Reporter
 from excb.errors import UserError, run
 
 from . import overrides
-from .recipes import RECIPES
+from .recipes import RECIPES, Recipe
+
+if TYPE_CHECKING:
+    from excb.images import ImageSet
 
 DESCRIPTION = """\
 Pretrain an image encoder without labels (ExCB).
@@ -22,6 +27,8 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain show RECIPE                   every value, where it comes from, what the paper used
   excb-pretrain RECIPE --data DIR             pretrain on the images below DIR
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
+  excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
+  torchrun --nnodes 4 --nproc-per-node 8 ... -m excb.pretrain RECIPE --data DIR      on many machines
 
 A run started again in its folder goes on where it was."""
 
@@ -41,8 +48,12 @@ def _parser() -> Parser:
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path a line, below --data")
     parser.add_argument("--out", type=Path, metavar="RUN", help="the run folder (default: runs/RECIPE)")
     parser.add_argument(
-        "--gpus", type=int, metavar="N", help="GPUs to use; 0 for the CPU (default: one if there is one)"
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="GPUs to train on, 0 for the CPU (default: one if there is one)",
     )
+    parser.add_argument("--profile", action="store_true", help="record a few steps and say where their time goes")
     parser.add_argument("--json", action="store_true", help="print the report, or the listing, as JSON")
     parser.add_argument("--quiet", action="store_true", help="no notes, no progress")
     parser.add_argument("--version", action="version", version=f"excb {__version__}")
@@ -50,44 +61,92 @@ def _parser() -> Parser:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    chosen = _parser().parse_intermixed_args(argv)
-    reporter = Reporter(quiet=chosen.quiet)
-    if chosen.recipe == "list":
-        return _list(reporter, as_json=chosen.json)
-    if chosen.recipe == "show":
-        if not chosen.overrides:
-            raise UserError("show which recipe? (`excb-pretrain list` shows all)")
-        name, *values = chosen.overrides
-        from .show import show
+    try:
+        chosen = _parser().parse_intermixed_args(argv)
+        reporter = Reporter(quiet=chosen.quiet or not _is_first())
+        if chosen.recipe == "list":
+            return _list(reporter, as_json=chosen.json)
+        if chosen.recipe == "show":
+            if not chosen.overrides:
+                raise UserError("show which recipe? (`excb-pretrain list` shows all)")
+            name, *values = chosen.overrides
+            from .show import show
 
-        return show(overrides.find_recipe(name), values, reporter, as_json=chosen.json)
-    recipe = overrides.apply(overrides.find_recipe(chosen.recipe), [*_gpu_overrides(chosen.gpus), *chosen.overrides])
-    out = chosen.out or Path("runs") / chosen.recipe
-    if chosen.recipe == "quickstart" and chosen.data is None and chosen.list is None:
-        from .quickstart import quickstart
-
-        code = quickstart(recipe, out, reporter, table=not chosen.json)
-    else:
-        from excb.images import read_list, scan_folder
-
-        from .loop import train
-
-        if chosen.data is None and chosen.list is None:
+            return show(overrides.find_recipe(name), values, reporter, as_json=chosen.json)
+        recipe = overrides.apply(
+            overrides.find_recipe(chosen.recipe), [*_gpu_overrides(chosen.gpus), *chosen.overrides]
+        )
+        if chosen.recipe != "quickstart" and chosen.data is None and chosen.list is None:
             raise UserError("name the folder of images with --data DIR, or a list of them with --list FILE")
-        data = chosen.data / "train" if chosen.data is not None and (chosen.data / "train").is_dir() else chosen.data
-        images = read_list(chosen.list, chosen.data) if chosen.list is not None else scan_folder(data)
-        code = train(recipe, images, out, reporter, table=not chosen.json)
-    if chosen.json and code == 0:
+    except UserError as error:
+        error.told = not _is_first()  # every process reads the same command line
+        raise
+    if chosen.gpus is not None and chosen.gpus > 1 and "RANK" not in os.environ:
+        return _launch(sys.argv[1:] if argv is None else argv, chosen.gpus)
+    return _pretrain(chosen, recipe, reporter)
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _launch(arguments: Sequence[str], gpus: int) -> int:
+    """Train in a process for each GPU."""
+    import torch
+
+    if gpus > torch.cuda.device_count():
+        raise UserError(f"{gpus} GPUs are asked for, but there are {torch.cuda.device_count()} here: lower --gpus")
+    from .launch import launch
+
+    return launch(arguments, gpus)
+
+
+def _pretrain(chosen: argparse.Namespace, recipe: Recipe, reporter: Reporter) -> int:
+    """Train in this process."""
+    from excb.collectives import from_first, processes
+
+    from .parallel import LOST, LostProcessError, joined
+
+    out = chosen.out or Path("runs") / chosen.recipe
+    try:
+        with joined(recipe.efficiency.device) as device:
+            if chosen.data is None and chosen.list is None:
+                if processes() > 1:
+                    raise UserError("the quickstart is made for one process: give it --data DIR to use more")
+                from .quickstart import quickstart
+
+                code = quickstart(recipe, out, reporter, table=not chosen.json)
+            else:
+                from .loop import train
+
+                # One process reads the folder: a million names from many processes would be slow on a network's disk.
+                images = from_first(lambda: _images(chosen.data, chosen.list))
+                code = train(
+                    recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile
+                )
+    except LostProcessError as error:
+        reporter.warn(f"another process of the run is gone ({error})")
+        return LOST
+    if chosen.json and code == 0 and _is_first():
         reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())
     return code
+
+
+def _images(data: Path | None, listed: Path | None) -> "ImageSet":
+    from excb.images import read_list, scan_folder
+
+    if listed is not None:
+        return read_list(listed, data)
+    assert data is not None
+    return scan_folder(data / "train" if (data / "train").is_dir() else data)
 
 
 def _gpu_overrides(gpus: int | None) -> list[str]:
     """`--gpus` as overrides, before the user's own."""
     if gpus is None:
         return []
-    if gpus < 0 or gpus > 1:
-        raise UserError("this version trains in one process: --gpus takes 0 or 1")
+    if gpus < 0:
+        raise UserError("--gpus takes 0 (the CPU) or more")
     return ["efficiency.device=cuda" if gpus else "efficiency.device=cpu"]
 
 

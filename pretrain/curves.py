@@ -8,7 +8,7 @@ from typing import Any
 from .journal import read_metrics
 from .run_state import CURVES
 
-BLUE, ORANGE, GREEN, GREY = "#2563a8", "#d9772b", "#2f8f5b", "#9aa0a6"
+BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9772b", "#2f8f5b", "#9aa0a6", "#c0392b"
 
 
 def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
@@ -20,7 +20,7 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
         title: of the picture.
 
     Returns:
-        The picture's file, or None while no epoch is done.
+        The picture's file, or None while nothing was written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
     lines = read_metrics(folder)
     steps = [line for line in lines if line["kind"] == "step"]
     epochs = [line for line in lines if line["kind"] == "epoch"]
-    if not epochs:
+    if not steps and not epochs:
         return None
     figure = Figure(figsize=(12, 6.4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -63,7 +63,17 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
     _finish(frozen, "Frozen features of the teacher")
     if frozen.get_lines():
         frozen.legend(frameon=False, fontsize=8)
-    figure.suptitle(title)
+    alarms = [line for line in lines if line["kind"] == "alarm" and "epoch" in line]
+    for name, axes in {
+        "chance": loss,
+        "diverging": loss,
+        "not finite": loss,
+        "clusters": sizes,
+        "certain": confidence,
+    }.items():
+        _mark(axes, [alarm["epoch"] for alarm in alarms if alarm["name"] == name], name)
+    _mark(frozen, [alarm["epoch"] for alarm in alarms if alarm["name"] == "collapse"], "collapse")
+    figure.suptitle(title + (f"  -  {len(alarms)} alarm{'s' * (len(alarms) > 1)}, see metrics.jsonl" if alarms else ""))
 
     file = folder / CURVES
     temporary = folder / f".{CURVES}.tmp.png"
@@ -82,6 +92,15 @@ def _series(axes: Any, lines: Sequence[dict[str, Any]], name: str, color: str, l
     if points:
         marker = "o" if len(points) < 30 else None
         axes.plot(*zip(*points, strict=True), color=color, label=label, marker=marker, markersize=3)
+
+
+def _mark(axes: Any, epochs: Sequence[float], name: str) -> None:
+    """Mark the epochs in which an alarm began."""
+    for epoch in epochs:
+        axes.axvline(epoch, color=RED, linewidth=1)
+        axes.annotate(
+            name, (epoch, 0.5), xycoords=axes.get_xaxis_transform(), color=RED, fontsize=8, rotation=90, va="center"
+        )
 
 
 def _finish(axes: Any, title: str, top: float | None = None) -> None:

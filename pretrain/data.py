@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
+from excb.collectives import gather_numbers, gather_objects, processes, rank
 from excb.errors import UserError
 from excb.images import BrokenImageError, ImageSet, open_image
 from excb.machine import leave_signals_to_parent
@@ -51,6 +52,7 @@ class Batch:
     samples: Tensor  # [B] int64: the images scheduled, which name random choices
     used: Tensor  # [B] int64: the images that the views show; NO_IMAGE where none was readable
     broken: list[Broken]
+    position: int = 0  # of the first image, in the epoch
 
     def pin_memory(self) -> "Batch":
         """Move the crops to page-locked memory (called by the loader)."""
@@ -63,7 +65,31 @@ class Batch:
             self.samples,
             self.used,
             self.broken,
+            self.position,
         )
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Equal micro-batches, in order; the first holds the list of broken files."""
+        if parts == 1:
+            return [self]
+        rows = len(self.samples) // parts
+
+        def cut(tensor: Tensor | None, part: int, dimension: int) -> Tensor | None:
+            return None if tensor is None else tensor.narrow(dimension, part * rows, rows)
+
+        return [
+            Batch(
+                cut(self.global_crops, part, 1),  # type: ignore[arg-type]
+                cut(self.global_parameters, part, 1),  # type: ignore[arg-type]
+                cut(self.local_crops, part, 1),
+                cut(self.local_parameters, part, 1),
+                cut(self.samples, part, 0),  # type: ignore[arg-type]
+                cut(self.used, part, 0),  # type: ignore[arg-type]
+                [] if part else self.broken,
+                self.position + part * rows,
+            )
+            for part in range(parts)
+        ]
 
 
 def epoch_order(images: int, *, seed: int, epoch: int) -> np.ndarray:
@@ -76,14 +102,19 @@ class Schedule(Sampler[list[Slot]]):
 
     Args:
         images: size of the set.
-        batch: images per step.
+        batch: images per step, all processes together.
         seed: the run's seed.
         start: first step.
         stop: the step to stop before.
+        share: this process's number and how many there are: each takes its equal part of every batch.
     """
 
-    def __init__(self, images: int, batch: int, *, seed: int, start: int, stop: int) -> None:
+    def __init__(
+        self, images: int, batch: int, *, seed: int, start: int, stop: int, share: tuple[int, int] = (0, 1)
+    ) -> None:
         self._images, self._batch, self._seed, self._start, self._stop = images, batch, seed, start, stop
+        number, processes = share
+        self._first, self._size = number * batch // processes, batch // processes
 
     def __len__(self) -> int:
         """Number of steps."""
@@ -97,8 +128,8 @@ class Schedule(Sampler[list[Slot]]):
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
                 order = epoch_order(self._images, seed=self._seed, epoch=epoch)
-            first = step % per_epoch * self._batch
-            yield [Slot(epoch, place, int(order[place])) for place in range(first, first + self._batch)]
+            first = step % per_epoch * self._batch + self._first
+            yield [Slot(epoch, place, int(order[place])) for place in range(first, first + self._size)]
 
 
 class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"]):
@@ -144,6 +175,7 @@ def collate(items: Sequence[tuple[Slot, int, list[np.ndarray], list[Broken]]]) -
         torch.tensor([item[0].sample for item in items]),
         torch.tensor([item[1] for item in items]),
         [broken for item in items for broken in item[3]],
+        items[0][0].position,
     )
 
 
@@ -159,14 +191,14 @@ def loader(
     workers: int,
     pin_memory: bool,
 ) -> DataLoader[Batch]:
-    """Batches of the steps from `start` to `stop`; nothing but these two numbers is state.
+    """This process's part of the batches from step `start` to `stop`; nothing but these two numbers is state.
 
     Args:
         images: the set.
         settings: the recipe's views.
         seed: the run's seed.
         epochs: length of the run in epochs.
-        batch: images per step.
+        batch: images per step, all processes together.
         start: first step.
         stop: the step to stop before.
         workers: processes that read; 0 reads in this one.
@@ -174,7 +206,7 @@ def loader(
     """
     return DataLoader(
         TrainingViews(images, settings, seed=seed, epochs=epochs),  # type: ignore[arg-type]
-        batch_sampler=Schedule(len(images), batch, seed=seed, start=start, stop=stop),
+        batch_sampler=Schedule(len(images), batch, seed=seed, start=start, stop=stop, share=(rank(), processes())),
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pin_memory,
@@ -184,30 +216,36 @@ def loader(
 
 
 class BrokenFiles:
-    """Counts broken files, names each once, and refuses a set that is more than 1 % broken."""
+    """Counts broken files, names each once, and refuses a set that is more than 1 % broken.
+
+    Counts are those of all processes, names those of this one.
+    """
 
     def __init__(self, seen: int = 0, found: int = 0) -> None:
         self.seen, self.found = seen, found
         self._named: set[str] = set()
 
     def count(self, batch: Batch) -> list[Broken]:
-        """Count a batch; return the files not named before.
+        """Count a batch of all processes; return this one's files not named before.
 
         Raises:
-            UserError: too many are broken.
+            UserError: too many are broken; in all processes alike.
         """
-        self.seen += len(batch.samples)
-        self.found += int((batch.used != batch.samples).sum())  # a replacement broken too counts when its turn comes
         new: list[Broken] = []
         for broken in batch.broken:
             if broken.path not in self._named:
                 self._named.add(broken.path)
                 new.append(broken)
-        too_many = self.seen >= BROKEN_SEEN and self.found > BROKEN_SHARE * self.seen
-        if too_many or bool((batch.used == NO_IMAGE).any()):
-            names = ", ".join(sorted(self._named)[:3])
+        # A replacement broken too counts when its turn comes.
+        mine = [len(batch.samples), int((batch.used != batch.samples).sum()), int((batch.used == NO_IMAGE).any())]
+        seen, found, hopeless = gather_numbers(mine).sum(0).tolist()
+        self.seen += seen
+        self.found += found
+        if hopeless or (self.seen >= BROKEN_SEEN and self.found > BROKEN_SHARE * self.seen):
+            names = ", ".join(sorted(set().union(*gather_objects(self._named)))[:3])
             raise UserError(
                 f"{self.found} of {self.seen} images seen are broken (more than 1 %), such as {names}: mend or remove "
-                "them, then start again in the same folder"
+                "them, then start again in the same folder",
+                told=rank() > 0,
             )
         return new

@@ -1,5 +1,6 @@
 """What a run writes down: `metrics.jsonl`, TensorBoard, and the statistics of an epoch, all equal after a resume."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from excb.collectives import gather_rows, mean_over_ranks, processes, rank
+from excb.errors import UserError
 from excb.images import ImageSet
 from excb.method import Step
 
@@ -22,7 +25,7 @@ class EpochStatistics:
         images: the training images.
         globals_: G, the global views.
         clusters: K.
-        slots: images of a whole epoch.
+        slots: images of a whole epoch that this process sees.
         device: where the steps run.
     """
 
@@ -46,8 +49,9 @@ class EpochStatistics:
 
         Cluster sizes are counted over the epoch's assignments and relative to 1/K: 1 is balanced.
         """
-        loss, confidence, agreement = (self._sums / max(1, self._steps)).tolist()
-        winners = self._winners[:, : self._filled].cpu().numpy()
+        state = self.state()
+        loss, confidence, agreement = (state["sums"] / max(1, self._steps)).tolist()
+        winners, used = state["winners"].numpy(), state["used"].numpy()
         counts = np.bincount(winners.ravel(), minlength=self._clusters)
         relative = counts * self._clusters / max(1, winners.size)
         figures = {
@@ -59,7 +63,7 @@ class EpochStatistics:
             "empty_clusters": int((counts == 0).sum()),
         }
         if self._labels is not None:
-            labels = np.broadcast_to(self._labels[self._used[: self._filled].numpy()], winners.shape)
+            labels = np.broadcast_to(self._labels[used], winners.shape)
             figures["purity"] = purity(winners.ravel(), labels.ravel())
         return figures
 
@@ -69,20 +73,21 @@ class EpochStatistics:
         self._filled = self._steps = 0
 
     def state(self) -> dict[str, Any]:
-        """Tensors and numbers from which `restore` goes on."""
+        """Tensors and numbers of all processes, from which any number of them goes on by `restore`."""
         return {
-            "sums": self._sums.cpu(),
-            "winners": self._winners[:, : self._filled].cpu(),
-            "used": self._used[: self._filled].clone(),
+            "sums": mean_over_ranks(self._sums.clone()).cpu(),
+            "winners": gather_rows(self._winners[:, : self._filled].T).T.cpu(),
+            "used": gather_rows(self._used[: self._filled].clone()),
             "steps": self._steps,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
+        """Go on from `state`: each process takes an equal part of the images."""
         self._sums.copy_(state["sums"])
-        self._filled, self._steps = len(state["used"]), state["steps"]
-        self._winners[:, : self._filled] = state["winners"].to(self._winners.device)
-        self._used[: self._filled] = state["used"]
+        self._filled, self._steps = len(state["used"]) // processes(), state["steps"]
+        mine = slice(rank() * self._filled, (rank() + 1) * self._filled)
+        self._winners[:, : self._filled] = state["winners"][:, mine].to(self._winners.device)
+        self._used[: self._filled] = state["used"][mine]
 
 
 def purity(clusters: np.ndarray, labels: np.ndarray) -> float:
@@ -94,31 +99,63 @@ def purity(clusters: np.ndarray, labels: np.ndarray) -> float:
 
 
 class Journal:
-    """Appends lines to `metrics.jsonl` and scalars to TensorBoard.
+    """Appends lines to `metrics.jsonl` and scalars to TensorBoard and, if wanted, Weights & Biases.
 
     Args:
-        folder: the run folder.
+        folder: the run folder; None in processes that write nothing.
         step: the step the run goes on from; what an interrupted process wrote beyond it is dropped.
+        wandb: arguments of `wandb.init`, or None.
+
+    Raises:
+        UserError: Weights & Biases is wanted but not installed.
     """
 
-    def __init__(self, folder: Path, *, step: int) -> None:
+    def __init__(self, folder: Path | None, *, step: int, wandb: dict[str, Any] | None = None) -> None:
+        self._file, self._board, self._wandb = folder and folder / METRICS, None, None
+        if folder is None or self._file is None:
+            return
+        if wandb is not None:
+            try:
+                import wandb as weights_and_biases
+            except ImportError:
+                raise UserError("monitor.wandb needs Weights & Biases: run `pip install wandb`") from None
+            # One run folder is one run there, however often it is started.
+            name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+            self._wandb = weights_and_biases.init(id=name, resume="allow", dir=str(folder), **wandb)
         from torch.utils.tensorboard import SummaryWriter
 
-        self._file = folder / METRICS
         kept = [line for line in read_metrics(folder) if line["step"] <= step] if step else []
         self._file.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def write(self, kind: str, step: int, figures: dict[str, Any]) -> None:
-        """Write one line: kind `step` or `epoch`, the number of steps done, and the figures."""
+        """Write one line: kind `step`, `epoch` or `alarm`, the number of steps done, and the figures."""
+        if self._file is None:
+            return
         with self._file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"kind": kind, "step": step} | figures) + "\n")
-        for name, value in figures.items():
-            self._board.add_scalar(f"{kind}/{name}", value, step)
+        numbers = {f"{kind}/{name}": value for name, value in figures.items() if not isinstance(value, str)}
+        if self._board is not None and kind != "alarm":
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, step)
+        if self._wandb is not None:
+            if kind == "alarm":
+                self._wandb.alert(title=figures["name"], text=figures["message"])
+            else:
+                self._wandb.log(numbers, step=step)
 
     def close(self) -> None:
-        """Flush TensorBoard's file."""
-        self._board.close()
+        """Flush what is written to."""
+        if self._board is not None:
+            self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

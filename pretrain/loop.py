@@ -2,28 +2,34 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from excb.backbones import recompute_blocks
+from excb.collectives import from_first, gather_rows, mean_over_ranks, processes, rank, share, together
 from excb.console import Progressor, Reporter, duration
 from excb.errors import UserError
 from excb.images import ImageSet
-from excb.machine import choose_device, worker_count
+from excb.machine import choose_device, peak_memory, worker_count
+from excb.method import ExCB, Step
 from excb.results import environment
 
 from . import curves
-from .data import BrokenFiles, loader
+from .data import Batch, BrokenFiles, loader
+from .health import Alarm, Health
 from .initialise import build_model, start_from, state_tensors
 from .journal import EpochStatistics, Journal
 from .monitor import Monitor
 from .optim import Schedules, build_optimizer
+from .parallel import synchronise_batchnorm
+from .profiling import StepProfile
 from .recipes import Recipe
 from .run_state import CURVES, RunFolder, describe
 from .signals import StopRequest
-from .step import Trainer
+from .step import NotFiniteError, Trainer
 
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training
 
@@ -37,68 +43,108 @@ class Progress:
     images: int = 0  # seen so far, for images per second
     best: dict[str, Any] | None = None  # the epoch with the highest score
     last: dict[str, Any] | None = None  # the newest epoch's figures
+    ringing: list[str] = field(default_factory=list)  # the newest epoch's alarms
 
 
-def train(recipe: Recipe, images: ImageSet, out: Path, reporter: Reporter, *, table: bool = True) -> int:
+def train(
+    recipe: Recipe,
+    images: ImageSet,
+    out: Path,
+    reporter: Reporter,
+    *,
+    device: torch.device | None = None,
+    table: bool = True,
+    profile: bool = False,
+) -> int:
     """Pretrain, or go on with the run in `out`, until it is finished or asked to stop.
 
     Args:
         recipe: the run's recipe.
-        images: the training images.
-        out: the run folder.
+        images: the training images, the same in all processes.
+        out: the run folder; process 0 alone uses it.
         reporter: where to talk.
+        device: where this process trains; by default the recipe's.
         table: print the last epoch's figures at the end.
+        profile: record a few steps and say where their time goes.
 
     Returns:
         Exit code: 0, or 128 + the signal that stopped the run.
 
     Raises:
-        UserError: recipe, images or folder cannot make a run.
+        UserError: recipe, images or folder cannot make a run, or the loss is not finite any more.
     """
-    batch = recipe.optim.batch
+    together(lambda: _check(recipe, images))
+    device = device or choose_device(recipe.efficiency.device)
+    folder: RunFolder | None = None
+
+    def lock() -> None:
+        nonlocal folder
+        folder = RunFolder(out)
+
+    from_first(lock)
+    try:
+        return Run(recipe, images, folder, reporter, device, table=table, profile=profile).go()
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+def _check(recipe: Recipe, images: ImageSet) -> None:
+    """Refuse what cannot make a run."""
+    batch, accumulate = recipe.optim.batch, recipe.efficiency.accumulate
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, a few thousand at the least")
     if batch > len(images):
         raise UserError(f"the batch of {batch} is larger than the set of {len(images)} images: lower optim.batch")
-    folder = RunFolder(out)
-    try:
-        return Run(recipe, images, folder, reporter, table=table).go()
-    finally:
-        folder.close()
+    if batch % (processes() * accumulate):
+        raise UserError(
+            f"a batch of {batch} images cannot be shared by {processes()} processes with {accumulate} micro-batches "
+            f"each: set optim.batch to a multiple of {processes() * accumulate}"
+        )
+    if accumulate > 1 and recipe.method.sizes_updated == "before_balancing":
+        raise UserError(
+            "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1"
+        )
 
 
 class Run:
-    """One process's part of a run.
+    """One process's part of a run; process 0 alone writes files and talks.
 
     Args:
         recipe: the run's recipe.
         images: the training images.
-        folder: the run folder, locked.
+        folder: the run folder, locked; None but in process 0.
         reporter: where to talk.
+        device: where this process trains.
         table: print the last epoch's figures at the end.
+        profile: record a few steps.
     """
 
     def __init__(
-        self, recipe: Recipe, images: ImageSet, folder: RunFolder, reporter: Reporter, *, table: bool = True
+        self,
+        recipe: Recipe,
+        images: ImageSet,
+        folder: RunFolder | None,
+        reporter: Reporter,
+        device: torch.device,
+        *,
+        table: bool = True,
+        profile: bool = False,
     ) -> None:
         self.recipe, self.images, self.folder, self.reporter, self._table = recipe, images, folder, reporter, table
-        device = choose_device(recipe.efficiency.device)
         self.workers = worker_count(recipe.efficiency.workers)
-        model = build_model(recipe)
-        folder.begin(recipe, images)
-        resumed = folder.resume(reporter.warn)
+        model = together(lambda: build_model(recipe))
+        resumed = from_first(self._resume)
         if resumed is None and recipe.init is not None:
-            reporter.note(start_from(model, recipe, images))
+            reporter.note(from_first(lambda: start_from(model, recipe, images)))
         schedules = Schedules(recipe.optim, recipe.method, len(images) // recipe.optim.batch)
-        model.to(device)
-        if recipe.efficiency.channels_last:
-            model.to(memory_format=torch.channels_last)
-        self.trainer = Trainer(model.train(), build_optimizer(model.student, recipe.optim), schedules, recipe, device)
+        model = self._prepare(model, device)
+        self.trainer = Trainer(model, build_optimizer(model.student, recipe.optim), schedules, recipe, device)
         self.statistics = EpochStatistics(
             images,
             globals_=recipe.views.global_views,
             clusters=recipe.method.clusters,
-            slots=schedules.steps_per_epoch * recipe.optim.batch,
+            slots=schedules.steps_per_epoch * recipe.optim.batch // processes(),
             device=device,
         )
         self.monitor = Monitor(
@@ -108,33 +154,64 @@ class Run:
         self.progress = Progress()
         if resumed is not None:
             self._restore(resumed)
+        assignments = schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
+        self.health = Health(recipe, assignments=assignments, ringing=self.progress.ringing)
+        self.profile = StepProfile(folder.path) if profile and folder is not None else None
+        share(model.state_dict().values())
+
+    def _resume(self) -> dict[str, Any] | None:
+        assert self.folder is not None
+        self.folder.begin(self.recipe, self.images)
+        return self.folder.resume(self.reporter.warn)
+
+    def _prepare(self, model: ExCB, device: torch.device) -> ExCB:
+        """Move a new model where it trains, and fit it to precision, memory and processes; its state stays the same."""
+        efficiency = self.recipe.efficiency
+        if efficiency.checkpointing:
+            together(lambda: recompute_blocks(model.student.backbone))
+        model.to(device, torch.float64 if efficiency.precision == "fp64" else None)
+        if efficiency.channels_last:
+            model.to(memory_format=torch.channels_last)
+        synchronise_batchnorm(model, device)
+        if efficiency.compile:
+            # In place, so that names stay; each shape is a graph: one for global views, one for local ones.
+            for network in (model.student, model.teacher):
+                network.backbone.compile(dynamic=False)
+        return model.train()
 
     def go(self) -> int:
         """Train from where the run is to its end."""
         schedules, progress = self.trainer.schedules, self.progress
         if progress.step >= schedules.steps:
-            self.reporter.note(f"the run in {self.folder.path} is finished: {schedules.steps} steps")
+            self.reporter.note(f"the run is finished: {schedules.steps} steps")
             self._finish()
             return 0
         if progress.step:
             epoch = progress.step / schedules.steps_per_epoch
-            self.reporter.note(f"going on in {self.folder.path} from step {progress.step} (epoch {epoch:.2f})")
+            self.reporter.note(f"going on from step {progress.step} (epoch {epoch:.2f})")
         elif self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None:
             self._start_centroids()
-        self.journal = Journal(self.folder.path, step=progress.step)
-        try:
-            with (
-                StopRequest() as stop,
-                self.reporter.progress(self.recipe.name, schedules.steps, done=progress.step) as bar,
-            ):
-                self._train(stop, bar)
-        finally:
-            self.journal.close()
+        with (
+            Journal(self.folder.path if self.folder else None, step=progress.step, wandb=self._wandb()) as self.journal,
+            StopRequest() as stop,
+            self.reporter.progress(self.recipe.name, schedules.steps, done=progress.step) as bar,
+        ):
+            self._train(stop, bar)
         if stop.received is not None:
             self.reporter.note(f"stopped by {stop.received.name} after step {progress.step}: the same command goes on")
             return stop.exit_code
         self._finish()
         return 0
+
+    def _wandb(self) -> dict[str, Any] | None:
+        """What Weights & Biases is told of the run, if it is wanted."""
+        if self.recipe.monitor.wandb is None or self.folder is None:
+            return None
+        return {
+            "project": self.recipe.monitor.wandb,
+            "name": self.folder.path.name,
+            "config": self.recipe.to_dict(),
+        }
 
     def _train(self, stop: StopRequest, bar: Progressor) -> None:
         """Step after step, epoch after epoch."""
@@ -152,33 +229,44 @@ class Run:
         )
         drawn = clock = time.monotonic()
         for batch in batches:
-            for file in self.broken.count(batch):
-                self.reporter.warn(f"{file.path} cannot be read ({file.reason}); {file.replacement} takes its place")
-            output = self.trainer.step(batch, progress.step)
-            self.statistics.add(output, batch)
-            progress.step += 1
-            progress.images += recipe.optim.batch
+            output, norm = self._step(batch)
             now = time.monotonic()
             progress.seconds, clock = progress.seconds + now - clock, now
             if progress.step % recipe.run.log_steps == 0:
-                self._log_step(output.loss.item(), bar)
+                self._log_step(float(mean_over_ranks(output.loss)), norm, bar)
+            asked = stop.agreed()
             if progress.step % schedules.steps_per_epoch == 0:
                 self._end_epoch()
                 if now - drawn > CURVES_SECONDS:
                     self._draw()
                     drawn = time.monotonic()
-            elif stop.received is not None or (recipe.run.save_steps and progress.step % recipe.run.save_steps == 0):
+            elif asked or (recipe.run.save_steps and progress.step % recipe.run.save_steps == 0):
                 self._save()
             bar.advance()
-            if stop.received is not None:
+            if asked:
                 break
 
-    def _log_step(self, loss: float, bar: Progressor) -> None:
+    def _step(self, batch: Batch) -> tuple[Step, float]:
+        """One step and what is counted of it."""
+        for file in self.broken.count(batch):
+            self.reporter.warn(f"{file.path} cannot be read ({file.reason}); {file.replacement} takes its place")
+        if self.profile is not None:
+            self.profile.data_came()
+        try:
+            output, norm = self.trainer.step(batch, self.progress.step)
+        except NotFiniteError as error:
+            raise self._diverged(str(error)) from None
+        if self.profile is not None and (told := self.profile.step_done()):
+            self.reporter.note(told)
+        self.statistics.add(output, batch)
+        self.progress.step += 1
+        self.progress.images += self.recipe.optim.batch
+        return output, norm
+
+    def _log_step(self, loss: float, norm: float, bar: Progressor) -> None:
         """Write a step's line and show it."""
         progress, schedules = self.progress, self.trainer.schedules
         done = progress.step - 1
-        if not math.isfinite(loss):
-            raise self._diverged(f"the loss is {loss}")
         speed = progress.images / max(progress.seconds, 1e-9)
         epoch = progress.step / schedules.steps_per_epoch
         self.journal.write(
@@ -187,6 +275,7 @@ class Run:
             {
                 "epoch": epoch,
                 "loss": loss,
+                "gradient_norm": norm,
                 "learning_rate": schedules.learning_rate(done),
                 "weight_decay": schedules.weight_decay(done),
                 "centroid_decay": schedules.centroid_decay(done),
@@ -196,11 +285,28 @@ class Run:
         )
         bar.status = f"epoch {epoch:.1f}/{self.recipe.optim.epochs}  loss {loss:.3f}  {speed:,.0f} images/s"
 
-    def _diverged(self, what: str) -> UserError:
+    def _diverged(self, cause: str) -> UserError:
+        """Keep the state before the step that failed, beside the checkpoints, and name the cause."""
+        step, rate = self.progress.step, self.trainer.schedules.learning_rate(self.progress.step)
+        contents = self._contents() | {"cause": cause}
+        where = ""
+        if self.folder is not None:
+            where = f"; the state before it is in {self.folder.save_diverged(contents, step=step)}"
+        epoch = step / self.trainer.schedules.steps_per_epoch
+        self.journal.write("alarm", step, {"epoch": epoch, "name": "not finite", "message": cause})
+        self._draw()
         return UserError(
-            f"{what} at step {self.progress.step}: lower optim.base_lr or use efficiency.precision=fp32; nothing of it "
-            "was saved, the checkpoints are from before"
+            f"stopped at step {step}, learning rate {rate:.3g}: {cause}{where}. Start another run from a checkpoint "
+            "(init=PATH) with a lower optim.base_lr or efficiency.precision=fp32",
+            told=rank() > 0,
         )
+
+    def _ring(self, alarms: list[Alarm], epoch: int) -> None:
+        for alarm in alarms:
+            self.reporter.warn(f"epoch {epoch}: {alarm.message}")
+            self.journal.write(
+                "alarm", self.progress.step, {"epoch": epoch, "name": alarm.name, "message": alarm.message}
+            )
 
     def _end_epoch(self) -> None:
         """Sum up the epoch, measure if it is time, and save."""
@@ -212,12 +318,15 @@ class Run:
         if last or epoch % recipe.monitor.every_epochs == 0:
             with self.reporter.progress(f"measuring epoch {epoch}", self.monitor.passes) as bar:
                 figures |= self.monitor.measure(self.trainer.model.teacher.backbone, bar.advance)
+        alarms = self.health.judge(figures)
+        progress.ringing = self.health.ringing
         # The newest epoch's figures stay visible although it may not have been measured.
         progress.last = (progress.last or {}) | figures
         measured = "score" in figures
         if measured and (progress.best is None or figures["score"] >= progress.best["score"]):
             progress.best = {"step": progress.step} | figures
         self.journal.write("epoch", progress.step, figures)
+        self._ring(alarms, epoch)
         if measured or last or epoch % recipe.run.save_epochs == 0:
             self._save()
 
@@ -227,39 +336,47 @@ class Run:
         Raises:
             UserError: weights are NaN or infinite; such a state never replaces a good one.
         """
+        state = {name: value for name, value in self.trainer.model.state_dict().items() if value.is_floating_point()}
+        finite = torch.stack([value.isfinite().all() for value in state.values()])
+        if not finite.all():
+            wrong = [name for name, good in zip(state, finite.tolist(), strict=True) if not good]
+            raise self._diverged(f"{wrong[0]} is not finite")
+        contents, progress = self._contents(), self.progress
+        if self.folder is not None:
+            best_step = progress.best["step"] if progress.best else None
+            self.folder.save(contents, step=progress.step, keep=self.recipe.run.keep, best_step=best_step)
+
+    def _contents(self) -> dict[str, Any]:
+        """What a checkpoint holds; nothing in it depends on the number of processes."""
         recipe, progress = self.recipe, self.progress
-        tensors = state_tensors(self.trainer.model)
-        wrong = [name for name, value in tensors.items() if not value.isfinite().all()]
-        if wrong:
-            raise self._diverged(f"{wrong[0]} holds NaN or infinity")
-        contents = {
+        statistics = self.statistics.state()
+        if self.folder is None:
+            return {}
+        return {
             "step": progress.step,
             "epoch": progress.step / self.trainer.schedules.steps_per_epoch,
             "architecture": {"name": recipe.model.backbone, "options": recipe.model.options},
             "preprocessing": recipe.views.preprocessing.to_dict(),
             "recipe": recipe.to_dict(),
             "data": describe(self.images),
-            "model": tensors,
-            "optimizer": self.trainer.optimizer.state_dict(),
-            "statistics": self.statistics.state(),
+            "model": state_tensors(self.trainer.model),
+            **self.trainer.state(),
+            "statistics": statistics,
             "broken": {"seen": self.broken.seen, "found": self.broken.found},
             "seconds": progress.seconds,
             "images": progress.images,
             "best": progress.best,
             "last": progress.last,
+            "ringing": progress.ringing,
         }
-        best_step = progress.best["step"] if progress.best else None
-        self.folder.save(contents, step=progress.step, keep=recipe.run.keep, best_step=best_step)
 
     def _restore(self, contents: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.trainer.model.load_state_dict(contents["model"])
-        self.trainer.optimizer.load_state_dict(contents["optimizer"])
+        self.trainer.restore(contents)
         self.statistics.restore(contents["statistics"])
         self.broken = BrokenFiles(**contents["broken"])
-        self.progress = Progress(
-            contents["step"], contents["seconds"], contents["images"], contents["best"], contents["last"]
-        )
+        self.progress = Progress(**{name: contents[name] for name in Progress.__dataclass_fields__})
 
     def _start_centroids(self) -> None:
         """k-means of projected training views: those of the first epoch, global views 1 and 2 in turn by batch."""
@@ -282,21 +399,29 @@ class Run:
                 view = slice(number % recipe.views.global_views, number % recipe.views.global_views + 1)
                 views = trainer.views(batch.global_crops[view], batch.global_parameters[view])
                 assert views is not None
-                rows.append(trainer.model.project(views[0]))
+                rows.append(gather_rows(trainer.model.project(views[0])))
                 bar.advance()
-        trainer.model.start_centroids(torch.cat(rows), seed=recipe.run.seed)
-        self.reporter.note(f"centroids start from k-means of {sum(map(len, rows))} views")
+        samples = torch.cat(rows)
+        # Sums on a GPU differ from process to process: one computes, and the others take its result.
+        from_first(lambda: trainer.model.start_centroids(samples, seed=recipe.run.seed))
+        share([trainer.model.student.centroids.weight, trainer.model.teacher.centroids.weight])
+        self.reporter.note(f"centroids start from k-means of {len(samples)} views")
 
     def _draw(self) -> None:
+        if self.folder is None:
+            return
         title = f"{self.recipe.name}, seed {self.recipe.run.seed}"
         curves.draw(self.folder.path, clusters=self.recipe.method.clusters, title=title)
 
     def _finish(self) -> None:
         """Draw, write `report.json`, and sum up."""
+        if self.folder is None:
+            return
         self._draw()
-        progress = self.progress
+        progress, device = self.progress, self.trainer.device
         newest = f"checkpoints/step-{progress.step}.pt"
         best = progress.best and {**progress.best, "checkpoint": f"checkpoints/step-{progress.best['step']}.pt"}
+        speed, memory = progress.images / max(progress.seconds, 1e-9), peak_memory(device)
         self.folder.report(
             {
                 "recipe": self.recipe.name,
@@ -304,7 +429,9 @@ class Run:
                 "images": len(self.images),
                 "steps": progress.step,
                 "seconds": round(progress.seconds, 1),
-                "images_per_second": round(progress.images / max(progress.seconds, 1e-9), 1),
+                "images_per_second": round(speed, 1),
+                "processes": processes(),
+                "peak_memory": memory,
                 "broken_images": self.broken.found,
                 "checkpoint": newest,
                 "last": progress.last,
@@ -314,6 +441,11 @@ class Run:
         )
         if self._table:
             rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in (progress.last or {}).items()]
-            title = f"{self.recipe.name}: {duration(progress.seconds)}, {progress.step} steps"
-            self.reporter.table(title, ["last epoch", ""], rows)
+            self.reporter.table(f"{self.recipe.name}, seed {self.recipe.run.seed}", ["last epoch", ""], rows)
+        where = f"{processes()} x {device.type}" if processes() > 1 else device.type
+        said = [f"{progress.step} steps in {duration(progress.seconds)}", f"{speed:,.0f} images/s on {where}"]
+        said.append(f"{memory / 2**30:.1f} GiB{' a process' if processes() > 1 else ''} at most")
+        if progress.best is not None:
+            said.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
+        self.reporter.note("; ".join(said))
         self.reporter.note(f"run folder {self.folder.path}: {newest}, {CURVES}, metrics.jsonl, report.json")

@@ -5,7 +5,7 @@ of an image's nearest neighbours that stay the same when every image is seen thr
 features come to follow content. Their product says which checkpoint to keep where there are no labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from excb import seeding
-from excb.features import Inputs, extract
+from excb.collectives import from_first, gather_objects, processes, rank
+from excb.features import Features, Inputs, extract
 from excb.images import ImageSet
 from excb.knn import accuracy, nearest, vote
 
@@ -26,8 +27,10 @@ KNN_TEMPERATURE = 0.07  # DINO's
 class AugmentedInputs(Inputs):
     """The first global view of every image, the same one at every call."""
 
-    def __init__(self, images: ImageSet, settings: ViewSettings, *, seed: int) -> None:
-        super().__init__(images, settings.preprocessing)
+    def __init__(
+        self, images: ImageSet, settings: ViewSettings, *, seed: int, chosen: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(images, settings.preprocessing, chosen=chosen)
         self._settings = settings
         self._maker = ViewMaker(settings, seed=seeding.fold(seeding.Purpose.MONITOR, seed), epochs=1)
 
@@ -38,7 +41,7 @@ class AugmentedInputs(Inputs):
 
 
 class Monitor:
-    """Measures a backbone on a fixed choice of the training images.
+    """Measures a backbone on a fixed choice of the training images; each process passes its part of them through it.
 
     Args:
         images: the training images.
@@ -65,11 +68,12 @@ class Monitor:
         self._images = replace(images, paths=[images.paths[i] for i in chosen], labels=labels)
         self._views, self._k, self._seed = views, settings.k, seed
         self._device, self._workers = device, workers
+        self._mine = range(rank(), len(chosen), processes())
 
     @property
     def passes(self) -> int:
-        """Images that one measurement reads, for progress."""
-        return 2 * len(self._images)
+        """Images that one measurement reads in this process, for progress."""
+        return 2 * len(self._mine)
 
     def measure(self, backbone: nn.Module, progress: Callable[[int], None] = lambda _done: None) -> dict[str, float]:
         """Measure; the backbone's state is untouched.
@@ -79,12 +83,25 @@ class Monitor:
             score, the figure to choose a checkpoint by: knn_top1, or else neighbour_agreement x effective_rank / D.
         """
         plain, seen = (
-            extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress)
+            self._all(extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress))
             for inputs in (
-                Inputs(self._images, self._views.preprocessing),
-                AugmentedInputs(self._images, self._views, seed=self._seed),
+                Inputs(self._images, self._views.preprocessing, chosen=self._mine),
+                AugmentedInputs(self._images, self._views, seed=self._seed, chosen=self._mine),
             )
         )
+        return from_first(lambda: self._figures(plain, seen))
+
+    def _all(self, features: Features) -> Features:
+        """The features of all processes, in the order of the images."""
+        if processes() == 1:
+            return features
+        parts = gather_objects((features.rows, features.samples, features.broken))
+        rows = torch.cat([part[0] for part in parts if len(part[0])])
+        samples = torch.cat([part[1] for part in parts])
+        order = samples.argsort()
+        return Features(rows[order], samples[order], {name: why for part in parts for name, why in part[2].items()})
+
+    def _figures(self, plain: Features, seen: Features) -> dict[str, float]:
         rows = plain.rows
         if len(rows) < 2 or not rows.isfinite().all():
             return {"effective_rank": 0.0, "neighbour_agreement": 0.0, "score": 0.0}

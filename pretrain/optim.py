@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from excb.settings import MethodSettings
@@ -87,9 +87,16 @@ def set_schedules(optimizer: Optimizer, schedules: Schedules, step: int) -> None
 
 
 @torch.no_grad()
-def clip_each(student: nn.Module, largest: float) -> None:
+def gradient_norms(student: nn.Module) -> dict[str, Tensor]:
+    """The norm [] of every parameter's gradient, by the parameter's name."""
+    gradients = {name: value.grad for name, value in student.named_parameters() if value.grad is not None}
+    norms: tuple[Tensor, ...] = torch._foreach_norm(list(gradients.values()))
+    return dict(zip(gradients, norms, strict=True))
+
+
+@torch.no_grad()
+def clip_each(student: nn.Module, norms: dict[str, Tensor], largest: float) -> None:
     """Scale down the gradient of every parameter tensor whose norm exceeds `largest` (DINO's clipping)."""
-    gradients = [parameter.grad for parameter in student.parameters() if parameter.grad is not None]
-    norms = torch.stack(torch._foreach_norm(gradients))
-    factors = (largest / (norms + 1e-6)).clamp_(max=1)
+    gradients = [value.grad for name, value in student.named_parameters() if name in norms and value.grad is not None]
+    factors = (largest / (torch.stack(list(norms.values())) + 1e-6)).clamp_(max=1)
     torch._foreach_mul_(gradients, list(factors.unbind()))

@@ -162,6 +162,7 @@ class MonitorSettings:
     every_epochs: int = option(10, "epochs between measurements; the last epoch is always measured", source="ours")
     images: int = option(10_000, "training images used at most, the same ones every time", source="ours")
     k: int = option(20, "neighbours of the k-NN figure and of the agreement of neighbours", source="DINO")
+    wandb: str | None = option(None, "project of Weights & Biases to log to as well", source="ours")
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
@@ -175,15 +176,23 @@ class EfficiencySettings:
     """What changes speed, never the result's definition."""
 
     device: str = option("auto", "cpu, cuda, or auto: cuda where there is one", source="ours")
-    precision: Literal["fp32", "bf16"] = option(
-        "fp32", "of forward and backward passes; similarities stay fp32", source="ours"
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = option(
+        "fp32",
+        "of forward and backward passes; similarities stay fp32, fp16 scales its loss, fp64 is for exact comparisons",
+        source="ours",
     )
+    accumulate: int = option(
+        1, "micro-batches per step: less memory, the same step but for BatchNorm's statistics", source="ours"
+    )
+    checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time", source="ours")
+    compile: bool = option(False, "compile the backbones (torch.compile)", source="ours")
     channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
         require_choices("efficiency", self)
+        require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")
         require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")
 
 
@@ -333,7 +342,12 @@ def quickstart() -> Recipe:
     return Recipe(name="quickstart").change(
         model={
             "backbone": "timm:resnet10t",
-            "options": {"channels": [32, 64, 128, 256], "stem_width": 16, "zero_init_last": False},
+            "options": {
+                "channels": [24, 48, 96, 256],
+                "stem_width": 8,
+                "avg_down": False,
+                "zero_init_last": False,
+            },
         },
         method={
             "clusters": 128,
@@ -344,8 +358,8 @@ def quickstart() -> Recipe:
         },
         views={
             "local_views": 2,
-            "global_size": 48,
-            "local_size": 32,
+            "global_size": 40,
+            "local_size": 24,
             "jitter": 0.5,
             "hue": 0.02,
             "grey": 0.0,
@@ -355,8 +369,8 @@ def quickstart() -> Recipe:
             "eval_resize": 48,
             "eval_crop": 48,
         },
-        optim={"epochs": 12, "batch": 128, "warmup_epochs": 0.5},
-        monitor={"every_epochs": 4},
+        optim={"epochs": 18, "batch": 128, "warmup_epochs": 0.5},
+        monitor={"every_epochs": 6},
     )
 
 

@@ -13,7 +13,7 @@ from excb.results import write_text
 
 from .recipes import Recipe
 
-RECIPE, REPORT, CURVES = "recipe.json", "report.json", "curves.png"
+RECIPE, REPORT, CURVES, DIVERGED = "recipe.json", "report.json", "curves.png", "diverged"
 # What may change between two starts of one run: none of it moves the weights.
 FREE = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
 
@@ -81,6 +81,12 @@ class RunFolder:
         for old in checkpoint.in_run(self.path)[keep:]:
             if checkpoint.step_of(old) != best_step:
                 old.unlink()
+        return file
+
+    def save_diverged(self, contents: dict[str, Any], *, step: int) -> Path:
+        """Write the state of a run that cannot go on; it is for people to look at, no run goes on from it by itself."""
+        file = self.path / DIVERGED / f"step-{step}.pt"
+        checkpoint.write(contents, file)
         return file
 
     def resume(self, warn: Any) -> dict[str, Any] | None:

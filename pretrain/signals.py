@@ -4,19 +4,29 @@ import os
 import signal
 from types import FrameType
 
+from excb.collectives import gather_numbers
+
+LAUNCHER = "EXCB_LAUNCHER"  # environment variable: the process that started this one as one of several
+
 
 class StopRequest:
     """Notices signals that ask the process to stop, while it is used as a context manager.
 
+    Args:
+        at_once: leave at the second signal.
+
     Attributes:
-        received: the first such signal, or None.
+        received: the first signal that asked this process or, as `agreed` learns, another one; or None.
+        count: of this process's own signals.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = True) -> None:
+        self.count, self._at_once = 0, at_once
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
+        self._launcher = int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None
 
     def __enter__(self) -> "StopRequest":
         for number in self.SIGNALS:
@@ -28,9 +38,22 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _notice(self, number: int, _frame: FrameType | None) -> None:
-        if self.received is not None:
+        self.count += 1
+        if self.count > 1 and self._at_once:
             os._exit(self.exit_code)  # asked twice: no clean-up that could hang
-        self.received = signal.Signals(number)
+        self.received = self.received or signal.Signals(number)
+
+    def agreed(self) -> bool:
+        """Whether any process of the run was asked to stop; called by all of them after every step.
+
+        A process whose launcher has died stops as well: nobody would stop it later.
+        """
+        if self._launcher is not None and os.getppid() != self._launcher:
+            self.received = self.received or signal.SIGTERM
+        number = int(gather_numbers([self.received or 0]).max())
+        if number and self.received is None:
+            self.received = signal.Signals(number)
+        return self.received is not None
 
     @property
     def exit_code(self) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from excb.method import Network
-from excb.pretrain.optim import Schedules, build_optimizer, clip_each, cosine, set_schedules
+from excb.pretrain.optim import Schedules, build_optimizer, clip_each, cosine, gradient_norms, set_schedules
 from excb.pretrain.recipes import RECIPES, OptimSettings, Recipe
 from excb.settings import MethodSettings
 
@@ -320,7 +320,7 @@ def test_clipping_is_dinos_rule_for_each_parameter_on_its_own(largest: float) ->
     module = student()
     set_gradients(module, 5)
     before = {name: value.grad.clone() for name, value in module.named_parameters() if value.grad is not None}
-    clip_each(module, largest)
+    clip_each(module, gradient_norms(module), largest)
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, clipped_by_dino(before[name], largest), rtol=1e-5, atol=0)
@@ -332,7 +332,7 @@ def test_clipping_of_minute_gradients_has_dinos_small_constant() -> None:
     module = student()
     gradient = torch.full_like(module.centroids.weight, 1e-6)
     module.centroids.weight.grad = gradient.clone()
-    clip_each(module, 1e-6)
+    clip_each(module, gradient_norms(module), 1e-6)
     torch.testing.assert_close(module.centroids.weight.grad, clipped_by_dino(gradient, 1e-6), rtol=1e-5, atol=0)
 
 
@@ -342,7 +342,7 @@ def test_clipping_leaves_small_gradients_bit_for_bit_and_passes_over_missing_one
     module.centroids.weight.grad = None
     module.backbone.token.grad = None
     before = {name: value.grad.clone() for name, value in module.named_parameters() if value.grad is not None}
-    clip_each(module, 1e6)
+    clip_each(module, gradient_norms(module), 1e6)
     assert module.centroids.weight.grad is None
     assert module.backbone.token.grad is None
     for name, value in module.named_parameters():

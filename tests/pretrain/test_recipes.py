@@ -93,8 +93,12 @@ RESNET50: dict[str, Any] = {
     "monitor.every_epochs": 10,
     "monitor.images": 10_000,
     "monitor.k": 20,
+    "monitor.wandb": None,
     "efficiency.device": "auto",
     "efficiency.precision": "fp32",
+    "efficiency.accumulate": 1,
+    "efficiency.checkpointing": False,
+    "efficiency.compile": False,
     "efficiency.channels_last": True,
     "efficiency.workers": -1,
     "run.seed": 0,
@@ -360,6 +364,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "monitor.every_epochs": [0],
     "monitor.images": [1],
     "monitor.k": [0],
+    "efficiency.accumulate": [0],
     "efficiency.workers": [-2],
     "run.seed": [-1, 2**63],
     "run.save_epochs": [0],
@@ -368,7 +373,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "run.log_steps": [0],
 }
 # Of these any value has a meaning, or only what runs the recipe can tell whether it has.
-ANY_VALUE = {"init", "model.backbone", "model.options", "views.mean", "efficiency.device"}
+ANY_VALUE = {"init", "model.backbone", "model.options", "views.mean", "efficiency.device", "monitor.wandb"}
 
 
 @pytest.mark.parametrize(

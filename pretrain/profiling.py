@@ -1,0 +1,67 @@
+"""Where a step's time goes: a few steps under torch's profiler, written as a trace and summed up in lines."""
+
+import time
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
+
+SKIPPED, RECORDED = 3, 5  # steps: the first ones warm up memory, workers and kernels
+ROWS = 8  # operations named in the summary
+
+
+class StepProfile:
+    """Records some of the first steps of this process.
+
+    Args:
+        folder: the run folder; the trace goes into its `profile` (open it in chrome://tracing or ui.perfetto.dev).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "profile" / "trace.json"
+        activities = [kind for kind in (ProfilerActivity.CPU, ProfilerActivity.CUDA) if kind in supported_activities()]
+        self._profiler = profile(
+            activities=activities, schedule=schedule(wait=SKIPPED - 1, warmup=1, active=RECORDED, repeat=1)
+        )
+        self._profiler.start()
+        self._step, self._clock = 0, time.monotonic()
+        self._waiting = self._working = 0.0
+
+    def data_came(self) -> None:
+        """Note that the batch is here."""
+        self._waiting += self._lap()
+
+    def step_done(self) -> str:
+        """Note that a step is done; after the last recorded one, return the summary, otherwise an empty string."""
+        if self._step > SKIPPED + RECORDED:
+            return ""
+        self._working += self._lap()
+        self._step += 1
+        self._profiler.step()
+        if self._step == SKIPPED:
+            self._waiting = self._working = 0.0
+        if self._step != SKIPPED + RECORDED:
+            return ""
+        self._profiler.stop()
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self._profiler.export_chrome_trace(str(self.file))
+        self._step += 1
+        return self._summary()
+
+    def _lap(self) -> float:
+        now = time.monotonic()
+        lap, self._clock = now - self._clock, now
+        return lap
+
+    def _summary(self) -> str:
+        events = self._profiler.key_averages()
+        on_gpu = any(event.self_device_time_total for event in events)
+        times = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events}
+        total = sum(times.values()) or 1.0
+        lines = [
+            f"profile of {RECORDED} steps ({'GPU' if on_gpu else 'CPU'} time by operation; the trace: {self.file})",
+            f"  a step takes {1000 * self._working / RECORDED:.1f} ms and waits "
+            f"{1000 * self._waiting / RECORDED:.1f} ms for images",
+        ]
+        for name, microseconds in sorted(times.items(), key=lambda item: -item[1])[:ROWS]:
+            lines.append(f"  {100 * microseconds / total:5.1f} %  {name}")
+        return "\n".join(lines)

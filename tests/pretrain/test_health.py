@@ -1,0 +1,186 @@
+"""Health: what rings, what does not, and what a run does when it is ill."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import excb
+from excb import checkpoint
+from excb.pretrain.__main__ import main
+from excb.pretrain.health import Health
+from excb.pretrain.journal import read_metrics
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.recipes import RECIPES
+from tests.pretrain.small_runs import OVERRIDES, write_images
+
+WELL = {
+    "epoch": 5,
+    "loss": 3.0,
+    "confidence": 0.2,
+    "empty_clusters": 0,
+    "smallest_cluster": 0.7,
+    "largest_cluster": 1.3,
+    "effective_rank": 80.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny networks are slower on more threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of labelled pictures."""
+    return write_images(tmp_path_factory.mktemp("images"), each=40)
+
+
+def health(*overrides: str) -> Health:
+    """Of the quickstart: K = 128, 5,632 assignments an epoch."""
+    return Health(apply(find_recipe("quickstart"), list(overrides)), assignments=5632)
+
+
+def names(judge: Health, **figures: float) -> list[str]:
+    return [alarm.name for alarm in judge.judge(WELL | figures)]
+
+
+def test_a_healthy_epoch_rings_nothing() -> None:
+    assert names(health()) == []
+
+
+@pytest.mark.parametrize(
+    ("figures", "alarm"),
+    [
+        ({"loss": math.log(128)}, "chance"),
+        ({"loss": 0.995 * math.log(128)}, "chance"),
+        ({"loss": 1.1 * math.log(128)}, "diverging"),
+        ({"empty_clusters": 100}, "clusters"),
+        ({"largest_cluster": 50.0}, "clusters"),
+        ({"confidence": 0.99}, "certain"),
+        ({"effective_rank": 1.2}, "collapse"),
+    ],
+)
+def test_each_illness_rings_with_advice(figures: dict[str, float], alarm: str) -> None:
+    found = health().judge(WELL | figures)
+    assert [each.name for each in found] == [alarm]
+    assert any(word in found[0].message for word in ("method.", "optim."))
+
+
+def test_an_alarm_is_told_when_it_begins_and_when_it_comes_back() -> None:
+    judge = health()
+    assert names(judge, confidence=0.99) == ["certain"]
+    assert names(judge, confidence=0.99) == []
+    assert names(judge) == []
+    assert names(judge, confidence=0.99) == ["certain"]
+    resumed = Health(find_recipe("quickstart"), assignments=5632, ringing=judge.ringing)
+    assert names(resumed, confidence=0.99) == []
+
+
+def test_a_collapse_rings_on_until_it_is_measured_again() -> None:
+    judge = health()
+    unmeasured = {name: value for name, value in WELL.items() if name != "effective_rank"}
+    assert names(judge, effective_rank=1.0) == ["collapse"]
+    assert [alarm.name for alarm in judge.judge(unmeasured)] == []
+    assert judge.ringing == ["collapse"]
+    assert names(judge, effective_rank=1.0) == []
+
+
+def test_the_loss_may_be_at_chance_while_the_rate_warms_up() -> None:
+    assert names(health("optim.warmup_epochs=10"), loss=math.log(128)) == []
+    assert names(health("optim.warmup_epochs=10"), loss=math.log(128), epoch=11) == ["chance"]
+
+
+@pytest.mark.parametrize("reduction", ["halves", "sum", "pairs", "pseudocode"])
+@pytest.mark.parametrize("predictor", ["true", "false"])
+def test_chance_is_the_loss_of_a_student_that_tells_nothing_apart(reduction: str, predictor: str) -> None:
+    from excb.method import match, pair_weights
+
+    judge = health(f"method.loss_reduction={reduction}", f"method.predictor={predictor}")
+    weights = pair_weights(2, 2, reduction=reduction, predictor=predictor == "true")  # type: ignore[arg-type]
+    queries = torch.zeros(4, 3, 5, dtype=torch.float64)  # similarity 0 to every centroid
+    centroids = torch.randn(128, 5, dtype=torch.float64)
+    targets = torch.randn(2, 3, 5, dtype=torch.float64)
+    loss = sum(match(queries, centroids, targets, half, temperature=0.1).item() for half in weights)
+    assert judge.chance == pytest.approx(loss)
+
+
+def test_clusters_that_chance_leaves_empty_are_no_illness() -> None:
+    recipe = apply(find_recipe("quickstart"), ["method.clusters=65536"])
+    few = Health(recipe, assignments=400)
+    assert names(few, empty_clusters=65536 - 350, loss=9.0) == []
+    many = Health(recipe, assignments=65536 * 40)
+    assert names(many, empty_clusters=40000, loss=9.0) == ["clusters"]
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_the_papers_course_rings_nothing(name: str) -> None:
+    """400 epochs as the paper's figure shows them: loss 10 to 5, confidence below 0.3, sizes 0.7 to 1.3."""
+    recipe = RECIPES[name]()
+    judge = Health(recipe, assignments=2 * 1_281_167)
+    start = judge.chance
+    for epoch in range(1, 401):
+        figures = {"epoch": epoch, "loss": start * (0.93 - 0.45 * epoch / 400), "confidence": 0.3 * epoch / 400}
+        assert judge.judge(WELL | figures) == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def pretrain(images: Path, out: Path, *overrides: str) -> int:
+    return main(["quickstart", "--data", str(images), "--out", str(out), "--quiet", *OVERRIDES, *overrides])
+
+
+def alarms(out: Path) -> list[tuple[float, str]]:
+    return [(line["epoch"], line["name"]) for line in read_metrics(out) if line["kind"] == "alarm"]
+
+
+def test_without_balancing_the_alarm_rings_within_an_epoch(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("method.clusters=48", "optim.epochs=3", "optim.base_lr=1")
+    assert pretrain(images, tmp_path / "ill", *settings, "method.balancing=none") == 0
+    assert alarms(tmp_path / "ill")[0] == (1, "clusters")
+    capsys.readouterr()
+    assert pretrain(images, tmp_path / "well", *settings, "method.balancing=linear") == 0
+    assert "clusters" not in [name for _, name in alarms(tmp_path / "well")]
+
+
+def test_a_learning_rate_that_diverges_is_named_and_its_state_kept(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    vit = 'model.options={"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "img_size": 32}'
+    code = pretrain(images, out, "model.backbone=timm:vit_tiny_patch16_224", vit, "optim.base_lr=1e20")
+    assert code == 2
+    said = capsys.readouterr().err
+    assert "learning rate" in said
+    assert "is not finite" in said
+    assert "lower optim.base_lr" in said
+    kept = list((out / "diverged").glob("step-*.pt"))
+    assert len(kept) == 1
+    assert str(kept[0]) in said
+    contents = checkpoint.read(kept[0])
+    assert contents["cause"]
+    assert f"step-{contents['step']}.pt" == kept[0].name
+    excb.load(kept[0])
+    assert all(checkpoint.step_of(file) <= contents["step"] for file in checkpoint.in_run(out))
+    assert [line["name"] for line in read_metrics(out) if line["kind"] == "alarm"][-1] == "not finite"
+
+
+def test_the_report_says_how_much_memory_and_time_it_took(images: Path, tmp_path: Path) -> None:
+    assert pretrain(images, tmp_path / "run", "optim.epochs=1") == 0
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["processes"] == 1
+    assert 2**26 < report["peak_memory"] < 2**36
+    assert report["images_per_second"] > 0
+    assert report["best"]["epoch"] == 1

@@ -1,0 +1,292 @@
+"""One step: micro-batches, precisions, recomputed activations and compiled backbones leave it what it is."""
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from excb.backbones import Architecture, recompute_blocks
+from excb.errors import UserError
+from excb.pretrain.data import Batch
+from excb.pretrain.initialise import build_model
+from excb.pretrain.optim import Schedules, build_optimizer
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.parallel import SyncBatchNorm
+from excb.pretrain.step import NotFiniteError, Trainer
+from excb.pretrain.views import ViewMaker
+from excb.seeding import generator
+from tests.pretrain.small_runs import OVERRIDES
+
+VIT = (
+    "model.backbone=timm:vit_tiny_patch16_224",
+    'model.options={"patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "img_size": 32}',
+    "model.drop_path=0.4",
+    "optim.optimizer=adamw",
+    "optim.base_lr=0.01",
+)
+RESNET = ("model.backbone=resnet18", "model.options={}")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny networks are slower on more threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def trainer(
+    *overrides: str, prepare: Callable[[nn.Module], object] = lambda _student: None, device: str = "cpu"
+) -> Trainer:
+    """A trainer of a small recipe; `prepare` may change the student's backbone."""
+    recipe = apply(find_recipe("quickstart"), [*OVERRIDES, "optim.warmup_epochs=0", *overrides])
+    model = build_model(recipe)
+    prepare(model.student.backbone)
+    if recipe.efficiency.precision == "fp64":
+        model.double()
+    model.to(device)
+    schedules = Schedules(recipe.optim, recipe.method, steps_per_epoch=4)
+    return Trainer(model.train(), build_optimizer(model.student, recipe.optim), schedules, recipe, torch.device(device))
+
+
+def batch_of(trainer: Trainer, number: int, images: int = 8) -> Batch:
+    """A batch of smooth random pictures."""
+    from PIL import Image
+
+    views = trainer.recipe.views
+    maker = ViewMaker(views, seed=3, epochs=3)
+    rows: list[list[Any]] = []
+    for sample in range(images):
+        noise = generator(1, number, sample).integers(0, 256, (6, 6, 3), dtype="uint8")
+        image = Image.fromarray(noise).resize((40, 40), Image.Resampling.BICUBIC)
+        row = []
+        for part in (range(views.global_views), range(views.global_views, views.global_views + views.local_views)):
+            row += maker.cut(image, epoch=0, sample=sample, views=part)
+        rows.append(row)
+    stacks = [torch.stack([torch.from_numpy(array) for array in column], dim=1) for column in zip(*rows, strict=True)]
+    samples = torch.arange(images)
+    return Batch(stacks[0], stacks[1], stacks[2], stacks[3], samples, samples, [])
+
+
+def steps(trainer: Trainer, count: int = 6) -> list[float]:
+    """Train; loss and gradient norm of every step."""
+    done = [trainer.step(batch_of(trainer, step), step) for step in range(count)]
+    return [figure for output, norm in done for figure in (float(output.loss), norm)]
+
+
+def assert_close(first: Trainer, second: Trainer, tolerance: float) -> None:
+    """Networks, sizes and statistics agree."""
+    ours, theirs = first.model.state_dict(), second.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+@pytest.mark.parametrize("counted", ["balanced", "raw"])
+def test_accumulation_is_one_large_batch(parts: int, counted: str) -> None:
+    settings = (*VIT, "efficiency.precision=fp64", f"method.sizes_counted={counted}", "optim.clip=0.5")
+    whole, split = trainer(*settings), trainer(*settings, f"efficiency.accumulate={parts}")
+    assert steps(whole) == pytest.approx(steps(split), rel=1e-9)
+    assert_close(whole, split, 1e-9)
+
+
+def test_accumulation_with_batchnorm_differs_by_batch_statistics_only() -> None:
+    # The same images twice: then every micro-batch has the statistics of the whole batch.
+    whole, split = (trainer("efficiency.precision=fp64", f"efficiency.accumulate={parts}") for parts in (1, 2))
+    results = []
+    for each in (whole, split):
+        half = batch_of(each, 0, images=4)
+        twice = Batch(
+            *(torch.cat([part, part], dim=1) for part in (half.global_crops, half.global_parameters)),
+            *(torch.cat([part, part], dim=1) for part in (half.local_crops, half.local_parameters) if part is not None),
+            torch.cat([half.samples, half.samples]),
+            torch.cat([half.used, half.used]),
+            [],
+        )
+        output, norm = each.step(twice, 0)
+        results.append((float(output.loss), norm))
+    assert results[0] == pytest.approx(results[1], rel=1e-9)
+    torch.testing.assert_close(whole.model.sizes, split.model.sizes, rtol=1e-12, atol=0)
+    weights = [dict(each.model.student.named_parameters()) for each in (whole, split)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-9, atol=1e-9)
+
+
+def saved_bytes(work: Callable[[], Any]) -> int:
+    """Bytes of the distinct tensors that the backward pass of `work` will need."""
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = work()
+    del kept
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize("network", [VIT, RESNET, ()], ids=["vit", "resnet18", "timm resnet"])
+def test_recomputing_changes_memory_and_nothing_else(network: tuple[str, ...]) -> None:
+    plain, recomputed = trainer(*network), trainer(*network, prepare=recompute_blocks)
+    assert steps(plain, 3) == steps(recomputed, 3)
+    for (name, value), other in zip(
+        plain.model.state_dict().items(), recomputed.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(value, other), name
+
+
+def test_recomputing_saves_memory() -> None:
+    views = torch.randn(8, 3, 32, 32)
+    network = Architecture("resnet18").build().train()
+    before = saved_bytes(lambda: network(views))
+    recompute_blocks(network)
+    assert saved_bytes(lambda: network(views)) < 0.5 * before
+
+
+def test_recomputing_refuses_unknown_networks() -> None:
+    with pytest.raises(UserError, match="ResNets and ViTs only"):
+        recompute_blocks(nn.Sequential(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_stays_close_to_fp32(precision: str) -> None:
+    exact, half = (trainer(*VIT, "method.head=batchnorm", f"efficiency.precision={p}") for p in ("fp32", precision))
+    half.scaler.load_state_dict(half.scaler.state_dict() | ({"scale": 8.0} if precision == "fp16" else {}))
+    loss, norm = steps(half, 1)
+    wanted_loss, wanted_norm = steps(exact, 1)
+    assert loss == pytest.approx(wanted_loss, rel=0.01)
+    assert norm == pytest.approx(wanted_norm, rel=0.1)
+    assert loss != wanted_loss  # so that it was half precision
+    assert all(value.dtype == torch.float32 for value in half.model.state_dict().values() if value.is_floating_point())
+
+
+def test_an_overflow_of_fp16_leaves_the_step_out_and_lowers_the_scale() -> None:
+    half = trainer(*VIT, "efficiency.precision=fp16")
+    half.scaler.load_state_dict(half.scaler.state_dict() | {"scale": 2.0**40})
+    before = copy.deepcopy(dict(half.model.student.named_parameters()))
+    half.step(batch_of(half, 0), 0)
+    assert half.scaler.get_scale() == 2.0**39
+    for name, value in half.model.student.named_parameters():
+        assert torch.equal(value, before[name])
+    again = trainer(*VIT, "efficiency.precision=fp16")
+    again.restore(half.state())
+    assert again.scaler.get_scale() == 2.0**39
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_what_is_not_finite_is_named_and_moves_nothing(precision: str) -> None:
+    ill = trainer(*VIT, f"efficiency.precision={precision}")
+    with torch.no_grad():
+        ill.model.student.backbone.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
+    before = copy.deepcopy(ill.model.state_dict())
+    with pytest.raises(NotFiniteError, match=r"the loss is nan, the gradient of backbone\..* more is not finite"):
+        ill.step(batch_of(ill, 0), 0)
+    for name, value in ill.model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
+def test_compiled_backbones_take_the_same_steps(network: tuple[str, ...]) -> None:
+    def compile_in_place(backbone: nn.Module) -> None:
+        backbone.compile(dynamic=False)
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    settings = (*network, "efficiency.precision=fp64")
+    plain, compiled = trainer(*settings), trainer(*settings, prepare=compile_in_place)
+    assert steps(plain, 3) == pytest.approx(steps(compiled, 3), rel=1e-9)
+    assert_close(plain, compiled, 1e-9)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # one for each resolution
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On a GPU
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.02), ("fp16", 0.01)])
+@pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
+def test_a_gpu_takes_the_cpus_steps(network: tuple[str, ...], precision: str, tolerance: float) -> None:
+    settings = (*network, "method.head=batchnorm", "optim.base_lr=1e-4")
+    cpu = trainer(*settings)
+    gpu = trainer(*settings, f"efficiency.precision={precision}", device="cuda")
+    assert steps(gpu)[::2] == pytest.approx(steps(cpu)[::2], rel=tolerance)  # losses
+    torch.testing.assert_close(gpu.model.sizes.cpu(), cpu.model.sizes, rtol=0, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
+def test_compiled_backbones_take_the_same_steps_on_a_gpu(network: tuple[str, ...]) -> None:
+    settings = (*network, "method.head=batchnorm", "optim.base_lr=1e-4", "efficiency.precision=bf16")
+    plain = trainer(*settings, device="cuda")
+    compiled = trainer(*settings, device="cuda", prepare=lambda backbone: backbone.compile(dynamic=False))
+    assert steps(plain)[::2] == pytest.approx(steps(compiled)[::2], rel=0.02)
+    assert plain.model.state_dict().keys() == compiled.model.state_dict().keys()
+
+
+@pytest.mark.gpu
+def test_recomputing_saves_a_gpus_memory() -> None:
+    used = []
+    for prepare in (lambda _backbone: None, recompute_blocks):
+        one = trainer("model.backbone=resnet50", "model.options={}", device="cuda", prepare=prepare)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        one.step(batch_of(one, 0, images=128), 0)
+        used.append(torch.cuda.max_memory_allocated() - before)
+    assert used[1] < 0.7 * used[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# BatchNorm over processes, seen from one
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.0, None])
+@pytest.mark.parametrize("shape", [(6, 5), (4, 5, 3, 2)])
+def test_synchronised_batchnorm_is_batchnorm(shape: tuple[int, ...], momentum: float | None) -> None:
+    torch.manual_seed(0)
+    plain = (nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d)(5, momentum=momentum).double()
+    nn.init.normal_(plain.weight)
+    nn.init.normal_(plain.bias)
+    ours = SyncBatchNorm(copy.deepcopy(plain))
+    assert ours.state_dict().keys() == plain.state_dict().keys()
+    for _ in range(3):
+        rows = (100 + torch.randn(shape, dtype=torch.float64)).requires_grad_()
+        other = rows.detach().clone().requires_grad_()
+        weights = torch.randn(shape, dtype=torch.float64)
+        (plain(rows) * weights).sum().backward()
+        (ours(other) * weights).sum().backward()
+        assert rows.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(other.grad, rows.grad, rtol=1e-8, atol=1e-8)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(dict(ours.named_parameters())[name].grad, parameter.grad)
+    torch.testing.assert_close(ours.eval()(rows), plain.eval()(rows))
+
+
+def test_synchronised_batchnorm_keeps_float32_exact_far_from_zero() -> None:
+    rows = 1e4 + torch.randn(64, 3)
+    ours, exact = SyncBatchNorm(nn.BatchNorm1d(3)), nn.BatchNorm1d(3).double()
+    torch.testing.assert_close(ours(rows), exact(rows.double()).float(), rtol=1e-3, atol=1e-3)
+
+
+def test_timms_batchnorm_keeps_its_activation() -> None:
+    from timm.layers import BatchNormAct2d
+
+    theirs = BatchNormAct2d(4)
+    ours = SyncBatchNorm(copy.deepcopy(theirs))
+    rows = torch.randn(3, 4, 5, 5)
+    torch.testing.assert_close(ours(rows), theirs(rows))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
