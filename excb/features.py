@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from excb.backbones import evaluating
-from excb.images import BrokenImageError, ImageSet, open_image
+from excb.images import BrokenImageError, ImageSet
 from excb.machine import leave_signals_to_parent
 
 
@@ -45,7 +45,7 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
         """Read one image: its index in the set, and its input or why there is none."""
         index = self._chosen[item]
         try:
-            return index, self.prepare(open_image(self.images.file(index)), index)
+            return index, self.prepare(self.images.open(index), index)
         except BrokenImageError as error:
             return index, str(error)
 

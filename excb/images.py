@@ -42,6 +42,14 @@ class ImageSet:
         """The file of one sample."""
         return self.root / self.paths[index]
 
+    def open(self, index: int) -> Image.Image:
+        """One sample as upright 8-bit RGB.
+
+        Raises:
+            BrokenImageError: it cannot be read.
+        """
+        return open_image(self.file(index))
+
     @property
     def fingerprint(self) -> str:
         """A hash of the list of files and their labels: equal for equal sets wherever they lie."""

@@ -27,6 +27,11 @@ class Purpose(IntEnum):
     KMEANS = 8
     MONITOR = 9
     PHOTOGRAPHS = 10
+    TRANSFER_ORDER = 11
+    TRANSFER_VIEW = 12
+    TRANSFER_WEIGHTS = 13
+    SPLIT = 14
+    BOOTSTRAP = 15
 
 
 def _signed(value: int) -> int:

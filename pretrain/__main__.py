@@ -96,16 +96,15 @@ def _launch(arguments: Sequence[str], gpus: int) -> int:
 
     if gpus > torch.cuda.device_count():
         raise UserError(f"{gpus} GPUs are asked for, but there are {torch.cuda.device_count()} here: lower --gpus")
-    from .launch import launch
+    from excb.launch import launch
 
-    return launch(arguments, gpus)
+    return launch("excb.pretrain", arguments, gpus)
 
 
 def _pretrain(chosen: argparse.Namespace, recipe: Recipe, reporter: Reporter) -> int:
     """Train in this process."""
     from excb.collectives import from_first, processes
-
-    from .parallel import LOST, LostProcessError, joined
+    from excb.parallel import LOST, LostProcessError, joined
 
     out = chosen.out or Path("runs") / chosen.recipe
     try:

@@ -62,6 +62,7 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
     _series(frozen, epochs, "effective_rank", ORANGE, "effective rank")
     _finish(frozen, "Frozen features of the teacher")
     if frozen.get_lines():
+        frozen.set_ylim(bottom=0)
         frozen.legend(frameon=False, fontsize=8)
     alarms = [line for line in lines if line["kind"] == "alarm" and "epoch" in line]
     for name, axes in {
@@ -104,8 +105,11 @@ def _mark(axes: Any, epochs: Sequence[float], name: str) -> None:
 
 
 def _finish(axes: Any, title: str, top: float | None = None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("epoch", fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     if top is not None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from excb import seeding
 from excb.collectives import gather_numbers, gather_objects, processes, rank
 from excb.errors import UserError
-from excb.images import BrokenImageError, ImageSet, open_image
+from excb.images import BrokenImageError, ImageSet
 from excb.machine import leave_signals_to_parent
 
 from .recipes import ViewSettings
@@ -144,7 +144,7 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
         used, broken = slot.sample, []
         for attempt in range(REPLACEMENTS):
             try:
-                image = open_image(self._images.file(used))
+                image = self._images.open(used)
                 break
             except BrokenImageError as error:
                 random = seeding.generator(seeding.Purpose.REPLACEMENT, self._seed, slot.epoch, slot.position, attempt)

@@ -15,7 +15,9 @@ from excb.errors import UserError
 from excb.images import ImageSet
 from excb.machine import choose_device, peak_memory, worker_count
 from excb.method import ExCB, Step
+from excb.parallel import synchronise_batchnorm
 from excb.results import environment
+from excb.signals import StopRequest
 
 from . import curves
 from .data import Batch, BrokenFiles, loader
@@ -24,11 +26,9 @@ from .initialise import build_model, start_from, state_tensors
 from .journal import EpochStatistics, Journal
 from .monitor import Monitor
 from .optim import Schedules, build_optimizer
-from .parallel import synchronise_batchnorm
 from .profiling import StepProfile
 from .recipes import Recipe
 from .run_state import CURVES, RunFolder, describe
-from .signals import StopRequest
 from .step import NotFiniteError, Trainer
 
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training

@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from excb import seeding
 from excb.collectives import mean_over_ranks
 from excb.method import ExCB, Step
+from excb.parallel import average_gradients
 
 from .data import Batch
 from .optim import Schedules, clip_each, gradient_norms, set_schedules
-from .parallel import average_gradients
 from .recipes import Recipe
 from .views import augment
 

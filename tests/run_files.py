@@ -24,7 +24,7 @@ def tiny_recipe(model: dict[str, Any] | None = None, **views: Any) -> Recipe:
     recipe = RECIPES["quickstart"]().change(
         model=model or TINY_RESNET,
         method={"clusters": 4, "hidden": 8, "width": 4},
-        views={"eval_resize": 64, "eval_crop": 64} | views,
+        views={"global_size": 48, "local_size": 32, "eval_resize": 64, "eval_crop": 64} | views,
     )
     assert isinstance(recipe, Recipe)
     return recipe

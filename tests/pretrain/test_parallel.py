@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from excb import checkpoint
+from excb.launch import GRACE, launch
 from excb.pretrain.__main__ import main
 from excb.pretrain.journal import read_metrics
-from excb.pretrain.launch import GRACE, launch
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 STEPS = 21
@@ -108,7 +108,7 @@ def assert_same_run(one: Path, other: Path, *, steps: int = STEPS) -> None:
 )
 def test_many_processes_are_one_run(images: Path, tmp_path: Path, network: tuple[str, ...], processes: int) -> None:
     assert main(command(images, tmp_path / "one", *network)) == 0
-    assert launch(command(images, tmp_path / "many", *network), processes) == 0
+    assert launch("excb.pretrain", command(images, tmp_path / "many", *network), processes) == 0
     assert_same_run(tmp_path / "one", tmp_path / "many")
     assert json.loads((tmp_path / "many" / "report.json").read_text())["processes"] == processes
 
@@ -117,8 +117,8 @@ def test_many_processes_are_one_run(images: Path, tmp_path: Path, network: tuple
 # Stops
 # ---------------------------------------------------------------------------------------------------------------------
 
-LAUNCH = "import sys; from excb.errors import run; from excb.pretrain.launch import launch; "
-LAUNCH += "sys.exit(run('excb-pretrain', lambda: launch(sys.argv[2:], int(sys.argv[1]))))"
+LAUNCH = "import sys; from excb.errors import run; from excb.launch import launch; "
+LAUNCH += "sys.exit(run('excb-pretrain', lambda: launch('excb.pretrain', sys.argv[2:], int(sys.argv[1]))))"
 NETWORK = ("method.centroid_init=kmeans",)
 FILES = ("efficiency.workers=1", "run.save_steps=2", "run.keep=2")
 
@@ -193,7 +193,7 @@ def test_one_process_killed_stops_the_others_and_is_named(
     assert f"process {victim} of 2 was killed by SIGKILL, and the others were stopped" in said
     assert "Traceback" not in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in both)
-    assert launch(command(images, tmp_path / "run", *NETWORK, *FILES), 2) == 0
+    assert launch("excb.pretrain", command(images, tmp_path / "run", *NETWORK, *FILES), 2) == 0
     assert_same_run(undisturbed, tmp_path / "run")
 
 
@@ -219,7 +219,7 @@ def test_torchrun_starts_the_same_run(images: Path, undisturbed: Path, tmp_path:
 def test_a_mistake_is_told_once(
     images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], overrides: list[str], words: str
 ) -> None:
-    assert launch(command(images, tmp_path / "run", *overrides), 2) == 2
+    assert launch("excb.pretrain", command(images, tmp_path / "run", *overrides), 2) == 2
     said = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
     assert len(said) == 1, said
     assert words in said[0]
@@ -268,5 +268,5 @@ def test_twenty_kills_leave_no_trace(images: Path, tmp_path: Path) -> None:
         newest = max(map(checkpoint.step_of, checkpoint.in_run(out)), default=0)
         assert newest >= saved  # what was saved stays
         saved = newest
-    assert launch(command(images, out, *NETWORK, *FILES, *LONG), 2) == 0
+    assert launch("excb.pretrain", command(images, out, *NETWORK, *FILES, *LONG), 2) == 0
     assert_same_run(tmp_path / "undisturbed", out, steps=180)

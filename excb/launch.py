@@ -10,22 +10,22 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from excb.errors import USER_ERROR, UserError
-
-from .parallel import LOST
-from .signals import LAUNCHER, StopRequest
+from excb.parallel import LOST
+from excb.signals import LAUNCHER, StopRequest
 
 GRACE = 5.0  # seconds from one process's failure until the others are killed
 POLL = 0.1  # seconds between looks at the processes
 
 
-def launch(arguments: Sequence[str], processes: int) -> int:
-    """Run `excb-pretrain ARGUMENTS` in several processes that train together.
+def launch(module: str, arguments: Sequence[str], processes: int) -> int:
+    """Run `python -m MODULE ARGUMENTS` in several processes that work together.
 
     They find each other through a store that this process keeps, on a port that the system chooses. Ctrl-C reaches only
     this process, which passes it on: a first signal lets all of them finish the step and save, a second one ends them.
 
     Args:
-        arguments: the command line, without the program.
+        module: a command line program, such as "excb.pretrain".
+        arguments: its command line, without the program.
         processes: how many.
 
     Returns:
@@ -46,7 +46,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         "LOCAL_WORLD_SIZE": str(processes),
         LAUNCHER: str(os.getpid()),
     }
-    command = [sys.executable, "-m", "excb.pretrain", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     with StopRequest(at_once=False) as stop:
         running = [
             subprocess.Popen(

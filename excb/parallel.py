@@ -1,6 +1,6 @@
-"""Many processes: joining them, BatchNorm over all of them, averaged gradients; all from outside the method.
+"""Many processes: joining them, BatchNorm over all of them, averaged gradients; models know nothing of it.
 
-Processes are started by `launch.py` (`--gpus N`) or by torchrun; both say who is who in the environment.
+Processes are started by `excb.launch` (`--gpus N`) or by torchrun; both say who is who in the environment.
 """
 
 import inspect
