@@ -1,12 +1,16 @@
 """The journal: epoch statistics against loops, and a metrics file that a kill cannot spoil."""
 
 import json
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from excb.errors import UserError
 from excb.images import ImageSet
 from excb.method import Step
 from excb.pretrain import curves
@@ -116,3 +120,75 @@ def test_curves_are_drawn_with_and_without_labels(tmp_path: Path) -> None:
     curves.draw(tmp_path, clusters=8, title="labels")
     assert without.read_bytes() != small
     assert not list(tmp_path.glob(".*.tmp*"))
+
+
+class StubWandb(types.ModuleType):
+    """Stands in for Weights & Biases: remembers what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.said: list[tuple[str, object]] = []
+
+    def init(self, **arguments: object) -> "StubWandb":
+        self.said.append(("init", arguments))
+        return self
+
+    def log(self, figures: dict[str, float], *, step: int) -> None:
+        self.said.append((f"log {step}", figures))
+
+    def alert(self, *, title: str, text: str) -> None:
+        self.said.append(("alert", (title, text)))
+
+    def finish(self) -> None:
+        self.said.append(("finish", None))
+
+
+def test_weights_and_biases_hears_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = StubWandb()
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    for step in (0, 1):
+        with Journal(tmp_path, step=step, wandb={"project": "mine", "config": {"a": 1}}) as journal:
+            journal.write("step", step + 1, {"loss": 2.5})
+            journal.write("alarm", step + 1, {"epoch": 1, "name": "clusters", "message": "empty"})
+    kinds = [kind for kind, _ in stub.said]
+    assert kinds == ["init", "log 1", "alert", "finish", "init", "log 2", "alert", "finish"]
+    first, second = (dict(arguments) for kind, arguments in stub.said if kind == "init")  # type: ignore[call-overload]
+    assert first["project"] == "mine"
+    assert first["resume"] == "allow"
+    assert first["id"] == second["id"]  # one folder, one run there
+    assert stub.said[1][1] == {"step/loss": 2.5}
+    assert [line["kind"] for line in read_metrics(tmp_path)] == ["step", "alarm", "step", "alarm"]
+
+
+def test_weights_and_biases_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        Journal(tmp_path, step=0, wandb={"project": "mine"})
+
+
+def test_a_process_without_a_folder_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Journal(None, step=0) as journal:
+        journal.write("step", 1, {"loss": 1.0})
+    assert not list(tmp_path.iterdir())
+
+
+def test_curves_mark_alarms(tmp_path: Path) -> None:
+    well, ill = tmp_path / "well", tmp_path / "ill"
+    epoch = {"loss": 2.0, "confidence": 0.2, "agreement": 0.3, "empty_clusters": 0}
+    epoch |= {"smallest_cluster": 0.8, "largest_cluster": 1.2}
+    for folder in (well, ill):
+        folder.mkdir()
+        with Journal(folder, step=0) as journal:
+            for number in (1, 2):
+                journal.write("epoch", number, {"epoch": number} | epoch)
+            if folder == ill:
+                journal.write("alarm", 2, {"epoch": 2, "name": "chance", "message": "rests"})
+    pictures = []
+    for folder in (well, ill):
+        file = curves.draw(folder, clusters=8, title="same")
+        assert file is not None
+        pictures.append(np.asarray(Image.open(file).convert("RGB")).astype(int))
+    red = [((p[..., 0] > 150) & (p[..., 1] < 90) & (p[..., 2] < 90)).sum() for p in pictures]
+    assert red[0] == 0
+    assert red[1] > 20
