@@ -216,15 +216,16 @@ def _recompute(block: nn.Module) -> None:
     forward = block.forward
     drop_paths = [module for module in block.modules() if isinstance(module, SampleDropPath)]
 
-    def forgetful(*inputs: Any) -> Any:
+    def forgetful(*inputs: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
-            return forward(*inputs)
+            return forward(*inputs, **keywords)
         names = [layer.row_names for layer in drop_paths]
         return checkpoint(
             forward,
             *inputs,
             use_reentrant=False,
             context_fn=lambda: (nullcontext(), _second_pass(block, drop_paths, names)),
+            **keywords,
         )
 
     block.forward = forgetful

@@ -42,8 +42,9 @@ def gather_rows(rows: Tensor) -> Tensor:
     """Concatenate the rows of all processes, process by process: [R, ...] each -> [processes * R, ...] on all."""
     if processes() == 1:
         return rows
+    rows = rows.contiguous()
     parts = [torch.empty_like(rows) for _ in range(processes())]
-    dist.all_gather(parts, rows.contiguous())
+    dist.all_gather(parts, rows)
     return torch.cat(parts)
 
 

@@ -45,5 +45,6 @@ def run(program: str, main: Callable[[], int]) -> int:
             os.dup2(nowhere, stream.fileno())
         return 0
     except KeyboardInterrupt:
-        print(f"\n{program}: interrupted", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # one of many processes speaks for all
+            print(f"\n{program}: interrupted", file=sys.stderr)
         return 130

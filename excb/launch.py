@@ -1,11 +1,13 @@
 """One process per GPU on this machine: start them, pass signals on, and stop all of them when one fails."""
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
@@ -14,6 +16,7 @@ from excb.parallel import LOST
 from excb.signals import LAUNCHER, StopRequest
 
 GRACE = 5.0  # seconds from one process's failure until the others are killed
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of processes that were asked to stop, and saved
 POLL = 0.1  # seconds between looks at the processes
 
 
@@ -21,7 +24,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run `python -m MODULE ARGUMENTS` in several processes that work together.
 
     They find each other through a store that this process keeps, on a port that the system chooses. Ctrl-C reaches only
-    this process, which passes it on: a first signal lets all of them finish the step and save, a second one ends them.
+    this process, which passes it on: a first signal lets all of them finish the step and save, a second one ends them,
+    those that hang as well.
 
     Args:
         module: a command line program, such as "excb.pretrain".
@@ -55,50 +59,60 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
             for number in range(processes)
         ]
         try:
-            codes = _watch(running, stop)
+            end = _watch(running, stop)
         finally:
             for process in running:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-        return _judge(codes, stop)
+        return _judge(end, stop)
 
 
-def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> list[int | None]:
-    """Wait until all have ended, or one has failed and the others had their time; the codes, None where killed by us.
+@dataclass
+class _End:
+    """How the processes ended."""
 
-    The first process that failed, and did not merely lose another one, comes to the codes as it ended.
-    """
-    passed_on, failed_at = 0, None
+    codes: list[int | None]  # None where a process had to be killed by us
+    failed: list[int]  # the processes that failed by themselves, in order
+
+
+def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> _End:
+    """Wait until all have ended, or one has failed, or a second signal came, and the others had their time."""
+    end, passed_on, deadline = _End([], []), 0, math.inf
     while True:
-        codes = [process.poll() for process in running]
-        if None not in codes:
-            return codes
+        end.codes = [process.poll() for process in running]
         if stop.count > passed_on:
             passed_on = stop.count
             for process in running:
                 if process.poll() is None:
                     process.send_signal(stop.received or signal.SIGTERM)
-        if failed_at is None and any(code not in (None, 0) for code in codes) and stop.received is None:
-            failed_at = time.monotonic()
-        if stop.count > 2 or (failed_at is not None and time.monotonic() - failed_at > GRACE):
-            return codes
+            if passed_on > 1:  # a process that hangs in a collective does not hear signals
+                deadline = min(deadline, time.monotonic() + 1)
+        end.failed += [
+            number
+            for number, code in enumerate(end.codes)
+            if code not in (None, 0, *STOPPED) and number not in end.failed
+        ]
+        if end.failed:
+            deadline = min(deadline, time.monotonic() + GRACE)
+        if None not in end.codes or time.monotonic() > deadline:
+            return end
         time.sleep(POLL)
 
 
-def _judge(codes: Sequence[int | None], stop: StopRequest) -> int:
+def _judge(end: _End, stop: StopRequest) -> int:
     """The exit code, or an error that says which process failed."""
-    if stop.received is not None and USER_ERROR not in codes:
-        return stop.exit_code
-    if all(code == codes[0] for code in codes) and codes[0] is not None and codes[0] >= 0 and codes[0] != LOST:
-        return codes[0]
-    if USER_ERROR in codes:
+    if USER_ERROR in end.codes:
         return USER_ERROR  # that process has said why
-    failed = [(number, code) for number, code in enumerate(codes) if code not in (None, 0)]
-    number, code = next((pair for pair in failed if pair[1] != LOST), failed[0])
+    if stop.received is not None:
+        return stop.exit_code
+    if not end.failed:
+        return max(code or 0 for code in end.codes)
+    number = next((number for number in end.failed if end.codes[number] != LOST), end.failed[0])
+    code = end.codes[number]
     assert code is not None
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise UserError(
-        f"process {number} of {len(codes)} {how}, and the others were stopped; the same command goes on from the "
+        f"process {number} of {len(end.codes)} {how}, and the others were stopped; the same command goes on from the "
         "newest checkpoint"
     )

@@ -23,7 +23,7 @@ from excb.machine import choose_device
 
 LOST = 75  # exit code of a process that lost another one: not the cause of a run's end
 # How gloo and NCCL say that the other side is gone.
-_LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "NCCL", "ncclRemoteError")
+_LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited")
 
 # A process waits this long for another one: as long as process 0 may need to scan a large folder on a slow disk.
 TIMEOUT = timedelta(minutes=30)

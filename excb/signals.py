@@ -2,10 +2,12 @@
 
 import os
 import signal
+import time
 from types import FrameType
 
 from excb.collectives import gather_numbers
 
+ONE_REQUEST = 1.0  # seconds in which repeats are one request: job systems signal a launcher and its processes
 LAUNCHER = "EXCB_LAUNCHER"  # environment variable: the process that started this one as one of several
 
 
@@ -23,7 +25,7 @@ class StopRequest:
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self, *, at_once: bool = True) -> None:
-        self.count, self._at_once = 0, at_once
+        self.count, self._at_once, self._first = 0, at_once, 0.0
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
         self._launcher = int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None
@@ -38,9 +40,13 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _notice(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.count and now - self._first < ONE_REQUEST:
+            return
         self.count += 1
         if self.count > 1 and self._at_once:
             os._exit(self.exit_code)  # asked twice: no clean-up that could hang
+        self._first = now
         self.received = self.received or signal.Signals(number)
 
     def agreed(self) -> bool:
@@ -51,9 +57,10 @@ class StopRequest:
         if self._launcher is not None and os.getppid() != self._launcher:
             self.received = self.received or signal.SIGTERM
         number = int(gather_numbers([self.received or 0]).max())
-        if number and self.received is None:
+        # A signal that came while we waited for the others counts at the next step, when all know of it.
+        if number:
             self.received = signal.Signals(number)
-        return self.received is not None
+        return number > 0
 
     @property
     def exit_code(self) -> int:

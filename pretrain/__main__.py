@@ -81,8 +81,16 @@ def _main(argv: Sequence[str] | None) -> int:
     except UserError as error:
         error.told = not _is_first()  # every process reads the same command line
         raise
-    if chosen.gpus is not None and chosen.gpus > 1 and "RANK" not in os.environ:
-        return _launch(sys.argv[1:] if argv is None else argv, chosen.gpus)
+    if (chosen.gpus or 0) > 1:
+        here = os.environ.get("LOCAL_WORLD_SIZE", "1") if "RANK" in os.environ else None
+        if here is None:
+            return _launch(sys.argv[1:] if argv is None else argv, chosen.gpus)
+        if here != str(chosen.gpus):
+            raise UserError(
+                f"--gpus {chosen.gpus}, but {here} processes were started here (RANK is set): leave --gpus out under "
+                "torchrun, or unset RANK",
+                told=not _is_first(),
+            )
     return _pretrain(chosen, recipe, reporter)
 
 
@@ -111,10 +119,12 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, reporter: Reporter) ->
         with joined(recipe.efficiency.device) as device:
             if chosen.data is None and chosen.list is None:
                 if processes() > 1:
-                    raise UserError("the quickstart is made for one process: give it --data DIR to use more")
+                    raise UserError(
+                        "the quickstart is made for one process: give it --data DIR to use more", told=not _is_first()
+                    )
                 from .quickstart import quickstart
 
-                code = quickstart(recipe, out, reporter, table=not chosen.json)
+                code = quickstart(recipe, out, reporter, table=not chosen.json, profile=chosen.profile)
             else:
                 from .loop import train
 
@@ -124,7 +134,7 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, reporter: Reporter) ->
                     recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile
                 )
     except LostProcessError as error:
-        reporter.warn(f"another process of the run is gone ({error})")
+        print(f"excb-pretrain: another process of the run is gone ({error})", file=sys.stderr)
         return LOST
     if chosen.json and code == 0 and _is_first():
         reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())

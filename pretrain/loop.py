@@ -1,6 +1,7 @@
 """The pretraining loop: set-up, steps, epochs; it knows when things happen, not how."""
 
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +102,8 @@ def _check(recipe: Recipe, images: ImageSet) -> None:
             f"a batch of {batch} images cannot be shared by {processes()} processes with {accumulate} micro-batches "
             f"each: set optim.batch to a multiple of {processes() * accumulate}"
         )
+    if recipe.efficiency.compile and recipe.efficiency.checkpointing:
+        raise UserError("efficiency.compile and efficiency.checkpointing exclude each other: switch one off")
     if accumulate > 1 and recipe.method.sizes_updated == "before_balancing":
         raise UserError(
             "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1"
@@ -189,15 +192,16 @@ class Run:
         if progress.step:
             epoch = progress.step / schedules.steps_per_epoch
             self.reporter.note(f"going on from step {progress.step} (epoch {epoch:.2f})")
-        elif self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None:
-            self._start_centroids()
         with (
-            Journal(self.folder.path if self.folder else None, step=progress.step, wandb=self._wandb()) as self.journal,
             StopRequest() as stop,
-            self.reporter.progress(self.recipe.name, schedules.steps, done=progress.step) as bar,
+            Journal(self.folder.path if self.folder else None, step=progress.step, wandb=self._wandb()) as self.journal,
         ):
-            self._train(stop, bar)
-        if stop.received is not None:
+            kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not progress.step
+            asked = kmeans and self._start_centroids(stop)
+            if not asked:
+                with self.reporter.progress(self.recipe.name, schedules.steps, done=progress.step) as bar:
+                    asked = self._train(stop, bar)
+        if asked and stop.received is not None:
             self.reporter.note(f"stopped by {stop.received.name} after step {progress.step}: the same command goes on")
             return stop.exit_code
         self._finish()
@@ -213,8 +217,8 @@ class Run:
             "config": self.recipe.to_dict(),
         }
 
-    def _train(self, stop: StopRequest, bar: Progressor) -> None:
-        """Step after step, epoch after epoch."""
+    def _train(self, stop: StopRequest, bar: Progressor) -> bool:
+        """Step after step, epoch after epoch; whether the run was asked to stop."""
         recipe, schedules, progress = self.recipe, self.trainer.schedules, self.progress
         batches = loader(
             self.images,
@@ -235,16 +239,20 @@ class Run:
             if progress.step % recipe.run.log_steps == 0:
                 self._log_step(float(mean_over_ranks(output.loss)), norm, bar)
             asked = stop.agreed()
+            due = asked or (recipe.run.save_steps is not None and progress.step % recipe.run.save_steps == 0)
             if progress.step % schedules.steps_per_epoch == 0:
-                self._end_epoch()
-                if now - drawn > CURVES_SECONDS:
-                    self._draw()
-                    drawn = time.monotonic()
-            elif asked or (recipe.run.save_steps and progress.step % recipe.run.save_steps == 0):
+                due |= self._end_epoch()
+            if due:
                 self._save()
+            if now - drawn > CURVES_SECONDS and progress.step % schedules.steps_per_epoch == 0:
+                self._draw()
+                drawn = now
             bar.advance()
             if asked:
-                break
+                return True
+        if self.profile is not None and (told := self.profile.close()):
+            self.reporter.note(told)
+        return False
 
     def _step(self, batch: Batch) -> tuple[Step, float]:
         """One step and what is counted of it."""
@@ -275,13 +283,13 @@ class Run:
             {
                 "epoch": epoch,
                 "loss": loss,
-                "gradient_norm": norm,
                 "learning_rate": schedules.learning_rate(done),
                 "weight_decay": schedules.weight_decay(done),
                 "centroid_decay": schedules.centroid_decay(done),
                 "teacher_momentum": schedules.teacher_momentum(done),
                 "images_per_second": speed,
-            },
+            }
+            | ({"gradient_norm": norm} if math.isfinite(norm) else {}),  # fp16 overflowed: the step was left out
         )
         bar.status = f"epoch {epoch:.1f}/{self.recipe.optim.epochs}  loss {loss:.3f}  {speed:,.0f} images/s"
 
@@ -289,15 +297,21 @@ class Run:
         """Keep the state before the step that failed, beside the checkpoints, and name the cause."""
         step, rate = self.progress.step, self.trainer.schedules.learning_rate(self.progress.step)
         contents = self._contents() | {"cause": cause}
-        where = ""
-        if self.folder is not None:
-            where = f"; the state before it is in {self.folder.save_diverged(contents, step=step)}"
-        epoch = step / self.trainer.schedules.steps_per_epoch
-        self.journal.write("alarm", step, {"epoch": epoch, "name": "not finite", "message": cause})
-        self._draw()
+
+        def keep() -> str:
+            assert self.folder is not None
+            epoch = step / self.trainer.schedules.steps_per_epoch
+            self.journal.write("alarm", step, {"epoch": epoch, "name": "not finite", "message": cause})
+            self._draw()
+            return os.fspath(self.folder.save_diverged(contents, step=step))
+
+        where = from_first(keep)  # all wait: whoever ended first would take the others along
+        cure = "a lower optim.base_lr"
+        if self.recipe.efficiency.precision in ("bf16", "fp16"):
+            cure += " or efficiency.precision=fp32"
         return UserError(
-            f"stopped at step {step}, learning rate {rate:.3g}: {cause}{where}. Start another run from a checkpoint "
-            "(init=PATH) with a lower optim.base_lr or efficiency.precision=fp32",
+            f"stopped at step {step}, learning rate {rate:.3g}: {cause}; the state before it is in {where}. Start "
+            f"another run from a checkpoint (init=PATH) with {cure}",
             told=rank() > 0,
         )
 
@@ -308,8 +322,8 @@ class Run:
                 "alarm", self.progress.step, {"epoch": epoch, "name": alarm.name, "message": alarm.message}
             )
 
-    def _end_epoch(self) -> None:
-        """Sum up the epoch, measure if it is time, and save."""
+    def _end_epoch(self) -> bool:
+        """Sum up the epoch and measure if it is time; whether a checkpoint is due."""
         progress, recipe = self.progress, self.recipe
         epoch = progress.step // self.trainer.schedules.steps_per_epoch
         figures: dict[str, Any] = {"epoch": epoch} | self.statistics.summary()
@@ -327,8 +341,7 @@ class Run:
             progress.best = {"step": progress.step} | figures
         self.journal.write("epoch", progress.step, figures)
         self._ring(alarms, epoch)
-        if measured or last or epoch % recipe.run.save_epochs == 0:
-            self._save()
+        return measured or last or epoch % recipe.run.save_epochs == 0
 
     def _save(self) -> None:
         """Write a checkpoint of everything the run is.
@@ -342,9 +355,13 @@ class Run:
             wrong = [name for name, good in zip(state, finite.tolist(), strict=True) if not good]
             raise self._diverged(f"{wrong[0]} is not finite")
         contents, progress = self._contents(), self.progress
-        if self.folder is not None:
+
+        def write() -> None:
+            assert self.folder is not None
             best_step = progress.best["step"] if progress.best else None
             self.folder.save(contents, step=progress.step, keep=self.recipe.run.keep, best_step=best_step)
+
+        from_first(write)  # all wait: a disk that is full, or a process that ends, must find the others where they are
 
     def _contents(self) -> dict[str, Any]:
         """What a checkpoint holds; nothing in it depends on the number of processes."""
@@ -378,8 +395,12 @@ class Run:
         self.broken = BrokenFiles(**contents["broken"])
         self.progress = Progress(**{name: contents[name] for name in Progress.__dataclass_fields__})
 
-    def _start_centroids(self) -> None:
-        """k-means of projected training views: those of the first epoch, global views 1 and 2 in turn by batch."""
+    def _start_centroids(self, stop: StopRequest) -> bool:
+        """k-means of projected training views: those of the first epoch, global views 1 and 2 in turn by batch.
+
+        Returns:
+            Whether the run was asked to stop meanwhile; then nothing has changed that a new start would need.
+        """
         recipe, trainer = self.recipe, self.trainer
         steps = min(trainer.schedules.steps_per_epoch, math.ceil(recipe.method.kmeans_samples / recipe.optim.batch))
         batches = loader(
@@ -401,11 +422,14 @@ class Run:
                 assert views is not None
                 rows.append(gather_rows(trainer.model.project(views[0])))
                 bar.advance()
+                if stop.agreed():
+                    return True
         samples = torch.cat(rows)
         # Sums on a GPU differ from process to process: one computes, and the others take its result.
         from_first(lambda: trainer.model.start_centroids(samples, seed=recipe.run.seed))
         share([trainer.model.student.centroids.weight, trainer.model.teacher.centroids.weight])
         self.reporter.note(f"centroids start from k-means of {len(samples)} views")
+        return False
 
     def _draw(self) -> None:
         if self.folder is None:

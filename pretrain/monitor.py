@@ -96,7 +96,7 @@ class Monitor:
         if processes() == 1:
             return features
         parts = gather_objects((features.rows, features.samples, features.broken))
-        rows = torch.cat([part[0] for part in parts if len(part[0])])
+        rows = torch.cat([part[0] for part in parts if len(part[0])] or [features.rows])
         samples = torch.cat([part[1] for part in parts])
         order = samples.argsort()
         return Features(rows[order], samples[order], {name: why for part in parts for name, why in part[2].items()})

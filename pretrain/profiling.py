@@ -47,6 +47,13 @@ class StepProfile:
         self._step += 1
         return self._summary()
 
+    def close(self) -> str:
+        """Say that a run had too few steps, if it had."""
+        if self._step > SKIPPED + RECORDED:
+            return ""
+        self._profiler.stop()
+        return f"no profile: it takes {SKIPPED + RECORDED} steps, and there were {self._step}"
+
     def _lap(self) -> float:
         now = time.monotonic()
         lap, self._clock = now - self._clock, now

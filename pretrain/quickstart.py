@@ -30,7 +30,7 @@ PIXELS = Preprocessing(32, 32)  # what raw pixels are compared at
 BINS = 4  # of the colour histogram, per channel
 
 
-def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True) -> int:
+def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True, profile: bool = False) -> int:
     """Write patches of photographs, pretrain on the train patches, and compare what k-NN makes of several features.
 
     Args:
@@ -38,6 +38,7 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
         out: the run folder; patches go into its `data`, and `report.json` gains `knn`.
         reporter: where to talk.
         table: print the table.
+        profile: record a few steps.
 
     Returns:
         The exit code.
@@ -58,7 +59,7 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
         "untrained": knn(untrained, preprocessing, bank, queries),
     }
     before = time.monotonic() - start
-    if code := train(recipe, bank, out, reporter, table=False):
+    if code := train(recipe, bank, out, reporter, table=False, profile=profile):
         return code
     after = time.monotonic()
     trained = hub.load(out)

@@ -52,6 +52,9 @@ class Trainer:
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
         self._autocast = AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        # BatchNorm's statistics move in the forward pass already: copies, for a step that must not be taken.
+        self._buffers = list(model.buffers())
+        self._before = [buffer.clone() for buffer in self._buffers]
 
     def views(self, crops: Tensor | None, parameters: Tensor | None) -> Tensor | None:
         """Augment crops [V, B, S, S, 3] into views [V, B, 3, S, S] on the device."""
@@ -74,6 +77,7 @@ class Trainer:
         Raises:
             NotFiniteError: in all processes alike, before anything has moved.
         """
+        torch._foreach_copy_(self._before, self._buffers)
         set_schedules(self.optimizer, self.schedules, step)
         self.optimizer.zero_grad(set_to_none=True)
         parts = batch.split(self.recipe.efficiency.accumulate)
@@ -122,7 +126,8 @@ class Trainer:
         mean = float(mean_over_ranks(loss.detach().clone()))
         if self.scaler.is_enabled() and math.isfinite(mean) and self.scaler.get_scale() > SMALLEST_SCALE:
             return  # fp16 overflowed: the scaler leaves the step out and lowers its scale
-        wrong = [name for name, value in norms.items() if not math.isfinite(value)]
+        torch._foreach_copy_(self._buffers, self._before)
+        wrong = [name for name, value in norms.items() if not math.isfinite(value)] or ["all weights together"]
         rest = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise NotFiniteError(f"the loss is {mean:.4g}, the gradient of {wrong[0]}{rest} is not finite")
 

@@ -178,6 +178,19 @@ def test_a_run_stopped_at_two_processes_goes_on_at_one(
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_signal_to_all_processes_at_once_is_one_request(images: Path, undisturbed: Path, tmp_path: Path) -> None:
+    process = start(images, tmp_path / "run", 2)
+    wait_for_step(tmp_path / "run", 3, process)
+    for each in (*ranks(process.pid), process.pid):
+        os.kill(each, signal.SIGTERM)
+    said = process.communicate()[1]
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert checkpoint.in_run(tmp_path / "run")
+    assert main(command(images, tmp_path / "run", *NETWORK, *FILES)) == 0
+    assert_same_run(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_process_killed_stops_the_others_and_is_named(
     images: Path, undisturbed: Path, tmp_path: Path, victim: int
@@ -214,6 +227,7 @@ def test_torchrun_starts_the_same_run(images: Path, undisturbed: Path, tmp_path:
         (["model.backbone=timm:resnet19t"], "did you mean"),
         (["init=nowhere"], "nowhere"),
         (["efficiency.device=meta"], "device 'meta'"),
+        (["efficiency.compile=true", "efficiency.checkpointing=true"], "exclude each other"),
     ],
 )
 def test_a_mistake_is_told_once(

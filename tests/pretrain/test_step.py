@@ -141,6 +141,20 @@ def test_recomputing_changes_memory_and_nothing_else(network: tuple[str, ...]) -
         assert torch.equal(value, other), name
 
 
+@pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "beit_base_patch16_224", "vit_small_patch16_dinov3"])
+def test_blocks_that_take_keywords_are_recomputed_too(name: str) -> None:
+    options = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 2, "patch_size": 16}
+    network = Architecture(f"timm:{name}", options).build().train()
+    views = torch.randn(2, 3, 32, 32)
+    gradients = []
+    for prepare in (lambda _network: None, recompute_blocks):
+        prepare(network)
+        network.zero_grad()
+        network(views).sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in network.parameters() if parameter.grad is not None])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
 def test_recomputing_saves_memory() -> None:
     views = torch.randn(8, 3, 32, 32)
     network = Architecture("resnet18").build().train()
@@ -179,11 +193,12 @@ def test_an_overflow_of_fp16_leaves_the_step_out_and_lowers_the_scale() -> None:
     assert again.scaler.get_scale() == 2.0**39
 
 
+@pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_what_is_not_finite_is_named_and_moves_nothing(precision: str) -> None:
-    ill = trainer(*VIT, f"efficiency.precision={precision}")
+def test_what_is_not_finite_is_named_and_moves_nothing(precision: str, network: tuple[str, ...]) -> None:
+    ill = trainer(*network, f"efficiency.precision={precision}")
     with torch.no_grad():
-        ill.model.student.backbone.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
+        next(ill.model.student.backbone.parameters()).view(-1)[0] = float("nan")
     before = copy.deepcopy(ill.model.state_dict())
     with pytest.raises(NotFiniteError, match=r"the loss is nan, the gradient of backbone\..* more is not finite"):
         ill.step(batch_of(ill, 0), 0)
