@@ -27,6 +27,13 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+def tell(program: str, error: UserError) -> int:
+    """Print a user's error as one line on stderr, unless another process does, and give the exit code."""
+    if not error.told:
+        print(f"{program}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+    return USER_ERROR
+
+
 def run(program: str, main: Callable[[], int]) -> int:
     """Run a command line program's `main`, turning the user's errors into one line on stderr and exit code 2."""
     try:
@@ -34,9 +41,7 @@ def run(program: str, main: Callable[[], int]) -> int:
         sys.stdout.flush()  # not first at exit, where a closed pipe could not be caught
         return code
     except UserError as error:
-        if not error.told:
-            print(f"{program}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        return USER_ERROR
+        return tell(program, error)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing to report, and nowhere to report it. What is still
         # buffered must go nowhere as well, or Python complains when it flushes at exit.

@@ -1,15 +1,17 @@
 """Features of a set of images, every image exactly once, in order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from excb.backbones import evaluating
-from excb.images import BrokenImageError, ImageSet
+from excb.backbones import evaluating, feature_width
+from excb.errors import UserError
+from excb.images import BrokenImageError, Images
 from excb.machine import leave_signals_to_parent
 
 
@@ -32,7 +34,7 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
     """
 
     def __init__(
-        self, images: ImageSet, transform: Callable[[Image], Tensor], *, chosen: Sequence[int] | None = None
+        self, images: Images, transform: Callable[[Image], Tensor], *, chosen: Sequence[int] | None = None
     ) -> None:
         self.images, self._transform = images, transform
         self._chosen = range(len(images)) if chosen is None else chosen
@@ -63,6 +65,42 @@ def _collate(batch: list[tuple[int, Tensor | str]]) -> tuple[Tensor, Tensor | No
 
 
 @torch.no_grad()
+def stream(
+    backbone: nn.Module,
+    inputs: Inputs,
+    batches: Sequence[Sequence[int]],
+    *,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+) -> Iterator[Features]:
+    """Pass batches of images through a backbone in eval mode, and give the features of each batch in turn.
+
+    Args:
+        backbone: [B, 3, H, W] -> [B, D]; its mode is restored afterwards.
+        inputs: the images, as the backbone takes them.
+        batches: items of `inputs` that pass together.
+        device: where the backbone is.
+        workers: processes that read images besides this one.
+    """
+    loader = DataLoader(
+        inputs,
+        batch_sampler=batches,  # type: ignore[arg-type]  # any sequence of indices will do, such as a range
+        num_workers=workers,
+        collate_fn=_collate,
+        worker_init_fn=leave_signals_to_parent,
+        pin_memory=torch.device(device).type == "cuda",
+    )
+    dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
+    with evaluating(backbone):
+        for indices, stacked, bad in loader:
+            broken = {inputs.images.paths[index]: reason for index, reason in bad}
+            if stacked is None:
+                yield Features(torch.empty(0, 0), indices, broken)
+            else:
+                rows = backbone(stacked.to(device, dtype, non_blocking=True)).float().cpu()
+                yield Features(rows, indices, broken)
+
+
 def extract(
     backbone: nn.Module,
     inputs: Inputs,
@@ -82,25 +120,56 @@ def extract(
         workers: processes that read images besides this one.
         progress: told the number of images done after every batch.
     """
-    loader = DataLoader(
-        inputs,
-        batch_size=batch,
-        num_workers=workers,
-        collate_fn=_collate,
-        worker_init_fn=leave_signals_to_parent,
-        pin_memory=torch.device(device).type == "cuda",
-    )
-    dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
-    rows: list[Tensor] = []
-    samples: list[Tensor] = []
-    broken: dict[str, str] = {}
-    with evaluating(backbone):
-        for indices, stacked, bad in loader:
-            if stacked is not None:
-                rows.append(backbone(stacked.to(device, dtype, non_blocking=True)).float().cpu())
-                samples.append(indices)
-            broken |= {inputs.images.paths[index]: reason for index, reason in bad}
-            progress(len(indices) + len(bad))
-    if not rows:
+    parts: list[Features] = []
+    for part in stream(backbone, inputs, in_batches(range(len(inputs)), batch), device=device, workers=workers):
+        parts.append(part)
+        progress(len(part.samples) + len(part.broken))
+    broken = {path: reason for part in parts for path, reason in part.broken.items()}
+    readable = [part for part in parts if len(part.samples)]
+    if not readable:
         return Features(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), broken)
-    return Features(torch.cat(rows), torch.cat(samples), broken)
+    return Features(torch.cat([part.rows for part in readable]), torch.cat([part.samples for part in readable]), broken)
+
+
+def in_batches(items: range, batch: int) -> list[range]:
+    """Cut a range into batches; the last one may be smaller."""
+    return [items[start : start + batch] for start in range(0, len(items), batch)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kinds of features
+# ---------------------------------------------------------------------------------------------------------------------
+
+Kind = Literal["pooled", "last4_cls"]
+LAST_BLOCKS = 4  # as DINO judges ViT-S (`n_last_blocks` of its eval_linear.py)
+
+
+class LastClassTokens(nn.Module):
+    """The class tokens of a ViT's last four blocks, each through the final norm: [B, 3, H, W] -> [B, 4 * D].
+
+    The oldest of the four comes first, as in DINO's `eval_linear.py`.
+
+    Raises:
+        UserError: the network is no ViT with a class token, or has fewer than four blocks.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        blocks: Any = getattr(network, "blocks", ())
+        if getattr(network, "cls_token", None) is None or not hasattr(network, "forward_intermediates"):
+            raise UserError(
+                f"only ViTs have class tokens, and this {type(network).__name__} has none: choose a protocol that "
+                "takes pooled features"
+            )
+        if len(blocks) < LAST_BLOCKS:
+            raise UserError(f"this ViT has {len(blocks)} blocks: the class tokens of its last {LAST_BLOCKS} are needed")
+        self.network = network
+        self.width = LAST_BLOCKS * feature_width(network)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class tokens of normalised images."""
+        network: Any = self.network
+        layers = network.forward_intermediates(
+            images, indices=LAST_BLOCKS, return_prefix_tokens=True, norm=True, intermediates_only=True
+        )
+        return torch.cat([prefix[:, 0] for _patches, prefix in layers], dim=1)

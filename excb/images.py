@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -16,6 +17,40 @@ from PIL import Image, ImageOps
 from excb.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
+
+
+class Images(Protocol):
+    """Labelled images with a fixed order, wherever they are kept; `ImageSet` is one of them."""
+
+    @property
+    def root(self) -> Path:
+        """The folder, or the name of the source."""
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """A name for every image, the same each time."""
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Class index of every image, int64 [N]."""
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Class names."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash: equal for equal sets, different where an image or a label differs."""
+
+    def __len__(self) -> int:
+        """Number of images."""
+
+    def open(self, index: int) -> Image.Image:
+        """One image as upright 8-bit RGB.
+
+        Raises:
+            BrokenImageError: it cannot be read.
+        """
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,41 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 from excb.errors import USER_ERROR, UserError
-from excb.parallel import LOST
+from excb.parallel import LOST, is_first, started_together
 from excb.signals import LAUNCHER, StopRequest
 
 GRACE = 5.0  # seconds from one process's failure until the others are killed
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of processes that were asked to stop, and saved
 POLL = 0.1  # seconds between looks at the processes
+
+
+def launch_on_gpus(module: str, arguments: Sequence[str], gpus: int | None) -> int | None:
+    """Start a process for each of several GPUs, if that is what `--gpus` asks for and has not happened yet.
+
+    Returns:
+        The exit code, or None: then this process itself does the work.
+
+    Raises:
+        UserError: there are fewer GPUs, or processes were started in another number.
+    """
+    if gpus is None or gpus < 2:
+        return None
+    if started_together():
+        here = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        if here != str(gpus):
+            raise UserError(
+                f"--gpus {gpus}, but {here} processes were started here (RANK is set): leave --gpus out under "
+                "torchrun, or unset RANK",
+                told=not is_first(),
+            )
+        return None
+    if gpus > torch.cuda.device_count():
+        raise UserError(f"{gpus} GPUs are asked for, but there are {torch.cuda.device_count()} here: lower --gpus")
+    return launch(module, arguments, gpus)
 
 
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:

@@ -3,12 +3,15 @@
 Processes are started by `excb.launch` (`--gpus N`) or by torchrun; both say who is who in the environment.
 """
 
+import hashlib
 import inspect
 import os
-from collections.abc import Iterator
+import sys
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from excb.collectives import mean_over_ranks, processes
-from excb.errors import UserError
+from excb.errors import UserError, tell
 from excb.machine import choose_device
 
 LOST = 75  # exit code of a process that lost another one: not the cause of a run's end
@@ -57,25 +60,7 @@ def joined(device: str) -> Iterator[torch.device]:
     if not started_together():
         yield choose_device(device)
         return
-    here, local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    asked = device
-    if device == "cuda":
-        if here > torch.cuda.device_count():
-            raise UserError(
-                f"{here} processes were started here, but there are {torch.cuda.device_count()} GPUs: start one "
-                "process for each, or set efficiency.device=cpu",
-                told=not is_first(),
-            )
-        device = f"cuda:{local}"
-    try:
-        chosen = choose_device(device)
-    except UserError as error:
-        error.told = device == asked and not is_first()  # the same mistake in every process
-        raise
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
+    chosen = _own_device(device)
     # gloo beside NCCL: what processes agree on by the way must not wait for a GPU.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     try:
@@ -85,11 +70,87 @@ def joined(device: str) -> Iterator[torch.device]:
         raise UserError(f"this process cannot join the others ({reason}): start it with --gpus N or torchrun") from None
     try:
         yield chosen
+    except UserError:
+        dist.destroy_process_group()  # raised where all had met: nothing is under way
+        raise
     except RuntimeError as error:
         if any(word in str(error) for word in _LOST_WORDS):
             raise LostProcessError(str(error).splitlines()[0]) from None
         raise
-    dist.destroy_process_group()  # not after an error: it would wait for processes that are gone
+    dist.destroy_process_group()  # not after other errors: it would wait for processes that are gone
+
+
+def _own_device(device: str) -> torch.device:
+    """This process's device among those of the processes that were started on this machine."""
+    here, local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    own = f"cuda:{local}" if device == "cuda" else device
+    if device == "cuda" and here > torch.cuda.device_count():
+        raise UserError(
+            f"{here} processes were started here, but there are {torch.cuda.device_count()} GPUs: start one process "
+            "for each, or choose the device cpu",
+            told=not is_first(),
+        )
+    try:
+        chosen = choose_device(own)
+    except UserError as error:
+        error.told = own == device and not is_first()  # the same mistake in every process
+        raise
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    return chosen
+
+
+def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -> int:
+    """Join the other processes, do the work, and give its exit code; one of several processes leaves with it at once.
+
+    A mistake that several processes find is told by one of them; `LOST` is the exit code where another one is gone.
+
+    Raises:
+        UserError: as `joined`, or of the work, in a process that is alone.
+    """
+    many = False
+    try:
+        with joined(device) as place:
+            many = processes() > 1
+            code = _once(work, place) if many else work(place)
+    except LostProcessError as error:
+        sys.stderr.write(f"{program}: another process is gone ({error})\n")
+        code = LOST
+    except UserError as error:
+        if not many:
+            raise
+        code = tell(program, error)
+    except Exception:
+        if not many:
+            raise
+        traceback.print_exc()
+        code = 1
+    if many:
+        _leave(code)
+    return code
+
+
+def _once(work: Callable[[torch.device], int], place: torch.device) -> int:
+    """Do the work; of equal mistakes in several processes the first is told."""
+    try:
+        return work(place)
+    except UserError as error:
+        if not error.told:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
+            )
+            name = hashlib.sha256(str(error).encode()).hexdigest()
+            error.told = store.add(f"excb/{name}", 1) > 1  # asks nobody to wait: the others may be elsewhere
+        raise
+
+
+def _leave(code: int) -> NoReturn:
+    """Leave at once: what torch does at a normal exit would wait for processes that are gone, or abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def average_gradients(model: nn.Module) -> DistributedDataParallel | None:

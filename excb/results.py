@@ -1,9 +1,10 @@
 """The result of an evaluation and its file: figures with all that is needed to compare or repeat them."""
 
+import hashlib
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -11,17 +12,20 @@ from typing import Any
 
 from excb.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def environment() -> dict[str, Any]:
     """Versions and hardware that figures were measured with."""
     import torch
 
-    packages = ("torch", "torchvision", "timm", "numpy", "faiss-cpu")
+    from excb import __version__
+
+    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu-cu12")
     versions = {name: metadata.version(name) for name in packages if _installed(name)}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     return {
+        "excb": __version__,
         "python": platform.python_version(),
         **versions,
         "device": device,
@@ -52,6 +56,10 @@ class Result:
         checkpoint: what was evaluated.
         data: the image sets, with their hashes.
         seconds: wall time.
+        intervals: 95 % intervals of figures, in percent.
+        per_class: percent by class name, for every top-1 figure; None for classes without test images.
+        notes: what a reader of the figures must know, such as that a setting was chosen on the test images.
+        predictions: name and sha256 of the file beside this one that holds every image's prediction.
     """
 
     protocol: str
@@ -60,17 +68,66 @@ class Result:
     checkpoint: dict[str, Any]
     data: dict[str, Any]
     seconds: float
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    predictions: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
     created: str = field(default_factory=_now)
     environment: dict[str, Any] = field(default_factory=environment)
 
+    @property
+    def protocol_hash(self) -> str:
+        """Equal for figures of one protocol with equal settings: 16 hexadecimal digits."""
+        settings = json.loads(json.dumps(self.settings, allow_nan=False))  # keys become strings, as in the file
+        canonical = json.dumps([self.protocol, settings], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
     def to_json(self) -> str:
         """The result as indented JSON."""
-        return json.dumps(asdict(self), indent=2, allow_nan=False)
+        return json.dumps(asdict(self) | {"protocol_hash": self.protocol_hash}, indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "this text") -> "Result":
+        """The result that `to_json` wrote.
+
+        Args:
+            text: the JSON.
+            source: what to call it in an error, such as its file.
+
+        Raises:
+            UserError: it is no result, one of another schema, or was changed by hand.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{source} is no result of `excb-eval` ({error})") from None
+        if not isinstance(values, dict) or "schema" not in values:
+            raise UserError(f"{source} is no result of `excb-eval`: name a file that --out wrote")
+        if values["schema"] != SCHEMA:
+            raise UserError(f"{source} has schema {values['schema']}, not {SCHEMA}: evaluate again with this version")
+        named = values.pop("protocol_hash", None)
+        if values.keys() != {entry.name for entry in fields(cls)}:
+            odd = ", ".join(sorted(values.keys() ^ {entry.name for entry in fields(cls)}))
+            raise UserError(f"{source} lacks or adds fields of schema {SCHEMA} ({odd}): evaluate again")
+        values["intervals"] = {name: (low, high) for name, (low, high) in values["intervals"].items()}
+        result = cls(**values)
+        if result.protocol_hash != named:
+            raise UserError(f"{source} was changed: its settings are not those of its protocol_hash; evaluate again")
+        return result
 
 
 def write_text(text: str, file: Path) -> None:
-    """Write a small text file atomically.
+    """Write a small text file atomically, in UTF-8.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    write_bytes(text.encode(), file)
+
+
+def write_bytes(contents: bytes, file: Path) -> None:
+    """Write a small file atomically.
 
     Raises:
         UserError: the file cannot be written.
@@ -79,7 +136,7 @@ def write_text(text: str, file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(contents)
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)

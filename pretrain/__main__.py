@@ -17,6 +17,8 @@ from . import overrides
 from .recipes import RECIPES, Recipe
 
 if TYPE_CHECKING:
+    import torch
+
     from excb.images import ImageSet
 
 DESCRIPTION = """\
@@ -81,61 +83,40 @@ def _main(argv: Sequence[str] | None) -> int:
     except UserError as error:
         error.told = not _is_first()  # every process reads the same command line
         raise
-    if (chosen.gpus or 0) > 1:
-        here = os.environ.get("LOCAL_WORLD_SIZE", "1") if "RANK" in os.environ else None
-        if here is None:
-            return _launch(sys.argv[1:] if argv is None else argv, chosen.gpus)
-        if here != str(chosen.gpus):
-            raise UserError(
-                f"--gpus {chosen.gpus}, but {here} processes were started here (RANK is set): leave --gpus out under "
-                "torchrun, or unset RANK",
-                told=not _is_first(),
-            )
-    return _pretrain(chosen, recipe, reporter)
+    from excb.launch import launch_on_gpus
+    from excb.parallel import run_joined
+
+    code = launch_on_gpus("excb.pretrain", sys.argv[1:] if argv is None else argv, chosen.gpus)
+    if code is not None:
+        return code
+    return run_joined(
+        "excb-pretrain", recipe.efficiency.device, lambda device: _pretrain(chosen, recipe, device, reporter)
+    )
 
 
 def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _launch(arguments: Sequence[str], gpus: int) -> int:
-    """Train in a process for each GPU."""
-    import torch
-
-    if gpus > torch.cuda.device_count():
-        raise UserError(f"{gpus} GPUs are asked for, but there are {torch.cuda.device_count()} here: lower --gpus")
-    from excb.launch import launch
-
-    return launch("excb.pretrain", arguments, gpus)
-
-
-def _pretrain(chosen: argparse.Namespace, recipe: Recipe, reporter: Reporter) -> int:
+def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process."""
     from excb.collectives import from_first, processes
-    from excb.parallel import LOST, LostProcessError, joined
 
     out = chosen.out or Path("runs") / chosen.recipe
-    try:
-        with joined(recipe.efficiency.device) as device:
-            if chosen.data is None and chosen.list is None:
-                if processes() > 1:
-                    raise UserError(
-                        "the quickstart is made for one process: give it --data DIR to use more", told=not _is_first()
-                    )
-                from .quickstart import quickstart
+    if chosen.data is None and chosen.list is None:
+        if processes() > 1:
+            raise UserError(
+                "the quickstart is made for one process: give it --data DIR to use more", told=not _is_first()
+            )
+        from .quickstart import quickstart
 
-                code = quickstart(recipe, out, reporter, table=not chosen.json, profile=chosen.profile)
-            else:
-                from .loop import train
+        code = quickstart(recipe, out, reporter, table=not chosen.json, profile=chosen.profile)
+    else:
+        from .loop import train
 
-                # One process reads the folder: a million names from many processes would be slow on a network's disk.
-                images = from_first(lambda: _images(chosen.data, chosen.list))
-                code = train(
-                    recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile
-                )
-    except LostProcessError as error:
-        print(f"excb-pretrain: another process of the run is gone ({error})", file=sys.stderr)
-        return LOST
+        # One process reads the folder: a million names from many processes would be slow on a network's disk.
+        images = from_first(lambda: _images(chosen.data, chosen.list))
+        code = train(recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile)
     if chosen.json and code == 0 and _is_first():
         reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())
     return code

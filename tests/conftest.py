@@ -9,10 +9,20 @@ os.environ["MPLBACKEND"] = "Agg"
 import importlib.util
 import shutil
 import warnings
+from collections.abc import Iterator
 
 import pytest
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def caches_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or fills the user's caches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXCB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("EXCB_DATA", str(tmp_path_factory.mktemp("datasets")))
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

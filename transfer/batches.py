@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from excb import seeding
 from excb.collectives import processes, rank
 from excb.errors import UserError
-from excb.images import BrokenImageError, ImageSet
+from excb.images import BrokenImageError, Images
 from excb.machine import leave_signals_to_parent
 from excb.preprocessing import Preprocessing
 
@@ -99,7 +99,7 @@ class TrainingBatches:
 
     def __init__(
         self,
-        images: ImageSet,
+        images: Images,
         augmentation: Augmentation,
         *,
         batch: int,
@@ -155,7 +155,7 @@ class _Order(Sampler[list[tuple[int, int]]]):
 
 
 class _Views(Dataset["tuple[Tensor | str, int]"]):
-    def __init__(self, images: ImageSet, augmentation: Augmentation, seed: int) -> None:
+    def __init__(self, images: Images, augmentation: Augmentation, seed: int) -> None:
         self._images, self._augmentation, self._seed = images, augmentation, seed
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor | str, int]:

@@ -1,20 +1,34 @@
 """`excb-eval`: the only parser of downstream evaluation; every protocol is imported when it runs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from excb import __version__
 from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError, run
 
-DESCRIPTION = """\
-Evaluate a checkpoint on downstream tasks.
+if TYPE_CHECKING:
+    import torch
 
-  excb-eval knn --ckpt runs/rn18_small --train DIR --test DIR
-  excb-eval knn --ckpt runs/rn18_small --data DIR --out knn.json      DIR holds train/ and test/ (or val/)"""
+    from excb.features import Kind
+    from excb.results import Result
+
+    from .report import Predictions
+    from .task import Task
+
+DESCRIPTION = """\
+Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or timm:NAME.
+
+  excb-eval knn --ckpt runs/rn18_small --data DIR --out knn.json    DIR holds train/ and test/ (or val/)
+  excb-eval linear --ckpt runs/rn18_small --data DIR --protocol fast
+  excb-eval semisup --ckpt runs/rn18_small --data DIR --percent 10 --seeds 0 1 2
+  excb-eval knn --ckpt timm:resnet50 --data torchvision:CIFAR10
+  excb-eval compare a.json b.json                                   is the difference real?"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,84 +36,333 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("excb-eval", lambda: _main(argv))
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+# ---------------------------------------------------------------------------------------------------------------------
+
+
 def _parser() -> Parser:
     parser = Parser(prog="excb-eval", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"excb {__version__}")
-    protocols = parser.add_subparsers(dest="protocol", metavar="PROTOCOL", required=True)
-    knn = protocols.add_parser("knn", help="weighted k-nearest-neighbour vote on frozen features (DINO's protocol)")
-    _add_common(knn)
-    knn.add_argument("--k", type=int, nargs="+", metavar="K", help="neighbours that vote (default: 10 20 100 200)")
-    knn.add_argument("--temperature", type=float, default=0.07, metavar="T", help="of the vote (default: 0.07)")
-    knn.add_argument(
-        "--backend", choices=("auto", "faiss", "torch"), default="auto", help="search; the answers are equal"
+    protocols = parser.add_subparsers(dest="protocol", metavar="COMMAND", required=True)
+    _add_knn(protocols.add_parser("knn", help="weighted k-nearest-neighbour vote on frozen features (DINO's protocol)"))
+    _add_linear(protocols.add_parser("linear", help="linear heads on the frozen backbone"))
+    _add_semisup(protocols.add_parser("semisup", help="fine-tuning on 1 %% or 10 %% of the labels"))
+    _add_finetune(protocols.add_parser("finetune", help="fine-tuning on any share of the labels"))
+    features = protocols.add_parser("features", help="compute, keep and export features")
+    _add_common(features, result="FILE.npz")
+    features.add_argument(
+        "--kind", choices=("pooled", "last4_cls"), default="pooled", help="last4_cls: DINO's input of linear heads"
     )
+    compare = protocols.add_parser("compare", help="is the difference of two results real? (McNemar, paired bootstrap)")
+    compare.add_argument("first", type=Path, metavar="A.json")
+    compare.add_argument("second", type=Path, metavar="B.json")
+    compare.add_argument("--figure", metavar="NAME", help="one figure, or A:B where they are called otherwise")
+    compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    cache = protocols.add_parser("cache", help="what the feature cache holds; --clear empties it")
+    cache.add_argument("--cache", type=Path, metavar="DIR", help="default: $EXCB_CACHE, else ~/.cache/excb")
+    cache.add_argument("--clear", action="store_true", help="delete all features in it")
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser, *, result: str = "FILE.json") -> None:
     """Options of every protocol."""
-    parser.add_argument(
-        "--ckpt", required=True, metavar="PATH", help="a run folder, checkpoint file or exported folder"
+    add = parser.add_argument
+    add("--ckpt", required=True, metavar="PATH", help="run folder, checkpoint file, exported folder or timm:NAME")
+    add("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
+    add(
+        "--data",
+        metavar="SOURCE",
+        help="a folder with train/ and test/ (or val/), torchvision:NAME, or hf:ID of the Hugging Face Hub",
     )
-    parser.add_argument("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="holds train/ and test/, else val/")
-    parser.add_argument("--train", type=Path, metavar="DIR", help="labelled images: one sub-folder a class")
-    parser.add_argument("--test", type=Path, metavar="DIR", help="the same classes, other images")
-    parser.add_argument(
+    add("--train", type=Path, metavar="DIR", help="labelled images: one sub-folder a class")
+    add("--test", type=Path, metavar="DIR", help="the same classes, other images")
+    add("--data-root", type=Path, metavar="DIR", help="where torchvision's data sets lie")
+    add(
         "--rename",
         action="append",
         default=[],
         metavar="TEST=TRAIN",
         help="a test folder that is called otherwise in train (may be repeated)",
     )
-    parser.add_argument("--resize", type=int, metavar="PIXELS", help="shorter side (default: the checkpoint's)")
-    parser.add_argument("--crop", type=int, metavar="PIXELS", help="central square (default: the checkpoint's)")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="images at once (default: 64)")
-    parser.add_argument("--workers", type=int, default=None, metavar="N", help="processes that read images")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the result here")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
-    parser.add_argument("--quiet", action="store_true", help="no notes, no progress")
+    add("--resize", type=int, metavar="PIXELS", help="shorter side (default: the checkpoint's)")
+    add("--crop", type=int, metavar="PIXELS", help="central square (default: the checkpoint's)")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
+    add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
+    add("--batch-size", type=_batch, default=64, metavar="B", help="images at once, or auto (default: 64)")
+    add("--workers", type=int, default=None, metavar="N", help="processes that read images")
+    add("--cache", type=Path, metavar="DIR", help="keeps features (default: $EXCB_CACHE, else ~/.cache/excb)")
+    add("--no-cache", action="store_true", help="keep no features")
+    add("--dry-run", action="store_true", help="say what it will take, and do nothing")
+    add("--out", type=Path, metavar=result, help="write the result here")
+    add("--json", action="store_true", help="print the result as JSON instead of a table")
+    add("--quiet", action="store_true", help="no notes, no progress")
+
+
+def _batch(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def _add_knn(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    add = parser.add_argument
+    add("--k", type=int, nargs="+", metavar="K", help="neighbours that vote (default: 10 20 100 200)")
+    add("--temperature", type=float, nargs="+", default=[0.07], metavar="T", help="of the vote (default: 0.07)")
+    add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search; the answers are equal")
+
+
+def _add_linear(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    add = parser.add_argument
+    add("--protocol", dest="recipe", default="fast", metavar="NAME", help="resnet, vit, moco, simsiam, fast, logreg")
+    add("--epochs", type=int, metavar="N", help="instead of the protocol's")
+    add("--train-batch", type=int, metavar="B", help="images per step, instead of the protocol's")
+    add("--lr", type=float, nargs="+", metavar="LR", help="learning rates to try, instead of the protocol's")
+    add("--wd", type=float, nargs="+", metavar="WD", help="weight decays to try, instead of the protocol's")
+    add("--C", type=float, nargs="+", metavar="C", help="of logreg: inverse strengths of the penalty")
+    add(
+        "--select",
+        choices=("holdout", "test"),
+        default="holdout",
+        help="what chooses among several heads: a held-out tenth of train (default), or the test images, as authors do",
+    )
+    add("--seed", type=int, default=0, metavar="S", help="default: 0")
+    add("--state", type=Path, metavar="FILE", help="keep the heads here after every epoch, and go on from it")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    """Options of the protocols that fine-tune."""
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[0], metavar="S", help="trainings to average (default: 0)")
+    add("--epochs", type=int, metavar="N", help="default: 50")
+    add("--train-batch", type=int, metavar="B", help="images per step (default: 512)")
+    add("--backbone-lr", type=float, metavar="LR", help="instead of the protocol's")
+    add("--head-lr", type=float, metavar="LR", help="instead of the protocol's")
+    add("--precision", choices=("fp32", "bf16"), help="default: fp32")
+    add("--split-file", type=Path, metavar="FILE", help="names of the train images to use, one a line")
+    add("--state", type=Path, metavar="DIR", help="keep unfinished trainings here, and go on from them")
+
+
+def _add_semisup(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    parser.add_argument("--percent", type=int, choices=(1, 10), required=True, help="of the labels")
+    parser.add_argument("--frozen", action="store_true", help="logistic regression on frozen features instead")
+    _add_training(parser)
+
+
+def _add_finetune(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    parser.add_argument("--fraction", type=float, default=1.0, metavar="F", help="of the labels (default: 1)")
+    _add_training(parser)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Work
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _main(argv: Sequence[str] | None) -> int:
     chosen = _parser().parse_args(argv)
-    train, test = _folders(chosen)
+    if chosen.protocol == "compare":
+        return _compare(chosen)
+    if chosen.protocol == "cache":
+        return _cache(chosen)
     if chosen.out is not None and chosen.out.is_dir():
-        raise UserError(f"--out {chosen.out} is a folder: name a file, such as {chosen.out / 'knn.json'}")
-    reporter = Reporter(quiet=chosen.quiet)
+        raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not _is_first())
+    from excb.launch import launch_on_gpus
+    from excb.parallel import run_joined
 
+    code = launch_on_gpus("excb.transfer.cli", sys.argv[1:] if argv is None else argv, chosen.gpus)
+    if code is not None:
+        return code
+    return run_joined("excb-eval", chosen.device, lambda device: _evaluate(chosen, device))
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
+    """Evaluate in this process, with the others if there are any."""
+    reporter = Reporter(quiet=chosen.quiet or not _is_first())
+    task = _task(chosen, device, reporter)
+    if chosen.dry_run:
+        from .features import describe, plan
+
+        found = plan(task, kind=_kind(chosen))
+        if _is_first():
+            reporter.answer(describe(found))
+        return 0
+    if chosen.protocol == "features":
+        from .features import export
+
+        if chosen.out is None:
+            raise UserError("name the file with --out FILE.npz", told=not _is_first())
+        reporter.note(f"wrote {export(task, chosen.out, reporter, kind=chosen.kind)}")
+        return 0
+    result, predictions = _run(chosen, task, reporter)
+    if chosen.out is not None:
+        from .report import write
+
+        files = write(result, predictions, chosen.out)
+        reporter.note(f"wrote {', '.join(map(str, files))}")
+    if chosen.json and _is_first():
+        reporter.answer(result.to_json())
+    return 0
+
+
+def _kind(chosen: argparse.Namespace) -> "Kind":
+    """Which features a command uses."""
+    if chosen.protocol == "linear":
+        from .protocols import PROTOCOLS
+
+        return PROTOCOLS[chosen.recipe].features if chosen.recipe in PROTOCOLS else "pooled"
+    return "last4_cls" if getattr(chosen, "kind", "") == "last4_cls" else "pooled"
+
+
+def _task(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter) -> "Task":
+    """Checkpoint and images, checked."""
+    from excb.collectives import together
+
+    from .cache import default_root
+    from .sources import train_and_test
     from .task import Task
 
-    task = Task.prepare(
-        chosen.ckpt,
-        train,
-        test,
-        network=chosen.network,
-        resize=chosen.resize,
-        crop=chosen.crop,
-        device=chosen.device,
-        batch=chosen.batch_size,
-        workers=chosen.workers,
+    train, test = train_and_test(
+        chosen.data,
+        chosen.train,
+        chosen.test,
         rename=_renames(chosen.rename),
+        data_root=chosen.data_root,
+        note=reporter.note,
     )
-    from .knn import evaluate
+    task = together(
+        lambda: Task.prepare(
+            chosen.ckpt,
+            train,
+            test,
+            network=chosen.network,
+            resize=chosen.resize,
+            crop=chosen.crop,
+            device=device,
+            batch=chosen.batch_size,
+            workers=chosen.workers,
+            cache=None if chosen.no_cache else chosen.cache or default_root(),
+        )
+    )
+    for name, images in task.unknown.items():
+        reporter.warn(
+            f"no train image is of class {name}: its {images} test images count as wrong (--rename {name}=TRAIN_CLASS)"
+        )
+    return task
 
-    result = evaluate(
+
+def _run(chosen: argparse.Namespace, task: "Task", reporter: Reporter) -> "tuple[Result, Predictions]":
+    """One protocol."""
+    table = not chosen.json and _is_first()
+    if chosen.protocol == "knn":
+        from . import knn
+
+        return knn.evaluate(
+            task, reporter, ks=chosen.k, temperatures=chosen.temperature, backend=chosen.backend, table=table
+        )
+    if chosen.protocol == "linear":
+        from . import linear
+
+        return linear.evaluate(
+            task,
+            reporter,
+            protocol=chosen.recipe,
+            epochs=chosen.epochs,
+            batch=chosen.train_batch,
+            lr=chosen.lr,
+            wd=chosen.wd,
+            C=chosen.C,
+            select=chosen.select,
+            seed=chosen.seed,
+            state=chosen.state,
+            table=table,
+        )
+    return _fine_tune(chosen, task, reporter, table=table)
+
+
+def _fine_tune(
+    chosen: argparse.Namespace, task: "Task", reporter: Reporter, *, table: bool
+) -> "tuple[Result, Predictions]":
+    """semisup and finetune."""
+    from dataclasses import replace
+
+    from . import semisup
+    from .cache import default_root
+    from .splits import simclr_split
+
+    semi = chosen.protocol == "semisup"
+    changes = {
+        "epochs": chosen.epochs,
+        "batch": chosen.train_batch,
+        "backbone_lr": chosen.backbone_lr,
+        "head_lr": chosen.head_lr,
+        "precision": chosen.precision,
+    }
+    settings = replace(
+        semisup.SETTINGS[chosen.percent if semi else 10],
+        **{name: value for name, value in changes.items() if value is not None},
+    )
+    split = None
+    if chosen.split_file is not None or (semi and semisup.is_imagenet(task.train)):
+        split = simclr_split(
+            chosen.percent if semi else 10, task.train, file=chosen.split_file, cache=chosen.cache or default_root()
+        )
+    if semi:
+        return semisup.evaluate(
+            task,
+            reporter,
+            percent=chosen.percent,
+            split=split,
+            seeds=chosen.seeds,
+            frozen=chosen.frozen,
+            settings=settings,
+            state=chosen.state,
+            table=table,
+        )
+    return semisup.evaluate_fraction(
         task,
         reporter,
-        ks=chosen.k,
-        temperature=chosen.temperature,
-        backend=chosen.backend,
-        table=not chosen.json,
+        fraction=chosen.fraction,
+        split=split,
+        seeds=chosen.seeds,
+        settings=settings,
+        state=chosen.state,
+        table=table,
     )
-    if chosen.out is not None:
-        from excb.results import write_text
 
-        write_text(result.to_json() + "\n", chosen.out)
-        reporter.note(f"wrote {chosen.out}")
+
+def _compare(chosen: argparse.Namespace) -> int:
+    """`excb-eval compare`."""
+    import json
+
+    from .compare import compare
+
+    reporter = Reporter()
+    found = compare(chosen.first, chosen.second, reporter, figure=chosen.figure, table=not chosen.json)
     if chosen.json:
-        print(result.to_json())
+        reporter.answer(json.dumps(found, indent=2))
+    return 0
+
+
+def _cache(chosen: argparse.Namespace) -> int:
+    """`excb-eval cache`."""
+    from .cache import default_root, entries, remove
+
+    root, reporter = chosen.cache or default_root(), Reporter()
+    if chosen.clear:
+        reporter.answer(f"{remove(root) / 2**20:,.1f} MiB deleted from {root}")
+        return 0
+    rows = [
+        [entry.architecture or "unfinished", entry.kind or "", f"{entry.images or 0:,}", f"{entry.bytes / 2**20:,.1f}"]
+        for entry in entries(root)
+    ]
+    reporter.table(f"Features in {root}", ["network", "kind", "images", "MiB"], rows)
     return 0
 
 
@@ -108,19 +371,6 @@ def _renames(pairs: Sequence[str]) -> dict[str, str]:
     if wrong := [pair for pair in pairs if pair.count("=") != 1]:
         raise UserError(f"--rename {wrong[0]}: write TEST=TRAIN, the folder's name in test and its name in train")
     return dict(pair.split("=") for pair in pairs)
-
-
-def _folders(chosen: argparse.Namespace) -> tuple[Path, Path]:
-    """The train and test folders that the options name."""
-    train, test = chosen.train, chosen.test
-    if chosen.data is not None:
-        if not chosen.data.is_dir():
-            raise UserError(f"no folder {chosen.data}: --data names a folder that holds train/ and test/ (or val/)")
-        held_out = "test" if (chosen.data / "test").is_dir() else "val"
-        train, test = train or chosen.data / "train", test or chosen.data / held_out
-    if train is None or test is None:
-        raise UserError("name the images with --data DIR (train/ and test/ inside), or with --train DIR --test DIR")
-    return train, test
 
 
 if __name__ == "__main__":

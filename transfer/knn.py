@@ -1,15 +1,17 @@
 """k-NN protocol: DINO's weighted vote of cosine neighbours on frozen features, every image counted once."""
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Literal
 
+from excb.collectives import rank
 from excb.console import Reporter
-from excb.errors import UserError, nearest_name
-from excb.knn import accuracy, available_backend, nearest, vote
+from excb.errors import UserError
+from excb.knn import available_backend, nearest, vote
 from excb.results import Result
+from excb.settings import require
 
+from .report import Predictions, report
 from .task import Task
 
 KS = (10, 20, 100, 200)
@@ -20,61 +22,67 @@ def evaluate(
     reporter: Reporter,
     *,
     ks: Sequence[int] | None = None,
-    temperature: float = 0.07,
+    temperatures: Sequence[float] = (0.07,),
     backend: Literal["auto", "faiss", "torch"] = "auto",
     table: bool = True,
-) -> Result:
+) -> tuple[Result, Predictions]:
     """Classify the test images by the train images nearest to them.
 
     Args:
         task: backbone and images.
         reporter: where to talk.
         ks: numbers of neighbours; by default 10, 20, 100 and 200, as far as there are train images.
-        temperature: T of the weight exp(similarity / T).
+        temperatures: T of the weight exp(similarity / T); one search serves all k and T.
         backend: FAISS or torch; neighbours are exact and equal in both.
         table: print the table.
 
     Returns:
-        Figures `knn_top1_k20`, `knn_top5_k20`, ... in percent.
+        Figures `knn_top1_k20`, `knn_top5_k20`, ... in percent (`knn_top1_k20_T0.1` with several temperatures), and the
+        predictions.
 
     Raises:
         UserError: k or T out of range, FAISS wanted but not installed, or an image unreadable.
     """
     start = time.monotonic()
-    if not 0 < temperature < math.inf:
-        raise UserError("--temperature must be above 0, such as DINO's 0.07")
+    require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
     chosen = check_ks(ks, len(task.train), reporter)
     search = available_backend(backend)
-    for name, images in task.unknown.items():
-        hint = nearest_name(name, task.train.classes or ())
-        reporter.warn(
-            f"no train image is of class {name}: its {images} test images count as wrong{hint} "
-            f"(--rename {name}=TRAIN_CLASS)"
-        )
     bank, labels = task.features(task.train, "train", reporter)
     queries, targets = task.features(task.test, "test", reporter)
-    classes = len(task.train.classes or ())
     with reporter.progress(f"neighbours ({search})", len(queries)) as bar:
         neighbours = nearest(bank, queries, max(chosen), backend=search, device=task.device, progress=bar.advance)
-    votes = vote(neighbours, labels, ks=chosen, temperature=temperature, classes=classes)
-    figures: dict[str, float] = {}
-    for k in chosen:
-        top1, top5 = accuracy(votes[k], targets)
-        figures[f"knn_top1_k{k}"], figures[f"knn_top5_k{k}"] = round(top1, 4), round(top5, 4)
-    described = task.describe()
-    result = Result(
+    classes = len(task.train.classes or ())
+    top5 = {
+        f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): found.top5
+        for T in temperatures
+        for k, found in vote(neighbours, labels, ks=chosen, temperature=T, classes=classes).items()
+    }
+    predictions = Predictions(targets, task.test.paths, task.test.classes or (), top5)
+    result = report(
+        task,
         protocol="knn",
-        figures=figures,
-        settings={"k": list(chosen), "temperature": temperature, "backend": search, "similarity": "cosine"},
-        checkpoint=described["checkpoint"],
-        data=described["data"],
-        seconds=round(time.monotonic() - start, 1),
+        settings={"k": chosen, "temperature": list(temperatures), "similarity": "cosine", "vote": "exp(s / T)"},
+        predictions=predictions,
+        seconds=time.monotonic() - start,
+        notes=[f"neighbours by {search}; other searches give the same"],
     )
-    if table:
-        rows = [[str(k), f"{figures[f'knn_top1_k{k}']:.2f}", f"{figures[f'knn_top5_k{k}']:.2f}"] for k in chosen]
-        title = f"k-NN, {len(bank):,} train and {len(queries):,} test images, {classes} classes, T = {temperature:g}"
-        reporter.table(title, ["k", "top-1 %", "top-5 %"], rows)
-    return result
+    if table and rank() == 0:
+        _tell(result, predictions, reporter, banks=len(bank), classes=classes)
+    return result, predictions
+
+
+def _tell(result: Result, predictions: Predictions, reporter: Reporter, *, banks: int, classes: int) -> None:
+    rows = []
+    for template in predictions.top5:
+        top1, top5 = template.format("top1"), template.format("top5")
+        low, high = result.intervals[top1]
+        name = template.removeprefix("knn_{}_k").replace("_T", ", T = ")
+        rows.append([name, f"{result.figures[top1]:.2f}", f"{low:.1f} to {high:.1f}", f"{result.figures[top5]:.2f}"])
+    temperatures = result.settings["temperature"]
+    title = f"k-NN, {banks:,} train and {len(predictions.targets):,} test images, {classes} classes"
+    if len(temperatures) == 1:
+        title += f", T = {temperatures[0]:g}"
+    reporter.table(title, ["k", "top-1 %", "95 % interval", "top-5 %"], rows)
 
 
 def check_ks(ks: Sequence[int] | None, images: int, reporter: Reporter) -> list[int]:

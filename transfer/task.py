@@ -1,5 +1,6 @@
 """What every protocol starts from: a loaded backbone and labelled train and test images of the same classes."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,17 +8,24 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from excb.backbones import check_resolution
+from excb.backbones import Architecture, check_resolution
+from excb.collectives import rank
 from excb.console import Reporter
 from excb.errors import UserError, nearest_name
-from excb.features import Inputs, extract
-from excb.hub import Backbone, load
-from excb.images import ImageSet, scan_folder
+from excb.features import Kind
+from excb.hub import Backbone, Entry, load
+from excb.images import Images, ImageSet, scan_folder
 from excb.machine import choose_device, worker_count
 from excb.preprocessing import Preprocessing
 from excb.settings import require
+
+from .cache import CachedFeatures
+from .extraction import Extraction, features_of
+
+TIMM = "timm:"
+CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
 
 
 @dataclass(frozen=True)
@@ -32,71 +40,103 @@ class Task:
         device: where to compute.
         batch: images at once.
         workers: processes that read images.
+        cache: where features are kept; None keeps none.
     """
 
     backbone: Backbone
     preprocessing: Preprocessing
-    train: ImageSet
-    test: ImageSet
+    train: Images
+    test: Images
     device: torch.device
     batch: int
     workers: int
+    cache: Path | None = None
 
     @classmethod
     def prepare(
         cls,
         checkpoint: str,
-        train: Path,
-        test: Path,
+        train: Path | Images,
+        test: Path | Images,
         *,
         network: Literal["teacher", "student"] = "teacher",
         resize: int | None = None,
         crop: int | None = None,
-        device: str = "auto",
-        batch: int = 64,
+        device: str | torch.device = "auto",
+        batch: int | Literal["auto"] = 64,
         workers: int | None = None,
         rename: Mapping[str, str] | None = None,
+        cache: Path | None = None,
     ) -> "Task":
         """Load and check everything before any work starts.
+
+        Args:
+            checkpoint: what `excb.load` takes, or "timm:NAME" for one of timm's models with its published weights.
+            train: labelled images, as `sources.train_and_test` opens them, or a folder with a sub-folder a class.
+            test: the same for other images.
+            network: of a run's checkpoint.
+            resize: shorter side in pixels; the checkpoint's by default.
+            crop: central square in pixels; the checkpoint's by default.
+            device: cpu, cuda or auto.
+            batch: images at once; "auto" is half of what the GPU can hold, and 64 on the CPU.
+            workers: processes that read images.
+            rename: see `with_classes_of`.
+            cache: where features are kept, such as `transfer.cache.default_root()`; None keeps none.
 
         Raises:
             UserError: checkpoint, images or device cannot be used.
         """
-        if batch < 1 or (workers is not None and workers < 0):
+        if (batch != "auto" and batch < 1) or (workers is not None and workers < 0):
             raise UserError("--batch-size must be at least 1 and --workers at least 0")
-        train_set = labelled(train)
-        test_set = with_classes_of(scan_folder(test), train_set, rename=rename)
-        backbone = load(checkpoint, network=network)
+        train_set = labelled(train) if isinstance(train, Path) else train
+        test_set = with_classes_of(scan_folder(test), train_set, rename=rename) if isinstance(test, Path) else test
+        timms = checkpoint.startswith(TIMM)
+        require(not timms or network == "teacher", f"{checkpoint} has no {network}: leave --network out")
+        backbone = timm_backbone(checkpoint) if timms else load(checkpoint, network=network)
         preprocessing = backbone.transform
         if resize is not None or crop is not None:
             preprocessing = _resized(preprocessing, resize, crop)
             check_resolution(backbone, [preprocessing.crop])
-        where, count = choose_device(device), worker_count(-1 if workers is None else workers)
-        return cls(backbone.to(where), preprocessing, train_set, test_set, where, batch, count)
+        where, count = choose_device(str(device)), worker_count(-1 if workers is None else workers)
+        size = automatic_batch(backbone.to(where), preprocessing.crop, where) if batch == "auto" else batch
+        return cls(backbone.to(where), preprocessing, train_set, test_set, where, size, count, cache)
 
-    def features(self, images: ImageSet, name: str, reporter: Reporter) -> tuple[Tensor, Tensor]:
-        """Features [N, D] and labels [N] of a set, every image once.
+    def extraction(self, images: Images, kind: Kind = "pooled") -> Extraction:
+        """What it takes to compute the features of a set."""
+        return Extraction(self.backbone, self.preprocessing, images, kind, self.device, self.batch, self.workers)
+
+    def stored(self, images: Images, name: str, reporter: Reporter, *, kind: Kind = "pooled") -> CachedFeatures:
+        """Features of a set that are read as they are needed, for banks larger than memory; all processes call this.
 
         Raises:
-            UserError: an image cannot be read, so that figures would not be comparable.
+            UserError: an image cannot be read, so that figures would not be comparable; the backbone has no such
+                features; or the cache cannot be written.
         """
-        with reporter.progress(f"features of {name}", len(images)) as bar:
-            found = extract(
-                self.backbone,
-                Inputs(images, self.preprocessing),
-                device=self.device,
-                batch=self.batch,
-                workers=self.workers,
-                progress=bar.advance,
-            )
-        if found.broken:
-            path, reason = next(iter(found.broken.items()))
-            raise UserError(
-                f"{len(found.broken)} of {len(images)} images in {images.root} cannot be read, such as {path} "
-                f"({reason}): mend or remove them"
-            )
+        talk = reporter if rank() == 0 else Reporter(quiet=True)
+        return features_of(self.extraction(images, kind), self.cache, talk, name=name)
+
+    def features(
+        self, images: Images, name: str, reporter: Reporter, *, kind: Kind = "pooled"
+    ) -> tuple[Tensor, Tensor]:
+        """Features [N, D] float32 and labels [N] int64 of a set, every image once, on the CPU: N x D x 4 bytes.
+
+        They come from the cache where it has them, else they go there. All processes call this together, and all get
+        all rows: those of one process to the bit, where each process has as many threads. They may lie in the cache's
+        file: do not change them in place.
+
+        Args:
+            images: the set.
+            name: what the reader knows it by.
+            reporter: where to talk.
+            kind: "pooled" is what the backbone returns; "last4_cls" are the class tokens of a ViT's last four blocks,
+                each through the final norm, side by side: DINO's input of linear heads.
+
+        Raises:
+            UserError: as `stored`.
+        """
+        rows = self.stored(images, name, reporter, kind=kind).all()
         assert images.labels is not None
-        return found.rows, torch.from_numpy(images.labels)
+        return rows, torch.from_numpy(images.labels)
 
     @property
     def unknown(self) -> dict[str, int]:
@@ -138,7 +178,7 @@ def labelled(folder: Path) -> ImageSet:
     return images
 
 
-def with_classes_of(test: ImageSet, train: ImageSet, *, rename: Mapping[str, str] | None = None) -> ImageSet:
+def with_classes_of(test: ImageSet, train: Images, *, rename: Mapping[str, str] | None = None) -> ImageSet:
     """The test set with the train set's class indices; it may lack any of them.
 
     Classes that only the test set has are numbered after train's: no vote can reach them, so that their images count,
@@ -186,3 +226,80 @@ def _resized(preprocessing: Preprocessing, resize: int | None, crop: int | None)
     if crop > resize:
         raise UserError(f"--crop {crop} is larger than --resize {resize}: it is cut out of the resized image")
     return replace(preprocessing, resize=resize, crop=crop)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# timm's models
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def timm_backbone(name: str) -> Backbone:
+    """One of timm's models, "timm:NAME", with its published weights and preprocessing, in eval mode on the CPU.
+
+    Where timm squashes or pads images (`crop_mode`), the central crop of the same size is taken instead.
+
+    Raises:
+        UserError: there is no such model, it has no published weights, they cannot be fetched, or its images are not
+            square RGB.
+    """
+    import timm
+
+    architecture = Architecture(name)
+    try:
+        published = timm.create_model(name.removeprefix(TIMM), pretrained=True, num_classes=0)
+    except (OSError, RuntimeError, ValueError, LookupError) as error:
+        if not timm.is_model(name.removeprefix(TIMM)):
+            architecture.build()  # refuses, and says which name is meant
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"no published weights for {name} ({reason}): check the name and the connection, or fetch the model once "
+            "where there is one and copy timm's cache"
+        ) from None
+    network = architecture.build()  # follows the size of the images, where timm's own model would refuse all but one
+    network.load_state_dict(published.state_dict())
+    entry = Entry(source=name, architecture=architecture, network="pretrained")
+    return Backbone(network, _timm_preprocessing(name, published), entry).eval()
+
+
+def _timm_preprocessing(name: str, network: nn.Module) -> Preprocessing:
+    import timm
+
+    data = timm.data.resolve_model_data_config(network)
+    channels, height, width = data["input_size"]
+    require(
+        channels == 3 and height == width and data["interpolation"] in ("bilinear", "bicubic"),
+        f"{name} takes images of {channels} x {height} x {width} ({data['interpolation']}): only square RGB images, "
+        "resized bilinear or bicubic, are supported",
+    )
+    resize = math.floor(height / data["crop_pct"])
+    return Preprocessing(resize, height, tuple(data["mean"]), tuple(data["std"]), data["interpolation"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Batch size
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def automatic_batch(backbone: nn.Module, crop: int, device: torch.device) -> int:
+    """Images at once: 64 on the CPU, on a GPU half of the largest power of two, from 32 to 1024, that fits."""
+    return CPU_BATCH if device.type == "cpu" else largest_batch(backbone, crop, device) // 2
+
+
+@torch.no_grad()
+def largest_batch(backbone: nn.Module, crop: int, device: torch.device) -> int:
+    """The largest batch of square images that fits into memory, by doubling; all sizes that are tried are powers of 2.
+
+    Raises:
+        UserError: not even the smallest one fits.
+    """
+    size, fits = FIRST_BATCH, 0
+    try:
+        while size <= MOST_BATCH:
+            backbone(torch.zeros(size, 3, crop, crop, device=device))
+            size, fits = 2 * size, size
+    except torch.OutOfMemoryError:
+        pass
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    require(fits > 0, f"{FIRST_BATCH} images do not fit into the memory of {device}: name a smaller --batch-size")
+    return fits

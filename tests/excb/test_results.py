@@ -1,5 +1,6 @@
 """Tests of results and their files: valid JSON with all that figures need, written whole or not at all."""
 
+import hashlib
 import json
 import os
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from excb import __version__
 from excb.errors import UserError
 from excb.results import Result, environment, write_text
 
@@ -35,6 +37,7 @@ def test_json_holds_everything() -> None:
     created = datetime.fromisoformat(found.pop("created"))
     assert before <= created <= datetime.now(UTC)
     assert found.pop("environment") == environment()
+    assert found.pop("protocol_hash") == result().protocol_hash
     assert found == {
         "protocol": "knn",
         "figures": {"knn_top1_k20": 57.25},
@@ -42,8 +45,63 @@ def test_json_holds_everything() -> None:
         "checkpoint": {"source": "runs/Zürich", "step": 3},
         "data": {"classes": 2},
         "seconds": 1.5,
-        "schema": 1,
+        "intervals": {},
+        "per_class": {},
+        "notes": [],
+        "predictions": {},
+        "schema": 2,
     }
+
+
+FULL: dict[str, Any] = {
+    "intervals": {"knn_top1_k20": (55.1, 59.4)},
+    "per_class": {"knn_top1_k20": {"Käse": 50.0, "not there": None}},
+    "notes": ["chosen on the test images"],
+    "predictions": {"file": "knn.npz", "sha256": "0" * 64},
+}
+
+
+def test_what_was_written_is_read_again() -> None:
+    for written in (result(), result(**FULL)):
+        assert Result.from_json(written.to_json()) == written
+
+
+def changed(**values: Any) -> str:
+    return json.dumps(json.loads(result().to_json()) | values)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "^FILE is no result"),
+        ("[1]", "^FILE is no result of `excb-eval`: name a file that --out wrote"),
+        ('{"figures": {}}', "^FILE is no result"),
+        (changed(schema=1), "^FILE has schema 1, not 2: evaluate again with this version"),
+        (changed(schema=3), "schema 3"),
+        (changed(extra=1), r"FILE lacks or adds fields of schema 2 \(extra\)"),
+        ('{"schema": 2}', "lacks or adds"),
+        (changed(settings={"k": [10]}), "FILE was changed"),
+    ],
+)
+def test_other_texts_are_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        Result.from_json(text, source="FILE")
+    assert "\n" not in str(caught.value)
+
+
+def test_protocol_hash_is_of_protocol_and_settings_alone() -> None:
+    # Written out by hand: compact JSON, keys in order, so that any program can make it.
+    text = b'["knn",{"k":[20],"temperature":0.07}]'
+    assert result().protocol_hash == hashlib.sha256(text).hexdigest()[:16]
+    same = result(settings={"temperature": 0.07, "k": (20,)}, figures={}, checkpoint={}, data={}, seconds=2.0)
+    assert same.protocol_hash == result().protocol_hash
+    others = [result(protocol="linear"), result(settings={"k": [20], "temperature": 0.1}), result(settings={})]
+    assert len({other.protocol_hash for other in (*others, same)}) == 4
+
+
+def test_protocol_hash_survives_the_file_where_keys_are_numbers() -> None:
+    written = result(settings={"rate": {2: 0.1, 10: 0.2}})
+    assert Result.from_json(written.to_json()).protocol_hash == written.protocol_hash
 
 
 def test_figure_that_is_no_number_never_becomes_a_file_that_is_no_json() -> None:
@@ -54,6 +112,7 @@ def test_figure_that_is_no_number_never_becomes_a_file_that_is_no_json() -> None
 def test_environment_names_versions_and_hardware() -> None:
     found = environment()
     assert found["torch"] == torch.__version__.partition("+")[0] or found["torch"] == torch.__version__
+    assert found["excb"] == __version__
     assert {"python", "torch", "torchvision", "timm", "numpy", "device", "cores"} <= set(found)
     assert found["cores"] == os.cpu_count()
     assert found["device"]
@@ -68,16 +127,16 @@ def test_text_is_written_with_its_folder_and_replaces_what_was_there(tmp_path: P
     assert names(file.parent) == ["result.json"]
 
 
-@pytest.mark.parametrize("method", ["write_text", "replace"])
+@pytest.mark.parametrize("method", ["write_bytes", "replace"])
 def test_failing_write_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     file = tmp_path / "result.json"
     write_text("old\n", file)
-    write = Path.write_text
+    write = Path.write_bytes
 
     def fail(path: Path, *_values: Any, **_options: Any) -> None:
-        write(path, "half of it", encoding="utf-8")
+        write(path, b"half of it")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, method, fail)

@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate(place: Path, *arguments: str) -> int:
-    usual = ["knn", "--ckpt", str(place / "run"), "--workers", "0", "--device", "cpu", "--backend", "torch"]
+    usual = ["knn", "--ckpt", str(place / "run"), "--workers", "0", "--device", "cpu", "--backend", "torch", "--no-cache"]
     return int(main([*usual, *(argument.format(place=place) for argument in arguments)]))
 
 
@@ -90,14 +90,18 @@ def test_file_holds_what_the_table_and_json_show(
     assert evaluate(place, "--data", "{place}/data", "--k", "1", "7", "--out", str(file)) == 0
     out, err = capsys.readouterr()
     result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    assert err == f"wrote {file}\n"
+    beside = [file, file.with_suffix(".npz"), file.with_name("knn.confusion.png")]
+    assert err == f"wrote {', '.join(map(str, beside))}\n"
+    assert all(each.is_file() for each in beside)
     figures = result["figures"]
     assert figures == figures_by_loop(place, 1) | figures_by_loop(place, 7)
     rows = [line.split() for line in out.splitlines()[2:]]
-    assert rows == [[k, f"{figures[f'knn_top1_k{k}']:.2f}", f"{figures[f'knn_top5_k{k}']:.2f}"] for k in ("1", "7")]
+    shown = [[row[0], row[1], row[-1]] for row in rows]
+    assert shown == [[k, f"{figures[f'knn_top1_k{k}']:.2f}", f"{figures[f'knn_top5_k{k}']:.2f}"] for k in ("1", "7")]
     assert evaluate(place, "--data", "{place}/data", "--k", "1", "7", "--json") == 0
     again = json.loads(capsys.readouterr().out)
-    assert {**again, "created": 0, "seconds": 0} == {**result, "created": 0, "seconds": 0}
+    other = {"created": 0, "seconds": 0, "predictions": {}}
+    assert again | other == result | other
 
 
 def test_schema_of_the_file(place: Path, tmp_path: Path) -> None:
@@ -114,9 +118,15 @@ def test_schema_of_the_file(place: Path, tmp_path: Path) -> None:
         "schema",
         "created",
         "environment",
+        "intervals",
+        "per_class",
+        "notes",
+        "predictions",
+        "protocol_hash",
     }
-    assert (result["schema"], result["protocol"]) == (1, "knn")
-    assert result["settings"] == {"k": [1], "temperature": 0.07, "backend": "torch", "similarity": "cosine"}
+    assert (result["schema"], result["protocol"]) == (2, "knn")
+    assert result["settings"]["k"] == [1]
+    assert result["settings"]["temperature"] == [0.07]
     assert set(result["checkpoint"]) == {
         "source",
         "architecture",
@@ -125,6 +135,7 @@ def test_schema_of_the_file(place: Path, tmp_path: Path) -> None:
         "epoch",
         "recipe",
         "preprocessing",
+        "weights_sha256",
     }
     assert set(result["data"]) == {"train", "test", "classes", "unknown_classes"}
     assert result["data"]["train"]["images"] == 28
@@ -156,7 +167,7 @@ def test_options_reach_the_protocol(place: Path, capsys: pytest.CaptureFixture[s
     assert result["checkpoint"]["network"] == "student"
     preprocessing = result["checkpoint"]["preprocessing"]
     assert (preprocessing["resize"], preprocessing["crop"]) == (50, 24)
-    assert result["settings"]["temperature"] == 0.2
+    assert result["settings"]["temperature"] == [0.2]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -197,7 +208,7 @@ DATA = ("--data", "{place}/data")
         ((*DATA, "--backend", "annoy"), "invalid choice: 'annoy'"),
         ((*DATA, "--network", "both"), "invalid choice: 'both'"),
         ((*DATA, "--out", "{place}"), "--out {place} is a folder: name a file"),
-        ((*DATA, "--k", "1", "--out", "{place}/notes.txt/knn.json"), "cannot write {place}/notes.txt/knn.json"),
+        ((*DATA, "--k", "1", "--out", "{place}/notes.txt/knn.json"), "cannot write {place}/notes.txt/knn.npz"),
         ((*DATA, "--epochs", "3"), "unrecognized arguments: --epochs 3"),
     ],
 )

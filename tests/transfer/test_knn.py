@@ -46,13 +46,13 @@ def task(place: Path, test: str = "test", train: str = "train") -> Task:
 
 
 def quiet(task: Task, **options: Any) -> Result:
-    return evaluate(task, Reporter(quiet=True), table=False, **options)
+    return evaluate(task, Reporter(quiet=True), table=False, **options)[0]
 
 
 @pytest.mark.parametrize("temperature", [0.07, 0.003])  # the votes differ
 def test_figures_are_those_of_the_loop(place: Path, temperature: float) -> None:
     ks = [1, 5, 20, 35]
-    found = quiet(task(place), ks=ks, temperature=temperature, backend="torch").figures
+    found = quiet(task(place), ks=ks, temperatures=[temperature], backend="torch").figures
     backbone = excb.load(place / "run")
     bank, queries = features_by_loop(backbone, place / "train"), features_by_loop(backbone, place / "test")
     expected: dict[str, float] = {}
@@ -83,17 +83,16 @@ def test_an_image_finds_itself(place: Path) -> None:
 def test_back_ends_give_equal_figures(place: Path) -> None:
     results = {name: quiet(task(place), ks=[1, 5, 20], backend=name) for name in ("torch", "faiss", "auto")}
     assert results["torch"].figures == results["faiss"].figures == results["auto"].figures
-    assert {name: result.settings["backend"] for name, result in results.items()} == {
-        "torch": "torch",
-        "faiss": "faiss",
-        "auto": "faiss",
-    }
+    assert len({result.protocol_hash for result in results.values()}) == 1  # what cannot change figures is no setting
+    for name, used in {"torch": "torch", "faiss": "faiss", "auto": "faiss"}.items():
+        assert any(f"neighbours by {used}" in note for note in results[name].notes)
 
 
 def test_result_holds_all_that_is_needed_to_repeat_it(place: Path) -> None:
-    result = quiet(task(place), ks=[5, 1, 5], temperature=0.1, backend="torch")
+    result = quiet(task(place), ks=[5, 1, 5], temperatures=[0.1], backend="torch")
     assert result.protocol == "knn"
-    assert result.settings == {"k": [1, 5], "temperature": 0.1, "backend": "torch", "similarity": "cosine"}
+    assert result.settings["k"] == [1, 5]
+    assert result.settings["temperature"] == [0.1]
     assert list(result.figures) == ["knn_top1_k1", "knn_top5_k1", "knn_top1_k5", "knn_top5_k5"]
     assert result.checkpoint["step"] == 5
     assert (result.data["train"]["images"], result.data["test"]["images"]) == (35, 21)
@@ -101,14 +100,30 @@ def test_result_holds_all_that_is_needed_to_repeat_it(place: Path) -> None:
 
 
 def test_table_shows_the_figures(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = evaluate(task(place), Reporter(), ks=[1, 20], backend="torch")
+    result, _ = evaluate(task(place), Reporter(), ks=[1, 20], backend="torch")
     title, header, *rows = capsys.readouterr().out.splitlines()
     assert title == "k-NN, 35 train and 21 test images, 7 classes, T = 0.07"
-    assert header.split() == ["k", "top-1", "%", "top-5", "%"]
-    shown = [
-        [str(k), f"{result.figures[f'knn_top1_k{k}']:.2f}", f"{result.figures[f'knn_top5_k{k}']:.2f}"] for k in (1, 20)
-    ]
+    assert header.split() == ["k", "top-1", "%", "95", "%", "interval", "top-5", "%"]
+    shown = []
+    for k in (1, 20):
+        top1, top5 = (result.figures[f"knn_{top}_k{k}"] for top in ("top1", "top5"))
+        low, high = result.intervals[f"knn_top1_k{k}"]
+        shown.append([str(k), f"{top1:.2f}", f"{low:.1f}", "to", f"{high:.1f}", f"{top5:.2f}"])
     assert [row.split() for row in rows] == shown
+
+
+def test_several_temperatures_in_one_search(place: Path) -> None:
+    both = quiet(task(place), ks=[5, 20], temperatures=[0.07, 0.003], backend="torch").figures
+    for temperature in (0.07, 0.003):
+        alone = quiet(task(place), ks=[5, 20], temperatures=[temperature], backend="torch").figures
+        assert {f"{name}_T{temperature:g}": value for name, value in alone.items()}.items() <= both.items()
+
+
+def test_predictions_are_those_of_the_figures(place: Path) -> None:
+    result, predictions = evaluate(task(place), Reporter(quiet=True), ks=[5], backend="torch", table=False)
+    right = predictions.top5["knn_{}_k5"][:, 0] == predictions.targets
+    assert result.figures["knn_top1_k5"] == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
+    assert list(predictions.names) == sorted(predictions.names)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -0.07, float("nan"), float("inf")])
@@ -118,7 +133,7 @@ def test_temperature_out_of_range_is_refused_before_any_work(
     prepared = task(place)
     monkeypatch.setattr(Task, "features", lambda *_: pytest.fail("worked before it checked"))
     with pytest.raises(UserError, match="--temperature"):
-        quiet(prepared, temperature=temperature)
+        quiet(prepared, temperatures=[temperature])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

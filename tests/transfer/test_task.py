@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
+from torch import Tensor, nn
 
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.images import scan_folder
 from excb.preprocessing import Preprocessing
-from excb.transfer.task import Task, labelled, with_classes_of
+from excb.transfer.task import Task, automatic_batch, labelled, largest_batch, with_classes_of
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, write_folder
 
@@ -181,6 +184,145 @@ def test_automatic_device_is_one_that_is_there(place: Path) -> None:
     task = prepare(place, device="auto")
     assert task.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert next(task.backbone.parameters()).device.type == task.device.type
+
+
+class Memory(nn.Module):
+    """A network that holds batches up to a size, and what it was given."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.given = most, list[int]()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.given.append(len(images))
+        if len(images) > self.most:
+            raise torch.OutOfMemoryError("out of memory")
+        return images.mean((1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("most", "largest", "given"),
+    [(32, 32, [32, 64]), (200, 128, [32, 64, 128, 256]), (10**9, 1024, [32, 64, 128, 256, 512, 1024])],
+)
+def test_batches_double_until_they_do_not_fit(most: int, largest: int, given: list[int]) -> None:
+    memory = Memory(most)
+    assert largest_batch(memory, 2, torch.device("cpu")) == largest
+    assert memory.given == given
+
+
+def test_memory_that_is_too_small() -> None:
+    with pytest.raises(UserError, match="32 images do not fit into the memory of cpu: name a smaller --batch-size"):
+        largest_batch(Memory(31), 2, torch.device("cpu"))
+
+
+def test_automatic_batch_on_the_cpu(place: Path) -> None:
+    memory = Memory(0)
+    assert automatic_batch(memory, 2, torch.device("cpu")) == 64
+    assert memory.given == []
+    assert prepare(place, batch="auto").batch == 64
+
+
+@pytest.mark.gpu
+def test_automatic_batch_on_a_gpu(place: Path) -> None:
+    assert prepare(place, batch="auto", device="cuda").batch == 512
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kinds of features
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_class_tokens_are_kept_beside_pooled_features(place: Path, tmp_path: Path) -> None:
+    write_run(
+        place / "deep", 5, recipe=tiny_recipe(TINY_VIT | {"options": {"embed_dim": 12, "depth": 4, "num_heads": 2}})
+    )
+    task = prepare(place, "deep", cache=tmp_path)
+    for _ in range(2):  # computed, then read
+        pooled, _ = task.features(task.test, "test", Reporter(quiet=True))
+        tokens, labels = task.features(task.test, "test", Reporter(quiet=True), kind="last4_cls")
+        assert (tokens.shape, len(labels)) == ((7, 48), 7)
+        torch.testing.assert_close(tokens[:, -12:], pooled)
+
+
+def test_features_that_the_network_has_not(place: Path) -> None:
+    task = prepare(place)
+    with pytest.raises(UserError, match="only ViTs have class tokens"):
+        task.features(task.test, "test", Reporter(quiet=True), kind="last4_cls")
+    kind: Any = "last"
+    with pytest.raises(UserError, match="features are pooled or last4_cls, not 'last'"):
+        task.features(task.test, "test", Reporter(quiet=True), kind=kind)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# timm's models
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """timm without a network: its "published" weights are random ones, and the networks that have them."""
+    published: list[nn.Module] = []
+    create = timm.create_model
+
+    def create_model(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
+        network: nn.Module = create(name, **options)
+        if pretrained:
+            published.append(network.eval())
+        return network
+
+    monkeypatch.setattr(timm, "create_model", create_model)
+    return published
+
+
+@pytest.mark.parametrize(
+    ("name", "preprocessing"),
+    [
+        ("test_resnet", Preprocessing(168, 160, (0.5,) * 3, (0.5,) * 3, "bilinear")),
+        ("test_vit.r160_in1k", Preprocessing(168, 160, (0.5,) * 3, (0.5,) * 3, "bicubic")),
+    ],
+)
+def test_timm_model_with_its_own_preprocessing(
+    place: Path, published: list[nn.Module], name: str, preprocessing: Preprocessing
+) -> None:
+    task = Task.prepare(f"timm:{name}", place / "train", place / "test", device="cpu", batch=4, workers=0)
+    assert task.preprocessing == preprocessing
+    rows, _ = task.features(task.test, "test", Reporter(quiet=True))
+    files = sorted(path for path in (place / "test").rglob("*") if path.is_file())
+    with torch.no_grad():
+        expected = torch.cat([published[0](preprocessing(Image.open(file).convert("RGB"))[None]) for file in files])
+    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
+    checkpoint = task.describe()["checkpoint"]
+    assert (checkpoint["source"], checkpoint["network"]) == (f"timm:{name}", "pretrained")
+
+
+def test_timm_vit_takes_other_sizes(place: Path, published: list[nn.Module]) -> None:
+    task = Task.prepare("timm:test_vit", place / "train", place / "test", device="cpu", workers=0, crop=64)
+    assert task.backbone(torch.zeros(1, 3, 64, 64)).shape == (1, task.backbone.width)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet5000", "no backbone is called 'timm:resnet5000'; did you mean"),
+        ("test_resnet.nonsense", r"no published weights for timm:test_resnet.nonsense \(.+\): check the name"),
+        ("test_resnet", r"no published weights for timm:test_resnet \(.+\): check the name and the connection"),
+    ],
+)
+def test_timm_model_that_cannot_be_had(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    def offline(*_arguments: Any, **_options: Any) -> None:
+        raise FileNotFoundError("cannot find the requested files\nsecond line")  # as huggingface_hub does
+
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", offline)
+    with pytest.raises(UserError, match=message) as caught:
+        Task.prepare(f"timm:{name}", place / "train", place / "test", device="cpu", workers=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_timm_model_has_no_student(place: Path) -> None:
+    with pytest.raises(UserError, match="timm:test_resnet has no student: leave --network out"):
+        Task.prepare("timm:test_resnet", place / "train", place / "test", network="student")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,132 @@
+"""Every command of `excb-eval`: files, tables, cache, plans, and the same answer in many processes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from excb.launch import launch
+from excb.transfer.cli import main
+from tests.run_files import TINY_VIT, tiny_recipe, write_run
+from tests.transfer.labelled_images import write_folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, and 33 train and 17 test images of seven classes: sizes that divide by none."""
+    place = tmp_path_factory.mktemp("commands")
+    write_run(place / "run", 5, recipe=tiny_recipe(eval_resize=36, eval_crop=32))
+    write_run(place / "vit", 5, recipe=tiny_recipe(TINY_VIT, eval_resize=32, eval_crop=32))
+    write_folder(place / "data" / "train", each=5, seed=1)
+    write_folder(place / "data" / "test", each=3, seed=2)
+    for name in ("train/ant/0.png", "train/bee/1.png", "test/ant/0.png", "test/cat/1.png", "test/dog/1.png"):
+        next((place / "data" / name).parent.glob(f"{Path(name).stem}.*")).unlink()
+    return place
+
+
+def command(place: Path, name: str, *arguments: str, run: str = "run") -> list[str]:
+    usual = ["--ckpt", str(place / run), "--data", str(place / "data"), "--workers", "0", "--device", "cpu", "--quiet"]
+    return [name, *usual, *arguments]
+
+
+PROTOCOLS = {
+    "knn": ("knn", "--k", "5"),
+    "fast": ("linear", "--epochs", "3"),
+    "logreg": ("linear", "--protocol", "logreg"),
+    "resnet": ("linear", "--protocol", "resnet", "--epochs", "2", "--train-batch", "16"),
+    "semisup": ("semisup", "--percent", "10", "--epochs", "2", "--train-batch", "4", "--seeds", "0", "1"),
+    "frozen": ("semisup", "--percent", "10", "--frozen"),
+    "finetune": ("finetune", "--fraction", "0.5", "--epochs", "2", "--train-batch", "8"),
+}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_every_protocol_writes_result_predictions_and_picture(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = tmp_path / f"{name}.json"
+    assert main(command(place, *PROTOCOLS[name], "--out", str(file))) == 0
+    assert "%" in capsys.readouterr().out
+    result = json.loads(file.read_text())
+    first = next(iter(result["figures"]))
+    assert "_top1" in first
+    with np.load(tmp_path / f"{name}.npz") as arrays:
+        assert len(arrays["targets"]) == 18
+    assert file.with_name(f"{name}.confusion.png").read_bytes().startswith(b"\x89PNG")
+    low, high = result["intervals"][first]
+    assert 0 <= low <= high <= 100
+    assert set(result["per_class"][first]) == {"ant", "bee", "cat", "dog", "eel", "fox", "gnu"}
+
+
+@pytest.mark.parametrize("name", ["knn", "fast", "finetune"])
+def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path, name: str) -> None:
+    results: list[dict[str, Any]] = []
+    for processes in (1, 2):
+        file = tmp_path / f"{processes}.json"
+        arguments = command(place, *PROTOCOLS[name], "--no-cache", "--out", str(file), run="vit")
+        assert (main(arguments) if processes == 1 else launch("excb.transfer.cli", arguments, 2)) == 0
+        results.append(json.loads(file.read_text()))
+    assert results[0]["figures"] == results[1]["figures"]
+    assert results[0]["protocol_hash"] == results[1]["protocol_hash"]
+    assert results[0]["predictions"]["sha256"] == results[1]["predictions"]["sha256"]
+
+
+def test_a_mistake_in_many_processes_is_told_once(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch("excb.transfer.cli", command(place, "linear", "--lr", "-1"), 2) == 2
+    assert capfd.readouterr().err.count("--lr must be above 0") == 1
+
+
+def test_features_are_kept_shared_and_exported(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = ("--cache", str(tmp_path / "cache"))
+    assert main(command(place, "features", "--out", str(tmp_path / "f.npz"), *cache)) == 0
+    with np.load(tmp_path / "f.npz") as arrays:
+        assert arrays["train_rows"].shape == (33, 32)
+        assert len(arrays["test_names"]) == 18
+    capsys.readouterr()
+    assert main(["cache", *cache]) == 0
+    assert "33" in capsys.readouterr().out
+    assert main(command(place, "knn", "--dry-run", *cache)) == 0
+    assert "nothing to compute" in capsys.readouterr().out
+    assert main(["cache", *cache, "--clear"]) == 0
+    capsys.readouterr()
+    assert main(command(place, "knn", "--dry-run", *cache)) == 0
+    assert "estimate:" in capsys.readouterr().out
+
+
+def test_compare_says_whether_a_difference_is_real(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / f"{run}.json") for run in ("run", "vit")]
+    for run, file in zip(("run", "vit"), files, strict=True):
+        assert main(command(place, *PROTOCOLS["knn"], "--out", file, run=run)) == 0
+    capsys.readouterr()
+    assert main(["compare", *files, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["figures"]["knn_top1_k5"]
+    assert found["difference"] == pytest.approx(found["second"] - found["first"], abs=1e-3) or found[
+        "difference"
+    ] == pytest.approx(found["first"] - found["second"], abs=1e-3)
+    assert 0 <= found["p_value"] <= 1
+    assert main(["compare", *files]) == 0
+    assert "knn_top1_k5" in capsys.readouterr().out
+    assert main(["compare", files[0], str(tmp_path / "nothing.json")]) == 2
+
+
+def test_the_vits_protocol_needs_a_vit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(place, "linear", "--protocol", "vit", "--epochs", "1")) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("excb-eval: error: ")
+    assert err.count("\n") == 1

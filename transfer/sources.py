@@ -1,0 +1,453 @@
+"""Where labelled images come from: folders, ImageNet's layouts, torchvision's data sets, the Hugging Face Hub."""
+
+import functools
+import hashlib
+import importlib
+import io
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from PIL.Image import Image, fromarray
+
+from excb.collectives import from_first
+from excb.errors import UserError, nearest_name
+from excb.images import Images, ImageSet, open_image, scan_folder, to_rgb
+from excb.settings import require
+
+Split = Literal["train", "test"]
+Note = Callable[[str], None]
+T = TypeVar("T")
+
+_NO_IMAGES = "name the images with --data DIR (train/ and test/ inside), or with --train DIR --test DIR"
+
+
+def train_and_test(
+    data: str | None,
+    train: Path | None = None,
+    test: Path | None = None,
+    *,
+    rename: Mapping[str, str] | None = None,
+    data_root: Path | None = None,
+    note: Note = lambda _line: None,
+) -> tuple[Images, Images]:
+    """The two sets that a command line names, with the train set's class indices in both.
+
+    Args:
+        data: what `open_source` takes.
+        train: a folder of training images, instead of the source's.
+        test: a folder of test images, instead of the source's. One without class folders may have a list beside it:
+            FOLDER.txt or imagenet_FOLDER.txt, with a line "NAME INDEX" or "NAME CLASS" for every image.
+        rename: folders of the test set that are called otherwise in the train set.
+        data_root: where torchvision's data sets lie.
+        note: told what the user should know.
+
+    Raises:
+        UserError: one of the sets is missing or unusable, or their classes do not match.
+    """
+    if data is None and (train is None or test is None):
+        raise UserError(_NO_IMAGES)
+    known = _labelled(train, note) if train else open_source(data or "", "train", data_root=data_root, note=note)
+    if test is None and data is not None and _kind(data) == "folder":
+        test = _held_out(_existing(data))
+    if test is not None:
+        return known, _test_folder(test, known, rename or {})
+    require(not rename, "--rename is for folders of test images: name them with --test DIR")
+    held_out = open_source(data or "", "test", data_root=data_root, note=note)
+    if held_out.classes != known.classes:
+        raise UserError(f"{held_out.root} and {known.root} have other classes: name a test set with the same ones")
+    return known, held_out
+
+
+def open_source(text: str, split: Split, *, data_root: Path | None = None, note: Note = lambda _line: None) -> Images:
+    """One split of a source of labelled images.
+
+    Args:
+        text: a folder that holds train/ and test/ (or val/); torchvision:NAME; hf:ID or hf:ID@CONFIG. Where a data set
+            of torchvision has train and validation images, both are for training, as Kornblith et al. (2019) do.
+        split: which images.
+        data_root: where torchvision's data sets lie; else $EXCB_DATA, else ~/.cache/excb/datasets.
+        note: told what the user should know.
+
+    Raises:
+        UserError: there is no such source, or it cannot be had.
+    """
+    kind, name = _kind(text), text.partition(":")[2]
+    if kind == "torchvision":
+        return _torchvision(name, split, data_root or _data_root(), note)
+    if kind == "hf":
+        return _hugging_face(name, split, note)
+    folder = _existing(text)
+    return _labelled(folder / "train", note) if split == "train" else scan_folder(_held_out(folder))
+
+
+def _kind(text: str) -> str:
+    prefix = text.partition(":")[0].lower()
+    return prefix if ":" in text and prefix in ("torchvision", "hf") else "folder"
+
+
+def _data_root() -> Path:
+    return Path(os.environ.get("EXCB_DATA") or Path.home() / ".cache" / "excb" / "datasets").expanduser()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Folders, and ImageNet in its usual layouts
+# ---------------------------------------------------------------------------------------------------------------------
+
+# sha256 of ImageNet's 1,000 sorted class folders, one a line: the class order of every ImageNet classifier.
+_IMAGENET = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
+
+
+def _existing(text: str) -> Path:
+    folder = Path(text)
+    if not folder.is_dir():
+        meant = f" (or did you mean torchvision:{text}?)" if _torchvision_name(text) else ""
+        raise UserError(
+            f"no folder {folder}{meant}: --data names a folder that holds train/ and test/ (or val/), torchvision:NAME "
+            "or hf:ID"
+        )
+    return folder
+
+
+def _held_out(folder: Path) -> Path:
+    """test/, or else val/: also where test/ is ImageNet's own, without any labels."""
+    test, val = folder / "test", folder / "val"
+    if test.is_dir() and (_has_folders(test) or _list_beside(test) or not val.is_dir()):
+        return test
+    return val
+
+
+def _has_folders(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
+
+
+def _labelled(folder: Path, note: Note) -> ImageSet:
+    """A folder of class folders, these in order: by number if all are numbers, else by name."""
+    from .task import labelled  # not above: task may take its `Images` from here
+
+    images = labelled(folder)
+    assert images.labels is not None
+    classes = images.classes or ()
+    if all(name.isascii() and name.isdecimal() for name in classes):
+        ordered = sorted(classes, key=lambda name: (int(name), name))
+        if tuple(ordered) != classes:
+            note(f"the classes in {folder} are numbers: their order is {ordered[0]}, {ordered[1]} ... {ordered[-1]}")
+            index = np.array([ordered.index(name) for name in classes])
+            return replace(images, labels=index[images.labels], classes=tuple(ordered))
+    if _are_wnids(classes) and hashlib.sha256("\n".join(classes).encode()).hexdigest() != _IMAGENET:
+        note(f"{folder} has {len(classes):,} classes that are not ImageNet's 1,000: indices are of these, by name")
+    return images
+
+
+def _are_wnids(classes: Sequence[str]) -> bool:
+    """Whether these are called as ImageNet's class folders are; their order by name is then the usual one."""
+    return all(re.fullmatch(r"n\d{8}", name) for name in classes)
+
+
+def _test_folder(folder: Path, train: Images, rename: Mapping[str, str]) -> ImageSet:
+    """Test images by class folders or by a list, with the train set's class indices."""
+    from .task import with_classes_of
+
+    images = scan_folder(folder)
+    if not any("/" in path for path in images.paths):
+        if (file := _list_beside(folder)) is not None:
+            require(not rename, f"--rename: the images in {folder} lie in no folders, {file} gives their classes")
+            return _listed(images, train, file)
+        if _are_wnids(train.classes or ()):
+            raise UserError(
+                f"{folder} has no class folders: put its images into them, or write {folder.name}.txt beside it with "
+                "a line 'NAME INDEX' (0 to 999 in the order of the folders) or 'NAME FOLDER' for every image"
+            )
+    return with_classes_of(images, train, rename=rename)
+
+
+def _list_beside(folder: Path) -> Path | None:
+    names = (f"{folder.name}.txt", f"imagenet_{folder.name}.txt")
+    files = (place / name for place in (folder, folder.parent) for name in names)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _listed(images: ImageSet, train: Images, file: Path) -> ImageSet:
+    """Labels of a flat folder by a list of names and class indices or names."""
+    classes = train.classes or ()
+    given = _read_labels(file, prefix=f"{images.root.name}/")
+    for one, other, words in (
+        (images.paths, given.keys(), f"images in {images.root} are not in {file}"),
+        (given.keys(), set(images.paths), f"names in {file} are not in {images.root}"),
+    ):
+        if left := [name for name in one if name not in other]:
+            raise UserError(f"{len(left):,} {words}, such as {left[0]}: it needs one line for every image")
+    if set(given.values()) <= set(classes):
+        index = {name: number for number, name in enumerate(classes)}
+    else:
+        index = {str(number): number for number in range(len(classes))}
+    if wrong := sorted(set(given.values()) - index.keys()):
+        raise UserError(
+            f"{file} has the class {wrong[0]}: it needs indices from 0 to {len(classes) - 1} in the order of the train "
+            "set's folders, or these folders' names"
+        )
+    return replace(images, labels=np.array([index[given[path]] for path in images.paths]), classes=tuple(classes))
+
+
+def _read_labels(file: Path, *, prefix: str) -> dict[str, str]:
+    """Class by image name."""
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the list {file}: {error}") from None
+    labels: dict[str, str] = {}
+    for line in lines:
+        parts = line.rsplit(maxsplit=1)
+        require(len(parts) == 2, f"{file}: '{line.strip()}' is not an image's name and its class")
+        name = parts[0].strip().removeprefix("./").removeprefix(prefix)
+        require(name not in labels, f"{file} names {name} more than once: remove the repeats")
+        labels[name] = parts[1]
+    return labels
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# torchvision's data sets
+# ---------------------------------------------------------------------------------------------------------------------
+
+# How torchvision calls the splits to train on, and the one to test on. Sets without a test split are left out.
+_TORCHVISION: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
+    "CIFAR10": ((True,), False),
+    "CIFAR100": ((True,), False),
+    "Country211": (("train", "valid"), "test"),
+    "DTD": (("train", "val"), "test"),
+    "FashionMNIST": ((True,), False),
+    "FGVCAircraft": (("trainval",), "test"),
+    "Flowers102": (("train", "val"), "test"),
+    "Food101": (("train",), "test"),
+    "Imagenette": (("train",), "val"),
+    "KMNIST": ((True,), False),
+    "MNIST": ((True,), False),
+    "OxfordIIITPet": (("trainval",), "test"),
+    "RenderedSST2": (("train", "val"), "test"),
+    "StanfordCars": (("train",), "test"),
+    "STL10": (("train",), "test"),
+    "SVHN": (("train",), "test"),
+}
+
+
+@dataclass(frozen=True)
+class ArrayImages:
+    """Images that one array holds.
+
+    Args:
+        root: name of the source.
+        split: train or test; the images are called "train/00000", "train/00001", ...
+        pixels: uint8, [N, H, W, 3] or grey [N, H, W].
+        labels: class indices, int64 [N].
+        classes: class names.
+    """
+
+    root: Path
+    split: Split
+    pixels: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.pixels)
+
+    def open(self, index: int) -> Image:
+        """One image as RGB."""
+        return to_rgb(fromarray(self.pixels[index]))
+
+    @cached_property
+    def paths(self) -> Sequence[str]:
+        """A name for every image."""
+        return _numbered(self.split, len(self))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all pixels and labels."""
+        digest = hashlib.sha256(repr(self.pixels.shape).encode())
+        digest.update(np.ascontiguousarray(self.pixels).data)
+        digest.update(self.labels.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def _numbered(split: str, count: int) -> list[str]:
+    """Names that sort as the numbers do."""
+    digits = max(5, len(str(count - 1)))
+    return [f"{split}/{number:0{digits}}" for number in range(count)]
+
+
+def _torchvision_name(text: str) -> str | None:
+    """A data set's name as torchvision writes it, whatever the case."""
+    return next((name for name in _TORCHVISION if name.lower() == text.lower()), None)
+
+
+def _torchvision(text: str, split: Split, root: Path, note: Note) -> Images:
+    """A data set of torchvision: an array where torchvision keeps one, else files."""
+    name = _torchvision_name(text)
+    if name is None:
+        hint = nearest_name(text.upper(), map(str.upper, _TORCHVISION))
+        raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(_TORCHVISION)}")
+    train, test = _TORCHVISION[name]
+    parts = train if split == "train" else (test,)
+    sets = _first_then_all(lambda: [_load(name, part, root, note) for part in parts])
+    return _arrays(name, split, sets[0]) if hasattr(sets[0], "data") else _files(sets, root)
+
+
+def _load(name: str, part: str | bool, root: Path, note: Note) -> Any:
+    """torchvision's object, from disk if it is there."""
+    from torchvision import datasets
+
+    build = getattr(datasets, name)
+    options: dict[str, Any] = {"train": part} if isinstance(part, bool) else {"split": part}
+    if not isinstance(part, bool) and name not in ("OxfordIIITPet", "STL10", "SVHN"):
+        options["loader"] = Path  # an item is then the image's file and label: listing them opens no image
+    try:
+        return build(root, **options)
+    except (RuntimeError, OSError):
+        note(f"downloading {name} to {root}")
+    try:
+        return build(root, download=True, **options)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise UserError(
+            f"torchvision:{name} is not in {root} and cannot be downloaded ({_one_line(error)}): put it there, or name "
+            "the folder that holds it with --data-root DIR"
+        ) from None
+
+
+def _first_then_all(load: Callable[[], T]) -> T:
+    """Load in process 0, which may have to download, and then in the others from its disk."""
+    loaded: list[T] = []
+    from_first(lambda: loaded.append(load()))
+    return loaded[0] if loaded else load()
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def _arrays(name: str, split: Split, data: Any) -> ArrayImages:
+    pixels = np.asarray(data.data)
+    if name in ("STL10", "SVHN"):  # [N, 3, H, W]
+        pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+    labels = np.asarray(data.targets if hasattr(data, "targets") else data.labels).astype(np.int64)
+    return ArrayImages(Path(f"torchvision:{name}"), split, pixels, labels, _class_names(data, labels))
+
+
+def _files(sets: Sequence[Any], root: Path) -> ImageSet:
+    """Files and labels of one or several splits, one after the other."""
+    pairs: list[tuple[Any, int]] = []
+    for data in sets:
+        # The Pets alone of these sets have no `loader` to ask for the file with.
+        listed = hasattr(data, "loader")
+        pairs += [data[i] for i in range(len(data))] if listed else zip(data._images, data._labels, strict=True)
+    paths = [Path(file).relative_to(root).as_posix() for file, _ in pairs]
+    labels = np.array([label for _, label in pairs], dtype=np.int64)
+    return ImageSet(root, paths, labels, _class_names(sets[0], labels))
+
+
+def _class_names(data: Any, labels: np.ndarray) -> tuple[str, ...]:
+    """The names that torchvision gives; some sets have numbers only."""
+    names = getattr(data, "classes", None) or range(int(labels.max()) + 1)
+    return tuple(str(name) for name in names)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The Hugging Face Hub
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HubImages:
+    """Images of a Hugging Face data set.
+
+    Args:
+        root: name of the source.
+        split: the split's name at the Hub; images are called "test/00000", "test/00001", ...
+        rows: `datasets.Dataset` whose column `column` holds undecoded images.
+        column: the images' column.
+        labels: class indices, int64 [N].
+        classes: class names.
+        origin: the fingerprint of the data set as it was loaded.
+    """
+
+    root: Path
+    split: str
+    rows: Any
+    column: str
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    origin: str
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    def open(self, index: int) -> Image:
+        """One image as upright 8-bit RGB.
+
+        Raises:
+            BrokenImageError: it cannot be read.
+        """
+        stored = self.rows[index][self.column] or {"bytes": b""}
+        content = stored.get("bytes")
+        return open_image(stored["path"] if content is None else io.BytesIO(content))  # type: ignore[arg-type]
+
+    @cached_property
+    def paths(self) -> Sequence[str]:
+        """A name for every image."""
+        return _numbered(self.split, len(self))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the data set's own fingerprint, the split and the labels."""
+        digest = hashlib.sha256(f"{self.origin}\n{self.split}\n{self.column}\n".encode())
+        digest.update(self.labels.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def _hugging_face(text: str, split: Split, note: Note) -> HubImages:
+    """A split whose labels are public: some test sets have none, validation then takes their place."""
+    name, _, config = text.partition("@")
+    require(bool(name), "hf: needs a data set's name, as in hf:ethz/food101")
+    try:
+        library = importlib.import_module("datasets")
+    except ImportError:
+        raise UserError(f"hf:{text} needs the package `datasets`: pip install datasets") from None
+    trouble = (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
+
+    def ask(function: str, **options: str) -> Any:
+        try:
+            return getattr(library, function)(name, config or None, **options)
+        except trouble as error:
+            raise UserError(f"cannot load hf:{text}: {_one_line(error)}") from None
+
+    there = from_first(lambda: list(ask("get_dataset_split_names")))
+    wanted = ("train",) if split == "train" else ("test", "validation", "valid", "val")
+    for part in (part for part in wanted if part in there):
+        data = _first_then_all(functools.partial(ask, "load_dataset", split=part))
+        images = _hub_images(f"hf:{text}", part, data, library)
+        if images.labels.min() >= 0:
+            return images
+        note(f"the split '{part}' of hf:{text} has no labels")
+    raise UserError(f"hf:{text} has no labelled split '{split}', only {', '.join(there)}: choose another data set")
+
+
+def _hub_images(source: str, split: str, data: Any, library: Any) -> HubImages:
+    """The image column, and the finest of the label columns (CIFAR-100 has two), found by their types."""
+    columns = data.features.items()
+    images = [key for key, feature in columns if isinstance(feature, library.Image)]
+    labels = [key for key, feature in columns if isinstance(feature, library.ClassLabel)]
+    require(bool(images) and len(data) > 0, f"{source} has no images: choose a data set with a column of type Image")
+    require(bool(labels), f"{source} has no classes: choose a data set with a column of type ClassLabel")
+    label = max(labels, key=lambda key: len(data.features[key].names))
+    numbers = np.array([-1 if value is None else value for value in data[label][:]], dtype=np.int64)
+    rows = data.select_columns([images[0]]).cast_column(images[0], library.Image(decode=False))
+    names = tuple(data.features[label].names)
+    return HubImages(Path(source), split, rows, images[0], numbers, names, str(data._fingerprint))
