@@ -270,7 +270,8 @@ def test_twenty_kills_leave_no_trace(images: Path, tmp_path: Path) -> None:
             wait_until(lambda at=moment: time.monotonic() > at, process)  # type: ignore[misc]
         victims = ranks(process.pid)
         if process.poll() is not None or not victims:
-            assert process.wait() == 0
+            process.communicate()
+            assert process.returncode == 0
             assert_same_run(tmp_path / "undisturbed", out, steps=180)
             out, saved = tmp_path / f"run{kills}", 0  # finished before the next kill: another run
             continue
