@@ -1,28 +1,23 @@
 """Find exact cosine nearest neighbours with FAISS or torch, and let them vote: DINO's weighted k-NN classifier.
 
-Letters: N bank rows, Q queries, D feature width, k neighbours.
-
-A back end only proposes candidates, in float32. They are then compared in float64, and a query for which the error of
-float32 may have hidden a better row is searched again in float64. So the answer depends neither on the back end nor on
-the device, and beyond the inputs and the answer only a few tiles are in memory, never a Q x N matrix.
+Letters: N bank rows, Q queries, D feature width, k neighbours. How the search works stands in `excb.neighbours`.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from excb.collectives import gather_rows, processes, rank, together
 from excb.errors import UserError
+from excb.neighbours import Rows, Search, UnitRows, import_faiss, working_bytes
 
-_TILE = 8192  # most rows of a tile
-_BUDGET = 2**24  # most elements of a temporary array: 128 MiB in float64
-_CACHED = 2**20  # the same where many elementwise steps follow, several times faster on what caches hold
-_SLACK = 32  # candidates beyond k: the more there are, the fewer queries need the search in float64
+_MERGED = 4096  # queries whose neighbours the processes exchange at once
+_SCORES = 2**24  # most scores of a block of votes: 128 MiB
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,7 @@ class Neighbours:
 
     Attributes:
         indices: [Q, k] int64, rows of the bank.
-        similarities: [Q, k] float64, cosine similarities.
+        similarities: [Q, k] float64, cosine similarities, multiples of 2^-36.
     """
 
     indices: Tensor
@@ -64,7 +59,7 @@ def available_backend(backend: Literal["auto", "faiss", "torch"]) -> Literal["fa
     if backend == "torch":
         return "torch"
     try:
-        _import_faiss()
+        import_faiss()
     except ImportError as error:
         if backend == "auto":
             return "torch"
@@ -75,54 +70,156 @@ def available_backend(backend: Literal["auto", "faiss", "torch"]) -> Literal["fa
     return "faiss"
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a search will hold in memory, in bytes, in each process.
+
+    Attributes:
+        bank: its part of the bank, if it is in memory, and the lengths of all rows.
+        queries: all queries.
+        tiles: everything temporary.
+        answer: the neighbours, and what merging those of several processes takes.
+        text: all this in one line.
+    """
+
+    bank: int
+    queries: int
+    tiles: int
+    answer: int
+    text: str
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.bank + self.queries + self.tiles + self.answer
+
+
+def plan(N: int, D: int, Q: int, k: int, *, processes: int = 1, streamed: bool = False) -> Plan:
+    """Say what a search in float32 features will hold in memory, before anything is allocated.
+
+    Args:
+        N: bank rows.
+        D: width.
+        Q: queries.
+        k: neighbours.
+        processes: how many share the bank.
+        streamed: the bank is read from a disk in tiles, and does not count.
+    """
+    part = -(-N // processes)
+    bank = part * 16 + (0 if streamed else part * D * 4)
+    queries = Q * (D * 4 + 16)
+    tiles = working_bytes(part, D, Q, min(k, part))
+    answer = Q * k * 16 + (0 if processes == 1 else Q * k * 16 + 3 * processes * min(Q, _MERGED) * k * 16)
+    each = "" if processes == 1 else f" in each of {processes} processes"
+    text = (
+        f"k-NN: bank {N:,} x {D} {_size(bank)}{' read in tiles' if streamed else ''}, {Q:,} queries {_size(queries)}, "
+        f"tiles {_size(tiles)}, {k} neighbours each {_size(answer)}; "
+        f"in all {_size(bank + queries + tiles + answer)}{each}"
+    )
+    return Plan(bank, queries, tiles, answer, text)
+
+
 def nearest(
-    bank: Tensor,
-    queries: Tensor,
+    bank: Tensor | Rows,
+    queries: Tensor | Rows,
     k: int,
     *,
     backend: Literal["auto", "faiss", "torch"] = "auto",
     exclude_self: bool = False,
+    share: bool = False,
     device: torch.device | str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Neighbours:
-    """Return the k bank rows of highest cosine similarity to every query, as float64 ranks them.
+    """Return the k bank rows of highest cosine similarity to every query.
 
-    Rows that are positive multiples of one another have equal similarities, and equals are ranked by index. A zero row
-    has similarity 0 with everything.
+    Similarities are those of float64, rounded to a multiple of 2^-36 (1.5e-11): so they are the same bits from every
+    back end, device and number of processes. Equals are ranked by index. Rows that are positive multiples of one
+    another are equal. A zero row has similarity 0 with everything.
 
     Args:
-        bank: [N, D] features of any real type; they need not be normalised.
-        queries: [Q, D] features.
+        bank: [N, D] features of any real type; they need not be normalised. A tensor may be memory-mapped; any object
+            with `rows(start, stop)`, `width` and a length is read span by span.
+        queries: [Q, D] features, likewise.
         k: Neighbours per query, 1 to N, or to N - 1 with `exclude_self`.
         backend: What proposes candidates; it does not change the answer.
         exclude_self: The queries are the bank's rows in order, and no row is its own neighbour.
-        device: Where the back end torch computes, tile by tile; by default where the bank lies. FAISS computes on the
-            CPU, and so does torch instead of on MPS, which has no float64.
-        progress: Called after every block of queries with the number of queries in it.
+        share: All processes call this with the same bank and queries; each searches one part of the bank, and all
+            return the same answer as one process alone.
+        device: Where the back end torch computes, tile by tile; by default where the bank lies. FAISS is given what it
+            searches from the CPU, and torch computes there too instead of on MPS, which has no float64.
+        progress: Called as queries are done with the number of them; with the sum Q.
 
     Raises:
         UserError: Shapes do not fit, k is out of range, a feature is NaN or infinite, or FAISS is missing.
     """
     _check_shapes(bank, queries, k, exclude_self=exclude_self)
     chosen = available_backend(backend)
-    place = torch.device(bank.device if device is None else device)
+    place = torch.device((bank.device if isinstance(bank, Tensor) else "cpu") if device is None else device)
     if chosen == "faiss" or place.type == "mps":
         place = torch.device("cpu")
-    search = _Search(_UnitRows.of(bank, "bank", place), k, chosen, exclude_self=exclude_self)
-    unit_queries = _UnitRows.of(queries, "query", place)
-    indices = torch.empty(len(queries), k, dtype=torch.int64)
-    similarities = torch.empty(len(queries), k, dtype=torch.float64)
-    with _ieee_float32(place):
-        for block in _spans(len(queries), max(_TILE, queries.shape[1]), _BUDGET):
-            similarities[block], indices[block] = search.run(unit_queries[block], block.start)
-            if progress is not None:
-                progress(block.stop - block.start)
+
+    def search(part: slice) -> Neighbours:
+        unit_queries = UnitRows(queries, "query", place)
+        searched = Search(UnitRows(bank, "bank", place, part), min(k, part.stop - part.start), chosen, exclude_self)
+        return _search(searched, unit_queries, part.start, progress)
+
+    if not share or processes() == 1:
+        return search(slice(0, len(bank)))
+    first, end = (len(bank) * number // processes() for number in (rank(), rank() + 1))
+    return _merged(together(lambda: search(slice(first, end))), k)
+
+
+def _search(search: Search, queries: UnitRows, first: int, progress: Callable[[int], None] | None) -> Neighbours:
+    """Search the part of a bank that begins with row `first`. Fewer rows than k: all; a row of similarity -inf: own."""
+    indices = torch.empty(len(queries), search.k, dtype=torch.int64)
+    similarities = torch.empty(len(queries), search.k, dtype=torch.float64)
+    if not search.k:  # more processes than rows
+        return Neighbours(indices, similarities)
+    with _ieee_float32(queries.device):
+        for start in range(0, len(queries), search.round):
+            block = slice(start, min(start + search.round, len(queries)))
+            own = torch.arange(block.start, block.stop, device=queries.device) - first
+            if not search.exclude_self:
+                own.fill_(-1)
+            similarities[block], indices[block] = search.run(queries[block], own, progress or (lambda _done: None))
+    return Neighbours(indices.add_(first), similarities)
+
+
+def _merged(found: Neighbours, k: int) -> Neighbours:
+    """Return the k best of what all processes found in their parts of the bank, which follow one another."""
+    Q, missing = len(found.indices), k - found.indices.shape[1]
+    similarities = torch.nn.functional.pad(found.similarities, (0, missing), value=-math.inf)
+    indices = torch.nn.functional.pad(found.indices, (0, missing), value=-1)
+    for start in range(0, Q, _MERGED):
+        block = slice(start, start + _MERGED)
+        # Side by side, equals stand in the order of their indices, and a stable sort keeps them so.
+        ranked, rows = (torch.cat(gather_rows(x[block]).chunk(processes()), 1) for x in (similarities, indices))
+        ranked, order = ranked.sort(dim=1, descending=True, stable=True)
+        similarities[block], indices[block] = ranked[:, :k], rows.gather(1, order[:, :k])
     return Neighbours(indices, similarities)
 
 
+@overload
 def vote(
     neighbours: Neighbours, labels: Tensor, *, ks: Sequence[int], temperature: float, classes: int
-) -> dict[int, Vote]:
+) -> dict[int, Vote]: ...
+
+
+@overload
+def vote(
+    neighbours: Neighbours, labels: Tensor, *, ks: Sequence[int], temperatures: Sequence[float], classes: int
+) -> dict[tuple[int, float], Vote]: ...
+
+
+def vote(
+    neighbours: Neighbours,
+    labels: Tensor,
+    *,
+    ks: Sequence[int],
+    temperature: float | None = None,
+    temperatures: Sequence[float] = (),
+    classes: int,
+) -> dict[int, Vote] | dict[tuple[int, float], Vote]:
     """Let the first k neighbours of every query vote for their class with weight exp(similarity / temperature).
 
     This is DINO's protocol (facebookresearch/dino, eval_knn.py): temperature 0.07; k of 10, 20, 100 and 200. Classes of
@@ -133,31 +230,39 @@ def vote(
         labels: [N] int64, the classes of the bank's rows.
         ks: How many neighbours vote; one pass serves all.
         temperature: What similarities are divided by, above 0.
+        temperatures: Several of them instead; one pass serves all.
         classes: Number of classes; labels lie in 0 to classes - 1.
 
     Returns:
-        The vote for every k of `ks`, in ascending order.
+        The vote for every k of `ks`, in ascending order; with `temperatures`, for every (k, temperature).
 
     Raises:
-        UserError: A k, the temperature, a label or the number of labels is out of range.
+        UserError: A k, a temperature, a label or the number of labels is out of range.
     """
-    _check_vote(neighbours, labels, ks, temperature, classes)
+    chosen = list(temperatures) if temperature is None else [temperature]
+    _check_vote(neighbours, labels, ks, chosen, classes)
     labels, (Q, found) = labels.cpu(), neighbours.indices.shape
     answers = {
-        k: (torch.empty(Q, min(5, classes), dtype=torch.int64), torch.empty(Q, dtype=torch.bool))
+        (k, T): (torch.empty(Q, min(5, classes), dtype=torch.int64), torch.empty(Q, dtype=torch.bool))
         for k in sorted(set(ks))
+        for T in chosen
     }
-    for rows in _spans(Q, max(classes, found), _BUDGET):
+    step = max(1, _SCORES // max(classes, found))
+    for start in range(0, Q, step):
+        rows = slice(start, start + step)
         voted, similarities = labels[neighbours.indices[rows]], neighbours.similarities[rows]
-        # Relative to the nearest neighbour: the ranks are the same, and exp overflows at no temperature.
-        weights = ((similarities - similarities[:, :1]) / temperature).exp()
-        scores = weights.new_zeros(len(weights), classes)
-        counted = 0
-        for k, (top5, tied) in answers.items():
-            scores.scatter_add_(1, voted[:, counted:k], weights[:, counted:k])
-            top5[rows], tied[rows] = _best_classes(scores)
-            counted = k
-    return {k: Vote(top5[:, 0], top5, tied) for k, (top5, tied) in answers.items()}
+        for T in chosen:
+            # Relative to the nearest neighbour: the ranks are the same, and exp overflows at no temperature.
+            weights = ((similarities - similarities[:, :1]) / T).exp()
+            scores = weights.new_zeros(len(weights), classes)
+            counted = 0
+            for k in sorted(set(ks)):
+                scores.scatter_add_(1, voted[:, counted:k], weights[:, counted:k])
+                top5, tied = answers[k, T]
+                top5[rows], tied[rows] = _best_classes(scores)
+                counted = k
+    votes = {key: Vote(top5[:, 0], top5, tied) for key, (top5, tied) in answers.items()}
+    return votes if temperature is None else {k: vote for (k, _), vote in votes.items()}
 
 
 def accuracy(vote: Vote, targets: Tensor) -> tuple[float, float]:
@@ -177,149 +282,6 @@ def accuracy(vote: Vote, targets: Tensor) -> tuple[float, float]:
     return 100 * (vote.top1 == targets).double().mean().item(), 100 * in_top5.double().mean().item()
 
 
-@dataclass(frozen=True)
-class _UnitRows:
-    """The rows of a matrix, normalised in float64 when some are asked for; never all of them at once.
-
-    Rows are divided by their largest magnitude first: no square overflows, and rows that are positive multiples of one
-    another become the same bits. All steps are elementwise, so that these bits depend neither on where a row lies nor
-    on the device.
-    """
-
-    raw: Tensor
-    peaks: Tensor
-    norms: Tensor
-
-    @classmethod
-    def of(cls, raw: Tensor, name: str, device: torch.device) -> Self:
-        unit = cls(raw.detach(), *torch.ones(2, len(raw), 1, dtype=torch.float64, device=device))
-        for rows in _spans(len(raw), raw.shape[1], _CACHED):
-            values = unit.raw[rows].to(device).double()
-            if not values.isfinite().all():
-                raise UserError(f"a {name} feature is NaN or infinite: check the encoder and the images it was given")
-            peak = values.abs().amax(1, keepdim=True)
-            unit.peaks[rows] = torch.where(peak > 0, peak, 1.0)
-            squares = (values / unit.peaks[rows]).square_()
-            while (width := squares.shape[1]) > 1:  # Halving: sum() may add in an order of its own on every device.
-                half = (width + 1) // 2
-                squares[:, : width - half] += squares[:, half:]
-                squares = squares[:, :half]
-            unit.norms[rows] = squares.sqrt().clamp(min=1.0)  # at least 1 by the division above, except in zero rows
-        return unit
-
-    def __getitem__(self, rows: slice | Tensor) -> Tensor:
-        picked = self.raw[rows if isinstance(rows, slice) else rows.to(self.raw.device)]
-        return (picked.to(self.peaks.device) / self.peaks[rows]).div_(self.norms[rows])
-
-
-@dataclass(frozen=True)
-class _Search:
-    """The search of one bank. Queries are unit rows [Q, D] in float64; `own` [Q] is the bank row each must not find."""
-
-    bank: _UnitRows
-    k: int
-    backend: Literal["faiss", "torch"]
-    exclude_self: bool
-
-    def run(self, queries: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Return the similarities and rows, [Q, k] each, of the queries that begin with number `first`."""
-        N, D = self.bank.raw.shape
-        own = torch.arange(first, first + len(queries), device=queries.device)
-        if not self.exclude_self:
-            own.fill_(-1)
-        count = self.k + _SLACK
-        if count >= N or count * D > _BUDGET:
-            return self._search_all(queries, own)
-        candidates, floor = self._propose(queries.float(), count)
-        similarities, rows = self._rank(queries, own, candidates)
-        # No row outside the candidates is above `floor` in float32. If the k-th candidate is above it by more than the
-        # error of float32, no such row can replace it. Otherwise (many nearly equal rows) all rows must be compared.
-        doubtful = (similarities[:, -1] <= floor.double() + _float32_error(D)).nonzero()[:, 0]
-        if len(doubtful):
-            similarities[doubtful], rows[doubtful] = self._search_all(queries[doubtful], own[doubtful])
-        return similarities, rows
-
-    def _propose(self, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the `count` best rows in float32, [Q, count] by index, and the lowest of their similarities, [Q]."""
-        propose = _propose_with_faiss if self.backend == "faiss" else _propose_with_torch
-        best, rows = queries.new_empty(len(queries), 0), queries.new_empty(len(queries), 0, dtype=torch.int64)
-        for tile in _tiles(self.bank.raw):
-            similarities, found = propose(queries, self.bank[tile].float(), min(count, tile.stop - tile.start))
-            best, order = torch.cat([best, similarities], 1).topk(min(count, tile.stop))
-            rows = torch.cat([rows, found + tile.start], 1).gather(1, order)
-        return rows.sort().values, best[:, -1]
-
-    def _rank(self, queries: Tensor, own: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the k best of each query's candidates in float64."""
-        best, rows = queries.new_empty(len(queries), self.k), own.new_empty(len(queries), self.k)
-        for some in _spans(len(queries), candidates.shape[1] * queries.shape[1], _CACHED):
-            similarities = _similarities(queries[some, None], self.bank[candidates[some]])[:, 0]
-            best[some], rows[some] = _best(similarities, candidates[some], own[some], self.k)
-        return best, rows
-
-    def _search_all(self, queries: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the k best of all rows in float64."""
-        best, rows = queries.new_empty(len(queries), self.k), own.new_empty(len(queries), self.k)
-        for some in _spans(len(queries), _TILE + self.k, _BUDGET):
-            top, places = best[some, :0], rows[some, :0]
-            for tile in _tiles(self.bank.raw):
-                similarities = _similarities(queries[some], self.bank[tile])
-                found = torch.arange(tile.start, tile.stop, device=own.device).expand(similarities.shape)
-                top, places = _best(torch.cat([top, similarities], 1), torch.cat([places, found], 1), own[some], self.k)
-            best[some], rows[some] = top, places
-        return best, rows
-
-
-def _similarities(left: Tensor, right: Tensor) -> Tensor:
-    """Return the dot products [..., m, n] of unit rows, left [..., m, D] and right [..., n, D], in float64.
-
-    Matrix kernels add in an order that depends on shapes and device, so rounding could make equal rows differ. Here no
-    sum rounds. Every coordinate is split into a coarse part, a multiple of 2^-26 up to 1, and a fine one, a multiple of
-    2^-s up to 2^-27. By Cauchy-Schwarz, partial sums of coarse x coarse stay below 2 in steps of 2^-52, those of the
-    two coarse x fine below 2^-25 sqrt(D) in steps of 2^-(26 + s), and those of fine x fine below 2^-53 D in steps of
-    2^-2s. With 2^s <= 2^52 / sqrt(D) none needs more than the 53 bits of float64. Dropping what is finer than 2^-s
-    moves a similarity by less than 2^-51 D, in practice by some 1e-14.
-    """
-    s = 52 - math.ceil(math.log2(left.shape[-1]) / 2)
-    (a, b), (c, d) = _split(left, s), _split(right, s)
-    return a @ c.mT + ((a @ d.mT + b @ c.mT) + b @ d.mT)
-
-
-def _split(rows: Tensor, s: int) -> tuple[Tensor, Tensor]:
-    coarse = (rows * 2.0**26).round_().mul_(2.0**-26)
-    return coarse, (rows - coarse).mul_(2.0**s).round_().mul_(2.0**-s)
-
-
-def _float32_error(D: int) -> float:
-    """Return a bound on the error of a dot product of unit rows that were rounded to float32 and multiplied in float32.
-
-    Let u = 2^-24. In any order of summing, with or without fused multiply-adds, D products are off by at most
-    D u / (1 - D u) times both norms, which are 1 (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
-    Rounding the rows adds 2 u + u^2. The third u and the factor 1.01 cover what is far smaller: norms off 1 by 2^-48,
-    underflow (D 2^-120) and the rounding of the similarities in float64 (2^-51 D).
-    """
-    u = 2.0**-24
-    return 1.01 * (D / (1 - D * u) + 3) * u
-
-
-def _propose_with_torch(queries: Tensor, tile: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    similarities, rows = (queries @ tile.T).topk(count)
-    return similarities, rows
-
-
-def _propose_with_faiss(queries: Tensor, tile: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    index = _import_faiss().IndexFlatIP(tile.shape[1])  # of a tile: an index of the bank would be a copy of the bank
-    index.add(tile.numpy())
-    similarities, rows = index.search(queries.numpy(), count)
-    return torch.from_numpy(similarities), torch.from_numpy(rows)
-
-
-def _best(similarities: Tensor, rows: Tensor, own: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k best of each line in order. Lines list equals by index, and a stable sort keeps them so."""
-    ranked, order = similarities.masked_fill(rows == own[:, None], -torch.inf).sort(dim=1, descending=True, stable=True)
-    return ranked[:, :k].contiguous(), rows.gather(1, order[:, :k])
-
-
 def _best_classes(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the five best classes of each line in order, and whether the two best are tied."""
     highest = scores.topk(min(2, scores.shape[1])).values
@@ -331,19 +293,9 @@ def _best_classes(scores: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(classes, 1), tied
 
 
-def _tiles(matrix: Tensor) -> Iterator[slice]:
-    return _spans(len(matrix), matrix.shape[1], _BUDGET)
-
-
-def _spans(lines: int, elements: int, budget: int) -> Iterator[slice]:
-    """Divide lines of so many elements each into slices of 1 to _TILE lines, if possible within the budget."""
-    step = min(_TILE, max(1, budget // elements))
-    return (slice(start, min(start + step, lines)) for start in range(0, lines, step))
-
-
 @contextmanager
 def _ieee_float32(device: torch.device) -> Iterator[None]:
-    """Multiply float32 as float32, whatever the caller allows: the bound above knows no TF32, bfloat16 or autocast."""
+    """Multiply float32 as float32, whatever the caller allows: the error bounds know no TF32 or autocast."""
     settings: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
     before = [setting.fp32_precision for setting in settings]
     try:
@@ -356,32 +308,38 @@ def _ieee_float32(device: torch.device) -> Iterator[None]:
             setting.fp32_precision = precision
 
 
-def _import_faiss() -> Any:
-    with warnings.catch_warnings():
-        # SWIG, which wraps FAISS, offends Python 3.12 and newer until it is regenerated; no user can mend that.
-        warnings.filterwarnings("ignore", message="builtin type swig", category=DeprecationWarning)
-        import faiss
-    return faiss
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
-def _check_shapes(bank: Tensor, queries: Tensor, k: int, *, exclude_self: bool) -> None:
-    if bank.dim() != 2 or queries.dim() != 2 or bank.shape[1] != queries.shape[1] or not bank.numel() * len(queries):
+def _shape(features: Tensor | Rows) -> list[int]:
+    return list(features.shape) if isinstance(features, Tensor) else [len(features), features.width]
+
+
+def _check_shapes(bank: Tensor | Rows, queries: Tensor | Rows, k: int, *, exclude_self: bool) -> None:
+    rows, asked = _shape(bank), _shape(queries)
+    if len(rows) != 2 or len(asked) != 2 or rows[1] != asked[1] or 0 in rows + asked:
         raise UserError(
-            f"bank {list(bank.shape)} and queries {list(queries.shape)} do not fit: give features [rows, width], "
+            f"bank {rows} and queries {asked} do not fit: give features [rows, width], "
             "of one width, with at least one row each"
         )
-    if exclude_self and bank.shape != queries.shape:
+    if exclude_self and rows != asked:
         raise UserError(f"exclude_self: {len(queries)} queries for {len(bank)} bank rows: pass the bank as the queries")
     if not 1 <= k <= len(bank) - exclude_self:
         raise UserError(f"k is {k}: choose 1 to {len(bank) - exclude_self}, the bank rows that can be neighbours")
 
 
-def _check_vote(neighbours: Neighbours, labels: Tensor, ks: Sequence[int], temperature: float, classes: int) -> None:
+def _check_vote(
+    neighbours: Neighbours, labels: Tensor, ks: Sequence[int], temperatures: Sequence[float], classes: int
+) -> None:
     found = neighbours.indices.shape[1]
     if not ks or min(ks) < 1 or max(ks) > found:
         raise UserError(f"k is {list(ks)}: every k must lie in 1 to {found}, the number of neighbours searched for")
-    if not 0 < temperature < math.inf:
-        raise UserError(f"the k-NN temperature is {temperature}: choose a number above 0, such as DINO's 0.07")
+    if not temperatures:
+        raise UserError("there is no k-NN temperature: choose one or several, such as DINO's 0.07")
+    for temperature in temperatures:
+        if not 0 < temperature < math.inf:
+            raise UserError(f"the k-NN temperature is {temperature}: choose a number above 0, such as DINO's 0.07")
     if len(labels) <= neighbours.indices.max():
         raise UserError(f"{len(labels)} labels do not reach every row of the bank: give one label per row")
     if labels.min() < 0 or labels.max() >= classes:

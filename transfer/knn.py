@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from excb.collectives import rank
+from excb.collectives import processes, rank
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.knn import available_backend, nearest, vote
+from excb.knn import available_backend, nearest, plan, vote
 from excb.results import Result
 from excb.settings import require
 
@@ -47,15 +47,24 @@ def evaluate(
     require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
     chosen = check_ks(ks, len(task.train), reporter)
     search = available_backend(backend)
+    width = task.extraction(task.train).width
+    reporter.note(plan(len(task.train), width, len(task.test), max(chosen), processes=processes()).text)
     bank, labels = task.features(task.train, "train", reporter)
     queries, targets = task.features(task.test, "test", reporter)
     with reporter.progress(f"neighbours ({search})", len(queries)) as bar:
-        neighbours = nearest(bank, queries, max(chosen), backend=search, device=task.device, progress=bar.advance)
+        neighbours = nearest(
+            bank,
+            queries,
+            max(chosen),
+            backend=search,
+            share=processes() > 1,
+            device=task.device,
+            progress=bar.advance,
+        )
     classes = len(task.train.classes or ())
+    votes = vote(neighbours, labels, ks=chosen, temperatures=temperatures, classes=classes)
     top5 = {
-        f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): found.top5
-        for T in temperatures
-        for k, found in vote(neighbours, labels, ks=chosen, temperature=T, classes=classes).items()
+        f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): found.top5 for (k, T), found in votes.items()
     }
     predictions = Predictions(targets, task.test.paths, task.test.classes or (), top5)
     result = report(

@@ -2,8 +2,10 @@
 
 import importlib.util
 import math
+import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
@@ -19,7 +22,7 @@ from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from excb import knn
+from excb import knn, neighbours
 from excb.errors import UserError
 
 Backend = Literal["faiss", "torch"]
@@ -28,10 +31,16 @@ Rows = Sequence[Sequence[int]]
 needs_faiss = pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="FAISS is not installed")
 both_backends = pytest.mark.parametrize("backend", [pytest.param("faiss", marks=needs_faiss), "torch"])
 # The sizes a user gets, which leave a small bank to the search in float64, and tiny ones that reach every other branch.
+TINY: dict[str, Any] = {"_BLOCK": 3, "_SLACK": 1, "_SPREAD": 0, "_BUDGET": 12, "_CACHED": 8}
 tilings = pytest.mark.parametrize(
     "tiling",
-    [{"_SLACK": 32}, {"_TILE": 3, "_SLACK": 1}, {"_TILE": 4, "_SLACK": 0, "_BUDGET": 40, "_CACHED": 1}],
-    ids=["default", "tiny", "minute"],
+    [
+        {},
+        TINY,
+        {**TINY, "_SLACK": 0, "_SAMPLE": 3, "CANDIDATES": 40, "_CACHED": 1},
+        {**TINY, "_WORTH": 0, "_bfloat16_pays": lambda *_: True},
+    ],
+    ids=["default", "tiny", "minute", "bfloat16"],
 )
 few_examples = settings(max_examples=25, deadline=None, database=None)
 
@@ -54,6 +63,10 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def patched(tiling: dict[str, Any]) -> Any:
+    return mock.patch.multiple(neighbours, **tiling) if tiling else nullcontext()
 
 
 def fraction_ranking(bank: Rows, query: Sequence[int], own: int = -1) -> list[int]:
@@ -97,7 +110,7 @@ def assert_same(one: knn.Neighbours, other: knn.Neighbours) -> None:
 @given(bank=TIED_ROWS, queries=TIED_ROWS, data=st.data())
 def test_ties_rank_by_index(bank: Rows, queries: Rows, data: st.DataObject, backend: Backend, tiling: Any) -> None:
     k = data.draw(st.integers(1, len(bank)))
-    with mock.patch.multiple(knn, **tiling):
+    with patched(tiling):
         found = knn.nearest(torch.tensor(bank), torch.tensor(queries), k, backend=backend)
     assert found.indices.tolist() == [fraction_ranking(bank, query)[:k] for query in queries]
 
@@ -109,7 +122,7 @@ def test_ties_rank_by_index(bank: Rows, queries: Rows, data: st.DataObject, back
 def test_exclude_self_leaves_out_the_index_only(bank: Rows, data: st.DataObject, backend: Backend, tiling: Any) -> None:
     k = data.draw(st.integers(1, len(bank) - 1))
     features = torch.tensor(bank, dtype=torch.float32)
-    with mock.patch.multiple(knn, **tiling):
+    with patched(tiling):
         found = knn.nearest(features, features, k, backend=backend, exclude_self=True)
     assert found.indices.tolist() == [fraction_ranking(bank, row, own=i)[:k] for i, row in enumerate(bank)]
 
@@ -127,11 +140,13 @@ def test_any_features_against_plain_cosines(
     k = data.draw(st.integers(1, len(rows)))
     features = np.array(rows, dtype=np.float32)
     oracle = cosines(features.astype(np.float64), features.astype(np.float64))
-    with mock.patch.multiple(knn, **tiling):
+    with patched(tiling):
         found = knn.nearest(torch.from_numpy(features), torch.from_numpy(features), k, backend=backend)
     assert all(len(set(line)) == k for line in found.indices.tolist())
-    np.testing.assert_allclose(found.similarities, np.take_along_axis(oracle, found.indices.numpy(), 1), atol=1e-13)
-    np.testing.assert_allclose(found.similarities, -np.sort(-oracle)[:, :k], atol=1e-13)
+    np.testing.assert_allclose(
+        found.similarities, np.take_along_axis(oracle, found.indices.numpy(), 1), rtol=0, atol=1e-11
+    )
+    np.testing.assert_allclose(found.similarities, -np.sort(-oracle)[:, :k], rtol=0, atol=1e-11)
 
 
 @both_backends
@@ -142,7 +157,7 @@ def test_agrees_with_scikit_learn(backend: Backend, k: int) -> None:
     brute = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(bank.double().numpy())
     distances, indices = brute.kneighbors(queries.double().numpy())
     np.testing.assert_array_equal(found.indices, indices)
-    np.testing.assert_allclose(found.similarities, 1 - distances, atol=1e-12)
+    np.testing.assert_allclose(found.similarities, 1 - distances, rtol=0, atol=1e-11)
     assert found.indices.dtype == torch.int64
     assert found.similarities.dtype == torch.float64
 
@@ -155,7 +170,7 @@ def test_backends_and_tilings_give_the_same_bits(dtype: torch.dtype, exclude_sel
     features[100:140] = features[7]
     one = knn.nearest(features, features, 9, backend="torch", exclude_self=exclude_self)
     assert_same(one, knn.nearest(features, features, 9, backend="faiss", exclude_self=exclude_self))
-    with mock.patch.multiple(knn, _TILE=150, _SLACK=3, _BUDGET=20000, _CACHED=10000):
+    with mock.patch.multiple(neighbours, _SLACK=3, _BUDGET=20000, _CACHED=10000):
         for backend in ("torch", "faiss"):
             assert_same(one, knn.nearest(features, features, 9, backend=backend, exclude_self=exclude_self))
 
@@ -189,13 +204,13 @@ def test_differences_below_float32_are_ranked(backend: Backend, cosine: float) -
 @both_backends
 def test_separated_rows_need_no_second_search(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     full_searches: list[int] = []
-    search_all = knn._Search._search_all
+    search_all = neighbours.Search._search_all
 
     def counted(self: Any, queries: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         full_searches.append(len(queries))
         return search_all(self, queries, own)
 
-    monkeypatch.setattr(knn._Search, "_search_all", counted)
+    monkeypatch.setattr(neighbours.Search, "_search_all", counted)
     bank = random_features(3000, 64)
     knn.nearest(bank, random_features(50, 64, seed=1), 20, backend=backend)
     assert full_searches == []
@@ -232,7 +247,9 @@ def test_zero_rows_have_similarity_zero(backend: Backend) -> None:
     bank = torch.tensor([[0.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     found = knn.nearest(bank, torch.tensor([[1.0, 0.0], [0.0, 0.0]]), 4, backend=backend)
     assert found.indices.tolist() == [[3, 0, 2, 1], [0, 1, 2, 3]]
-    np.testing.assert_allclose(found.similarities, np.array([[math.sqrt(0.5), 0, 0, -1], [0, 0, 0, 0]]), atol=1e-15)
+    np.testing.assert_allclose(
+        found.similarities, np.array([[math.sqrt(0.5), 0, 0, -1], [0, 0, 0, 0]]), rtol=0, atol=1e-11
+    )
 
 
 @both_backends
@@ -257,7 +274,7 @@ def test_inputs_stay_as_they_are(backend: Backend) -> None:
 @pytest.mark.parametrize("width", [1, 7, 384, 4096])
 def test_float32_error_bounds_the_worst_order_of_summing(width: int) -> None:
     rng = np.random.default_rng(0)
-    bound = knn._float32_error(width)
+    bound = neighbours._float32_error(width)
     assert bound < 1.1 * (width + 4) * 2**-24
     for positive in (False, True):
         left, right = rng.normal(size=(2, 30, width))
@@ -286,7 +303,7 @@ def test_low_precision_is_switched_off_and_on_again(low_precision: None) -> None
     bank, queries = random_features(2000, 128), random_features(200, 128, seed=1)
     settings_before = float32_settings()
     seen: list[list[str]] = []
-    with torch.autocast("cpu", dtype=torch.bfloat16), mock.patch.object(knn, "_SLACK", 2):
+    with torch.autocast("cpu", dtype=torch.bfloat16), mock.patch.object(neighbours, "_SLACK", 2):
         found = knn.nearest(bank, queries, 5, backend="torch", progress=lambda _: seen.append(float32_settings()))
         assert (queries @ queries.T).dtype == torch.bfloat16
     assert seen == [["ieee", "ieee"]]
@@ -316,7 +333,10 @@ def test_no_array_grows_with_queries_times_bank(backend: Backend, repeated: bool
     bank, queries = random_features(400, 4), random_features(300, 4, seed=1)
     if repeated:
         bank[:] = bank[0]
-    with mock.patch.multiple(knn, _TILE=64, _BUDGET=1024, _CACHED=1024, _SLACK=60), LargestTensor() as largest:
+    with (
+        mock.patch.multiple(neighbours, _BLOCK=32, _BUDGET=1024, _CACHED=1024, _SAMPLE=64, CANDIDATES=1024),
+        LargestTensor() as largest,
+    ):
         knn.nearest(bank, queries, 2, backend=backend)
     assert bank.numel() <= largest.elements <= 2048  # Q x N is 58 times that
 
@@ -324,7 +344,7 @@ def test_no_array_grows_with_queries_times_bank(backend: Backend, repeated: bool
 def test_no_array_grows_with_queries_times_classes() -> None:
     indices = torch.arange(10).repeat(500, 1)
     neighbours = knn.Neighbours(indices, 1 - indices.double() / 10)
-    with mock.patch.multiple(knn, _BUDGET=1000), LargestTensor() as largest:
+    with mock.patch.multiple(knn, _SCORES=1000), LargestTensor() as largest:
         votes = knn.vote(neighbours, torch.arange(10), ks=[5, 10], temperature=0.07, classes=100)
     assert votes[10].top5.tolist() == [[0, 1, 2, 3, 4]] * 500
     assert largest.elements == votes[10].top5.numel()  # Q x classes is 20 times that
@@ -332,9 +352,12 @@ def test_no_array_grows_with_queries_times_classes() -> None:
 
 def test_progress_counts_finished_queries() -> None:
     seen: list[int] = []
-    with mock.patch.multiple(knn, _TILE=10, _BUDGET=100):
+    with mock.patch.multiple(neighbours, CANDIDATES=1000):
         knn.nearest(random_features(30, 4), random_features(25, 4), 2, backend="torch", progress=seen.append)
-    assert seen == [10, 10, 5]
+    assert (len(seen), sum(seen)) == (1, 25)
+    with mock.patch.multiple(neighbours, CANDIDATES=300):
+        knn.nearest(random_features(30, 4), random_features(25, 4), 2, backend="torch", progress=seen.append)
+    assert (len(seen) > 2, sum(seen)) == (True, 50)
 
 
 @pytest.mark.gpu
@@ -375,7 +398,7 @@ def test_vote_against_a_loop(
 ) -> None:
     similarities = torch.tensor(lines, dtype=torch.float64).sort(dim=1, descending=True).values
     indices = torch.tensor([data.draw(st.permutations(range(20)))[:6] for _ in lines])
-    with mock.patch.multiple(knn, _BUDGET=20):
+    with mock.patch.multiple(knn, _SCORES=20):
         votes = knn.vote(
             knn.Neighbours(indices, similarities), torch.tensor(labels), ks=ks, temperature=0.07, classes=classes
         )
@@ -516,3 +539,162 @@ def test_only_the_warning_of_swig_is_silenced(message: str, tmp_path: Path, monk
     else:
         with pytest.raises(DeprecationWarning, match=message):
             knn.available_backend("faiss")
+
+
+class SomeRows:
+    """Features that can only be read in spans, and that know the longest one."""
+
+    def __init__(self, features: Tensor) -> None:
+        self._features, self.width, self.longest = features, features.shape[1], 0
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        assert 0 <= start < stop <= len(self)
+        self.longest = max(self.longest, stop - start)
+        return self._features[start:stop]
+
+
+@both_backends
+def test_rows_may_be_streamed(backend: Backend) -> None:
+    features = random_features(700, 16)
+    source = SomeRows(features)
+    with mock.patch.multiple(neighbours, _BUDGET=2000, _CACHED=1000, _SAMPLE=300):
+        found = knn.nearest(source, features[:40], 9, backend=backend)
+        alone = knn.nearest(source, source, 9, backend=backend, exclude_self=True)
+    assert source.longest <= 1000
+    assert_same(found, knn.nearest(features, features[:40], 9, backend=backend))
+    assert_same(alone, knn.nearest(features, features, 9, backend=backend, exclude_self=True))
+
+
+def test_a_mapped_file_is_a_bank(tmp_path: Path) -> None:
+    features = random_features(600, 16)
+    np.save(tmp_path / "bank.npy", features.numpy())
+    mapped = torch.from_numpy(np.load(tmp_path / "bank.npy", mmap_mode="c"))
+    assert_same(knn.nearest(mapped, features, 5), knn.nearest(features, features, 5))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_every_precision_proposes_what_is_nearest(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    bank, queries = random_features(6000, 32), random_features(90, 32, seed=1)
+    queries[7], bank[500:900] = bank[3], bank[3]  # too many equals for the table
+    ways: list[int] = []
+    propose = neighbours.Search._propose_with_torch
+
+    def counted(self: Any, kind: torch.dtype, spread: int, queries: Tensor) -> Any:
+        ways.append(len(queries))
+        return propose(self, kind, spread, queries)
+
+    monkeypatch.setattr(neighbours.Search, "_propose_with_torch", counted)
+    monkeypatch.setattr(neighbours, "_WORTH", 0)
+    monkeypatch.setattr(neighbours, "_bfloat16_pays", lambda *_: kind == torch.bfloat16)
+    found = knn.nearest(bank, queries, 10, backend="torch")
+    assert ways[0] == 90
+    assert all(1 <= count < 10 for count in ways[1:])
+    assert len(ways) == 1 + (kind == torch.bfloat16)
+    unit_bank, unit_queries = (torch.nn.functional.normalize(rows.double()) for rows in (bank, queries))
+    exact = (unit_queries @ unit_bank.T).mul(2**30).round().sort(dim=1, descending=True, stable=True)
+    assert torch.equal(found.indices, exact.indices[:, :10])
+
+
+@pytest.mark.parametrize("width", [1, 5, 384, 2048])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_lower_precision_loses_no_more_than_is_said(width: int, kind: torch.dtype) -> None:
+    rows = neighbours.UnitRows(random_features(300, width).double() * 1e100, "row", torch.device("cpu"))
+    exact, single = rows[slice(0, 300)], rows.approximate(slice(0, 300))
+    low, lost = neighbours._lowered(single, kind)
+    assert (torch.linalg.vector_norm(low.double() - exact, dim=1) <= lost).all()
+    assert lost.max() < (1e-6 if kind == torch.float32 else 2**-8)
+    values = (low @ low.T).double()
+    error = lost[:, None] + lost + neighbours._float32_error(width)
+    error += 0.51 * torch.finfo(kind).eps * values.abs() * (kind == torch.bfloat16)
+    assert ((values - exact @ exact.T).abs() <= error).all()
+
+
+@pytest.mark.parametrize("width", [3, 384, 4096])
+def test_quick_similarities_round_as_exact_ones(width: int) -> None:
+    bank, queries = random_features(400, width), random_features(30, width, seed=1)
+    found = knn.nearest(bank, queries, 60, backend="torch")
+    unit = [neighbours.UnitRows(rows, "row", torch.device("cpu"))[slice(0, len(rows))] for rows in (queries, bank)]
+    exact = neighbours.rounded_dots(*map(neighbours.split, unit))
+    assert torch.equal(found.similarities, exact.gather(1, found.indices))
+    assert torch.equal(found.similarities, exact.sort(dim=1, descending=True).values[:, :60])
+    assert torch.equal(found.similarities, found.similarities.mul(2**36).round().div(2**36))
+
+
+def test_plan_adds_up() -> None:
+    one = knn.plan(1_000_000, 384, 4000, 200)
+    assert one.bank >= 1_000_000 * 384 * 4
+    assert one.answer == 4000 * 200 * 16
+    assert one.total == one.bank + one.queries + one.tiles + one.answer < 3e9
+    assert "bank 1,000,000 x 384 1.55 GB" in one.text
+    assert "\n" not in one.text
+    shared, streamed = (
+        knn.plan(1_000_000, 384, 4000, 200, processes=4),
+        knn.plan(1_000_000, 384, 4000, 200, streamed=True),
+    )
+    assert shared.bank == one.bank // 4
+    assert "in each of 4 processes" in shared.text
+    assert streamed.bank == 16_000_000
+    assert "read in tiles" in streamed.text
+
+
+def test_several_temperatures_vote_in_one_pass() -> None:
+    features, labels = random_features(300, 8), torch.arange(300) % 7
+    found = knn.nearest(features, features, 20, exclude_self=True)
+    votes = knn.vote(found, labels, ks=[20, 5], temperatures=[0.07, 1.0], classes=7)
+    assert list(votes) == [(5, 0.07), (5, 1.0), (20, 0.07), (20, 1.0)]
+    for (k, temperature), several in votes.items():
+        one = knn.vote(found, labels, ks=[k], temperature=temperature, classes=7)[k]
+        assert torch.equal(one.top5, several.top5)
+        assert torch.equal(one.tied, several.tied)
+    with pytest.raises(UserError, match="choose one or several"):
+        knn.vote(found, labels, ks=[5], temperatures=[], classes=7)
+
+
+def searches(backends: Sequence[Backend]) -> list[knn.Neighbours]:
+    """Searches that share their bank, among equal rows and in banks that some process has little of or nothing."""
+    features = random_features(611, 24)
+    features[100:160] = features[5]
+    found = [
+        knn.nearest(bank, queries, k, backend=backend, exclude_self=len(bank) == len(queries), share=True)
+        for backend in backends
+        for bank, queries, k in (
+            (features, features[:50], 13),
+            (SomeRows(features), features, 20),
+            (features[:5], features[:9], 5),
+            (features[:5], features[:5], 4),
+            (features[:2], features[:7], 1),
+        )
+    ]
+    with pytest.raises(UserError, match="a bank feature is NaN"):
+        knn.nearest(torch.tensor([[1.0], [2.0], [math.nan]]), torch.ones(2, 1), 1, share=True)
+    return found
+
+
+def search_together(folder: Path, backends: Sequence[Backend], processes: int, rank: int) -> None:
+    """One process."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=processes)
+    torch.save([(found.indices, found.similarities) for found in searches(backends)], folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_that_share_the_bank_find_what_one_does(processes: int, tmp_path: Path) -> None:
+    backends: list[Backend] = ["torch", "faiss"] if importlib.util.find_spec("faiss") else ["torch"]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["excb.knn", "sklearn.neighbors", "hypothesis"])  # imports take longer than the work
+    running = [
+        context.Process(target=search_together, args=(tmp_path, backends, processes, rank)) for rank in range(processes)
+    ]
+    for process in running:
+        process.start()
+    expected = searches(backends)
+    for process in running:
+        process.join(120)
+    assert [process.exitcode for process in running] == [0] * processes
+    for rank in range(processes):
+        for one, parts in zip(expected, torch.load(tmp_path / f"{rank}.pt"), strict=True):
+            assert_same(one, knn.Neighbours(*parts))

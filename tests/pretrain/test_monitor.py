@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ class Means(nn.Module):
         return images.mean((2, 3))
 
 
-def measured(folder: Path, **settings: int) -> dict[str, float]:
+def measured(folder: Path, **settings: Any) -> dict[str, float]:
     monitor = Monitor(
         scan_folder(folder), MonitorSettings(**settings), VIEWS, seed=0, device=torch.device("cpu"), workers=0
     )

@@ -63,7 +63,7 @@ def batch_of(trainer: Trainer, number: int, images: int = 8) -> Batch:
     for sample in range(images):
         noise = generator(1, number, sample).integers(0, 256, (6, 6, 3), dtype="uint8")
         image = Image.fromarray(noise).resize((40, 40), Image.Resampling.BICUBIC)
-        row = []
+        row: list[Any] = []
         for part in (range(views.global_views), range(views.global_views, views.global_views + views.local_views)):
             row += maker.cut(image, epoch=0, sample=sample, views=part)
         rows.append(row)
@@ -101,9 +101,13 @@ def test_accumulation_with_batchnorm_differs_by_batch_statistics_only() -> None:
     results = []
     for each in (whole, split):
         half = batch_of(each, 0, images=4)
+        assert half.local_crops is not None
+        assert half.local_parameters is not None
         twice = Batch(
-            *(torch.cat([part, part], dim=1) for part in (half.global_crops, half.global_parameters)),
-            *(torch.cat([part, part], dim=1) for part in (half.local_crops, half.local_parameters) if part is not None),
+            torch.cat([half.global_crops, half.global_crops], dim=1),
+            torch.cat([half.global_parameters, half.global_parameters], dim=1),
+            torch.cat([half.local_crops, half.local_crops], dim=1),
+            torch.cat([half.local_parameters, half.local_parameters], dim=1),
             torch.cat([half.samples, half.samples]),
             torch.cat([half.used, half.used]),
             [],

@@ -1,13 +1,16 @@
 """Small labelled image folders for the tests of downstream evaluation, and their features by another road."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
 from excb import Backbone
+from excb.images import Images, ImageSet
 from excb.preprocessing import Preprocessing
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -59,3 +62,9 @@ def knn_by_loop(
         first += ranked[0] == target
         fifth += target in ranked[:5]
     return 100 * first / len(queries), 100 * fifth / len(queries)
+
+
+def changed(images: Images, **values: Any) -> ImageSet:
+    """A set of files with other values."""
+    assert isinstance(images, ImageSet)
+    return replace(images, **values)

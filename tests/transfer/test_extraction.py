@@ -25,7 +25,7 @@ from excb.transfer.cache import FOLDER, META, entries
 from excb.transfer.extraction import Extraction, files_hash, modules_hash, weights_hash
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
-from tests.transfer.labelled_images import features_by_loop, write_folder
+from tests.transfer.labelled_images import changed, features_by_loop, write_folder
 
 QUIET = Reporter(quiet=True)
 SHARD_BYTES = 5 * 32 * 4  # five images of the tiny network
@@ -167,7 +167,7 @@ def address(what: Extraction) -> str:
 def test_address_depends_on_all_that_changes_features(place: Path, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "images", each=1)
     file, (task, again) = folder / "ant" / "0.png", (prepare(place, None) for _ in range(2))
-    usual = again.extraction(replace(task.train, root=folder))
+    usual = again.extraction(changed(task.train, root=folder))
     seen = [address(usual)]
 
     def differs(other: Extraction) -> None:
@@ -194,7 +194,7 @@ def test_address_depends_on_nothing_else(place: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     (place / "train").rename(moved)
     try:
-        assert address(task.extraction(replace(task.train, root=moved))) == usual
+        assert address(task.extraction(changed(task.train, root=moved))) == usual
     finally:
         moved.rename(place / "train")
 
@@ -277,7 +277,7 @@ def work_together(place: Path, out: Path, processes: int, rank: int) -> None:
         np.savez(out / f"{rank}.npz", *arrays, *both_sets(place, out / "cache", rank))
         task = prepare(place, out / "cache")
         try:
-            task.features(replace(task.train, root=place / "broken"), "broken", Reporter())
+            task.features(changed(task.train, root=place / "broken"), "broken", Reporter())
         except UserError as error:
             (out / f"{rank}.txt").write_text(f"{error.told} {error}")
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ from excb.transfer import cache
 from excb.transfer.features import describe, export, plan
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
-from tests.transfer.labelled_images import CLASSES, features_by_loop, write_folder
+from tests.transfer.labelled_images import CLASSES, changed, features_by_loop, write_folder
 
 QUIET = Reporter(quiet=True)
 
@@ -97,4 +97,4 @@ def test_plan_names_an_unreadable_image(task: Task, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "images", each=2, classes=("ant", "bee"))
     (folder / "ant" / "0.png").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"ant/0\.png cannot be read"):
-        plan(replace(task, train=replace(task.train, root=folder, paths=["ant/0.png"], labels=np.zeros(1, int))))
+        plan(replace(task, train=changed(task.train, root=folder, paths=["ant/0.png"], labels=np.zeros(1, int))))

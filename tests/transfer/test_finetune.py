@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from excb import checkpoint
+from excb.collectives import rank
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.images import ImageSet
@@ -283,7 +284,7 @@ def run_both(place: Path, out: Path) -> None:
     """Fine-tune both networks in float64; the last batch of an epoch leaves some processes without an image."""
     for network, settings in NETWORKS.items():
         top5 = run(double(prepare(place, network)), settings, state=out / f"{network}.pt")
-        torch.save(top5, out / f"{network}.top5-{finetune.rank()}")
+        torch.save(top5, out / f"{network}.top5-{rank()}")
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -297,8 +298,8 @@ def test_many_processes_are_one(place: Path, tmp_path: Path, processes: int, mon
         one, many = weights(tmp_path / "one" / f"{network}.pt"), weights(tmp_path / "many" / f"{network}.pt")
         torch.testing.assert_close(many, one, rtol=1e-9, atol=1e-9)
         expected = torch.load(tmp_path / "one" / f"{network}.top5-0")
-        for rank in range(processes):
-            assert torch.equal(torch.load(tmp_path / "many" / f"{network}.top5-{rank}"), expected)
+        for number in range(processes):
+            assert torch.equal(torch.load(tmp_path / "many" / f"{network}.top5-{number}"), expected)
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (4, 5, 3, 2)])

@@ -30,7 +30,8 @@ def batches(dtype: torch.dtype, steps: int = 30) -> list[tuple[Tensor, Tensor, f
 
 
 def bank(dtype: torch.dtype = torch.float64, **options: Any) -> HeadBank:
-    return HeadBank(C, D, **{"lr": LR, "weight_decay": WD, "dtype": dtype} | options)
+    usual: dict[str, Any] = {"lr": LR, "weight_decay": WD, "dtype": dtype}
+    return HeadBank(C, D, **usual | options)
 
 
 def linear(dtype: torch.dtype) -> nn.Linear:

@@ -16,7 +16,8 @@ from torch import nn
 from excb.errors import UserError
 from excb.results import Result
 from excb.transfer import confusion
-from excb.transfer.report import Predictions, read, report, weights_hash, write
+from excb.transfer.extraction import weights_hash
+from excb.transfer.report import Predictions, read, report, write
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder

@@ -21,7 +21,7 @@ from excb.transfer.semisup import SETTINGS, evaluate, evaluate_fraction, interva
 from excb.transfer.splits import stratified_split
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
-from tests.transfer.labelled_images import features_by_loop, write_folder
+from tests.transfer.labelled_images import changed, features_by_loop, write_folder
 
 QUICK = replace(SETTINGS[10], epochs=2, batch=7, backbone_lr=0.01)
 
@@ -96,9 +96,9 @@ def test_missing_classes_are_told(task: Task) -> None:
 
 def test_imagenet_is_known_by_its_folders(task: Task) -> None:
     folders = tuple(f"n{number:08}" for number in range(1000))
-    assert semisup.is_imagenet(replace(task.train, classes=folders))
-    assert not semisup.is_imagenet(replace(task.train, classes=folders[:100]))
-    assert not semisup.is_imagenet(replace(task.train, classes=tuple(map(str, range(1000)))))
+    assert semisup.is_imagenet(changed(task.train, classes=folders))
+    assert not semisup.is_imagenet(changed(task.train, classes=folders[:100]))
+    assert not semisup.is_imagenet(changed(task.train, classes=tuple(map(str, range(1000)))))
     assert not semisup.is_imagenet(task.train)
 
 

@@ -1,0 +1,122 @@
+"""How fast exact neighbours are found, against full rows of similarities with topk; and how much memory a bank takes.
+
+Run: python benchmarks/knn_search.py [--bank 200000] [--queries 4000] [--width 384] [--k 200] [--threads 1] [--turns 2]
+     python benchmarks/knn_search.py --memory --bank 1000000
+     python benchmarks/knn_search.py --check --bank 20000
+
+Features are random unit rows in float32. "naive" multiplies 256 queries at a time with the whole bank and keeps the
+best of each row. All ways take turns; processor time and wall time are each way's least, as others may use the machine.
+--memory searches once, with torch, and prints the most memory that the process ever held, its libraries included.
+--check compares all neighbours and votes with scikit-learn's brute force in float64.
+"""
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.errors import UserError
+from excb.knn import Neighbours, available_backend, nearest, plan, vote
+
+
+def unit_rows(rows: int, width: int, seed: int) -> Tensor:
+    """Random rows of length 1, normalised in place: a second bank may not fit."""
+    features = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+    for some in features.split(8192):
+        some.div_(some.norm(dim=1, keepdim=True))
+    return features
+
+
+def naive(bank: Tensor, queries: Tensor, k: int) -> Neighbours:
+    """What is usually done."""
+    found = [(some @ bank.T).topk(k) for some in queries.split(256)]
+    return Neighbours(torch.cat([each.indices for each in found]), torch.cat([each.values for each in found]))
+
+
+def compare(bank: Tensor, queries: Tensor, k: int, turns: int) -> None:
+    """Print seconds and ratios, and whether the answers agree."""
+    ways: dict[str, Callable[[], Neighbours]] = {
+        "naive": lambda: naive(bank, queries, k),
+        "torch": lambda: nearest(bank, queries, k, backend="torch"),
+    }
+    try:
+        available_backend("faiss")
+        ways["FAISS"] = lambda: nearest(bank, queries, k, backend="faiss")
+    except UserError as error:
+        print(error)
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    answers = {}
+    for _ in range(turns):
+        for name, search in ways.items():
+            processor, wall = time.process_time(), time.perf_counter()
+            answers[name] = search()
+            taken[name].append((time.process_time() - processor, time.perf_counter() - wall))
+    least = {name: tuple(map(min, zip(*times, strict=True))) for name, times in taken.items()}
+    print(f"{'':8}{'processor s':>12}{'naive / it':>12}{'wall s':>12}{'naive / it':>12}")
+    for name, (processor, wall) in least.items():
+        ratios = least["naive"][0] / processor, least["naive"][1] / wall
+        print(f"{name:8}{processor:12.2f}{ratios[0]:12.2f}{wall:12.2f}{ratios[1]:12.2f}")
+    for name, answer in answers.items():
+        apart = (answer.similarities.double() - answers["torch"].similarities).abs().max().item()
+        same = (answer.indices == answers["torch"].indices).double().mean().item()
+        print(f"{name} against torch: similarities {apart:.1g} apart, indices {100 * same:.4f} % equal")
+
+
+def memory(bank: Tensor, queries: Tensor, k: int) -> None:
+    """Print the memory that was planned and the most that was held."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    start = time.perf_counter()
+    nearest(bank, queries, k, backend="torch")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"{time.perf_counter() - start:.1f} s; at most {peak / 1e9:.2f} GB, {before / 1e9:.2f} GB before the search")
+
+
+def check(bank: Tensor, queries: Tensor, k: int) -> None:
+    """Print where neighbours and predictions differ from scikit-learn's, with every vote that does."""
+    from sklearn.neighbors import NearestNeighbors
+
+    classes, temperature = 100, 0.07
+    labels = torch.randint(classes, (len(bank),), generator=torch.Generator().manual_seed(2))
+    found = nearest(bank, queries, k)
+    brute = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(bank.double().numpy())
+    distances, indices = brute.kneighbors(queries.double().numpy())
+    print(f"neighbours: {int((found.indices.numpy() != indices).sum())} of {indices.size} differ")
+    ks = sorted({min(k, count) for count in (10, 20, 100, 200)})
+    for count, ours in vote(found, labels, ks=ks, temperature=temperature, classes=classes).items():
+        scores = np.zeros((len(queries), classes))
+        weights = np.exp((1 - distances[:, :count]) / temperature)
+        np.add.at(scores, (np.arange(len(queries))[:, None], labels.numpy()[indices[:, :count]]), weights)
+        differ = np.flatnonzero(scores.argmax(1) != ours.top1.numpy())
+        two = np.sort(scores, 1)[:, -2:]
+        ties = int((two[:, 1] - two[:, 0] < 1e-6 * two[:, 1]).sum())
+        print(f"k = {count}: {len(differ)} of {len(queries)} predictions differ, {ties} votes tie")
+        for query in differ:
+            print(f"  query {query}: two highest scores {two[query, 1]:.9g} and {two[query, 0]:.9g}")
+
+
+def main() -> None:
+    """Parse arguments and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("bank", 200_000), ("queries", 4000), ("width", 384), ("k", 200), ("threads", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(plan(options.bank, options.width, options.queries, options.k).text)
+    bank, queries = unit_rows(options.bank, options.width, 0), unit_rows(options.queries, options.width, 1)
+    if options.memory:
+        memory(bank, queries, options.k)
+    elif options.check:
+        check(bank, queries, options.k)
+    else:
+        compare(bank, queries, options.k, options.turns)
+
+
+if __name__ == "__main__":
+    main()
