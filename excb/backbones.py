@@ -1,7 +1,7 @@
 """Backbones by name: torchvision's ResNets, timm's everything else; images [B, 3, H, W] -> features [B, width]."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -114,6 +114,14 @@ def evaluating(backbone: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def uncompiled(module: nn.Module) -> AbstractContextManager[None]:
+    """Pass a compiled module's calls by its graphs, which know the shapes of training only."""
+    if getattr(module, "_compiled_call_impl", None) is None:
+        return nullcontext()  # and leave the compiler unimported: it takes seconds
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def check_resolution(backbone: nn.Module, sizes: Iterable[int]) -> None:

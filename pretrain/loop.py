@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from excb.backbones import recompute_blocks
+from excb.backbones import recompute_blocks, uncompiled
 from excb.collectives import from_first, gather_rows, mean_over_ranks, processes, rank, share, together
 from excb.console import Progressor, Reporter, duration
 from excb.errors import UserError
@@ -415,7 +415,8 @@ class Run:
             pin_memory=trainer.device.type == "cuda",
         )
         rows = []
-        with self.reporter.progress("projecting views for k-means", steps) as bar:
+        backbone = trainer.model.teacher.backbone
+        with uncompiled(backbone), self.reporter.progress("projecting views for k-means", steps) as bar:
             for number, batch in enumerate(batches):
                 view = slice(number % recipe.views.global_views, number % recipe.views.global_views + 1)
                 views = trainer.views(batch.global_crops[view], batch.global_parameters[view])

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from excb import seeding
+from excb.backbones import uncompiled
 from excb.collectives import from_first, gather_objects, processes, rank
 from excb.features import Features, Inputs, extract
 from excb.images import ImageSet
@@ -82,6 +83,12 @@ class Monitor:
             effective_rank; neighbour_agreement in percent; knn_top1 in percent, leave-one-out, where labels exist; and
             score, the figure to choose a checkpoint by: knn_top1, or else neighbour_agreement x effective_rank / D.
         """
+        with uncompiled(backbone):
+            plain, seen = self._features(backbone, progress)
+        return from_first(lambda: self._figures(plain, seen))
+
+    def _features(self, backbone: nn.Module, progress: Callable[[int], None]) -> tuple[Features, Features]:
+        """Of the plain images and of the augmented ones."""
         plain, seen = (
             self._all(extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress))
             for inputs in (
@@ -89,7 +96,7 @@ class Monitor:
                 AugmentedInputs(self._images, self._views, seed=self._seed, chosen=self._mine),
             )
         )
-        return from_first(lambda: self._figures(plain, seen))
+        return plain, seen
 
     def _all(self, features: Features) -> Features:
         """The features of all processes, in the order of the images."""

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -247,6 +248,22 @@ def test_a_diverging_run_keeps_its_good_checkpoints(
     assert "student.centroids.weight is not finite" in said
     assert "at step 5" in said
     assert newest(tmp_path)["step"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_run_is_the_same_run_and_its_checkpoints_are_exchangeable(images: Path, tmp_path: Path) -> None:
+    exact = ("efficiency.precision=fp64", "monitor.every_epochs=1", "method.centroid_init=kmeans")
+    assert pretrain(images, tmp_path / "plain", *exact) == 0
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert pretrain(images, tmp_path / "compiled", *exact, "efficiency.compile=true") == 0
+    plain, compiled = (newest(tmp_path / name)["model"] for name in ("plain", "compiled"))
+    assert plain.keys() == compiled.keys()
+    for name, value in plain.items():
+        torch.testing.assert_close(compiled[name], value, rtol=1e-9, atol=1e-9)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # the student's two, and the teacher's
+    excb.load(tmp_path / "compiled")
 
 
 def test_without_labels_two_figures_choose_the_checkpoint(images: Path, tmp_path: Path) -> None:
