@@ -21,6 +21,11 @@ class UserError(Exception):
         self.told = told
 
 
+def is_first() -> bool:
+    """Whether this process is, or will be, process 0 of those that were started together: the one that talks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def nearest_name(name: str, names: Iterable[str]) -> str:
     """Return "; did you mean 'X'?" for the valid name closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
@@ -50,6 +55,6 @@ def run(program: str, main: Callable[[], int]) -> int:
             os.dup2(nowhere, stream.fileno())
         return 0
     except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":  # one of many processes speaks for all
+        if is_first():
             print(f"\n{program}: interrupted", file=sys.stderr)
         return 130

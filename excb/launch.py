@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from excb.errors import USER_ERROR, UserError
-from excb.parallel import LOST, is_first, started_together
+from excb.errors import USER_ERROR, UserError, is_first
+from excb.parallel import LOST, started_together
 from excb.signals import LAUNCHER, StopRequest
 
 GRACE = 5.0  # seconds from one process's failure until the others are killed

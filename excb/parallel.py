@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from excb.collectives import mean_over_ranks, processes
-from excb.errors import UserError, tell
+from excb.errors import UserError, is_first, tell
 from excb.machine import choose_device
 
 LOST = 75  # exit code of a process that lost another one: not the cause of a run's end
@@ -35,11 +35,6 @@ TIMEOUT = timedelta(minutes=30)
 def started_together() -> bool:
     """Whether this process was started as one of several, or by torchrun."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def is_first() -> bool:
-    """Whether this process is, or will be, process 0."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 class LostProcessError(Exception):

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from excb import __version__
 from excb.cli import Parser
 from excb.console import Reporter
-from excb.errors import UserError, run
+from excb.errors import UserError, is_first, run
 
 from . import overrides
 from .recipes import RECIPES, Recipe
@@ -65,7 +64,7 @@ def _parser() -> Parser:
 def _main(argv: Sequence[str] | None) -> int:
     try:
         chosen = _parser().parse_intermixed_args(argv)
-        reporter = Reporter(quiet=chosen.quiet or not _is_first())
+        reporter = Reporter(quiet=chosen.quiet or not is_first())
         if chosen.recipe == "list":
             return _list(reporter, as_json=chosen.json)
         if chosen.recipe == "show":
@@ -81,7 +80,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if chosen.recipe != "quickstart" and chosen.data is None and chosen.list is None:
             raise UserError("name the folder of images with --data DIR, or a list of them with --list FILE")
     except UserError as error:
-        error.told = not _is_first()  # every process reads the same command line
+        error.told = not is_first()  # every process reads the same command line
         raise
     from excb.launch import launch_on_gpus
     from excb.parallel import run_joined
@@ -94,10 +93,6 @@ def _main(argv: Sequence[str] | None) -> int:
     )
 
 
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process."""
     from excb.collectives import from_first, processes
@@ -106,7 +101,7 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
     if chosen.data is None and chosen.list is None:
         if processes() > 1:
             raise UserError(
-                "the quickstart is made for one process: give it --data DIR to use more", told=not _is_first()
+                "the quickstart is made for one process: give it --data DIR to use more", told=not is_first()
             )
         from .quickstart import quickstart
 
@@ -117,7 +112,7 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
         # One process reads the folder: a million names from many processes would be slow on a network's disk.
         images = from_first(lambda: _images(chosen.data, chosen.list))
         code = train(recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile)
-    if chosen.json and code == 0 and _is_first():
+    if chosen.json and code == 0 and is_first():
         reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())
     return code
 

@@ -40,13 +40,8 @@ class Trainer:
     def __init__(
         self, model: ExCB, optimizer: Optimizer, schedules: Schedules, recipe: Recipe, device: torch.device
     ) -> None:
-        self.model, self.optimizer, self.schedules, self.recipe, self.device = (
-            model,
-            optimizer,
-            schedules,
-            recipe,
-            device,
-        )
+        self.model, self.optimizer, self.schedules = model, optimizer, schedules
+        self.recipe, self.device = recipe, device
         self._parallel = average_gradients(model)
         precision = recipe.efficiency.precision
         self._dtype = torch.float64 if precision == "fp64" else torch.float32

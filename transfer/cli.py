@@ -1,7 +1,6 @@
 """`excb-eval`: the only parser of downstream evaluation; every protocol is imported when it runs."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from excb import __version__
 from excb.cli import Parser
 from excb.console import Reporter
-from excb.errors import UserError, run
+from excb.errors import UserError, is_first, run
 
 if TYPE_CHECKING:
     import torch
@@ -168,7 +167,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if chosen.protocol == "cache":
         return _cache(chosen)
     if chosen.out is not None and chosen.out.is_dir():
-        raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not _is_first())
+        raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not is_first())
     from excb.launch import launch_on_gpus
     from excb.parallel import run_joined
 
@@ -178,26 +177,22 @@ def _main(argv: Sequence[str] | None) -> int:
     return run_joined("excb-eval", chosen.device, lambda device: _evaluate(chosen, device))
 
 
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
     """Evaluate in this process, with the others if there are any."""
-    reporter = Reporter(quiet=chosen.quiet or not _is_first())
+    reporter = Reporter(quiet=chosen.quiet or not is_first())
     task = _task(chosen, device, reporter)
     if chosen.dry_run:
         from .features import describe, plan
 
         found = plan(task, kind=_kind(chosen))
-        if _is_first():
+        if is_first():
             reporter.answer(describe(found))
         return 0
     if chosen.protocol == "features":
         from .features import export
 
         if chosen.out is None:
-            raise UserError("name the file with --out FILE.npz", told=not _is_first())
+            raise UserError("name the file with --out FILE.npz", told=not is_first())
         reporter.note(f"wrote {export(task, chosen.out, reporter, kind=chosen.kind)}")
         return 0
     result, predictions = _run(chosen, task, reporter)
@@ -206,7 +201,7 @@ def _evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
 
         files = write(result, predictions, chosen.out)
         reporter.note(f"wrote {', '.join(map(str, files))}")
-    if chosen.json and _is_first():
+    if chosen.json and is_first():
         reporter.answer(result.to_json())
     return 0
 
@@ -259,7 +254,7 @@ def _task(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter
 
 def _run(chosen: argparse.Namespace, task: "Task", reporter: Reporter) -> "tuple[Result, Predictions]":
     """One protocol."""
-    table = not chosen.json and _is_first()
+    table = not chosen.json and is_first()
     if chosen.protocol == "knn":
         from . import knn
 
