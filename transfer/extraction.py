@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
@@ -43,6 +43,17 @@ def weights_hash(network: nn.Module) -> str:
 def modules_hash(network: nn.Module) -> str:
     """SHA-256 of a module's settings that are no weights, such as padding or a norm's epsilon."""
     return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", repr(network)).encode()).hexdigest()
+
+
+def refuse_broken(broken: Mapping[str, str], images: Images, *, told: bool = False) -> None:
+    """Raise UserError if images could not be read: figures over the others would not be comparable."""
+    if broken:
+        path, reason = next(iter(broken.items()))
+        raise UserError(
+            f"{len(broken)} of {len(images)} images in {images.root} cannot be read, such as {path} ({reason}): mend "
+            "or remove them",
+            told=told,
+        )
 
 
 def files_hash(images: Images) -> str:
@@ -145,13 +156,7 @@ class Extraction:
             broken |= bad
             if not bad:
                 yield number, torch.cat([part.rows for part in in_order]).numpy()
-        if broken:
-            path, reason = next(iter(broken.items()))
-            raise UserError(
-                f"{len(broken)} of {len(self.images)} images in {self.images.root} cannot be read, such as {path} "
-                f"({reason}): mend or remove them",
-                told=rank() > 0,
-            )
+        refuse_broken(broken, self.images, told=rank() > 0)
 
     def _pass(self, batches: Sequence[range]) -> Iterator[Features]:
         inputs = Inputs(self.images, self.preprocessing)

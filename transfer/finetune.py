@@ -21,12 +21,11 @@ from excb.collectives import from_first, gather_objects, mean_over_ranks, proces
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import Inputs, extract
-from excb.images import Images
 from excb.parallel import SyncBatchNorm, _MeanOverProcesses, synchronise_batchnorm
 from excb.settings import require
 
 from .batches import Augmentation, Batch, TrainingBatches
-from .extraction import weights_hash
+from .extraction import refuse_broken, weights_hash
 from .task import Task
 
 
@@ -281,21 +280,12 @@ def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
             workers=task.workers,
             progress=bar.advance,
         )
-    together(lambda: _refuse_broken(found.broken, task.test))
+    together(lambda: refuse_broken(found.broken, task.test))
     # Equal scores fall to the first class, on any device.
     best = found.rows.argsort(dim=1, descending=True, stable=True)[:, :5] if len(found.rows) else None
     parts = [(samples, rows) for samples, rows in gather_objects((found.samples, best)) if rows is not None]
     order = torch.cat([samples for samples, _ in parts]).argsort()
     return torch.cat([rows for _, rows in parts])[order]
-
-
-def _refuse_broken(broken: dict[str, str], images: Images) -> None:
-    if broken:
-        path, reason = next(iter(broken.items()))
-        raise UserError(
-            f"{len(broken)} of {len(images)} images in {images.root} cannot be read, such as {path} ({reason}): mend "
-            "or remove them"
-        )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
