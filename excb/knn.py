@@ -14,7 +14,7 @@ from torch import Tensor
 
 from excb.collectives import gather_rows, processes, rank, together
 from excb.errors import UserError
-from excb.neighbours import Rows, Search, UnitRows, import_faiss, working_bytes
+from excb.neighbours import Rows, Search, UnitRows, bfloat16_pays, faiss_gpus, import_faiss, working_bytes
 
 _MERGED = 4096  # queries whose neighbours the processes exchange at once
 _SCORES = 2**24  # most scores of a block of votes: 128 MiB
@@ -48,18 +48,29 @@ class Vote:
     tied: Tensor
 
 
-def available_backend(backend: Literal["auto", "faiss", "torch"]) -> Literal["faiss", "torch"]:
-    """Return the back end to use: "auto" is FAISS where it can be imported, else torch.
+def available_backend(
+    backend: Literal["auto", "faiss", "torch"], device: torch.device | str = "cpu", width: int = 384
+) -> Literal["faiss", "torch"]:
+    """Return the back end to use: "auto" is FAISS where it can be imported, unless torch is quicker here.
+
+    That is on a GPU that FAISS cannot use, and on processors that multiply bfloat16 matrices quickly.
+
+    Args:
+        backend: what was asked for.
+        device: where torch would compute.
+        width: D.
 
     Raises:
         UserError: FAISS is asked for but not installed, or there is no such back end.
     """
     if backend not in {"auto", "faiss", "torch"}:
         raise UserError(f"there is no k-NN back end {backend!r}: choose auto, faiss or torch")
-    if backend == "torch":
+    if backend == "torch" or (backend == "auto" and bfloat16_pays(torch.device(device), width)):
         return "torch"
     try:
         import_faiss()
+        if backend == "auto" and torch.device(device).type == "cuda" and not faiss_gpus():
+            return "torch"
     except ImportError as error:
         if backend == "auto":
             return "torch"
@@ -141,7 +152,7 @@ def nearest(
             with `rows(start, stop)`, `width` and a length is read span by span.
         queries: [Q, D] features, likewise.
         k: Neighbours per query, 1 to N, or to N - 1 with `exclude_self`.
-        backend: What proposes candidates; it does not change the answer.
+        backend: What proposes candidates; it does not change the answer. See `available_backend`.
         exclude_self: The queries are the bank's rows in order, and no row is its own neighbour.
         share: All processes call this with the same bank and queries; each searches one part of the bank, and all
             return the same answer as one process alone.
@@ -153,8 +164,8 @@ def nearest(
         UserError: Shapes do not fit, k is out of range, a feature is NaN or infinite, or FAISS is missing.
     """
     _check_shapes(bank, queries, k, exclude_self=exclude_self)
-    chosen = available_backend(backend)
     place = torch.device((bank.device if isinstance(bank, Tensor) else "cpu") if device is None else device)
+    chosen = available_backend(backend, place, _shape(bank)[1])
     if chosen == "faiss" or place.type == "mps":
         place = torch.device("cpu")
 

@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 
 import torch
 
@@ -45,6 +46,21 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def available_memory() -> int:
+    """Main memory in bytes that can still be taken without swapping, within the limit of the container if there is one.
+
+    Where the system does not tell, all that the machine has.
+    """
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
+        return min(available, int(limit) - int(used))
+    except (OSError, StopIteration, ValueError):  # no Linux, or no container, or one without a limit ("max")
+        return available
 
 
 def leave_signals_to_parent(_worker: int) -> None:

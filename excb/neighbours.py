@@ -187,7 +187,7 @@ class Search:
         if self.backend == "faiss":
             return [self._propose_with_faiss]
         ways = [functools.partial(self._propose_with_torch, torch.float32, 2 * _SPREAD)]
-        if queries * len(self.bank) >= _WORTH and _bfloat16_pays(self.bank.device, self.bank.width):
+        if queries * len(self.bank) >= _WORTH and bfloat16_pays(self.bank.device, self.bank.width):
             ways.insert(0, functools.partial(self._propose_with_torch, torch.bfloat16, _SPREAD))
         return [*ways]
 
@@ -445,7 +445,7 @@ def _budget(elements: int, device: torch.device) -> int:
 
 
 @functools.cache
-def _bfloat16_pays(device: torch.device, width: int) -> bool:
+def bfloat16_pays(device: torch.device, width: int) -> bool:
     """Whether this processor multiplies matrices of bfloat16 several times faster than of float32, by trying it."""
     if device.type != "cpu":
         return False  # a GPU spends most of its time on other steps

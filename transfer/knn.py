@@ -4,10 +4,13 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from excb.collectives import processes, rank
+import torch
+
+from excb.collectives import from_first, processes, rank
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.knn import available_backend, nearest, plan, vote
+from excb.machine import available_memory
 from excb.results import Result
 from excb.settings import require
 
@@ -44,12 +47,19 @@ def evaluate(
         UserError: k or T out of range, FAISS wanted but not installed, or an image unreadable.
     """
     start = time.monotonic()
+    assert task.train.labels is not None
     require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
     chosen = check_ks(ks, len(task.train), reporter)
-    search = available_backend(backend)
     width = task.extraction(task.train).width
-    reporter.note(plan(len(task.train), width, len(task.test), max(chosen), processes=processes()).text)
-    bank, labels = task.features(task.train, "train", reporter)
+    search = available_backend(backend, task.device, width)
+    held = plan(len(task.train), width, len(task.test), max(chosen), processes=processes())
+    # A bank that would fill the memory is read from the cache's files instead, tile by tile.
+    streamed = task.cache is not None and from_first(lambda: held.total * processes() > available_memory() / 2)
+    if streamed:
+        held = plan(len(task.train), width, len(task.test), max(chosen), processes=processes(), streamed=True)
+    reporter.note(held.text)
+    stored, labels = task.stored(task.train, "train", reporter), torch.from_numpy(task.train.labels)
+    bank = stored if streamed else stored.all()
     queries, targets = task.features(task.test, "test", reporter)
     with reporter.progress(f"neighbours ({search})", len(queries)) as bar:
         neighbours = nearest(

@@ -38,7 +38,7 @@ tilings = pytest.mark.parametrize(
         {},
         TINY,
         {**TINY, "_SLACK": 0, "_SAMPLE": 3, "CANDIDATES": 40, "_CACHED": 1},
-        {**TINY, "_WORTH": 0, "_bfloat16_pays": lambda *_: True},
+        {**TINY, "_WORTH": 0, "bfloat16_pays": lambda *_: True},
     ],
     ids=["default", "tiny", "minute", "bfloat16"],
 )
@@ -510,6 +510,7 @@ def test_mistakes_in_a_vote(changes: dict[str, Any], message: str) -> None:
 
 def test_backend_without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr(knn, "bfloat16_pays", lambda _device, _width: False)
     assert knn.available_backend("auto") == "torch"
     assert knn.available_backend("torch") == "torch"
     with pytest.raises(UserError, match=r"pip install faiss-cpu.*pip install 'excb\[faiss-cpu\]'"):
@@ -518,9 +519,21 @@ def test_backend_without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_faiss
-def test_backend_with_faiss() -> None:
-    assert knn.available_backend("auto") == "faiss"
-    assert knn.available_backend("faiss") == "faiss"
+@pytest.mark.parametrize(
+    ("quick", "device", "gpus", "chosen"),
+    [
+        (False, "cpu", 0, "faiss"),
+        (True, "cpu", 0, "torch"),
+        (False, "cuda", 0, "torch"),  # FAISS of the CPU beside a GPU
+        (False, "cuda", 1, "faiss"),
+    ],
+)
+def test_backend_with_faiss(quick: bool, device: str, gpus: int, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knn, "bfloat16_pays", lambda _device, _width: quick)
+    monkeypatch.setattr(knn, "faiss_gpus", lambda: gpus)
+    assert knn.available_backend("auto", device) == chosen
+    assert knn.available_backend("faiss", device) == "faiss"
+    assert knn.available_backend("torch", device) == "torch"
 
 
 def test_unknown_backend() -> None:
@@ -588,7 +601,7 @@ def test_every_precision_proposes_what_is_nearest(kind: torch.dtype, monkeypatch
 
     monkeypatch.setattr(neighbours.Search, "_propose_with_torch", counted)
     monkeypatch.setattr(neighbours, "_WORTH", 0)
-    monkeypatch.setattr(neighbours, "_bfloat16_pays", lambda *_: kind == torch.bfloat16)
+    monkeypatch.setattr(neighbours, "bfloat16_pays", lambda *_: kind == torch.bfloat16)
     found = knn.nearest(bank, queries, 10, backend="torch")
     assert ways[0] == 90
     assert all(1 <= count < 10 for count in ways[1:])

@@ -12,6 +12,7 @@ import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.results import Result
+from excb.transfer import knn
 from excb.transfer.knn import check_ks, evaluate
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
@@ -84,8 +85,22 @@ def test_back_ends_give_equal_figures(place: Path) -> None:
     results = {name: quiet(task(place), ks=[1, 5, 20], backend=name) for name in ("torch", "faiss", "auto")}
     assert results["torch"].figures == results["faiss"].figures == results["auto"].figures
     assert len({result.protocol_hash for result in results.values()}) == 1  # what cannot change figures is no setting
-    for name, used in {"torch": "torch", "faiss": "faiss", "auto": "faiss"}.items():
-        assert any(f"neighbours by {used}" in note for note in results[name].notes)
+    for name in ("torch", "faiss"):
+        assert any(f"neighbours by {name}" in note for note in results[name].notes)
+
+
+def test_a_bank_that_would_fill_the_memory_is_read_in_tiles(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cached = Task.prepare(
+        str(place / "run"), place / "train", place / "test", device="cpu", batch=8, workers=0, cache=tmp_path
+    )
+    figures = {}
+    for memory in (2**40, 2**10):
+        monkeypatch.setattr(knn, "available_memory", lambda memory=memory: memory)
+        figures[memory] = evaluate(cached, Reporter(), ks=[1, 5, 20], table=False)[0].figures
+        assert ("read in tiles" in capsys.readouterr().err) == (memory == 2**10)
+    assert figures[2**40] == figures[2**10]
 
 
 def test_result_holds_all_that_is_needed_to_repeat_it(place: Path) -> None:
