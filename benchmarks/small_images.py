@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from excb.backbones import Architecture
+from excb.architecture import Architecture
 from excb.console import Reporter, duration
 from excb.hub import Backbone, Entry, load
 from excb.images import scan_folder

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from excb.catalogue import checkpoints
     from excb.errors import UserError
     from excb.hub import Backbone, load
     from excb.method import ExCB
@@ -12,8 +13,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Public names resolve on first use, so that `import excb` and every `--help` stay quick: torch loads only for work.
-_HOME = {"load": "excb.hub", "Backbone": "excb.hub", "ExCB": "excb.method", "UserError": "excb.errors"}
-__all__ = ["Backbone", "ExCB", "UserError", "__version__", "load"]
+_HOME = {
+    "load": "excb.hub",
+    "checkpoints": "excb.catalogue",
+    "Backbone": "excb.hub",
+    "ExCB": "excb.method",
+    "UserError": "excb.errors",
+}
+__all__ = ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"]
 
 # In a clone, excb.pretrain, excb.transfer and excb.zoo lie beside this folder (see pyproject.toml).
 _CLONE = Path(__file__).resolve().parent.parent

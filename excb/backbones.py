@@ -1,102 +1,32 @@
-"""Backbones by name: torchvision's ResNets, timm's everything else; images [B, 3, H, W] -> features [B, width]."""
+"""Built backbones, images [B, 3, H, W] -> features [B, width]: width, modes, drop path, checkpointing."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from excb import seeding
-from excb.errors import UserError, nearest_name
-
-TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-# Short names for the networks of the field. `vit_small` is DINO's ViT-S/16: six heads, qkv bias, LayerNorm eps 1e-6.
-TIMM_NAMES = {
-    "vit_tiny": "vit_tiny_patch16_224",
-    "vit_small": "vit_small_patch16_224",
-    "vit_base": "vit_base_patch16_224",
-}
-
-# How networks refuse options and images.
-_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A backbone's architecture: all that is needed, besides weights, to build it.
-
-    Args:
-        name: one of torchvision's ResNets ("resnet50"), a short name ("vit_small") or "timm:NAME".
-        options: keyword arguments for timm's `create_model`, or `zero_init_residual` of torchvision's ResNets.
-    """
-
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def timm_name(self) -> str | None:
-        """The name timm knows this architecture by, or None for torchvision's."""
-        return self.name.removeprefix("timm:") if self.name.startswith("timm:") else TIMM_NAMES.get(self.name)
-
-    def build(self, *, drop_path: float = 0.0) -> nn.Module:
-        """Build the network without its classifier, with new random weights from torch's generator.
-
-        Args:
-            drop_path: stochastic depth, largest rate (timm's networks only).
-
-        Returns:
-            A module [B, 3, H, W] -> [B, width], `width` as `feature_width` tells. Torchvision's ResNets start with the
-            last BatchNorm of every block at zero.
-
-        Raises:
-            UserError: unknown name, or options that the network does not take.
-        """
-        if self.name in TORCHVISION:
-            return self._build_torchvision(drop_path)
-        return _seed_drop_path(self._build_timm(drop_path))
-
-    def _build_torchvision(self, drop_path: float) -> nn.Module:
-        import torchvision
-
-        if drop_path or not self.options.keys() <= {"zero_init_residual"}:
-            raise UserError(f"backbone {self.name} takes the option zero_init_residual only: use timm:{self.name}")
-        network = getattr(torchvision.models, self.name)(**{"zero_init_residual": True} | self.options)
-        network.num_features = network.fc.in_features
-        network.fc = nn.Identity()
-        return cast("nn.Module", network)
-
-    def _build_timm(self, drop_path: float) -> nn.Module:
-        import timm
-
-        name = self.timm_name
-        if name is None or not timm.is_model(name):
-            names = [
-                *TORCHVISION,
-                *TIMM_NAMES,
-                *(f"timm:{known}" for known in timm.list_models()),
-            ]
-            raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, names)}")
-        options: dict[str, Any] = ({"drop_path_rate": drop_path} if drop_path else {}) | self.options
-        reason = ""
-        # Views of two resolutions need position embeddings that follow the image; convolutional networks have none.
-        for resolution in ({"dynamic_img_size": True}, dict[str, Any]()):
-            try:
-                return timm.create_model(name, num_classes=0, **resolution, **options)
-            except _REFUSALS as error:
-                reason = _first_line(error)
-        raise UserError(f"timm's {name} does not take these options: {reason}")
+from excb.architecture import REFUSALS, first_line
+from excb.errors import UserError
 
 
 def feature_width(backbone: nn.Module) -> int:
     """Width of the features that a built backbone returns."""
     return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
+
+
+def weights_hash(weights: nn.Module | Mapping[str, Tensor]) -> str:
+    """SHA-256 of every tensor of a state: name, type, shape and bytes. Results name their weights so."""
+    tensors = weights.state_dict() if isinstance(weights, nn.Module) else weights
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def has_batchnorm(backbone: nn.Module) -> bool:
@@ -131,9 +61,9 @@ def check_resolution(backbone: nn.Module, sizes: Iterable[int]) -> None:
         try:
             with evaluating(backbone), torch.no_grad():
                 backbone(torch.zeros(1, 3, size, size, device=device))
-        except _REFUSALS as error:
+        except REFUSALS as error:
             raise UserError(
-                f"the backbone cannot take images of {size} x {size} pixels ({_first_line(error)}): choose other view "
+                f"the backbone cannot take images of {size} x {size} pixels ({first_line(error)}): choose other view "
                 "sizes"
             ) from None
 
@@ -162,8 +92,13 @@ class SampleDropPath(nn.Module):
         return branch * keep.view(-1, *[1] * (branch.ndim - 1))
 
 
-def _seed_drop_path(backbone: nn.Module) -> nn.Module:
-    """Replace timm's DropPath layers, which draw from a global generator, by `SampleDropPath`."""
+def seed_drop_path(backbone: nn.Module, *, wanted: bool) -> nn.Module:
+    """Replace timm's DropPath layers, which draw from a global generator, by `SampleDropPath`.
+
+    Args:
+        backbone: of timm.
+        wanted: whether anybody asked for drop path; some networks have it by default, and then it is off.
+    """
     from timm.layers import DropPath
 
     layers = [
@@ -173,7 +108,7 @@ def _seed_drop_path(backbone: nn.Module) -> nn.Module:
         if isinstance(child, DropPath)
     ]
     for layer, (parent, name, child) in enumerate(layers):
-        setattr(parent, name, SampleDropPath(float(child.drop_prob or 0.0), layer))
+        setattr(parent, name, SampleDropPath(float(child.drop_prob or 0.0) if wanted else 0.0, layer))
     return backbone
 
 

@@ -24,6 +24,10 @@ class DamagedFileError(Exception):
     """A checkpoint file that is truncated or altered; the message says how."""
 
 
+class ForeignFileError(UserError):
+    """A file that is no run checkpoint of this package."""
+
+
 def write(contents: dict[str, Any], file: Path) -> None:
     """Write a checkpoint so that at any moment, also after a power cut, `file` is absent, the old or the new one.
 
@@ -62,7 +66,8 @@ def read(file: Path) -> dict[str, Any]:
 
     Raises:
         DamagedFileError: the file is truncated or altered.
-        UserError: the file is missing, would run code, or is no run checkpoint of this package.
+        ForeignFileError: the file would run code, or is no run checkpoint of this package.
+        UserError: the file is missing.
     """
     import torch
 
@@ -72,11 +77,11 @@ def read(file: Path) -> dict[str, Any]:
     try:
         contents = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise UserError(f"{file} holds more than tensors and plain values: refused, since it could run code") from None
+        raise ForeignFileError(f"{file} holds more than tensors and plain values and could run code: refused") from None
     except (RuntimeError, ValueError, EOFError, KeyError) as error:
         raise DamagedFileError(f"{file} is damaged ({str(error).splitlines()[0]})") from None
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
-        raise UserError(f"{file} is not a run checkpoint of excb: expected a file that excb-pretrain wrote")
+        raise ForeignFileError(f"{file} is not a run checkpoint of excb: expected a file that excb-pretrain wrote")
     if contents["version"] > VERSION:
         raise UserError(f"{file} was written by a newer excb: upgrade with `pip install -U excb`")
     return contents
@@ -99,7 +104,7 @@ def _check(file: Path) -> None:
         if ours:
             raise DamagedFileError(f"{file} is damaged ({error})") from None
     if not ours:
-        raise UserError(f"{file} is not a checkpoint of excb: expected a file that excb-pretrain wrote")
+        raise ForeignFileError(f"{file} is not a checkpoint of excb: expected a file that excb-pretrain wrote")
 
 
 def _starts_like_ours(file: Path) -> bool:

@@ -67,11 +67,12 @@ class Reporter:
         print(text)
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table on stdout: drawn on a terminal, aligned plain text in a pipe."""
+        """Print a table on stdout, numbers to the right: drawn on a terminal, aligned plain text in a pipe."""
+        right = [column > 0 and all(map(_numeric, cells)) for column, cells in enumerate(zip(*rows, strict=True))]
         if self._results.is_terminal:
             table = Table(title=title, title_justify="left", header_style="bold")
             for number, name in enumerate(header):
-                table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+                table.add_column(name, justify="right" if rows and right[number] else "left", overflow="fold")
             for row in rows:
                 table.add_row(*row)
             self._results.print(table)
@@ -80,8 +81,8 @@ class Reporter:
         print(title)
         for row in [header, *rows]:
             cells = [
-                cell.rjust(width) if i else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+                cell.rjust(width) if rows and right[column] else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             print("  ".join(cells).rstrip())
 
@@ -106,6 +107,10 @@ class Reporter:
                 yield Progressor(title, total, done, sys.stderr, bar)
             finally:
                 self._live = None
+
+
+def _numeric(cell: str) -> bool:
+    return not cell or cell.lstrip("+-.")[:1].isdigit() or cell in ("nan", "inf")
 
 
 def duration(seconds: float) -> str:

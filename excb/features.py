@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from excb.backbones import evaluating, feature_width
-from excb.errors import UserError
+from excb.backbones import evaluating
 from excb.images import BrokenImageError, Images
 from excb.machine import leave_signals_to_parent
+
+Kind = Literal["pooled", "last4_cls"]  # of features: what the backbone returns, or `excb.outputs.LastClassTokens`
 
 
 @dataclass(frozen=True)
@@ -134,42 +135,3 @@ def extract(
 def in_batches(items: range, batch: int) -> list[range]:
     """Cut a range into batches; the last one may be smaller."""
     return [items[start : start + batch] for start in range(0, len(items), batch)]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Kinds of features
-# ---------------------------------------------------------------------------------------------------------------------
-
-Kind = Literal["pooled", "last4_cls"]
-LAST_BLOCKS = 4  # as DINO judges ViT-S (`n_last_blocks` of its eval_linear.py)
-
-
-class LastClassTokens(nn.Module):
-    """The class tokens of a ViT's last four blocks, each through the final norm: [B, 3, H, W] -> [B, 4 * D].
-
-    The oldest of the four comes first, as in DINO's `eval_linear.py`.
-
-    Raises:
-        UserError: the network is no ViT with a class token, or has fewer than four blocks.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        blocks: Any = getattr(network, "blocks", ())
-        if getattr(network, "cls_token", None) is None or not hasattr(network, "forward_intermediates"):
-            raise UserError(
-                f"only ViTs have class tokens, and this {type(network).__name__} has none: choose a protocol that "
-                "takes pooled features"
-            )
-        if len(blocks) < LAST_BLOCKS:
-            raise UserError(f"this ViT has {len(blocks)} blocks: the class tokens of its last {LAST_BLOCKS} are needed")
-        self.network = network
-        self.width = LAST_BLOCKS * feature_width(network)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Class tokens of normalised images."""
-        network: Any = self.network
-        layers = network.forward_intermediates(
-            images, indices=LAST_BLOCKS, return_prefix_tokens=True, norm=True, intermediates_only=True
-        )
-        return torch.cat([prefix[:, 0] for _patches, prefix in layers], dim=1)

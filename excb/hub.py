@@ -1,20 +1,25 @@
 """The reading side of the zoo: `load` gives any checkpoint's backbone, every tensor matched or refused."""
 
-import json
-import warnings
-from collections.abc import Mapping
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from excb import checkpoint
-from excb.backbones import Architecture, feature_width
-from excb.errors import UserError
+from excb import stored
+from excb.architecture import Architecture
+from excb.catalogue import Checkpoint, checkpoints, find
+from excb.console import Reporter
+from excb.errors import UserError, nearest_name
 from excb.preprocessing import Preprocessing
+from excb.stored import Stored, Which
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of an exported folder: timm's names on the Hugging Face Hub
+if TYPE_CHECKING:
+    from excb.outputs import Output
+    from excb.trained_heads import Heads
+
+HUB, TIMM, WEB = "hf-hub:", "timm:", ("https://", "http://")
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Entry:
         step: optimization steps done.
         epoch: epochs done.
         recipe: every option it was trained with, by section; empty where unknown.
+        layout: of a foreign file, as it was recognised.
+        checkpoint: the catalogue's row: licence, published figures and what else is known; None where it has none.
     """
 
     source: str
@@ -36,147 +43,206 @@ class Entry:
     step: int | None = None
     epoch: float | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
+    layout: str | None = None
+    checkpoint: Checkpoint | None = None
 
 
 class Backbone(nn.Module):
-    """A loaded backbone: images [B, 3, H, W] -> features [B, `width`].
+    """A loaded backbone: images [B, 3, H, W] -> features, by default [B, `width`].
 
     Attributes:
         network: the plain torchvision or timm module.
         transform: preprocessing of the checkpoint, PIL image -> [3, H, W].
         entry: where it comes from and how it was trained.
-        width: D, the features' width.
+        width: D, the features' width; of a pyramid four widths.
+        strides: pixels of the image between neighbours in a map; empty without maps.
+        heads: projectors, predictor, centroids and sizes, if `load` was asked for them.
     """
 
-    def __init__(self, network: nn.Module, transform: Preprocessing, entry: Entry) -> None:
+    width: Any  # an int but for pyramids
+    strides: tuple[int, ...]
+
+    def __init__(
+        self, network: nn.Module, transform: Preprocessing, entry: Entry, *, features: "Output" = "pool"
+    ) -> None:
+        from excb.outputs import output
+
         super().__init__()
         self.network, self.transform, self.entry = network, transform, entry
-        self.width = feature_width(network)
+        self.heads: Heads | None = None
+        reader = output(network, features)
+        self.width, self.strides = reader.width, reader.strides
+        self.__dict__["reader"] = reader  # no child of this module: `network` would stand twice in its state
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Features of normalised images (see `transform`)."""
-        features: Tensor = self.network(images)
-        return features
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A checkpoint as read from disk, not yet built: tensors by name, and what they are."""
-
-    file: Path
-    tensors: dict[str, Tensor]
-    architecture: Architecture
-    preprocessing: Preprocessing
-    contents: dict[str, Any]  # of a run checkpoint, with both networks; of an exported folder, its metadata
-
-    @property
-    def full(self) -> bool:
-        """Whether it holds both networks, centroids and sizes."""
-        return "model" in self.contents
+    def forward(self, images: Tensor) -> Any:
+        """Features of normalised images (see `transform`): a tensor, or of a pyramid a list of four."""
+        return self.__dict__["reader"](images)
 
 
-def load(path: str | Path, *, network: Literal["teacher", "student"] = "teacher") -> Backbone:
+def load(
+    name: str | Path,
+    *,
+    network: Which = "teacher",
+    features: "Output" = "pool",
+    img_size: int | None = None,
+    heads: bool = False,
+) -> Backbone:
     """Load a checkpoint's backbone in eval mode, on the CPU.
 
     Args:
-        path: a run folder (its newest intact checkpoint), a checkpoint file, or an exported folder.
+        name: a name of `excb.checkpoints()`; a run folder (its newest intact checkpoint), a checkpoint file of ours or
+            of any known layout, or an exported folder; "hf-hub:user/repo[@revision]"; "https://..."; or "timm:NAME".
         network: the EMA teacher, which the paper evaluates, or the student. Exported folders hold one of them.
+        features: what the backbone returns. "pool" [B, D]; "last4" [B, 4 D], the class tokens of a ViT's last four
+            blocks; "map" [B, D, H / stride, W / stride]; "pyramid", four maps of strides 4, 8, 16 and 32.
+        img_size: side of the images in pixels, if not the checkpoint's: position embeddings are interpolated, and
+            `transform` resizes and crops to it.
+        heads: also load projectors, predictor, centroids and cluster sizes, as `Backbone.heads`.
+
+    Returns:
+        The backbone. Weights are fetched on first use and verified before they are read; later loads need no network.
 
     Raises:
-        UserError: nothing there, not a checkpoint, or any tensor missing, unexpected or misshapen.
+        UserError: nothing of that name, nowhere to be had, not as its sha256 says, not a checkpoint, or any tensor
+            missing, unexpected or misshapen.
     """
-    stored = read(path, network=network)
-    backbone = stored.architecture.build()
-    load_strictly(backbone, stored.tensors, what=f"{stored.file} ({stored.architecture.name})")
-    contents = stored.contents
-    entry = Entry(
-        source=str(stored.file),
-        architecture=stored.architecture,
-        network=contents.get("network", network),
-        step=contents.get("step"),
-        epoch=contents.get("epoch"),
-        recipe=contents.get("recipe", {}),
-    )
-    return Backbone(backbone, stored.preprocessing, entry).eval()
+    from excb.outputs import resampled, resized_preprocessing, sized
+
+    found = locate(name, network=network, heads=heads)
+    architecture, preprocessing = found.architecture, found.preprocessing
+    if img_size is not None:
+        architecture = sized(architecture, img_size)
+        preprocessing = resized_preprocessing(preprocessing, img_size)
+    built = architecture.build()
+    tensors = found.tensors
+    if img_size is not None:
+        tensors = resampled(tensors, built, img_size=found.architecture.options.get("img_size"))
+    stored.load_strictly(built, tensors, what=f"{found.file} ({architecture.name})")
+    backbone = Backbone(built, preprocessing, _entry(found, architecture), features=features).eval()
+    if heads:
+        backbone.heads = _heads(found)
+    return backbone
 
 
-def read(path: str | Path, *, network: str = "teacher") -> Stored:
-    """Read what `path` names, as `load` does, without building it.
-
-    Raises:
-        UserError: nothing there, damaged, or not a checkpoint.
-    """
-    path = Path(path)
-    if network not in ("teacher", "student"):
-        raise UserError(f"network is 'teacher' or 'student', not '{network}'")
-    if path.is_dir():
-        if (path / CONFIG).is_file() and (path / WEIGHTS).is_file():
-            return _read_exported(path, network)
-        run = path.parent if path.name == checkpoint.FOLDER and not (path / checkpoint.FOLDER).is_dir() else path
-        found = checkpoint.read_newest(run, lambda text: warnings.warn(text, stacklevel=5))  # where `load` is called
-        if found is None:
-            raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
-        return _from_run(*found, network)
-    if path.name == WEIGHTS and (path.parent / CONFIG).is_file():
-        return _read_exported(path.parent, network)
-    if not path.exists():
-        raise UserError(f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder")
-    try:
-        return _from_run(path, checkpoint.read(path), network)
-    except checkpoint.DamagedFileError as error:
-        raise UserError(f"{error}: use an earlier checkpoint of the run") from None
-
-
-def _from_run(file: Path, contents: dict[str, Any], network: str) -> Stored:
-    prefix = f"{network}.backbone."
-    tensors = {key.removeprefix(prefix): value for key, value in contents["model"].items() if key.startswith(prefix)}
-    return Stored(
-        file,
-        tensors,
-        Architecture(**contents["architecture"]),
-        Preprocessing.from_dict(contents["preprocessing"]),
-        contents,
+def _entry(found: Stored, architecture: Architecture) -> Entry:
+    facts, row = found.facts, found.facts.get("checkpoint")
+    return Entry(
+        source=str(found.file),
+        architecture=architecture,
+        network=facts.get("network") or "teacher",
+        step=facts.get("step"),
+        epoch=facts.get("epoch"),
+        recipe=facts.get("recipe") or {},
+        layout=facts.get("layout") or (facts.get("origin") or {}).get("layout"),
+        checkpoint=row if isinstance(row, Checkpoint) or row is None else Checkpoint.from_dict(row),
     )
 
 
-def _read_exported(folder: Path, network: str) -> Stored:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _heads(found: Stored) -> "Heads":
+    from excb.trained_heads import Heads
 
-    try:
-        metadata = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["excb"]
-        architecture = Architecture(**metadata["architecture"])
-        preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
-        tensors = load_file(folder / WEIGHTS)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / CONFIG} was not written by `excb-zoo export` ({error})") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{folder / WEIGHTS} is damaged ({error}): export it again") from None
-    if metadata.get("network", network) != network:
-        raise UserError(f"{folder} holds the {metadata['network']}, not the {network}: load it from the run folder")
-    return Stored(folder / WEIGHTS, tensors, architecture, preprocessing, metadata)
+    if not found.heads:
+        raise UserError(f"{found.file} holds no heads: load without heads=True, or from the run's full checkpoint")
+    return Heads.of(found.heads, source=str(found.file))
 
 
-def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], *, what: str) -> None:
-    """Load tensors into a module, or refuse: every one must be there, expected and of the right shape.
+# ---------------------------------------------------------------------------------------------------------------------
+# Where a name leads
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def locate(name: str | Path, *, network: Which = "teacher", heads: bool = False) -> Stored:
+    """Read what a name stands for, fetched first where need be; `load` builds it.
 
     Raises:
-        UserError: naming what is missing, unexpected and misshapen; the module is then unchanged.
+        UserError: as `load`, but for tensors that do not fit.
     """
-    expected = module.state_dict()
-    missing = [name for name in expected if name not in tensors]
-    unexpected = [name for name in tensors if name not in expected]
-    misshapen = [
-        f"{name} {tuple(tensors[name].shape)} for {tuple(value.shape)}"
-        for name, value in expected.items()
-        if name in tensors and tensors[name].shape != value.shape
-    ]
-    if missing or unexpected or misshapen:
-        parts = [("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)]
-        found = "; ".join(f"{len(names)} {kind} ({_few(names)})" for kind, names in parts if names)
-        raise UserError(f"{what} does not fit the network, nothing was loaded: {found}")
-    module.load_state_dict(dict(tensors))
+    if isinstance(name, str) and name.startswith(TIMM):
+        from excb.timm_models import read
+
+        if network != "teacher":
+            raise UserError(f"{name} has no {network}: leave --network out")
+        return read(name)
+    return stored.read(obtain(name, network=network), network=network, heads=heads)
 
 
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+def obtain(name: str | Path, *, network: Which = "teacher") -> Path:
+    """The local path of what a name stands for, after fetching and importing it where that was not done before.
+
+    A name of the catalogue comes before a path that is spelt alike: write ./NAME for that.
+
+    Raises:
+        UserError: there is no such name, or it is nowhere to be had.
+    """
+    if isinstance(name, Path):
+        return name
+    if name.startswith(HUB):
+        return _from_hub(name, Reporter())
+    if name.startswith(WEB):
+        return _from_web(name, network)
+    if (row := find(name)) is not None:
+        return _of_row(row, network)
+    if not Path(name).exists() and "/" not in name and not Path(name).suffix:
+        names = [row.name for row in checkpoints()]
+        raise UserError(
+            f"no checkpoint is called '{name}'{nearest_name(name, names)}, and nothing lies at that path: "
+            "`excb-zoo list` shows all names"
+        )
+    return Path(name)
+
+
+def here(row: Checkpoint, network: Which = "teacher") -> Path | None:
+    """The exported folder of a catalogue's row that needs no fetching: bundled, or imported before."""
+    from excb.catalogue import bundled_folder
+    from excb.exported import CONFIG
+    from excb.home import folder_of
+
+    folder = bundled_folder(row.name) or folder_of(row.name if network == "teacher" else f"{row.name}-{network}")
+    return folder if (folder / CONFIG).is_file() else None
+
+
+def _of_row(row: Checkpoint, network: Which) -> Path:
+    """The exported folder of a catalogue's row, from the first of its locations that gives it."""
+    from excb.fetch import fetch_url
+    from excb.importing import import_file
+
+    if (folder := here(row, network)) is not None:
+        return folder
+    if not row.locations:
+        raise UserError(f"{row.name} has no weights to load: {row.note or row.source}")
+    reporter, failures = Reporter(), []
+    for location in row.locations:
+        try:
+            if location.startswith(HUB):
+                return _from_hub(location, reporter)
+            file = fetch_url(location, digest=row.digest, reporter=reporter, name=row.name)
+        except UserError as error:
+            failures.append(str(error))
+            continue
+        name = row.name if network == "teacher" else f"{row.name}-{network}"
+        return import_file(file, name, checkpoint=row, network=network, reporter=reporter)
+    if len(failures) == 1:
+        raise UserError(failures[0])
+    raise UserError(f"{row.name} is to be had from none of its {len(failures)} places: {'; '.join(failures)}")
+
+
+def _from_hub(location: str, reporter: Reporter) -> Path:
+    from excb.fetch import fetch_repo
+
+    repo, _, revision = location.removeprefix(HUB).partition("@")
+    return fetch_repo(repo, revision or None, reporter=reporter)
+
+
+def _from_web(address: str, network: Which) -> Path:
+    """A file at an address, imported once under a name made of the address."""
+    from excb.exported import CONFIG
+    from excb.fetch import fetch_url
+    from excb.home import folder_of
+    from excb.importing import import_file
+
+    name = f"web-{hashlib.sha256(f'{network} {address}'.encode()).hexdigest()[:16]}"
+    if not (folder_of(name) / CONFIG).is_file():
+        reporter = Reporter()
+        file = fetch_url(address, digest=None, reporter=reporter, name=address)
+        import_file(file, name, network=network, reporter=reporter)
+    return folder_of(name)

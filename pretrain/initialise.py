@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excb import hub, seeding
-from excb.backbones import Architecture, check_resolution
+from excb import hub, seeding, stored
+from excb.architecture import Architecture
+from excb.backbones import check_resolution
 from excb.errors import UserError
 from excb.images import ImageSet
 from excb.method import ExCB
@@ -44,29 +45,29 @@ def start_from(model: ExCB, recipe: Recipe, images: ImageSet) -> str:
         UserError: nothing loadable there, or of another architecture.
     """
     assert recipe.init is not None
-    stored = hub.read(recipe.init)
+    found = hub.locate(recipe.init)
     ours = Architecture(recipe.model.backbone, recipe.model.options)
-    if stored.architecture != ours:
+    if found.architecture != ours:
         raise UserError(
-            f"init={recipe.init} is a {_describe(stored.architecture)}, the recipe's backbone a {_describe(ours)}: "
-            f"set model.backbone={stored.architecture.name} or choose another checkpoint"
+            f"init={recipe.init} is a {_describe(found.architecture)}, the recipe's backbone a {_describe(ours)}: "
+            f"set model.backbone={found.architecture.name} or choose another checkpoint"
         )
-    if not stored.full:
+    if not found.full:
         for network in (model.student, model.teacher):
-            hub.load_strictly(network.backbone, stored.tensors, what=str(stored.file))
-        return f"backbone from {stored.file}; heads, centroids and s start anew"
-    return _continue(model, stored, images)
+            stored.load_strictly(network.backbone, found.tensors, what=str(found.file))
+        return f"backbone from {found.file}; heads, centroids and s start anew"
+    return _continue(model, found, images)
 
 
-def _continue(model: ExCB, stored: hub.Stored, images: ImageSet) -> str:
+def _continue(model: ExCB, found: stored.Stored, images: ImageSet) -> str:
     """Go on from a full checkpoint: keep all that still has its meaning."""
-    tensors: dict[str, Tensor] = stored.contents["model"]
+    tensors: dict[str, Tensor] = found.contents["model"]
     new: dict[str, Tensor] = model.state_dict()
     fresh: set[str] = set()
     clusters_changed = tensors["sizes"].shape != new["sizes"].shape
     if clusters_changed:
         fresh |= {"student.centroids.weight", "teacher.centroids.weight", "sizes"}
-    elif stored.contents["data"]["fingerprint"] != images.fingerprint:
+    elif found.contents["data"]["fingerprint"] != images.fingerprint:
         fresh |= {"sizes"}
     had_predictor = any(name.startswith("student.predictor.") for name in tensors)
     if model.student.predictor is not None and not had_predictor:
@@ -74,11 +75,11 @@ def _continue(model: ExCB, stored: hub.Stored, images: ImageSet) -> str:
     kept = {name: value for name, value in tensors.items() if name not in fresh}
     if model.student.predictor is None:
         kept = {name: value for name, value in kept.items() if not name.startswith("student.predictor.")}
-    hub.load_strictly(model, kept | {name: new[name] for name in fresh}, what=f"{stored.file} (full checkpoint)")
+    stored.load_strictly(model, kept | {name: new[name] for name in fresh}, what=f"{found.file} (full checkpoint)")
     parts = ["centroids and s" if clusters_changed else "s" if "sizes" in fresh else ""]
     parts += ["predictor"] if any("predictor" in name for name in fresh) else []
     anew = " and ".join(part for part in parts if part)
-    return f"both networks from {stored.file}" + (f"; {anew} start anew" if anew else ", centroids and s too")
+    return f"both networks from {found.file}" + (f"; {anew} start anew" if anew else ", centroids and s too")
 
 
 def _describe(architecture: Architecture) -> str:

@@ -17,11 +17,11 @@ from excb.console import Reporter, duration
 from excb.features import Inputs, extract
 from excb.images import ImageSet, scan_folder
 from excb.knn import accuracy, nearest, vote
+from excb.photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
 from excb.preprocessing import Preprocessing
 
 from .initialise import build_model
 from .loop import train
-from .photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
 from .recipes import Recipe
 from .run_state import CURVES, REPORT, RunFolder
 

@@ -22,6 +22,7 @@ def caches_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXCB_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("EXCB_DATA", str(tmp_path_factory.mktemp("datasets")))
+        patch.setenv("EXCB_HOME", str(tmp_path_factory.mktemp("home")))
         yield
 
 

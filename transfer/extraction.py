@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from excb.backbones import weights_hash
 from excb.collectives import from_first, gather_numbers, gather_objects, processes, rank, together
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.features import Features, Inputs, Kind, LastClassTokens, in_batches, stream
+from excb.features import Features, Inputs, Kind, in_batches, stream
 from excb.hub import Backbone
 from excb.images import Images
+from excb.outputs import LastClassTokens
 from excb.preprocessing import Preprocessing
 from excb.settings import require
 
@@ -29,15 +31,6 @@ from .cache import CachedFeatures, Store
 
 CODE_VERSION = 1  # raise it with every change after which the same images give other features
 PACKAGES = ("torch", "torchvision", "timm", "pillow")
-
-
-def weights_hash(network: nn.Module) -> str:
-    """SHA-256 of every tensor of a module's state: name, type, shape and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(network.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def modules_hash(network: nn.Module) -> str:

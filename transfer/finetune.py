@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb import checkpoint, seeding
-from excb.backbones import SampleDropPath, has_batchnorm
+from excb.backbones import SampleDropPath, has_batchnorm, weights_hash
 from excb.collectives import from_first, gather_objects, mean_over_ranks, processes, rank, together
 from excb.console import Reporter
 from excb.errors import UserError
@@ -25,7 +25,7 @@ from excb.parallel import SyncBatchNorm, _MeanOverProcesses, synchronise_batchno
 from excb.settings import require
 
 from .batches import Augmentation, Batch, TrainingBatches
-from .extraction import refuse_broken, weights_hash
+from .extraction import refuse_broken
 from .task import Task
 
 

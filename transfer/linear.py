@@ -16,16 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from excb import checkpoint, seeding
-from excb.backbones import evaluating
+from excb.backbones import evaluating, weights_hash
 from excb.collectives import from_first, gather_numbers, processes, rank, share, together
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.features import LastClassTokens
+from excb.outputs import LastClassTokens
 from excb.results import Result
 from excb.settings import require
 
 from .batches import Augmentation, TrainingBatches
-from .extraction import weights_hash
 from .heads import HeadBank
 from .protocols import LinearProtocol, choose
 from .report import Predictions, report

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.backbones import weights_hash
 from excb.collectives import from_first
 from excb.errors import UserError
 from excb.results import Result, write_bytes, write_text
 
 from . import confusion, scoring
-from .extraction import weights_hash
 from .task import Task
 
 

@@ -1,6 +1,5 @@
 """What every protocol starts from: a loaded backbone and labelled train and test images of the same classes."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excb.backbones import Architecture, check_resolution
+from excb.backbones import check_resolution
 from excb.collectives import rank
 from excb.console import Reporter
 from excb.errors import UserError, nearest_name
 from excb.features import Kind
-from excb.hub import Backbone, Entry, load
+from excb.hub import Backbone, load
 from excb.images import Images, ImageSet, scan_folder
 from excb.machine import choose_device, worker_count
 from excb.preprocessing import Preprocessing
@@ -24,7 +23,6 @@ from excb.settings import require
 from .cache import CachedFeatures
 from .extraction import Extraction, features_of
 
-TIMM = "timm:"
 CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
 
 
@@ -71,7 +69,7 @@ class Task:
         """Load and check everything before any work starts.
 
         Args:
-            checkpoint: what `excb.load` takes, or "timm:NAME" for one of timm's models with its published weights.
+            checkpoint: what `excb.load` takes.
             train: labelled images, as `sources.train_and_test` opens them, or a folder with a sub-folder a class.
             test: the same for other images.
             network: of a run's checkpoint.
@@ -90,9 +88,7 @@ class Task:
             raise UserError("--batch-size must be at least 1 and --workers at least 0")
         train_set = labelled(train) if isinstance(train, Path) else train
         test_set = with_classes_of(scan_folder(test), train_set, rename=rename) if isinstance(test, Path) else test
-        timms = checkpoint.startswith(TIMM)
-        require(not timms or network == "teacher", f"{checkpoint} has no {network}: leave --network out")
-        backbone = timm_backbone(checkpoint) if timms else load(checkpoint, network=network)
+        backbone = load(checkpoint, network=network)
         preprocessing = backbone.transform
         if resize is not None or crop is not None:
             preprocessing = _resized(preprocessing, resize, crop)
@@ -174,6 +170,9 @@ def labelled(folder: Path) -> ImageSet:
     """
     images = scan_folder(folder)
     if images.labels is None:
+        only, below, _ = images.paths[0].partition("/")
+        if below and all(path.startswith(f"{only}/") for path in images.paths):
+            raise UserError(f"{folder} has one class only ({only}), so there is nothing to tell apart: add another")
         raise _no_classes(folder)
     return images
 
@@ -226,53 +225,6 @@ def _resized(preprocessing: Preprocessing, resize: int | None, crop: int | None)
     if crop > resize:
         raise UserError(f"--crop {crop} is larger than --resize {resize}: it is cut out of the resized image")
     return replace(preprocessing, resize=resize, crop=crop)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# timm's models
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def timm_backbone(name: str) -> Backbone:
-    """One of timm's models, "timm:NAME", with its published weights and preprocessing, in eval mode on the CPU.
-
-    Where timm squashes or pads images (`crop_mode`), the central crop of the same size is taken instead.
-
-    Raises:
-        UserError: there is no such model, it has no published weights, they cannot be fetched, or its images are not
-            square RGB.
-    """
-    import timm
-
-    architecture = Architecture(name)
-    try:
-        published = timm.create_model(name.removeprefix(TIMM), pretrained=True, num_classes=0)
-    except (OSError, RuntimeError, ValueError, LookupError) as error:
-        if not timm.is_model(name.removeprefix(TIMM)):
-            architecture.build()  # refuses, and says which name is meant
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(
-            f"no published weights for {name} ({reason}): check the name and the connection, or fetch the model once "
-            "where there is one and copy timm's cache"
-        ) from None
-    network = architecture.build()  # follows the size of the images, where timm's own model would refuse all but one
-    network.load_state_dict(published.state_dict())
-    entry = Entry(source=name, architecture=architecture, network="pretrained")
-    return Backbone(network, _timm_preprocessing(name, published), entry).eval()
-
-
-def _timm_preprocessing(name: str, network: nn.Module) -> Preprocessing:
-    import timm
-
-    data = timm.data.resolve_model_data_config(network)
-    channels, height, width = data["input_size"]
-    require(
-        channels == 3 and height == width and data["interpolation"] in ("bilinear", "bicubic"),
-        f"{name} takes images of {channels} x {height} x {width} ({data['interpolation']}): only square RGB images, "
-        "resized bilinear or bicubic, are supported",
-    )
-    resize = math.floor(height / data["crop_pct"])
-    return Preprocessing(resize, height, tuple(data["mean"]), tuple(data["std"]), data["interpolation"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from excb import seeding
+from excb.architecture import Architecture
 from excb.backbones import (
-    Architecture,
     SampleDropPath,
     check_resolution,
     drop_path_names,

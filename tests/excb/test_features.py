@@ -1,18 +1,15 @@
 """Features of a set: every image once, in order, whatever the batch and the workers; broken ones named, modes kept."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from excb.errors import UserError
-from excb.features import Features, Inputs, LastClassTokens, extract, in_batches, stream
+from excb.features import Features, Inputs, extract, in_batches, stream
 from excb.images import ImageSet, scan_folder
 from excb.preprocessing import Preprocessing
 
@@ -211,44 +208,3 @@ def test_batches_are_the_range_cut_up(length: int) -> None:
     assert [number for batch in batches for number in batch] == list(range(5, 5 + length))
     assert all(len(batch) == 3 for batch in batches[:-1])
     assert all(batches)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Class tokens
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def vit(**options: Any) -> Any:
-    """A tiny ViT; its norms are not the identity, and its blocks change their input."""
-    usual: dict[str, Any] = {"patch_size": 8, "embed_dim": 12, "depth": 6, "num_heads": 2, "img_size": 16}
-    torch.manual_seed(0)
-    network = timm.create_model("vit_tiny_patch16_224", num_classes=0, **usual | options).eval()
-    for parameter in network.parameters():
-        parameter.data.add_(0.3 * torch.randn_like(parameter))
-    return network
-
-
-@pytest.mark.parametrize("options", [{}, {"reg_tokens": 2}, {"depth": 4}])
-@pytest.mark.parametrize("side", [16, 24])
-def test_class_tokens_of_the_last_four_blocks(options: dict[str, Any], side: int) -> None:
-    network = vit(dynamic_img_size=True, **options)
-    pictures = torch.randn(3, 3, side, side)
-    with torch.no_grad():
-        tokens = network._pos_embed(network.patch_embed(pictures))
-        states = []
-        for block in network.blocks:
-            tokens = block(tokens)
-            states.append(network.norm(tokens)[:, 0])
-        found = LastClassTokens(network)(pictures)
-        torch.testing.assert_close(found, torch.cat(states[-4:], dim=1))
-        torch.testing.assert_close(found[:, -12:], network(pictures))  # the pooled features of such a ViT
-    assert LastClassTokens(network).width == found.shape[1] == 48
-
-
-def test_other_networks_have_no_class_tokens() -> None:
-    with pytest.raises(UserError, match="only ViTs have class tokens, and this ResNet has none"):
-        LastClassTokens(timm.create_model("resnet10t", num_classes=0))
-    with pytest.raises(UserError, match="and this VisionTransformer has none"):
-        LastClassTokens(vit(class_token=False, global_pool="avg"))
-    with pytest.raises(UserError, match="this ViT has 3 blocks: the class tokens of its last 4 are needed"):
-        LastClassTokens(vit(depth=3))

@@ -1,4 +1,4 @@
-"""The quickstart: its patches never share a pixel, and its report says what the issue of a run was."""
+"""The quickstart: its report says what the issue of a run was."""
 
 import json
 from pathlib import Path
@@ -8,48 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
+from excb import photographs
 from excb.images import open_image, scan_folder
-from excb.pretrain import photographs, quickstart
+from excb.pretrain import quickstart
 from excb.pretrain.__main__ import main
 from tests.pretrain.small_runs import OVERRIDES
-
-
-def test_train_and_test_patches_share_no_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures whose colours are their coordinates show where a patch was cut."""
-    rows, columns = np.mgrid[:300, :420]
-    coordinates = Image.fromarray(
-        np.stack([rows % 256, columns % 256, rows // 256 * 16 + columns // 256], 2).astype("u1")
-    )
-    monkeypatch.setattr(photographs, "open_image", lambda _file: coordinates)
-    monkeypatch.setattr(photographs, "PHOTOGRAPHS", dict.fromkeys(["a", "b"], "skimage/data/coffee.png"))
-    photographs.write_patches(tmp_path)
-    seen: dict[str, set[tuple[int, ...]]] = {"train": set(), "test": set()}
-    for split, pixels in seen.items():
-        images = scan_folder(tmp_path / split)
-        assert len(images) == 2 * {"train": photographs.TRAIN, "test": photographs.TEST}[split]
-        for index in range(len(images)):
-            patch = np.array(open_image(images.file(index)))
-            assert patch.shape == (photographs.SIDE, photographs.SIDE, 3)
-            pixels |= set(map(tuple, patch.reshape(-1, 3).tolist()))
-    assert not seen["train"] & seen["test"]
-
-
-def test_the_photographs_are_real_and_large_enough() -> None:
-    for place in photographs.PHOTOGRAPHS.values():
-        image = open_image(photographs._find(place))
-        tiles = (image.width // photographs.TILE) * (image.height // photographs.TILE)
-        assert tiles >= 12
-        assert np.array(image).std() > 10
-
-
-def test_patches_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(photographs, "TRAIN", 2)
-    monkeypatch.setattr(photographs, "TEST", 1)
-    photographs.write_patches(tmp_path)
-    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.png")}
-    assert len(before) == 3 * len(photographs.PHOTOGRAPHS)
-    photographs.write_patches(tmp_path)
-    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.png")}
 
 
 def test_colour_histogram_counts_colours() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from excb.backbones import Architecture, recompute_blocks
+from excb.architecture import Architecture
+from excb.backbones import recompute_blocks
 from excb.errors import UserError
 from excb.pretrain.data import Batch
 from excb.pretrain.initialise import build_model

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from excb.backbones import Architecture
+from excb.architecture import Architecture
 from excb.console import Reporter
 from excb.hub import Backbone, Entry
 from excb.preprocessing import Preprocessing

@@ -17,12 +17,13 @@ from PIL import Image
 from torch import nn
 
 import excb
+from excb.backbones import weights_hash
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.images import ImageSet
 from excb.transfer import cache, extraction
 from excb.transfer.cache import FOLDER, META, entries
-from excb.transfer.extraction import Extraction, files_hash, modules_hash, weights_hash
+from excb.transfer.extraction import Extraction, files_hash, modules_hash
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder

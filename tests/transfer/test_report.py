@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torch import nn
 
+from excb.backbones import weights_hash
 from excb.errors import UserError
 from excb.results import Result
 from excb.transfer import confusion
-from excb.transfer.extraction import weights_hash
 from excb.transfer.report import Predictions, read, report, write
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run

@@ -389,5 +389,5 @@ def test_images_outside_class_folders_are_refused(place: Path, tmp_path: Path, w
 
 
 def test_train_images_of_one_class_only_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no classes"):
+    with pytest.raises(UserError, match=r"has one class only \(ant\), so there is nothing to tell apart"):
         labelled(write_folder(tmp_path / "train", each=2, classes=("ant",)))

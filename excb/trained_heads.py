@@ -1,0 +1,93 @@
+"""The heads of a trained ExCB model as a checkpoint keeps them: from features to similarities with every centroid.
+
+Letters: B images, K clusters, D width of the bottleneck.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from excb.errors import UserError
+from excb.heads import MLP
+from excb.method import CentroidLayer, unit
+
+
+class NetworkHeads(nn.Module):
+    """Projector h, predictor g (the student's) and centroids C of one network, in eval mode.
+
+    Calling it gives cosine similarities z of Eq. 3, before B: features [B, width] -> [B, K].
+    """
+
+    def __init__(self, projector: MLP, predictor: MLP | None, centroids: CentroidLayer) -> None:
+        super().__init__()
+        self.projector, self.predictor, self.centroids = projector, predictor, centroids
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Cosine similarities of features with every centroid."""
+        return F.linear(unit(self.projector(features)), self.centroids())
+
+
+class Heads(nn.Module):
+    """What training made besides the two backbones.
+
+    Attributes:
+        student: heads of the student; None where the file has only the teacher's.
+        teacher: heads of the teacher, whose assignments the paper analyses.
+        sizes: relative cluster sizes s, [K]; None where the file has none.
+    """
+
+    sizes: Tensor | None
+
+    def __init__(self, student: NetworkHeads | None, teacher: NetworkHeads | None, sizes: Tensor | None) -> None:
+        super().__init__()
+        self.student, self.teacher = student, teacher
+        self.register_buffer("sizes", sizes)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], *, source: str) -> "Heads":
+        """Build the heads that tensors belong to, named as in `excb.method.ExCB`; their shapes tell the layers.
+
+        Raises:
+            UserError: they are not heads of ExCB.
+        """
+        try:
+            found = cls(_network(tensors, "student"), _network(tensors, "teacher"), tensors.get("sizes"))
+            found.load_state_dict(dict(tensors))
+        except (IndexError, KeyError, RuntimeError) as error:
+            reason = str(error).strip().replace("\n", " ")
+            raise UserError(
+                f"the heads in {source} are not those of ExCB ({reason}): load without heads=True"
+            ) from None
+        return found.eval().requires_grad_(False)
+
+
+def _network(tensors: Mapping[str, Tensor], network: str) -> NetworkHeads | None:
+    if not any(name.startswith(f"{network}.") for name in tensors):
+        return None
+    projector, predictor = (_mlp(tensors, f"{network}.{part}.") for part in ("projector", "predictor"))
+    if projector is None:
+        raise KeyError(f"{network} has no projector")
+    with torch.device("meta"):  # K x D random numbers would be drawn in vain
+        centroids = CentroidLayer(*tensors[f"{network}.centroids.weight"].shape)
+    return NetworkHeads(projector, predictor, centroids.to_empty(device="cpu"))
+
+
+def _mlp(tensors: Mapping[str, Tensor], prefix: str) -> MLP | None:
+    """An MLP with the shapes of its tensors: matrices are of Linear layers, lone vectors of BatchNorms."""
+    named = re.compile(re.escape(prefix) + r"(\d+)\.weight")
+    weights = {int(found[1]): tensor for name, tensor in tensors.items() if (found := named.fullmatch(name))}
+    linear = [index for index in sorted(weights) if weights[index].ndim == 2]
+    if not linear:
+        return None
+    hidden, inputs = weights[linear[0]].shape
+    return MLP(
+        inputs,
+        hidden,
+        len(weights[linear[-1]]),
+        layers=len(linear) - 1,
+        style="batchnorm" if linear[0] + 1 in weights else "gelu",
+        input_norm=linear[0] == 1,
+    )
