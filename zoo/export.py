@@ -1,83 +1,214 @@
-"""Export a checkpoint's backbone: safetensors and a `config.json` in timm's hub format, without the training state."""
+"""Export a checkpoint's backbone, without the training state, in the formats of the programs that will read it."""
 
+import importlib
+import importlib.util
+import io
 import json
-import math
+import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from excb import __version__, hub
+import numpy as np
+import torch
+
+from excb import exported, hub
+from excb.architecture import TORCHVISION
+from excb.atomic import new_file
 from excb.backbones import feature_width
-from excb.errors import UserError
-from excb.results import write_text
+from excb.detectron2_names import detectron2_names
+from excb.errors import UserError, nearest_name
+from excb.stored import Stored, load_strictly
+
+Format = Literal["excb", "torchvision", "timm", "detectron2", "onnx"]
+_STATE_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
-def export(source: str, out: Path, *, network: Literal["teacher", "student"] = "teacher") -> Path:
-    """Write the backbone that `excb.load(source)` gives into a folder that `excb.load` and timm can read.
+def export(
+    source: str,
+    out: Path,
+    *,
+    network: Literal["teacher", "student"] = "teacher",
+    format: Format = "excb",  # noqa: A002
+) -> Path:
+    """Write the backbone that `excb.load(source)` gives.
 
     Args:
         source: what `excb.load` takes.
-        out: the folder; it is made.
+        out: the folder or file to write.
         network: teacher or student.
+        format: what to write.
+
+            - "excb": a folder that `excb.load` and timm read, with the heads and s where the source has them, and with
+              the self-test of loading.
+            - "torchvision": a file that `torchvision.models.NAME()` takes without its classifier; of a ResNet, once
+              its `fc` is `torch.nn.Identity()`.
+            - "timm": a file that `timm.create_model(NAME, num_classes=0)` takes.
+            - "detectron2": a .pkl for MODEL.WEIGHTS, and beside it a .pkl.yaml with the settings that go with it.
+            - "onnx": a file [B, 3, crop, crop] "images" -> [B, D] "features", of any B.
+
+            safetensors and ONNX files hold the preprocessing as well, as JSON in their metadata.
 
     Returns:
-        The folder.
+        What was written.
 
     Raises:
-        UserError: nothing loadable at `source`, or `out` cannot be written.
+        UserError: nothing loadable at `source`, no such format, one that cannot hold this network, or `out` cannot be
+            written. What was there before stays.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    backbone = hub.load(source, network=network)  # building it proves that every tensor has its place
-    weights = {name: value.contiguous() for name, value in backbone.network.state_dict().items()}
-    temporary = out / f".{hub.WEIGHTS}.tmp"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            save_file(weights, temporary, metadata={"format": "pt"})
-            temporary.replace(out / hub.WEIGHTS)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
-        raise UserError(f"cannot write {out}: {error}") from None
-    write_text(json.dumps(_config(backbone), indent=2) + "\n", out / hub.CONFIG)
+    if format not in get_args(Format):
+        close = nearest_name(format, get_args(Format))
+        raise UserError(f"no format is called '{format}'{close}; there are {', '.join(get_args(Format))}")
+    stored = hub.locate(source, network=network, heads=format == "excb")
+    built = stored.architecture.build()
+    # As `excb.load` does: it proves that every tensor has its place.
+    load_strictly(built, stored.tensors, what=f"{stored.file} ({stored.architecture.name})")
+    entry = hub.Entry(str(stored.file), stored.architecture, network=str(stored.facts.get("network") or network))
+    backbone = hub.Backbone(built, stored.preprocessing, entry).eval()
+    if format == "excb":
+        return _folder(backbone, stored, out)
+    if out.is_dir():
+        raise UserError(f"cannot write {out}: it is a folder, and --format {format} writes a file")
+    writers: dict[str, Callable[[hub.Backbone, Path], None]] = {
+        "torchvision": _torchvision,
+        "timm": _timm,
+        "detectron2": _detectron2,
+        "onnx": _onnx,
+    }
+    writers[format](backbone, out)
     return out
 
 
-def _config(backbone: hub.Backbone) -> dict[str, Any]:
-    """timm's fields, so that it needs no code of ours, and ours under `excb`."""
-    entry, preprocessing = backbone.entry, backbone.transform
-    options = dict(entry.architecture.options) if entry.architecture.timm_name else {}
-    if getattr(backbone.network, "dynamic_img_size", False):
-        options["dynamic_img_size"] = True  # as we build it: it takes images of other sizes than it was made for
-    return {
-        "architecture": entry.architecture.timm_name or entry.architecture.name,
-        "num_classes": 0,
-        "num_features": feature_width(backbone.network),
-        "pretrained_cfg": {
-            "num_classes": 0,
-            "input_size": [3, preprocessing.crop, preprocessing.crop],
-            "mean": list(preprocessing.mean),
-            "std": list(preprocessing.std),
-            "crop_pct": _crop_share(preprocessing.crop, preprocessing.resize),
-            "interpolation": preprocessing.interpolation,
-            "crop_mode": "center",
-        },
-        "model_args": options,
-        "excb": {
-            "version": __version__,
-            "method": "ExCB",
-            "architecture": {"name": entry.architecture.name, "options": entry.architecture.options},
-            "preprocessing": preprocessing.to_dict(),
-            "network": entry.network,
-            "step": entry.step,
-            "epoch": entry.epoch,
-            "recipe": entry.recipe,
-        },
-    }
+def _folder(backbone: hub.Backbone, stored: Stored, out: Path) -> Path:
+    from excb import selftest
+
+    facts: dict[str, Any] = dict.fromkeys(("step", "epoch", "recipe", "checkpoint", "origin")) | stored.facts
+    if layout := facts.pop("layout", None):
+        digest = exported.sha256_of(stored.file)
+        facts["origin"] = {"file": stored.file.name, "sha256": digest, "layout": layout}
+    return exported.write(
+        out,
+        tensors=backbone.network.state_dict(),
+        architecture=stored.architecture,
+        preprocessing=stored.preprocessing,
+        width=feature_width(backbone.network),
+        heads=stored.heads,
+        facts=facts,
+        complete=lambda folder: selftest.write(folder, backbone),
+    )
 
 
-def _crop_share(crop: int, resize: int) -> float:
-    """The share of the resized side that is kept, such that timm, which rounds crop / share down, resizes to it."""
-    share = crop / resize
-    return share if math.floor(crop / share) == resize else math.nextafter(share, 0)
+def _check_suffix(out: Path, *suffixes: str) -> None:
+    if out.suffix not in suffixes:
+        raise UserError(f"cannot write {out}: its name must end in {' or '.join(suffixes)} for this format")
+
+
+def _check(known: bool, backbone: hub.Backbone, program: str) -> None:
+    if not known:
+        name = backbone.entry.architecture.name
+        raise UserError(f"{program} has no {name}: choose another --format; excb and onnx hold every network")
+
+
+def _preprocessing(backbone: hub.Backbone) -> dict[str, str]:
+    return {"preprocessing": json.dumps(backbone.transform.to_dict())}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One file for each program
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _torchvision(backbone: hub.Backbone, out: Path) -> None:
+    name = backbone.entry.architecture.name
+    _check(name in TORCHVISION or name.startswith("torchvision:"), backbone, "torchvision")
+    _write_state(backbone, out)
+
+
+def _timm(backbone: hub.Backbone, out: Path) -> None:
+    _check(not backbone.entry.architecture.name.startswith("torchvision:"), backbone, "timm")
+    _write_state(backbone, out)  # torchvision's ResNets and timm's have the same names for their tensors
+
+
+def _write_state(backbone: hub.Backbone, out: Path) -> None:
+    _check_suffix(out, *_STATE_SUFFIXES)
+    state = backbone.network.state_dict()
+    if out.suffix == ".safetensors":
+        contents = exported.serialised(state, _preprocessing(backbone))
+    else:
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        contents = buffer.getvalue()
+    with new_file(out) as made:
+        made.write_bytes(contents)
+
+
+class _ArrayPickler(pickle.Pickler):
+    """Writes arrays such that any NumPy reads them; NumPy 2 names modules of its own that NumPy 1 does not have."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return np.ndarray, (value.shape, value.dtype.str, bytearray(value.tobytes()))
+        return NotImplemented
+
+
+def _detectron2(backbone: hub.Backbone, out: Path) -> None:
+    _check(backbone.entry.architecture.name in TORCHVISION, backbone, "Detectron2")
+    _check_suffix(out, ".pkl")
+    tensors = detectron2_names(backbone.network.state_dict())
+    buffer = io.BytesIO()
+    _ArrayPickler(buffer, protocol=4).dump(
+        {
+            "model": {name: value.numpy() for name, value in tensors.items()},
+            "__author__": "excb",
+            "matching_heuristics": True,  # names are then matched by their ends, whichever backbone it becomes
+        }
+    )
+    with new_file(out.with_suffix(".pkl.yaml")) as settings, new_file(out) as made:
+        settings.write_text(_detectron2_settings(backbone, out.name), encoding="utf-8")
+        made.write_bytes(buffer.getvalue())
+
+
+def _detectron2_settings(backbone: hub.Backbone, name: str) -> str:
+    """What Detectron2 must be told of the weights, since the file cannot: for `cfg.merge_from_file`."""
+    mean, std = ([round(255 * share, 4) for share in of] for of in (backbone.transform.mean, backbone.transform.std))
+    depth = int(backbone.entry.architecture.name.removeprefix("resnet"))
+    return f"""\
+# Detectron2's settings that belong to the weights in {name}: merge them last, and set MODEL.WEIGHTS to that file.
+INPUT:
+  FORMAT: RGB
+MODEL:
+  PIXEL_MEAN: {mean}
+  PIXEL_STD: {std}
+  RESNETS:
+    DEPTH: {depth}
+    RES2_OUT_CHANNELS: {64 if depth < 50 else 256}
+    STRIDE_IN_1X1: false
+"""
+
+
+def _onnx(backbone: hub.Backbone, out: Path) -> None:
+    _check_suffix(out, ".onnx")
+    if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
+        raise UserError(f"--format onnx needs {' and '.join(missing)}: pip install onnx onnxscript")
+    checker: Any = importlib.import_module("onnx.checker")
+    side = backbone.transform.crop
+    try:
+        program = torch.onnx.export(
+            backbone.network,
+            (torch.zeros(2, 3, side, side),),  # two, for a batch of one is taken for a constant
+            input_names=["images"],
+            output_names=["features"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"ONNX cannot hold {backbone.entry.architecture.name} ({reason}): choose another format"
+        ) from None
+    assert program is not None
+    program.model.metadata_props.update(_preprocessing(backbone))
+    with new_file(out) as made:
+        program.save(made)
+        checker.check_model(made, full_check=True)

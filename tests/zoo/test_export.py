@@ -1,34 +1,37 @@
-"""Tests of exported folders: `excb.load`, plain timm and plain torchvision all get the same network out of them."""
+"""Tests of exports: every program that reads one gets the features of the checkpoint, or a refusal, never others."""
 
+import ast
+import importlib
+import importlib.util
 import json
-import math
+import pickle
+import pickletools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import safetensors.torch
 import timm
 import torch
 import torchvision
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
-from timm.data import create_transform, resolve_data_config, resolve_model_data_config
-from torch import nn
+from torch import Tensor, nn
 
 import excb
+from excb import checkpoint, exported
+from excb.architecture import Architecture
+from excb.detectron2_names import detectron2_names
 from excb.errors import UserError
+from excb.preprocessing import Preprocessing
 from excb.zoo.export import export
-from tests.run_files import TINY_RESNET, TINY_VIT, features, photograph, pictures, tiny_recipe, write_run
+from tests.failing_disk import failing_at, names
+from tests.run_files import TINY_RESNET, TINY_VIT, features, pictures, tiny_recipe, write_run
 
-TINY_CONVNEXT: dict[str, Any] = {
-    "backbone": "timm:convnext_atto",
-    "options": {"dims": [8, 8, 8, 8], "depths": [1, 1, 1, 1]},
-}
 RESNET18: dict[str, Any] = {"backbone": "resnet18", "options": {}}
-every_network = pytest.mark.parametrize(
-    "network", [TINY_RESNET, TINY_VIT, TINY_CONVNEXT, RESNET18], ids=lambda network: network["backbone"]
-)
+STD = (0.228, 0.224, 0.225)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,186 +45,351 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every network exported, by its name."""
-    made, base = {}, tmp_path_factory.mktemp("zoo")
-    for number, network in enumerate((TINY_RESNET, TINY_VIT, TINY_CONVNEXT, RESNET18)):
-        run = write_run(base / f"run{number}", 10, recipe=tiny_recipe(network, eval_resize=72, eval_crop=64))
-        made[network["backbone"]] = export(str(run), base / f"exported{number}")
-    return made
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each network, by its name."""
+    base = tmp_path_factory.mktemp("runs")
+    recipe = {
+        network["backbone"]: tiny_recipe(network, eval_resize=72, eval_crop=64, std=STD)
+        for network in (TINY_RESNET, TINY_VIT, RESNET18)
+    }
+    return {name: write_run(base / str(number), 10, recipe=recipe[name]) for number, name in enumerate(recipe)}
+
+
+@pytest.fixture(scope="module")
+def resnet18(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(str(runs["resnet18"]), tmp_path_factory.mktemp("exported") / "resnet18")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run", 10)
+def tiny(runs: dict[str, Path]) -> Path:
+    return runs["timm:resnet10t"]
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return found
+def images() -> Tensor:
+    return pictures(2)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The same network for everyone
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@every_network
-def test_exported_folder_gives_the_features_of_its_run(folders: dict[str, Path], network: dict[str, Any]) -> None:
-    folder = folders[network["backbone"]]
-    run = folder.parent / folder.name.replace("exported", "run")
-    loaded = excb.load(folder)
-    assert torch.equal(features(loaded, pictures()), features(excb.load(run), pictures()))
-    assert loaded.transform == excb.load(run).transform
-    assert loaded.entry.architecture.name == network["backbone"]
-    assert loaded.entry.architecture.options == network["options"]
-
-
-@every_network
-def test_plain_timm_builds_it_from_config_json(folders: dict[str, Path], network: dict[str, Any]) -> None:
-    folder = folders[network["backbone"]]
-    config = config_of(folder)
-    plain = timm.create_model(config["architecture"], num_classes=0, **config["model_args"])
-    plain.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-    found = features(plain.eval(), pictures())
-    assert torch.equal(found, features(excb.load(folder), pictures()))
-    assert found.shape == (3, config["num_features"])
-
-
-@every_network
-def test_timm_opens_the_folder_by_its_path(folders: dict[str, Path], network: dict[str, Any]) -> None:
-    folder = folders[network["backbone"]]
-    plain = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    assert torch.equal(features(plain.eval(), pictures()), features(excb.load(folder), pictures()))
-    image = photograph()
-    transform = create_transform(**resolve_model_data_config(plain), is_training=False)
-    torch.testing.assert_close(transform(image), excb.load(folder).transform(image), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
-def test_plain_torchvision_takes_the_weights(tmp_path: Path, name: str) -> None:
-    run = write_run(tmp_path / "run", 1, recipe=tiny_recipe({"backbone": name, "options": {}}))
-    folder = export(str(run), tmp_path / "exported")
-    plain = getattr(torchvision.models, name)()
-    plain.fc = nn.Identity()
-    plain.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-    assert torch.equal(features(plain.eval(), pictures(2)), features(excb.load(folder), pictures(2)))
-
-
-def test_exported_folder_can_be_exported_again(folders: dict[str, Path], tmp_path: Path) -> None:
-    first = folders["timm:resnet10t"]
-    second = export(str(first), tmp_path / "again")
-    assert config_of(second) == config_of(first)
-    assert (second / "model.safetensors").read_bytes() == (first / "model.safetensors").read_bytes()
-    assert export(str(second), second) == second  # in place
-    assert config_of(second) == config_of(first)
-
-
-def test_student_is_exported_as_the_student(run: Path, tmp_path: Path) -> None:
-    folder = export(str(run), tmp_path / "exported", network="student")
-    assert config_of(folder)["excb"]["network"] == "student"
-    student = features(excb.load(run, network="student"), pictures())
-    assert torch.equal(features(excb.load(folder, network="student"), pictures()), student)
+def features_of(place: Path, **chosen: Any) -> Tensor:
+    return features(excb.load(place, **chosen), images())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# config.json
+# Folders
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_config_tells_everything(run: Path, tmp_path: Path) -> None:
-    config = config_of(export(str(run), tmp_path / "deep" / "exported"))
-    assert config == {
-        "architecture": "resnet10t",
-        "num_classes": 0,
-        "num_features": 32,
-        "pretrained_cfg": {
-            "num_classes": 0,
-            "input_size": [3, 64, 64],
-            "mean": [0.485, 0.456, 0.406],
-            "std": [0.229, 0.224, 0.225],
-            "crop_pct": 1.0,
-            "interpolation": "bilinear",
-            "crop_mode": "center",
-        },
-        "model_args": {"channels": [8, 16, 24, 32], "stem_width": 8},
-        "excb": {
-            "version": excb.__version__,
-            "method": "ExCB",
-            "architecture": {"name": "timm:resnet10t", "options": {"channels": [8, 16, 24, 32], "stem_width": 8}},
-            "preprocessing": {
-                "resize": 64,
-                "crop": 64,
-                "mean": [0.485, 0.456, 0.406],
-                "std": [0.229, 0.224, 0.225],
-                "interpolation": "bilinear",
-            },
-            "network": "teacher",
-            "step": 10,
-            "epoch": 1.0,
-            "recipe": tiny_recipe().to_dict(),
-        },
+@pytest.mark.parametrize("name", ["timm:resnet10t", "vit_tiny", "resnet18"])
+@pytest.mark.parametrize("network", ["teacher", "student"])
+def test_exported_folder_gives_the_features_of_its_run(
+    runs: dict[str, Path], tmp_path: Path, name: str, network: Any
+) -> None:
+    folder = export(str(runs[name]), tmp_path / "exported", network=network)
+    assert folder == tmp_path / "exported"
+    ours, theirs = excb.load(folder, network=network), excb.load(runs[name], network=network)
+    assert torch.equal(features(ours, images()), features(theirs, images()))
+    assert ours.transform == theirs.transform == Preprocessing(72, 64, std=STD)
+    assert ours.entry.architecture == theirs.entry.architecture
+    assert (ours.entry.network, ours.entry.step, ours.entry.epoch) == (network, 10, 1.0)
+    assert ours.entry.recipe == theirs.entry.recipe
+
+
+@pytest.mark.parametrize("network", ["teacher", "student"])
+def test_heads_of_both_networks_and_sizes_go_with_it(tiny: Path, tmp_path: Path, network: Any) -> None:
+    found = exported.read_heads(export(str(tiny), tmp_path / "exported", network=network))
+    model = checkpoint.read(tiny / "checkpoints" / "step-10.pt")["model"]
+    expected = {name: value for name, value in model.items() if ".backbone." not in name}
+    assert {"sizes", "student.centroids.weight", "teacher.centroids.weight", "student.predictor.1.weight"} <= set(
+        expected
+    )
+    assert found is not None
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_folder_holds_its_selftest_and_hashes_of_everything(tiny: Path, tmp_path: Path) -> None:
+    folder = export(str(tiny), tmp_path / "exported")
+    parts = ["excb_head.safetensors", "model.safetensors", "selftest.safetensors"]
+    assert names(folder) == ["config.json", *parts]
+    block = json.loads((folder / "config.json").read_text(encoding="utf-8"))["excb"]
+    assert block == {
+        "version": excb.__version__,
+        "architecture": {"name": "timm:resnet10t", "options": TINY_RESNET["options"]},
+        "preprocessing": Preprocessing(72, 64, std=STD).to_dict(),
+        "network": "teacher",
+        "step": 10,
+        "epoch": 1.0,
+        "recipe": excb.load(tiny).entry.recipe,
+        "checkpoint": None,
+        "origin": None,
+        "sha256": {part: exported.sha256_of(folder / part) for part in parts},
     }
+    assert exported.read_part(folder, exported.SELFTEST)
 
 
-def test_weights_are_the_backbone_alone(run: Path, tmp_path: Path) -> None:
-    folder = export(str(run), tmp_path / "exported")
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    expected = excb.load(run).network.state_dict()
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        assert set(file.keys()) == set(expected)
-        assert file.metadata() == {"format": "pt"}
+def test_exported_folder_can_be_exported_again(tiny: Path, tmp_path: Path) -> None:
+    first = export(str(tiny), tmp_path / "first")
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    for again in (export(str(first), tmp_path / "second"), export(str(first), first)):
+        assert {path.name: path.read_bytes() for path in again.iterdir()} == before
+
+
+def test_foreign_file_is_exported_with_its_origin(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs: Any = torchvision.models.resnet18()
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    folder = export(str(tmp_path / "theirs.pth"), tmp_path / "exported")
+    theirs.fc = nn.Identity()
+    assert torch.equal(features(excb.load(folder), images()), features(theirs.eval(), images()))
+    block = json.loads((folder / "config.json").read_text(encoding="utf-8"))["excb"]
+    digest = exported.sha256_of(tmp_path / "theirs.pth")
+    assert block["origin"] == {"file": "theirs.pth", "sha256": digest, "layout": excb.load(folder).entry.layout}
+    assert block["origin"]["layout"]
+    assert "layout" not in block
+    assert (block["step"], block["recipe"], block["checkpoint"]) == (None, None, None)
+    assert "excb_head.safetensors" not in names(folder)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files for other programs
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".safetensors"])
+def test_torchvision_takes_the_file(resnet18: Path, tmp_path: Path, suffix: str) -> None:
+    file = export(str(resnet18), tmp_path / f"file{suffix}", format="torchvision")
+    assert names(tmp_path) == [file.name]
+    plain: Any = torchvision.models.resnet18()
+    plain.fc = nn.Identity()
+    state = load_file(file) if suffix == ".safetensors" else torch.load(file, weights_only=True)
+    plain.load_state_dict(state, strict=True)
+    assert torch.equal(features(plain.eval(), images()), features_of(resnet18))
+
+
+@pytest.mark.parametrize("name", ["timm:resnet10t", "vit_tiny", "resnet18"])
+def test_timm_takes_the_file(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
+    file = export(str(runs[name]), tmp_path / "file.safetensors", format="timm", network="student")
+    architecture = Architecture(**checkpoint.read(runs[name] / "checkpoints" / "step-10.pt")["architecture"])
+    plain = timm.create_model(architecture.timm_name or name, num_classes=0, **architecture.options)
+    plain.load_state_dict(load_file(file), strict=True)
+    expected = features(excb.load(runs[name], network="student"), pictures(2, 224))
+    torch.testing.assert_close(features(plain.eval(), pictures(2, 224)), expected)
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata()["format"] == "pt"
+        assert json.loads(opened.metadata()["preprocessing"]) == Preprocessing(72, 64, std=STD).to_dict()
+
+
+def test_detectron2_takes_the_file(resnet18: Path, tmp_path: Path) -> None:
+    file = export(str(resnet18), tmp_path / "file.pkl", format="detectron2")
+    found = pickle.loads(file.read_bytes(), encoding="latin1")  # as Detectron2 reads it
+    assert found.keys() == {"model", "__author__", "matching_heuristics"}
+    assert found["matching_heuristics"] is True
+    expected = detectron2_names(excb.load(resnet18).network.state_dict())
+    assert found["model"].keys() == expected.keys()
+    for name, value in found["model"].items():
+        assert type(value) is np.ndarray
+        assert value.dtype == np.float32
+        assert value.flags.writeable, "torch warns of arrays that are not"
+        assert torch.equal(torch.from_numpy(value), expected[name])
+
+
+def test_any_numpy_reads_detectron2s_file(resnet18: Path, tmp_path: Path) -> None:
+    """NumPy 1 has no `numpy._core`, which NumPy 2's own pickles name, and Detectron2 is often built with it."""
+    file = export(str(resnet18), tmp_path / "file.pkl", format="detectron2")
+    texts = [
+        str(argument) for _code, argument, _place in pickletools.genops(file.read_bytes()) if isinstance(argument, str)
+    ]
+    assert {"numpy", "ndarray"} <= set(texts)
+    assert not [text for text in texts if text.startswith("numpy.")]
+
+
+def test_detectron2_is_told_what_goes_with_the_weights(resnet18: Path, tmp_path: Path) -> None:
+    export(str(resnet18), tmp_path / "file.pkl", format="detectron2")
+    assert names(tmp_path) == ["file.pkl", "file.pkl.yaml"]
+    text = (tmp_path / "file.pkl.yaml").read_text(encoding="utf-8")
+    found: dict[str, str] = dict(re.findall(r"^ +(\w+): (.+)$", text, re.MULTILINE))
+    assert ast.literal_eval(found["PIXEL_MEAN"]) == [123.675, 116.28, 103.53]
+    assert ast.literal_eval(found["PIXEL_STD"]) == [58.14, 57.12, 57.375]
+    assert (
+        found.items()
+        >= {
+            "FORMAT": "RGB",
+            "STRIDE_IN_1X1": "false",
+            "DEPTH": "18",
+            "RES2_OUT_CHANNELS": "64",
+        }.items()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.detectron2
+def test_detectron2s_own_model_takes_the_file(tmp_path: Path) -> None:
+    """Mask R-CNN C4, whose last stage lies in its heads: `matching_heuristics` must bring it there."""
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.config import get_cfg
+    from detectron2.modeling import build_model
+
+    recipe = tiny_recipe({"backbone": "resnet50", "options": {}}, std=STD)
+    run = write_run(tmp_path / "run", 1, recipe=recipe)
+    file = export(str(run), tmp_path / "file.pkl", format="detectron2")
+    settings = get_cfg()
+    settings.MODEL.DEVICE = "cpu"
+    settings.MODEL.MASK_ON = True
+    settings.MODEL.RPN.PRE_NMS_TOPK_TEST = 10
+    settings.merge_from_file(str(tmp_path / "file.pkl.yaml"))
+    theirs = build_model(settings).eval()
+    DetectionCheckpointer(theirs).load(str(file))
+    network = excb.load(run).network
+    taken: list[Tensor] = []
+    for name in ("layer3", "layer4"):
+        network.get_submodule(name).register_forward_hook(lambda _module, _inputs, output: taken.append(output))
+    features(network, images())
+    with torch.no_grad():
+        found = theirs.backbone(images())["res4"]
+        last = theirs.roi_heads.res5(found)
+    for ours, its in zip(taken, (found, last), strict=True):
+        torch.testing.assert_close(its, ours, rtol=1e-4, atol=1e-4 * float(ours.abs().max()))
+    assert theirs.pixel_std.flatten().tolist() == pytest.approx([58.14, 57.12, 57.375])
+
+
+@pytest.mark.parametrize("name", ["timm:resnet10t", pytest.param("vit_tiny", marks=pytest.mark.slow)])
+def test_onnx_gives_the_same_features_for_any_batch(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
+    pytest.importorskip("onnx", reason="onnx: not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript: not installed")
+    file = export(str(runs[name]), tmp_path / "file.onnx", format="onnx")
+    assert names(tmp_path) == ["file.onnx"]
+    written = importlib.import_module("onnx").load(file)
+    metadata = {entry.key: entry.value for entry in written.metadata_props}
+    assert json.loads(metadata["preprocessing"]) == Preprocessing(72, 64, std=STD).to_dict()
+    (taken,), (given,) = written.graph.input, written.graph.output
+    assert (taken.name, given.name) == ("images", "features")
+    assert [side.dim_value for side in taken.type.tensor_type.shape.dim] == [0, 3, 64, 64]
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime: not installed, so features are not compared")
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    for count in (1, 3):
+        (found,) = session.run(None, {"images": pictures(count).numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), features(excb.load(runs[name]), pictures(count)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals and failures
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_torchvisions_other_networks(tmp_path: Path) -> None:
+    name = "torchvision:mobilenet_v3_small"
+    network = Architecture(name).build().eval()
+    folder = exported.write(
+        tmp_path / "folder",
+        tensors=network.state_dict(),
+        architecture=Architecture(name),
+        preprocessing=Preprocessing(),
+        width=1,
+        facts={},
+    )
+    file = export(str(folder), tmp_path / "file.safetensors", format="torchvision")
+    plain = torchvision.models.get_model("mobilenet_v3_small")
+    missing, unexpected = plain.load_state_dict(load_file(file), strict=False)
+    assert not unexpected
+    assert {layer.rpartition(".")[0] for layer in missing} == {"classifier.0", "classifier.3"}
+    refusals: tuple[tuple[Any, str], ...] = (("timm", "file.pth"), ("detectron2", "file.pkl"))
+    for format_, out in refusals:
+        with pytest.raises(UserError, match=rf"has no {name}: choose another --format; excb and onnx hold"):
+            export(str(folder), tmp_path / out, format=format_)
+
+
+@pytest.mark.parametrize(("format_", "program"), [("torchvision", "torchvision"), ("detectron2", "Detectron2")])
+def test_networks_that_a_program_does_not_have(
+    runs: dict[str, Path], tmp_path: Path, format_: Any, program: str
+) -> None:
+    for name in ("timm:resnet10t", "vit_tiny"):
+        with pytest.raises(UserError, match=f"{program} has no {name}: choose another --format; excb and onnx"):
+            export(str(runs[name]), tmp_path / "deep" / "file.pkl", format=format_)
+    assert names(tmp_path) == []
+
+
+def test_unknown_format(tiny: Path, tmp_path: Path) -> None:
+    unknown: Any = "onyx"
+    with pytest.raises(
+        UserError, match=r"no format is called 'onyx'; did you mean 'onnx'\?; there are excb, torchvision"
+    ):
+        export(str(tiny), tmp_path / "file", format=unknown)
+
+
+@pytest.mark.parametrize("format_", ["torchvision", "timm", "detectron2", "onnx"])
+def test_file_of_another_kind_and_folder_in_its_place(resnet18: Path, tmp_path: Path, format_: Any) -> None:
+    with pytest.raises(UserError, match=r"cannot write .*file\.bin: its name must end in \..* for this format"):
+        export(str(resnet18), tmp_path / "file.bin", format=format_)
+    with pytest.raises(UserError, match=f"it is a folder, and --format {format_} writes a file"):
+        export(str(resnet18), tmp_path, format=format_)
+    assert names(tmp_path) == []
+
+
+def test_missing_onnx_is_told_in_one_line(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("onnx") else find(name))
+    with pytest.raises(UserError, match=r"^--format onnx needs onnx and onnxscript: pip install onnx onnxscript$"):
+        export(str(tiny), tmp_path / "file.onnx", format="onnx")
+    assert names(tmp_path) == []
+
+
+def test_network_that_onnx_cannot_hold(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx", reason="onnx: not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript: not installed")
+
+    def refuse(*_arguments: Any, **_keywords: Any) -> None:
+        raise torch.onnx.OnnxExporterError("no operator of this kind\nand a long report")
+
+    monkeypatch.setattr(torch.onnx, "export", refuse)
+    with pytest.raises(
+        UserError, match=r"^ONNX cannot hold timm:resnet10t \(no operator of this kind\): choose another"
+    ):
+        export(str(tiny), tmp_path / "file.onnx", format="onnx")
+    assert names(tmp_path) == []
+
+
+def test_nothing_loadable_makes_nothing(tmp_path: Path) -> None:
+    for format_ in ("excb", "timm"):
+        with pytest.raises(UserError, match="no checkpoint"):
+            export(str(tmp_path / "nothing"), tmp_path / "exported", format=format_)
+    assert names(tmp_path) == []
+
+
+def test_checkpoint_that_does_not_fit_makes_nothing(tiny: Path, tmp_path: Path) -> None:
+    model = dict(checkpoint.read(tiny / "checkpoints" / "step-10.pt")["model"])
+    del model["teacher.backbone.layer1.0.conv1.weight"]
+    run = write_run(tmp_path / "run", 1, model=model)
+    with pytest.raises(UserError, match=r"1 missing \(layer1\.0\.conv1\.weight\)"):
+        export(str(run), tmp_path / "exported")
+    assert names(tmp_path) == ["run"]
+
+
+def test_place_that_cannot_be_written(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write"):
+        export(str(tiny), tmp_path / "file")
+    places: tuple[tuple[Any, str], ...] = (("excb", "exported"), ("timm", "file.pth"))
+    for format_, name in places:
+        with pytest.raises(UserError, match="cannot write"):
+            export(str(tiny), tmp_path / "file" / name, format=format_)
 
 
 @pytest.mark.parametrize(
-    ("resize", "crop"),
-    [(256, 224), (110, 96), (64, 64), (93, 64), (99, 57), (118, 96), (187, 96)],  # of the last four, timm is one off
+    "case",
+    [
+        ("excb", "folder", 3, "write_bytes"),
+        ("torchvision", "file.pth", 2, "write_bytes"),
+        ("timm", "file.safetensors", 2, "write_bytes"),
+        ("detectron2", "file.pkl", 3, "write_text"),
+        ("detectron2", "file.pkl", 4, "write_bytes"),
+    ],
 )
-def test_timm_prepares_images_as_the_checkpoint_does(tmp_path: Path, resize: int, crop: int) -> None:
-    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-    recipe = tiny_recipe(eval_resize=resize, eval_crop=crop, mean=mean, std=std)
-    folder = export(str(write_run(tmp_path / "run", 1, recipe=recipe)), tmp_path / "exported")
-    found = resolve_data_config(pretrained_cfg=config_of(folder)["pretrained_cfg"])
-    assert (tuple(found["mean"]), tuple(found["std"])) == (mean, std)
-    assert tuple(found["input_size"]) == (3, crop, crop)
-    assert found["interpolation"] == "bilinear"
-    assert found["crop_pct"] == pytest.approx(crop / resize, rel=1e-12)
-    assert math.floor(crop / found["crop_pct"]) == resize  # timm.data.transforms_factory
-    image = photograph(120)
-    transform = create_transform(**found, is_training=False)
-    torch.testing.assert_close(transform(image), excb.load(folder).transform(image), rtol=0, atol=1e-6)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Failures
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_loadable_makes_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no checkpoint"):
-        export(str(tmp_path / "nothing"), tmp_path / "exported")
-    assert not (tmp_path / "exported").exists()
-
-
-def test_folder_that_cannot_be_made(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "exported"):
-        with pytest.raises(UserError, match="cannot write"):
-            export(str(run), place)
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left")])
-def test_failing_write_leaves_what_was_there(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+def test_full_disk_leaves_what_was_there(
+    runs: dict[str, Path], resnet18: Path, tmp_path: Path, case: tuple[Any, str, int, str]
 ) -> None:
-    folder = export(str(run), tmp_path / "exported")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-
-    def fail(_weights: dict[str, Any], file: Path, metadata: dict[str, str]) -> None:
-        file.write_bytes(b"half of it")
-        raise error
-
-    monkeypatch.setattr(safetensors.torch, "save_file", fail)
-    with pytest.raises(UserError, match=r"cannot write .*No space left"):
-        export(str(write_run(tmp_path / "other", 3)), folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    format_, name, step, kind = case
+    export(str(resnet18), tmp_path / name, format=format_)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with failing_at(step, cuts_power=False) as asked:
+        export(str(runs["resnet18"]), tmp_path / name, format=format_, network="student")
+    assert asked[step - 1] == kind
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import excb
+from excb.architecture import Architecture
 from excb.zoo.__main__ import main
 from tests.run_files import damage, features, pictures, tiny_recipe, write_run
 
@@ -46,15 +47,18 @@ def test_show_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "parameters": sum(weight.numel() for weight in weights),
         "width": 32,
         "preprocessing": tiny_recipe().views.preprocessing.to_dict(),
+        "layout": None,
         "recipe": "quickstart",
         "step": 10,
         "epoch": 1.0,
+        "figures": [],
     }
 
 
 def test_show_as_a_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(run / "checkpoints" / "step-9.pt"), "--network", "student"]) == 0
-    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:])
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:]]
+    rows = dict(line for line in lines if len(line) == 2)
     assert rows["network"] == "student"
     assert rows["step"] == "9"
     assert rows["epoch"] == "0.9"
@@ -81,10 +85,10 @@ def test_export_says_how_to_load_what_it_wrote(run: Path, tmp_path: Path, capsys
     [
         ([], "COMMAND"),
         (["shwo", "x"], "invalid choice: 'shwo'"),
-        (["show"], "PATH"),
+        (["show"], "NAME"),
         (["show", "{here}/nothing"], "no checkpoint"),
         (["show", "{here}"], "no checkpoint in"),
-        (["show", "{here}/notes.txt"], "not a checkpoint of excb"),
+        (["show", "{here}/notes.txt"], "is no checkpoint"),
         (["show", "{here}/damaged.pt"], "is damaged"),
         (["show", "{run}", "--network", "both"], "invalid choice: 'both'"),
         (["show", "{run}", "--out", "x"], "unrecognized arguments: --out x"),
@@ -112,3 +116,120 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out == f"excb {excb.__version__}\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The zoo's other commands
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EXCB_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_list_names_every_checkpoint(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == [row.name for row in excb.checkpoints()]
+    assert main(["list", "--method", "swav", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["method"] for row in found} == {"SwAV"}
+    assert len(found) > 5
+    assert main(["list", "--method", "swave"]) == 2
+    assert "known: BYOL," in capsys.readouterr().err
+
+
+def test_the_names_in_the_documentation_are_those_of_the_catalogue(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", "--markdown"]) == 0
+    text = (Path(__file__).parents[2] / "docs" / "zoo.md").read_text(encoding="utf-8")
+    written = text.partition("<!-- names -->\n")[2].partition("\n<!-- end of names -->")[0]
+    assert written == capsys.readouterr().out.strip(), "replace it by what `excb-zoo list --markdown` prints"
+
+
+def test_names_in_the_readme_can_be_loaded() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    table = text.partition("## The zoo")[2].partition("**Publish")[0]
+    names = [name for line in table.splitlines() if line.startswith("| ") for name in line.split("`")[1::2]]
+    known = {name: row for row in excb.checkpoints() for name in (row.name, *row.aliases)}
+    assert len(names) > 20
+    assert [name for name in names if not (known[name].locations or known[name].source == "bundled")] == []
+
+
+def test_show_a_name_that_was_not_fetched(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "swav_rn50"]) == 0
+    out = capsys.readouterr().out
+    assert "CC-BY-NC-4.0" in out
+    assert "75.3" in out
+    assert main(["show", "swav_rn50", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["epochs"], found["batch"], found["preprocessing"]["std"]) == (800, 4096, [0.228, 0.224, 0.225])
+    assert {"name": "linear_top1", "value": 75.3} in [
+        {name: figure[name] for name in ("name", "value")} for figure in found["figures"]
+    ]
+
+
+def test_import_load_and_list(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = Architecture("resnet18").build().eval()
+    torch.save(
+        {
+            "state_dict": {f"module.encoder_q.{n}": v for n, v in network.state_dict().items()}
+            | {"module.queue": torch.zeros(2)}
+        },
+        tmp_path / "net.pth.tar",
+    )
+    assert main(["import", str(tmp_path / "net.pth.tar"), "--name", "mine"]) == 0
+    err = capsys.readouterr().err
+    assert "layout moco" in err
+    assert 'excb.load("mine")' in err
+    assert torch.equal(features(excb.load("mine"), pictures()), features(network, pictures()))
+    assert main(["list", "--method", "unknown", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["mine"]
+    assert main(["pull", "mine"]) == 0
+    assert str(home / "mine") in capsys.readouterr().err
+
+
+def test_import_that_does_not_cover_shows_the_table(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = Architecture("resnet18").build().state_dict()
+    del tensors["layer2.0.conv1.weight"]
+    tensors["layer9.weight"] = torch.zeros(2)
+    torch.save(tensors, tmp_path / "net.pth")
+    assert main(["import", str(tmp_path / "net.pth"), "--name", "mine", "--arch", "resnet18"]) == 2
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert [line.split()[:2] for line in out.splitlines()[2:]] == [
+        ["missing", "layer2.0.conv1.weight"],
+        ["unexpected", "layer9.weight"],
+    ]
+    assert not (home / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["import", "x.pth", "--name", "swav_rn50"], "choose another --name"),
+        (["import", "x.pth", "--name", "../up"], "is no name"),
+        (["import", "x.pth", "--name", "mine", "--arch-option", "depth=2"], "belongs to --arch"),
+        (["import", "x.pth", "--name", "mine", "--arch", "vit_small", "--arch-option", "depth"], "write NAME=VALUE"),
+        (["import", "x.pth", "--name", "mine"], "cannot read x.pth"),
+        (["pull"], "name a checkpoint"),
+        (["pull", "nnclr_rn50"], "no weights to load"),
+        (["verify"], "name a checkpoint to verify"),
+        (["card", "nothing/here"], "nothing/here"),
+        (["bundle", "nothing/here", "--out", "x.tar"], "nothing/here"),
+        (["push", "nothing/here", "--repo", "a/b", "--licence", "mit"], "publishing needs the network"),
+        (["package", "nothing/here", "--out", "x", "--licence", "mit"], "nothing/here"),
+        (["pull", "--from-bundle", "x.tar"], "x.tar"),
+        (["export", "nothing/here", "--out", "x", "--format", "tensorflow"], "no format is called 'tensorflow'"),
+    ],
+)
+def test_mistakes_of_the_zoo(home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1

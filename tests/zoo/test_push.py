@@ -1,0 +1,316 @@
+"""Tests of publishing: what is uploaded and recorded, and what may not be published, all without a hub."""
+
+import hashlib
+import json
+import shutil
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml  # type: ignore[import-untyped]
+from safetensors.torch import load_file, save_file
+
+import excb
+from excb import catalogue, exported, selftest
+from excb.architecture import Architecture
+from excb.backbones import feature_width, weights_hash
+from excb.catalogue import Checkpoint
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.results import Result
+from excb.zoo import push as module
+from excb.zoo.push import push
+from tests.run_files import TINY_RESNET, features, pictures, tiny_recipe, write_run
+
+COMMIT = "c" * 40
+OTHERS = Checkpoint(
+    name="theirs",
+    method="DINO",
+    architecture=Architecture("timm:resnet10t", TINY_RESNET["options"]),
+    preprocessing=tiny_recipe().views.preprocessing,
+    source="https://theirs.example",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "tiny", 7)
+
+
+@pytest.fixture(autouse=True)
+def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EXCB_HOME", str(tmp_path / "zoo"))
+    monkeypatch.setenv("HF_TOKEN", "hf_any")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    return tmp_path / "zoo"
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny network never saw an image."""
+    monkeypatch.setattr(selftest, "trained", lambda _backbone: None)
+
+
+@pytest.fixture
+def uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What would have been uploaded: arguments, and under "folder" a copy of the files."""
+    found: list[dict[str, Any]] = []
+
+    def publish(folder: Path, repo: str, **options: Any) -> str:
+        kept = shutil.copytree(folder, tmp_path / "uploads" / str(len(found)) / folder.name)
+        found.append({"folder": kept, "repo": repo} | options)
+        return COMMIT
+
+    monkeypatch.setattr(module, "publish", publish)
+    return found
+
+
+def result_file(run: Path, file: Path, **changes: Any) -> Path:
+    """A result on a run's teacher, as the evaluation writes it."""
+    values: dict[str, Any] = {
+        "protocol": "knn",
+        "figures": {"knn_top1_k20": 57.25},
+        "settings": {"k": [20]},
+        "checkpoint": {"source": "/home/someone/runs/tiny", "weights_sha256": weights_hash(excb.load(run).network)},
+        "data": {"train": {"root": "/home/someone/set/train", "images": 3, "fingerprint": "f" * 64}},
+        "seconds": 36.0,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(Result(**values | changes).to_json(), encoding="utf-8")
+    return file
+
+
+def quietly(source: Path | str, repo: str = "tester/tiny", **options: Any) -> Checkpoint:
+    usual: dict[str, Any] = {"licence": "apache-2.0", "reporter": Reporter(quiet=True)}
+    return push(str(source), repo, **usual | options)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is uploaded and recorded
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("trained")
+def test_everything_is_uploaded_at_once(run: Path, uploads: list[dict[str, Any]], tmp_path: Path) -> None:
+    result = result_file(run, tmp_path / "out" / "k-NN on mine.json")
+    quietly(run, results=[result], private=True)
+    (upload,) = uploads
+    assert (upload["repo"], upload["tag"], upload["private"]) == ("tester/tiny", "v0.1.0-step7", True)
+    folder: Path = upload["folder"]
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {
+        "config.json",
+        "model.safetensors",
+        "excb_head.safetensors",
+        "selftest.safetensors",
+        "README.md",
+        "results/k-NN-on-mine.json",
+    }
+    assert torch.equal(features(excb.load(folder), pictures()), features(excb.load(run), pictures()))
+    heads = load_file(folder / "excb_head.safetensors")
+    assert {"teacher.centroids.weight", "student.predictor.0.weight"} <= set(heads)
+    assert not any(".backbone." in name for name in heads)
+    text = (folder / "results" / "k-NN-on-mine.json").read_text(encoding="utf-8")
+    sent = Result.from_json(text)
+    assert sent == replace(
+        Result.from_json(result.read_text(encoding="utf-8")), data=sent.data, checkpoint=sent.checkpoint
+    )
+    assert "someone" not in text
+
+
+@pytest.mark.usefixtures("trained")
+def test_card_and_config_tell_of_this_very_upload(run: Path, uploads: list[dict[str, Any]], tmp_path: Path) -> None:
+    quietly(run, results=[result_file(run, tmp_path / "knn.json")], licence="CC BY 4.0")
+    folder: Path = uploads[0]["folder"]
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    header = yaml.safe_load(text.split("\n---\n")[0])
+    assert header["license"] == "cc-by-4.0"
+    assert header["model-index"][0]["results"][0]["metrics"][0]["value"] == 57.25
+    assert 'excb.load("hf-hub:tester/tiny@v0.1.0-step7")' in text
+    assert "| number of images | 2 |" in text  # of the pretraining
+    block = json.loads((folder / "config.json").read_text(encoding="utf-8"))["excb"]
+    row = Checkpoint.from_dict(block["checkpoint"])
+    assert row.locations == ("hf-hub:tester/tiny@v0.1.0-step7",)
+    assert row.licence == "CC BY 4.0"
+    assert block["training"] == {"data": "images", "images": 2, "fingerprint": "0" * 64, "seconds": 1.0}
+
+
+@pytest.mark.usefixtures("trained")
+def test_row_of_the_catalogue_names_commit_and_hash(
+    run: Path,
+    uploads: list[dict[str, Any]],
+    tmp_path: Path,
+    zoo: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = result_file(run, tmp_path / "knn.json")
+    entry = quietly(run, results=[result])
+    sha256 = hashlib.sha256((uploads[0]["folder"] / "model.safetensors").read_bytes()).hexdigest()
+    assert entry.name == "tiny"
+    assert entry.locations == (f"hf-hub:tester/tiny@{COMMIT}",)
+    assert entry.digest == f"sha256:{sha256}"
+    assert (entry.method, entry.source, entry.licence, entry.epochs) == ("ExCB", "own run", "apache-2.0", 1)
+    assert [(figure.name, figure.value) for figure in entry.figures] == [("knn_top1_k20", 57.25)]
+    assert catalogue.find("tiny") == entry
+    printed = tomllib.loads(capsys.readouterr().out)
+    assert Checkpoint.from_dict(printed["tiny"] | {"name": "tiny"}) == entry
+    other = tmp_path / "elsewhere.toml"
+    quietly(run, results=[result], catalogue=other)
+    assert tomllib.loads(other.read_text(encoding="utf-8")) == printed
+
+
+@pytest.mark.usefixtures("trained")
+def test_tag_is_the_users_or_that_of_the_weights_where_no_step_is_known(
+    run: Path, uploads: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    quietly(run, tag="best")
+    folder: Path = uploads[0]["folder"]
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    del config["excb"]["step"]
+    file.write_text(json.dumps(config), encoding="utf-8")
+    entry = quietly(folder, licence="apache-2.0")
+    assert entry.digest is not None
+    assert [upload["tag"] for upload in uploads] == ["best", entry.digest.removeprefix("sha256:")[:8]]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is not published
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(uploads: list[dict[str, Any]], zoo: Path) -> Callable[..., str]:
+    """Push and give the one line it is refused with; nothing is uploaded or recorded."""
+
+    def ask(*arguments: Any, **options: Any) -> str:
+        with pytest.raises(UserError) as error:
+            quietly(*arguments, **options)
+        assert uploads == []
+        assert not (zoo / "catalogue.toml").exists()
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    return ask
+
+
+def test_untrained_network(run: Path, refused: Callable[..., str]) -> None:
+    assert "no better than random ones do" in refused(run)
+
+
+@pytest.mark.usefixtures("trained")
+def test_self_test_that_fails(run: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    read = exported.read_part
+
+    def other(folder: Path, name: str) -> Any:
+        stored = read(folder, name)
+        return stored and stored | {"network": 1.01 * stored["network"]}
+
+    monkeypatch.setattr(exported, "read_part", other)
+    assert "the network computes something else" in refused(run)
+    monkeypatch.setattr(exported, "read_part", lambda _folder, _name: None)
+    assert "no self-test" in refused(run)
+
+
+@pytest.mark.usefixtures("trained")
+def test_self_test_that_came_with_the_source(
+    run: Path, refused: Callable[..., str], uploads: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    quietly(run)
+    folder: Path = uploads.pop()["folder"]
+    (tmp_path / "zoo" / "catalogue.toml").unlink()
+    file = folder / "selftest.safetensors"
+    stored = load_file(file)
+    save_file(stored | {"network": 1.01 * stored["network"]}, file)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["excb"]["sha256"]["selftest.safetensors"] = exported.sha256_of(file)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert "the network computes something else" in refused(folder)
+
+
+@pytest.mark.usefixtures("trained")
+def test_results_of_other_weights(run: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", 8)
+    wrong = result_file(other, tmp_path / "other.json")
+    line = refused(run, results=[result_file(run, tmp_path / "good.json"), wrong])
+    assert str(wrong) in line
+    assert "other weights" in line
+    student = weights_hash(excb.load(run, network="student").network)
+    assert "other weights" in refused(
+        run, results=[result_file(run, tmp_path / "s.json", checkpoint={"weights_sha256": student})]
+    )
+    assert "other weights" in refused(run, results=[result_file(run, tmp_path / "n.json", checkpoint={})])
+
+
+@pytest.mark.usefixtures("trained")
+def test_results_that_are_none(run: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_text("{}")
+    assert "is no result" in refused(run, results=[tmp_path / "text.json"])
+    assert "cannot read" in refused(run, results=[tmp_path / "nowhere.json"])
+    first, second = (result_file(run, tmp_path / folder / "knn.json") for folder in ("a", "b"))
+    assert "two results would be called knn.json" in refused(run, results=[first, second])
+
+
+def theirs(zoo: Path, run: Path, row: Checkpoint, **origin: str) -> Path:
+    """Weights of somebody else, imported."""
+    backbone = excb.load(run)
+    return exported.write(
+        zoo / "imports" / row.name,
+        tensors=backbone.network.state_dict(),
+        architecture=row.architecture,
+        preprocessing=row.preprocessing,
+        width=feature_width(backbone.network),
+        facts={"checkpoint": row.to_dict(), "origin": origin or None},
+    )
+
+
+@pytest.mark.parametrize(
+    ("licence", "why"), [("CC BY-NC 4.0", "their licence is CC BY-NC 4.0"), (None, "their authors state no licence")]
+)
+@pytest.mark.usefixtures("trained")
+def test_weights_that_may_not_be_passed_on(
+    run: Path, refused: Callable[..., str], zoo: Path, licence: str | None, why: str
+) -> None:
+    line = refused(theirs(zoo, run, replace(OTHERS, licence=licence)))
+    assert f"theirs may not be published: {why} (https://theirs.example)" in line
+
+
+@pytest.mark.usefixtures("trained")
+def test_named_weights_are_refused_before_they_are_fetched(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(excb.hub, "locate", None)
+    assert "swav_rn50 may not be published" in refused("swav_rn50")
+
+
+@pytest.mark.usefixtures("trained")
+def test_file_of_somebody_else_under_another_name(
+    run: Path, refused: Callable[..., str], zoo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = replace(OTHERS, digest="sha256:12345678", licence="CC BY-NC 4.0")
+    monkeypatch.setattr(catalogue, "checkpoints", lambda _home=None: [published])
+    mine = replace(OTHERS, name="mine", source="imported")
+    folder = theirs(zoo, run, mine, file="w.pth", sha256="12345678" + "0" * 56, layout="torchvision")
+    assert "theirs may not be published" in refused(folder)
+
+
+@pytest.mark.usefixtures("trained")
+def test_weights_that_may_be_passed_on_keep_their_licence(run: Path, uploads: list[dict[str, Any]], zoo: Path) -> None:
+    folder = theirs(zoo, run, replace(OTHERS, licence="Apache-2.0", redistributable=True))
+    with pytest.raises(UserError, match=r"theirs is under Apache-2\.0 .*--licence 'Apache-2\.0'"):
+        quietly(folder, licence="mit")
+    entry = quietly(folder, licence="apache-2.0")
+    assert (entry.method, entry.source) == ("DINO", "https://theirs.example")
+    assert len(uploads) == 1
+
+
+def test_nothing_to_publish_and_no_token(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no checkpoint" in refused(tmp_path / "nowhere")
+    assert "is no name of a repository" in refused(tmp_path, "tiny")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert "needs a token" in refused(tmp_path)

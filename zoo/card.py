@@ -1,0 +1,231 @@
+"""Model cards: Markdown with the hub's YAML header, written from a checkpoint's facts and its measured results."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from excb.architecture import TORCHVISION
+from excb.catalogue import Checkpoint
+from excb.errors import UserError
+from excb.preprocessing import Preprocessing
+from excb.results import Result
+from excb.settings import MethodSettings
+
+from .markdown import bullets, cell, line, table
+
+HUB = "hf-hub:"
+
+# Licences of weights that the hub knows by these names; any other is "other" with a name.
+_LICENCES = re.compile(
+    r"apache-2\.0|mit|isc|bsd-[23]-clause|[al]?gpl-[23]\.0|lgpl-2\.1|mpl-2\.0|unlicense|openrail|cc0-1\.0|"
+    r"cc-by-([34]\.0|nc-[234]\.0|sa-[34]\.0|nd-4\.0|nc-sa-4\.0|nc-nd-4\.0)"
+)
+# Sections of a recipe that its result depends on; the others say how fast it ran and what was watched.
+_SECTIONS = ("model", "method", "views", "optim")
+_CITATION = """\
+```bibtex
+@inproceedings{maniadis2024excb,
+  title     = {Efficient Unsupervised Visual Representation Learning with Explicit Cluster Balancing},
+  author    = {Maniadis Metaxas, Ioannis and Tzimiropoulos, Georgios and Patras, Ioannis},
+  booktitle = {Computer Vision -- ECCV 2024},
+  year      = {2024}
+}
+```"""
+
+
+def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
+    """The model card of a checkpoint: only what its files say and what was measured on it.
+
+    Args:
+        source: a row of the catalogue, or an exported folder, which knows the recipe as well.
+        results: measured on its weights.
+
+    Raises:
+        UserError: the folder is no exported one.
+    """
+    facts: dict[str, Any] = {"checkpoint": source} if isinstance(source, Checkpoint) else _facts(source)
+    checkpoint: Checkpoint = facts["checkpoint"]
+    network = facts.get("network") or checkpoint.network
+    parts = [
+        f"---\n{_header(checkpoint, facts, results)}\n---",
+        f"# {cell(checkpoint.name)}",
+        f"Image encoder {cell(checkpoint.architecture.name)} without a classifier: the {cell(network)} network of "
+        f"{cell(checkpoint.method)}. {cell(checkpoint.note)}".rstrip(),
+        "## Load",
+        _loading(checkpoint),
+        _images(checkpoint.preprocessing),
+        "## Training",
+        table(["what", "value"], [*_training(checkpoint, facts), *_chosen(facts.get("recipe") or {})]),
+        "## Results",
+        *_results(results),
+        "## Licence",
+        cell(checkpoint.licence or "None is stated."),
+        *(["## Cite", _CITATION] if checkpoint.method == "ExCB" else []),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def folder_name(path: str) -> str:
+    """What of a path says which images or run it is, but nothing of the machine; train and test keep two parts."""
+    if path.startswith(("hf:", "torchvision:")):
+        return path
+    parts = (PureWindowsPath if "\\" in path else PurePosixPath)(path).parts
+    return "/".join(parts[-2 if parts and parts[-1] in ("train", "test", "val") else -1 :])
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Our block of an exported folder's config.json, its catalogue row made or read."""
+    file = folder / "config.json"
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["excb"]
+        row = facts.get("checkpoint") or {
+            "name": folder.name,
+            "method": "ExCB",
+            "architecture": facts["architecture"],
+            "preprocessing": facts["preprocessing"],
+            "source": "own run",
+        }
+        return facts | {"checkpoint": Checkpoint.from_dict(row)}
+    except (AttributeError, KeyError, OSError, TypeError, UserError, ValueError) as error:
+        raise UserError(f"{file} was not written by `excb-zoo export` ({error})") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The header
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Result]) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    measured = []
+    for result in results:
+        images = line(folder_name(str(_images_of(result, "test").get("root", "")))) or "unknown"
+        measured += [
+            EvalResult(
+                task_type="object-detection" if "AP" in figure else "image-classification",
+                dataset_type=images[3:] if images.startswith("hf:") else re.sub(r"[^\w.-]+", "-", images),
+                dataset_name=images,
+                metric_type="accuracy" if re.search(r"_top[15](_|$)", figure) else line(figure),
+                metric_value=value,
+                metric_name=line(figure),
+                metric_config=f"{line(result.protocol)} {result.protocol_hash}",
+            )
+            for figure, value in result.figures.items()
+        ]
+    licence = re.sub(r"[^a-z0-9.]+", "-", (checkpoint.licence or "").lower()).strip("-")
+    known = _LICENCES.fullmatch(licence) is not None
+    trained_on = str((facts.get("training") or {}).get("data", ""))
+    header: str = ModelCardData(
+        library_name="timm",
+        pipeline_tag="image-feature-extraction",
+        tags=["image-feature-extraction", "timm", "self-supervised", line(checkpoint.method).lower()],
+        license=licence if known else "other" if licence else None,
+        license_name=licence if licence and not known else None,
+        datasets=[line(trained_on.removeprefix("hf:"))] if trained_on.startswith("hf:") else None,
+        model_name=line(checkpoint.name) if measured else None,
+        eval_results=measured or None,
+    ).to_yaml()
+    return header.strip()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sections
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _loading(checkpoint: Checkpoint) -> str:
+    place = next((each for each in checkpoint.locations if each.startswith(HUB)), None)
+    lines = [f"excb.load({json.dumps(place or checkpoint.name)})"]
+    if place:
+        lines.append(f"timm.create_model({json.dumps(place)}, pretrained=True)")
+        if checkpoint.architecture.name in TORCHVISION:
+            repo, _, revision = place.removeprefix(HUB).partition("@")
+            file = f'hf_hub_download("{repo}", "model.safetensors", revision="{revision or "main"}")'
+            network = f"m = torchvision.models.{checkpoint.architecture.name}(); m.fc = torch.nn.Identity()"
+            lines.append(f"{network}; m.load_state_dict(safetensors.torch.load_file({file}))")
+    return "\n".join(["```python", *map(line, lines), "```"])
+
+
+def _images(preprocessing: Preprocessing) -> str:
+    crop = preprocessing.crop
+    return (
+        f"Images: RGB in [0, 1], the shorter side resized to {preprocessing.resize} pixels "
+        f"({cell(preprocessing.interpolation)}, antialiased), the central {crop} x {crop} kept, normalised with mean "
+        f"{cell(preprocessing.mean)} and standard deviation {cell(preprocessing.std)}."
+    )
+
+
+def _training(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What is known of the training."""
+    training, recipe, origin = (facts.get(part) or {} for part in ("training", "recipe", "origin"))
+    known = {
+        "method": checkpoint.method,
+        "weights from": None if checkpoint.source == "own run" else checkpoint.source,
+        "file there": origin.get("file"),
+        "sha256 of that file": origin.get("sha256"),
+        "images": folder_name(str(training["data"])) if training.get("data") else None,
+        "number of images": training.get("images"),
+        "fingerprint of the images": training.get("fingerprint"),
+        "steps": facts.get("step"),
+        "epochs": facts["epoch"] if facts.get("epoch") is not None else checkpoint.epochs,
+        "hours": f"{training['seconds'] / 3600:.3g}" if training.get("seconds") else None,
+        "images a step": None if recipe else checkpoint.batch,
+        "crops": None if recipe else checkpoint.crops,
+        "recipe": recipe.get("name"),
+        "started from": folder_name(str(recipe["init"])) if recipe.get("init") else None,
+    }
+    return [(name, value) for name, value in known.items() if value is not None]
+
+
+def _chosen(recipe: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The recipe's values; of the method's options those that are not the paper's text."""
+    usual = {option.name: option.default for option in dataclasses.fields(MethodSettings)}
+    for section in _SECTIONS:
+        for name, value in (recipe.get(section) or {}).items():
+            if section != "method" or name not in usual or value != usual[name]:
+                yield f"{section}.{name}", value
+
+
+def _results(results: Sequence[Result]) -> list[str]:
+    if not results:
+        return ["None yet."]
+    rows = [
+        [
+            figure,
+            value,
+            "{} to {}".format(*result.intervals[figure]) if figure in result.intervals else "",
+            f"{result.protocol} {result.protocol_hash}",
+            result.environment.get("device", ""),
+            f"{result.seconds / 3600:.3g}",
+        ]
+        for result in results
+        for figure, value in result.figures.items()
+    ]
+    head = ["figure", "percent", "95 % interval", "protocol", "hardware", "hours"]
+    return [table(head, rows), *map(_protocol, results)]
+
+
+def _protocol(result: Result) -> str:
+    """How one result was measured."""
+    sets = [(part, _images_of(result, part)) for part in ("train", "test")]
+    described = [
+        (
+            f"{part} images",
+            {folder_name(str(each.get("root", ""))): each.get("images"), "hash": each.get("fingerprint")},
+        )
+        for part, each in sets
+        if each
+    ]
+    with_what = {name: result.environment[name] for name in ("excb", "torch", "cores") if name in result.environment}
+    last = [("measured", result.created), ("with", with_what), *(("note", note) for note in result.notes)]
+    values = [*described, *result.settings.items(), *last]
+    return f"### {cell(result.protocol)} {result.protocol_hash}\n\n{bullets(values)}"
+
+
+def _images_of(result: Result, part: str) -> dict[str, Any]:
+    found = result.data.get(part)
+    return found if isinstance(found, dict) else {}

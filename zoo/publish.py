@@ -1,0 +1,138 @@
+"""Writing to the Hugging Face Hub through its client: a folder in one commit, with a tag; one line for each failure."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from excb.errors import UserError
+from excb.hashes import hashes_of
+from excb.home import folder_of
+from excb.repository import FILES, HUB, endpoint, offline
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+_NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")  # what git, the hub and our catalogue all take
+
+
+def check_access(repo: str, tag: str | None) -> None:
+    """Refuse what cannot be published, before any work is done.
+
+    Raises:
+        UserError: an invalid name of the repository or the tag, no token, or HF_HUB_OFFLINE is set.
+    """
+    from huggingface_hub import get_token
+
+    owner, _, name = repo.partition("/")
+    if not (_NAME.fullmatch(owner) and _NAME.fullmatch(name)) or len(repo) > 96:
+        raise UserError(f"'{repo}' is no name of a repository: write user/name, of letters, digits, '.', '_' and '-'")
+    folder_of(name)  # what it will be called here
+    if tag is not None and not _NAME.fullmatch(tag):
+        raise UserError(f"'{tag}' is no name of a revision: letters, digits, '.', '_' and '-'")
+    if offline():
+        raise UserError("publishing needs the network, which HF_HUB_OFFLINE forbids: unset it")
+    if not get_token():
+        raise UserError("publishing needs a token: run `hf auth login`, or set HF_TOKEN to a token that may write")
+
+
+def publish(folder: Path, repo: str, *, tag: str, private: bool, message: str) -> str:
+    """Upload a folder's files in one commit, which removes what an earlier export left there, and tag it.
+
+    Args:
+        folder: with the files to upload, and nothing else.
+        repo: "user/name"; made if there is none.
+        tag: name of the revision. One that has these very files already is left as it is.
+        private: of a repository that is made.
+        message: of the commit.
+
+    Returns:
+        The commit.
+
+    Raises:
+        UserError: the tag is there with other files, the repository is public but was to be private, no right to write,
+            somebody else writes at the same time, or no connection.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    with _one_line(repo):
+        api = HfApi(endpoint=endpoint())
+        api.create_repo(repo, private=private, exist_ok=True)
+        refs = api.list_repo_refs(repo)
+        tagged = next((ref.target_commit for ref in refs.tags if ref.name == tag), None)
+        if tagged is not None:
+            if _content(api, repo, tagged) != {path: _git_or_sha256(file) for path, file in files.items()}:
+                raise UserError(f"{repo} has a tag {tag} with other files: name another --tag")
+            return tagged
+        info = api.model_info(repo)
+        if private and not info.private:
+            raise UserError(f"{repo} exists and everybody can read it: name another one, or leave --private out")
+        head = info.sha
+        there = [path for path in api.list_repo_files(repo, revision=head) if any(fnmatch(path, own) for own in FILES)]
+        done = api.create_commit(
+            repo,
+            [
+                *(CommitOperationAdd(path, str(file)) for path, file in files.items()),
+                *(CommitOperationDelete(path) for path in there if path not in files),
+            ],
+            commit_message=message,
+            parent_commit=head,
+        )
+        api.create_tag(repo, tag=tag, revision=done.oid)
+    return str(done.oid)
+
+
+def _content(api: "HfApi", repo: str, revision: str) -> dict[str, str]:
+    """Hashes of the files of ours in a repository, as `_git_or_sha256` gives them."""
+    from huggingface_hub.hf_api import RepoFile
+
+    return {
+        entry.path: f"sha256:{entry.lfs.sha256}" if entry.lfs else f"git:{entry.blob_id}"
+        for entry in api.list_repo_tree(repo, revision=revision, recursive=True)
+        if isinstance(entry, RepoFile) and any(fnmatch(entry.path, own) for own in FILES)
+    }
+
+
+def _git_or_sha256(file: Path) -> str:
+    """Git's hash of a small file, sha256 of tensors: what the hub knows a file by."""
+    if file.suffix == ".safetensors":
+        return f"sha256:{hashes_of(file, ['sha256'])['sha256']}"
+    content = file.read_bytes()
+    blob = b"blob %d\0%s" % (len(content), content)
+    return f"git:{hashlib.sha1(blob, usedforsecurity=False).hexdigest()}"
+
+
+@contextmanager
+def _one_line(repo: str) -> Iterator[None]:
+    """Make one clear line of whatever the client raises."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # whichever library it is
+
+    try:
+        yield
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        cause: BaseException = error
+        while isinstance(cause, RuntimeError) and cause.__cause__ is not None:
+            cause = cause.__cause__  # "Error while uploading FILE", and why
+        if isinstance(cause, HfHubHTTPError):
+            raise UserError(f"{repo}: {_answer(cause)}") from None
+        what = " ".join(str(cause).split()) or type(cause).__name__
+        if isinstance(cause, ValueError):  # the client's own checks
+            raise UserError(f"{repo}: {what}") from None
+        raise UserError(f"{repo}: no connection to {endpoint() or HUB}, or a broken one ({what}): run again") from None
+
+
+def _answer(error: "HfHubHTTPError") -> str:
+    status, said = error.response.status_code, " ".join((error.server_message or "").split())
+    hub, because = endpoint() or HUB, f" ({said})" if said else ""
+    if status == 401:
+        return f"{hub} does not accept your token{because}: run `hf auth login`, or set HF_TOKEN to one that may write"
+    if status == 403:
+        return f"your token may not write there{because}: publish under your own name, or set HF_TOKEN to another"
+    if status in (409, 412):
+        return f"somebody else changed it at the same time{because}: run again"
+    return f"{hub} answers {status}{because}"
