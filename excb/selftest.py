@@ -115,7 +115,7 @@ def check(backbone: Backbone, stored: Mapping[str, Tensor]) -> None:
 
 
 def _relative(found: Tensor, stored: Tensor) -> float:
-    return float(((found - stored).norm(dim=1) / stored.norm(dim=1)).max())
+    return float(((found - stored).norm(dim=1) / stored.norm(dim=1).clamp_min(1e-30)).max())
 
 
 def _largest(found: Tensor, stored: Tensor) -> float:
@@ -238,9 +238,9 @@ def _random_networks(backbone: Backbone) -> Iterator[nn.Module]:
 def _shuffled(network: nn.Module) -> nn.Module:
     """A copy with the numbers of every matrix and kernel in another order: as large, and with nothing learnt."""
     other = copy.deepcopy(network)
-    for tensor in other.state_dict().values():
-        if tensor.ndim > 1:
-            tensor.copy_(tensor.flatten()[torch.randperm(tensor.numel())].view_as(tensor))
+    for weight in other.parameters():
+        if weight.ndim > 1:
+            weight.data = weight.data.flatten()[torch.randperm(weight.numel())].view_as(weight)
     return other
 
 
