@@ -11,7 +11,8 @@ layer. And because the entries of p_t sum to 1,
 
     H(p_t, p_s) = -sum_k p_t,k log p_s,k = logsumexp_k(x . c_k / tau_s) - x . (sum_k p_t,k c_k) / tau_s,
 
-a teacher view enters through one D-vector, its target: no tensor of size views x views x B x K exists.
+a teacher view enters through one D-vector, its target, and the loss is attention over the centroids: `excb.objective`
+computes both without a matrix of size R x K.
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from excb.backbones import drop_path_names, feature_width, has_batchnorm
 from excb.collectives import mean_over_ranks
 from excb.errors import UserError
 from excb.heads import MLP
+from excb.objective import Assignment, Form, assign, match
 from excb.settings import MethodSettings
 
 EMPTY = 2.0**-24  # a cluster with s K below this is empty: from s K = 1 that takes 16,600 steps at m_s = 0.999
@@ -41,8 +43,10 @@ EMPTY_WEIGHT = 0.001  # an empty cluster's weight in B is drawn from [0, this) (
 
 def batch_sizes(winners: Tensor, clusters: int, dtype: torch.dtype) -> Tensor:
     """Relative cluster sizes s_B of one batch (Eq. 8), all processes together: winners [any shape] -> [K]."""
-    counts = torch.bincount(winners.flatten(), minlength=clusters).to(dtype)
-    return mean_over_ranks(counts / winners.numel())
+    winners = winners.flatten()
+    # Counted in integers; bincount would make the CPU wait for a GPU.
+    counts = winners.new_zeros(clusters).index_add_(0, winners, torch.ones_like(winners))
+    return mean_over_ranks(counts.to(dtype) / winners.numel())
 
 
 def balancing(
@@ -75,72 +79,9 @@ def balancing(
     return scale * weight, (1 + offset) * weight - 1
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """The teacher's assignment of R rows to clusters."""
-
-    targets: Tensor  # [R, D] sum_k p_t,k v_k: all that the loss needs of p_t besides the student
-    winners: Tensor  # [R] argmax_k of p_t
-    raw_winners: Tensor  # [R] argmax_k of z_t, before B
-    confidence: Tensor  # [R] max_k of p_t
-
-
-def assign(
-    queries: Tensor,
-    centroids: Tensor,
-    scale: Tensor,
-    offset: Tensor,
-    values: Tensor,
-    *,
-    temperature: float,
-    winner_gain: float = 1.0,
-    clamp: bool = False,
-) -> Assignment:
-    """Assign rows to clusters by balanced similarity (Eq. 3, 4, 6) and average the clusters' values.
-
-    Args:
-        queries: unit rows of the teacher, [R, D].
-        centroids: unit centroids of the teacher, [K, D].
-        scale: of the affine map B per cluster, [K].
-        offset: of the affine map B per cluster, [K].
-        values: what each cluster stands for, [K, D]: the student's unit centroids. Gradients reach only these.
-        temperature: tau_t.
-        winner_gain: factor on the winning similarity after B (authors' code: 1.01).
-        clamp: clamp similarities to [-1, 1] after B (authors' code: yes).
-    """
-    with torch.no_grad():
-        raw = queries @ centroids.T
-        raw_winners = raw.argmax(1)
-        similarities = torch.addcmul(offset, raw, scale)
-        if winner_gain != 1:
-            best, index = similarities.max(1, keepdim=True)
-            similarities.scatter_(1, index, best * winner_gain)
-        if clamp:
-            similarities.clamp_(-1, 1)
-        probabilities = torch.softmax(similarities / temperature, dim=1)
-        confidence, winners = probabilities.max(1)
-    return Assignment(probabilities @ values, winners, raw_winners, confidence)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
-# Loss
+# Loss: assignments and matching are in `excb.objective`
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def match(queries: Tensor, centroids: Tensor, targets: Tensor, pair_weights: Tensor, *, temperature: float) -> Tensor:
-    """Weighted sum over view pairs of the batch mean of H(p_t, p_s) (the inner sums of Eq. 7).
-
-    Args:
-        queries: unit rows of the student, [V, B, D].
-        centroids: unit centroids of the student, [K, D].
-        targets: `Assignment.targets` of the teacher's views, [G, B, D].
-        pair_weights: weight of every pair (teacher view, student view), [G, V].
-        temperature: tau_s.
-    """
-    log_normaliser = torch.logsumexp((queries / temperature) @ centroids.T, dim=2)  # [V, B]
-    pull = torch.einsum("gv,gbd->vbd", pair_weights, targets)
-    per_row = pair_weights.sum(0)[:, None] * log_normaliser - (queries * pull).sum(2) / temperature
-    return per_row.mean(1).sum()
 
 
 def pair_weights(
@@ -245,13 +186,16 @@ class ExCB(nn.Module):
         student: the backbone to train.
         teacher: a second backbone of the same architecture, without drop path; it takes the student's weights here.
         settings: the method's options.
+        form: how the objective is computed, see `objective.operations`; no part of its definition.
     """
 
     sizes: Tensor
 
-    def __init__(self, student: nn.Module, teacher: nn.Module, settings: MethodSettings) -> None:
+    def __init__(
+        self, student: nn.Module, teacher: nn.Module, settings: MethodSettings, *, form: Form = "auto"
+    ) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self._form = settings, form
         self.student = Network(student, settings, predictor=settings.predictor)
         self.teacher = Network(teacher, settings, predictor=False).requires_grad_(False)
         self.teacher.load_state_dict(
@@ -292,30 +236,35 @@ class ExCB(nn.Module):
         with torch.no_grad():
             teacher_rows = self.teacher.projector(self.teacher.backbone(global_views.flatten(0, 1)))
 
+        rounded = _rounded_type(global_views.device)
         # Similarities decide assignments, so they never pass through autocast's half precision.
         with torch.autocast(global_views.device.type, enabled=False):
-            centroids = self.student.centroids()
-            assignment = self._assign(unit(teacher_rows), centroids, step_name)
-            targets = assignment.targets.unflatten(0, (globals_, images))
-            weights = pair_weights(
+            centroids = self.student.centroids().to(rounded)
+            fixed = centroids.detach()
+            assignment = self._assign(unit(teacher_rows).to(rounded), fixed, step_name)
+            weights_h, weights_g = pair_weights(
                 globals_,
                 locals_,
                 reduction=settings.loss_reduction,
                 predictor=settings.predictor,
                 projector_on_local=settings.projector_on_local,
             )
-            weights_h, weights_g = (half.to(targets) for half in weights)
-            temperature = settings.student_temperature
-            h = unit(projected).unflatten(0, (globals_ + locals_, images))
             # Eq. 2: only the projector moves the centroids, and unless ablated only through global views.
             moving = globals_ + locals_ if settings.centroid_gradient_from_local else globals_
-            loss = match(h[:moving], centroids, targets, weights_h[:, :moving], temperature=temperature)
-            fixed, targets = centroids.detach(), targets.detach()
-            if moving < globals_ + locals_ and settings.projector_on_local:
-                loss = loss + match(h[moving:], fixed, targets, weights_h[:, moving:], temperature=temperature)
+            h = unit(projected).to(rounded).unflatten(0, (globals_ + locals_, images))
+            terms = [(h[:moving], centroids, weights_h[:, :moving])]
+            if settings.projector_on_local:
+                terms.append((h[moving:], fixed, weights_h[:, moving:]))
             if predicted is not None:
-                g = unit(predicted).unflatten(0, (globals_ + locals_, images))
-                loss = loss + match(g, fixed, targets, weights_g, temperature=temperature)
+                g = unit(predicted).to(rounded).unflatten(0, (globals_ + locals_, images))
+                terms.append((g, fixed, weights_g))
+            temperature, form = settings.student_temperature, self._form
+            matched = [
+                match(rows, keys, assignment, weights, temperature=temperature, form=form)
+                for rows, keys, weights in terms
+                if len(rows)
+            ]
+            loss = torch.stack(matched).sum()
 
         counted = assignment.winners if settings.sizes_counted == "balanced" else assignment.raw_winners
         winners = assignment.winners.unflatten(0, (globals_, images))
@@ -351,12 +300,12 @@ class ExCB(nn.Module):
     def _assign(self, queries: Tensor, values: Tensor, step_name: int) -> Assignment:
         """Balance the teacher's similarities with s and assign; s may first take in this very batch (pseudo-code)."""
         settings = self.settings
-        centroids = self.teacher.centroids()
+        centroids = self.teacher.centroids().to(queries.dtype)
         empty_weight: Tensor | float = 0.0
         if settings.empty_clusters == "noise":
             clusters = torch.arange(settings.clusters, device=queries.device)
             name = seeding.fold(seeding.Purpose.EMPTY_CLUSTER, step_name)
-            empty_weight = EMPTY_WEIGHT * seeding.uniform(name, clusters).to(queries.dtype)
+            empty_weight = EMPTY_WEIGHT * seeding.uniform(name, clusters).to(self.sizes.dtype)
 
         def assigned() -> Assignment:
             scale, offset = balancing(self.sizes, settings.balancing, empty_weight=empty_weight)
@@ -369,6 +318,7 @@ class ExCB(nn.Module):
                 temperature=settings.teacher_temperature,
                 winner_gain=settings.winner_gain,
                 clamp=settings.clamp,
+                form=self._form,
             )
 
         assignment = assigned()
@@ -428,6 +378,15 @@ class ExCB(nn.Module):
         means = spherical_kmeans(samples, settings.clusters, iterations=settings.kmeans_iterations, seed=seed)
         self.teacher.centroids.weight.copy_(unit(means))
         self.student.centroids.weight.copy_(means)
+
+
+def _rounded_type(device: torch.device) -> torch.dtype | None:
+    """What rows and centroids are rounded to before they are multiplied, if anything: never the products.
+
+    bfloat16 as inputs, where the forward pass has it and a GPU multiplies it into float32.
+    """
+    low = device.type == "cuda" and torch.is_autocast_enabled("cuda")
+    return torch.bfloat16 if low and torch.get_autocast_dtype("cuda") is torch.bfloat16 else None
 
 
 def _agreement(winners: Tensor) -> Tensor:

@@ -186,12 +186,22 @@ class EfficiencySettings:
     )
     checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time", source="ours")
     compile: bool = option(False, "compile the backbones (torch.compile)", source="ours")
+    objective: Literal["auto", "chunked", "triton", "flex"] = option(
+        "auto",
+        "how the loss is computed: chunked (plain PyTorch), triton (kernels) or flex (FlexAttention and kernels), both "
+        "for bf16 on CUDA; auto: triton where it can run, else chunked",
+        source="ours",
+    )
     channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
         require_choices("efficiency", self)
+        require(
+            self.objective in {"auto", "chunked"} or self.precision == "bf16",
+            f"efficiency.objective={self.objective} needs efficiency.precision=bf16",
+        )
         require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")
         require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")
 

@@ -101,14 +101,17 @@ def test_the_loss_may_be_at_chance_while_the_rate_warms_up() -> None:
 @pytest.mark.parametrize("reduction", ["halves", "sum", "pairs", "pseudocode"])
 @pytest.mark.parametrize("predictor", ["true", "false"])
 def test_chance_is_the_loss_of_a_student_that_tells_nothing_apart(reduction: str, predictor: str) -> None:
-    from excb.method import match, pair_weights
+    from excb.method import pair_weights
+    from excb.objective import assign, match
 
     judge = health(f"method.loss_reduction={reduction}", f"method.predictor={predictor}")
     weights = pair_weights(2, 2, reduction=reduction, predictor=predictor == "true")  # type: ignore[arg-type]
     queries = torch.zeros(4, 3, 5, dtype=torch.float64)  # similarity 0 to every centroid
     centroids = torch.randn(128, 5, dtype=torch.float64)
-    targets = torch.randn(2, 3, 5, dtype=torch.float64)
-    loss = sum(match(queries, centroids, targets, half, temperature=0.1).item() for half in weights)
+    teacher = torch.randn(2 * 3, 5, dtype=torch.float64)
+    even = torch.ones(128, dtype=torch.float64), torch.zeros(128, dtype=torch.float64)
+    assignment = assign(teacher, centroids, *even, centroids, temperature=0.04)
+    loss = sum(match(queries, centroids, assignment, half, temperature=0.1).item() for half in weights)
     assert judge.chance == pytest.approx(loss)
 
 

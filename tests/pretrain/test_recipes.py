@@ -99,6 +99,7 @@ RESNET50: dict[str, Any] = {
     "efficiency.accumulate": 1,
     "efficiency.checkpointing": False,
     "efficiency.compile": False,
+    "efficiency.objective": "auto",
     "efficiency.channels_last": True,
     "efficiency.workers": -1,
     "run.seed": 0,
