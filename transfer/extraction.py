@@ -29,7 +29,7 @@ from excb.settings import require
 from . import cache
 from .cache import CachedFeatures, Store
 
-CODE_VERSION = 1  # raise it with every change after which the same images give other features
+CODE_VERSION = 2  # raise it with every change after which the same images give other features
 PACKAGES = ("torch", "torchvision", "timm", "pillow")
 
 

@@ -117,7 +117,8 @@ class _Training:
     """What a step moves: a classifier [B, 3, S, S] -> [B, classes] and its optimizer."""
 
     def __init__(self, task: Task, settings: Settings, seed: int, *, steps: int) -> None:
-        backbone = copy.deepcopy(task.backbone)
+        # Gradients of small maps do not take the layout that `Task` chooses for forward passes.
+        backbone = copy.deepcopy(task.backbone).to(memory_format=torch.contiguous_format)
         self._dtype = next(backbone.parameters()).dtype
         head = _new_head(backbone.width, len(task.train.classes or ()), seed).to(task.device, self._dtype)
         _switch_off_drop_path(backbone)

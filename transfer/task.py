@@ -94,8 +94,11 @@ class Task:
             preprocessing = _resized(preprocessing, resize, crop)
             check_resolution(backbone, [preprocessing.crop])
         where, count = choose_device(str(device)), worker_count(-1 if workers is None else workers)
-        size = automatic_batch(backbone.to(where), preprocessing.crop, where) if batch == "auto" else batch
-        return cls(backbone.to(where), preprocessing, train_set, test_set, where, size, count, cache)
+        backbone.to(where)
+        if where.type == "cpu":  # convolutions of this layout take two thirds of the time there
+            backbone.to(memory_format=torch.channels_last)
+        size = automatic_batch(backbone, preprocessing.crop, where) if batch == "auto" else batch
+        return cls(backbone, preprocessing, train_set, test_set, where, size, count, cache)
 
     def extraction(self, images: Images, kind: Kind = "pooled") -> Extraction:
         """What it takes to compute the features of a set."""

@@ -1,0 +1,101 @@
+"""How many images a second become features, and what of the time goes into reading them.
+
+Run: python benchmarks/extraction.py [--arch resnet50] [--images 64] [--batch 32] [--workers 0] [--turns 3]
+     python benchmarks/extraction.py --device cuda --images 4096 --batch 256 --workers 12
+
+Images are the photographs of scikit-image and scikit-learn at ImageNet's usual size, 500 x 375, as JPEG files that the
+system holds in memory; weights are random. "plain" is what evaluation scripts do: torchvision's ImageFolder, Resize,
+CenterCrop, ToTensor, Normalize and a DataLoader. "ours" is `excb.features.extract`, as `excb-eval` calls it. "network"
+passes inputs that are there already through the same network. Ways take turns and each one's fastest turn counts:
+others may use the machine.
+"""
+
+import argparse
+import copy
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+from excb.architecture import Architecture
+from excb.features import Inputs, extract
+from excb.images import scan_folder
+from excb.photographs import PHOTOGRAPHS, photograph
+from excb.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+
+
+def write_photographs(folder: Path, count: int) -> None:
+    """So many JPEG files, in one class."""
+    (folder / "class").mkdir()
+    names = list(PHOTOGRAPHS)
+    for number in range(count):
+        picture = photograph(names[number % len(names)])
+        fitted = ImageOps.fit(picture, (500, 375), Image.Resampling.BICUBIC)
+        fitted.save(folder / "class" / f"{number:05}.jpg", quality=95)
+
+
+def main() -> None:
+    """Print images a second of each way, and ratios."""
+    parser = argparse.ArgumentParser(description="images a second of feature extraction")
+    parser.add_argument("--arch", default="resnet50")
+    for name, default in (("images", 64), ("batch", 32), ("workers", 0), ("turns", 3), ("threads", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--device", default="cpu")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    device = torch.device(chosen.device)
+    network = Architecture(chosen.arch).build().eval().to(device)
+    layout = torch.channels_last if device.type == "cpu" else torch.preserve_format  # as `Task.prepare` has it
+    faster = copy.deepcopy(network).to(memory_format=layout)
+    preprocessing = Preprocessing()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_photographs(folder, chosen.images)
+        transform = transforms.Compose(
+            [
+                transforms.Resize(256),
+                transforms.CenterCrop(224),
+                transforms.ToTensor(),
+                transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+            ]
+        )
+        loader = DataLoader(
+            datasets.ImageFolder(folder, transform), batch_size=chosen.batch, num_workers=chosen.workers
+        )
+        inputs = Inputs(scan_folder(folder), preprocessing)
+        ready = torch.stack([preprocessing(inputs.images.open(index)) for index in range(chosen.images)])
+
+        @torch.no_grad()
+        def plain() -> Tensor:
+            return torch.cat([network(images.to(device)).cpu() for images, _ in loader])
+
+        @torch.no_grad()
+        def alone() -> Tensor:
+            return torch.cat([faster(images.to(device)).cpu() for images in ready.split(chosen.batch)])
+
+        def ours() -> Tensor:
+            return extract(faster, inputs, device=device, batch=chosen.batch, workers=chosen.workers).rows
+
+        ways: dict[str, Callable[[], Tensor]] = {"plain": plain, "ours": ours, "network": alone}
+        rows = {way: work() for way, work in ways.items()}
+        least = dict.fromkeys(ways, float("inf"))
+        for _ in range(chosen.turns):
+            for way, work in ways.items():
+                start = time.perf_counter()
+                work()
+                least[way] = min(least[way], time.perf_counter() - start)
+    print(f"torch {torch.__version__}, {device}, {chosen.threads} thread(s), {chosen.workers} workers; {chosen.arch}")
+    for way, seconds in least.items():
+        print(f"{way:8}{chosen.images / seconds:9.1f} images/s{least['plain'] / seconds:7.2f} of plain")
+    apart = ((rows["ours"] - rows["plain"]).norm() / rows["plain"].norm()).item()
+    print(f"features of ours and plain: {apart:.1e} apart")
+
+
+if __name__ == "__main__":
+    main()
