@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -133,10 +133,20 @@ class Schedule(Sampler[list[Slot]]):
 
 
 class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"]):
-    """The views of the image in a slot."""
+    """The views of the image in a slot.
 
-    def __init__(self, images: ImageSet, settings: ViewSettings, *, seed: int, epochs: int) -> None:
-        self._images, self._settings, self._seed = images, settings, seed
+    Args:
+        images: the set.
+        settings: the recipe's views.
+        seed: the run's seed.
+        epochs: length of the run in epochs.
+        scaled_decoding: decode JPEGs smaller where every crop of the image allows it.
+    """
+
+    def __init__(
+        self, images: ImageSet, settings: ViewSettings, *, seed: int, epochs: int, scaled_decoding: bool = False
+    ) -> None:
+        self._images, self._settings, self._seed, self._scaled = images, settings, seed, scaled_decoding
         self._maker = ViewMaker(settings, seed=seed, epochs=epochs)
 
     def __getitem__(self, slot: Slot) -> tuple[Slot, int, list[np.ndarray], list[Broken]]:
@@ -144,7 +154,7 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
         used, broken = slot.sample, []
         for attempt in range(REPLACEMENTS):
             try:
-                image = self._images.open(used)
+                pixels, size = self._open(used, slot)
                 break
             except BrokenImageError as error:
                 random = seeding.generator(seeding.Purpose.REPLACEMENT, self._seed, slot.epoch, slot.position, attempt)
@@ -153,14 +163,21 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
                 used = replacement
         else:
             # Raising here would reach the user as a worker's traceback; `BrokenFiles` refuses the run instead.
-            used, image = NO_IMAGE, Image.new("RGB", (1, 1))
-        arrays: list[np.ndarray] = []
-        count = self._settings.global_views
-        for views in (range(count), range(count, count + self._settings.local_views)):
-            if views:
-                # Named by the scheduled image: its replacement's own views, later in the epoch, are others.
-                arrays += self._maker.cut(image, epoch=slot.epoch, sample=slot.sample, views=views)
+            used, pixels, size = NO_IMAGE, np.zeros((1, 1, 3), np.uint8), (1, 1)
+        views = range(self._settings.global_views + self._settings.local_views)
+        # Named by the scheduled image: its replacement's own views, later in the epoch, are others.
+        arrays = self._maker.cut(pixels, epoch=slot.epoch, sample=slot.sample, views=views, size=size)
         return slot, used, arrays, broken
+
+    def _open(self, index: int, slot: Slot) -> tuple[np.ndarray, tuple[int, int]]:
+        """An image's pixels, perhaps decoded smaller, and its whole size."""
+        if not self._scaled:
+            image = self._images.open(index)
+            return np.asarray(image), image.size
+        image, size = self._images.open_smaller(
+            index, partial(self._maker.shrink, epoch=slot.epoch, sample=slot.sample)
+        )
+        return np.asarray(image), size
 
 
 def collate(items: Sequence[tuple[Slot, int, list[np.ndarray], list[Broken]]]) -> Batch:
@@ -190,6 +207,8 @@ def loader(
     stop: int,
     workers: int,
     pin_memory: bool,
+    prefetch: int = 2,
+    scaled_decoding: bool = False,
 ) -> DataLoader[Batch]:
     """This process's part of the batches from step `start` to `stop`; nothing but these two numbers is state.
 
@@ -203,15 +222,18 @@ def loader(
         stop: the step to stop before.
         workers: processes that read; 0 reads in this one.
         pin_memory: for copies to a GPU that do not wait.
+        prefetch: batches that each worker reads ahead.
+        scaled_decoding: decode large JPEGs smaller (`ViewMaker.shrink`): quicker, pixels differ a little.
     """
+    views = TrainingViews(images, settings, seed=seed, epochs=epochs, scaled_decoding=scaled_decoding)
     return DataLoader(
-        TrainingViews(images, settings, seed=seed, epochs=epochs),  # type: ignore[arg-type]
+        views,  # type: ignore[arg-type]
         batch_sampler=Schedule(len(images), batch, seed=seed, start=start, stop=stop, share=(rank(), processes())),
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pin_memory,
         worker_init_fn=leave_signals_to_parent,
-        prefetch_factor=4 if workers else None,
+        prefetch_factor=prefetch if workers else None,
     )
 
 

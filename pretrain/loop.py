@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,17 +221,7 @@ class Run:
     def _train(self, stop: StopRequest, bar: Progressor) -> bool:
         """Step after step, epoch after epoch; whether the run was asked to stop."""
         recipe, schedules, progress = self.recipe, self.trainer.schedules, self.progress
-        batches = loader(
-            self.images,
-            recipe.views,
-            seed=recipe.run.seed,
-            epochs=recipe.optim.epochs,
-            batch=recipe.optim.batch,
-            start=progress.step,
-            stop=schedules.steps,
-            workers=self.workers,
-            pin_memory=self.trainer.device.type == "cuda",
-        )
+        batches = self._batches(progress.step, schedules.steps)
         drawn = clock = time.monotonic()
         for batch in batches:
             output, norm = self._step(batch)
@@ -253,6 +244,23 @@ class Run:
         if self.profile is not None and (told := self.profile.close()):
             self.reporter.note(told)
         return False
+
+    def _batches(self, start: int, stop: int) -> Iterable[Batch]:
+        """This process's part of the batches from one step to another."""
+        recipe, efficiency = self.recipe, self.recipe.efficiency
+        return loader(
+            self.images,
+            recipe.views,
+            seed=recipe.run.seed,
+            epochs=recipe.optim.epochs,
+            batch=recipe.optim.batch,
+            start=start,
+            stop=stop,
+            workers=self.workers,
+            pin_memory=self.trainer.device.type == "cuda",
+            prefetch=efficiency.prefetch,
+            scaled_decoding=efficiency.scaled_decoding,
+        )
 
     def _step(self, batch: Batch) -> tuple[Step, float]:
         """One step and what is counted of it."""
@@ -403,17 +411,7 @@ class Run:
         """
         recipe, trainer = self.recipe, self.trainer
         steps = min(trainer.schedules.steps_per_epoch, math.ceil(recipe.method.kmeans_samples / recipe.optim.batch))
-        batches = loader(
-            self.images,
-            recipe.views,
-            seed=recipe.run.seed,
-            epochs=recipe.optim.epochs,
-            batch=recipe.optim.batch,
-            start=0,
-            stop=steps,
-            workers=self.workers,
-            pin_memory=trainer.device.type == "cuda",
-        )
+        batches = self._batches(0, steps)
         rows = []
         backbone = trainer.model.teacher.backbone
         with uncompiled(backbone), self.reporter.progress("projecting views for k-means", steps) as bar:

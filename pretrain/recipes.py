@@ -194,6 +194,10 @@ class EfficiencySettings:
     )
     channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
+    prefetch: int = option(2, "batches that each of these processes reads ahead", source="ours")
+    scaled_decoding: bool = option(
+        False, "decode JPEGs much larger than every crop smaller: less time, pixels differ a little", source="ours"
+    )
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
@@ -204,6 +208,7 @@ class EfficiencySettings:
         )
         require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")
         require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")
+        require(self.prefetch >= 1, "efficiency.prefetch must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from PIL.Image import DecompressionBombError
 from PIL.PngImagePlugin import PngImageFile
 
 from excb.errors import UserError
-from excb.images import BrokenImageError, ImageSet, open_image, read_list, scan_folder, to_rgb
+from excb.images import BrokenImageError, ImageSet, open_image, open_smaller, read_list, scan_folder, to_rgb
 
 drawn = hypothesis.settings(deadline=None, database=None, derandomize=True, max_examples=100)
 
@@ -464,6 +464,89 @@ def test_jpegs_turn_as_their_exif_says(tmp_path: Path, orientation: int) -> None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Opening smaller
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def smooth(width: int, height: int) -> Image.Image:
+    return Image.fromarray(noise(6, 5, 3)).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def means(pixels: np.ndarray, divisor: int) -> np.ndarray:
+    """The mean of every square of pixels, those at the right and lower edge cut short."""
+    starts = [np.arange(0, length, divisor) for length in pixels.shape[:2]]
+    counts = [np.diff([*start, length]) for start, length in zip(starts, pixels.shape[:2], strict=True)]
+    sums = np.add.reduceat(np.add.reduceat(pixels.astype(float), starts[0], axis=0), starts[1], axis=1)
+    return sums / np.outer(*counts)[..., None]
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [(160, 120), (131, 97), (40, 57)])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])
+def test_a_jpeg_decoded_smaller_holds_the_means_of_its_pixels(
+    tmp_path: Path, divisor: int, size: tuple[int, int], options: dict[str, Any]
+) -> None:
+    file, asked = tmp_path / "1.jpg", []
+    smooth(*size).save(file, quality=98, **options)
+    image, whole = open_smaller(file, lambda size: asked.append(size) or divisor)  # type: ignore[func-returns-value]
+    assert asked == [size]
+    assert whole == size
+    assert image.mode == "RGB"
+    assert image.size == (-(-size[0] // divisor), -(-size[1] // divisor))
+    steps = np.abs(np.asarray(image) - means(np.asarray(open_image(file)), divisor))
+    assert steps[: size[1] // divisor, : size[0] // divisor].mean() < 2  # JPEG's blocks reach beyond the image's edges
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_a_jpeg_decoded_smaller_is_upright(tmp_path: Path, orientation: int) -> None:
+    exif, asked = Image.Exif(), []
+    exif[0x0112] = orientation
+    smooth(96, 64).save(tmp_path / "plain.jpg", quality=98)
+    smooth(96, 64).save(tmp_path / "turned.jpg", quality=98, exif=exif)
+    plain, _ = open_smaller(tmp_path / "plain.jpg", lambda _size: 4)
+
+    def shrink(size: tuple[int, int]) -> int:
+        asked.append(size)
+        return 4
+
+    turned, whole = open_smaller(tmp_path / "turned.jpg", shrink)
+    assert np.array_equal(np.asarray(turned), UPRIGHT[orientation](np.asarray(plain)))
+    assert asked == [whole]
+    assert whole == ((64, 96) if orientation >= 5 else (96, 64)) == open_image(tmp_path / "turned.jpg").size
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_other_modes_of_jpeg_decode_smaller(tmp_path: Path, mode: str) -> None:
+    smooth(96, 64).convert(mode).save(tmp_path / "1.jpg", quality=98)
+    image, whole = open_smaller(tmp_path / "1.jpg", lambda _size: 2)
+    assert (image.mode, image.size, whole) == ("RGB", (48, 32), (96, 64))
+    assert np.abs(np.asarray(image) - means(np.asarray(open_image(tmp_path / "1.jpg")), 2)).mean() < 3
+
+
+@pytest.mark.parametrize("divisor", [2, 4, 8])
+def test_a_jpeg_too_small_to_divide_is_divided_less(tmp_path: Path, divisor: int) -> None:
+    for size in ((1, 1), (3, 1), (2, 5)):
+        Image.new("RGB", size, (200, 100, 50)).save(tmp_path / "1.jpg")
+        image, whole = open_smaller(tmp_path / "1.jpg", lambda _size: divisor)
+        assert whole == size
+        assert image.size in {(-(-size[0] // less), -(-size[1] // less)) for less in (1, 2, 4, 8) if less <= divisor}
+
+
+@pytest.mark.parametrize("name", ["1.png", "1.bmp", "1.tif", "1.gif"])
+def test_other_formats_open_whole(tmp_path: Path, name: str) -> None:
+    smooth(32, 24).save(tmp_path / name)
+    image, size = open_smaller(tmp_path / name, lambda _size: 8)
+    assert image.size == size == (32, 24)
+    assert np.array_equal(np.asarray(image), np.asarray(open_image(tmp_path / name)))
+
+
+def test_a_set_opens_smaller_too(tmp_path: Path) -> None:
+    smooth(32, 24).save(tmp_path / "1.jpg")
+    image, size = ImageSet(tmp_path, ["1.jpg"]).open_smaller(0, lambda _size: 2)
+    assert (image.size, size) == ((16, 12), (32, 24))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Opening broken files
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -490,9 +573,10 @@ BROKEN: dict[str, bytes] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_damaged_file_is_broken(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(BROKEN[name])
-    with pytest.raises(BrokenImageError, match=r"^\w+: .") as error:
-        open_image(tmp_path / name)
-    assert "\n" not in str(error.value)
+    for opened in (open_image, lambda file: open_smaller(file, lambda _size: 2)):
+        with pytest.raises(BrokenImageError, match=r"^\w+: .") as error:
+            opened(tmp_path / name)
+        assert "\n" not in str(error.value)
 
 
 def test_missing_files_and_folders_are_broken(tmp_path: Path) -> None:

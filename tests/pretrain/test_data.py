@@ -16,6 +16,8 @@ from torch import Tensor
 from excb import seeding
 from excb.errors import UserError
 from excb.images import ImageSet, scan_folder
+from excb.photographs import photograph
+from excb.pretrain.augmentation import PARAMETERS
 from excb.pretrain.data import (
     NO_IMAGE,
     REPLACEMENTS,
@@ -29,8 +31,8 @@ from excb.pretrain.data import (
     epoch_order,
     loader,
 )
-from excb.pretrain.recipes import ViewSettings
-from excb.pretrain.views import PARAMETERS, ViewMaker
+from excb.pretrain.recipes import EfficiencySettings, ViewSettings
+from excb.pretrain.views import ViewMaker
 
 SETTINGS = ViewSettings(global_views=2, local_views=3, global_size=16, local_size=8)
 IMAGES, BATCH, SEED, EPOCHS = 11, 3, 4, 3
@@ -87,6 +89,7 @@ def batches(
     workers: int = 0,
     seed: int = SEED,
     settings: ViewSettings = SETTINGS,
+    **options: Any,
 ) -> list[Batch]:
     return list(
         loader(
@@ -99,6 +102,7 @@ def batches(
             stop=stop,
             workers=workers,
             pin_memory=False,
+            **options,
         )
     )
 
@@ -225,6 +229,51 @@ def test_the_runs_length_reaches_the_crops(images: ImageSet) -> None:
 
 def test_workers_change_nothing(damaged: ImageSet) -> None:
     assert_same(batches(damaged, workers=2), batches(damaged))
+
+
+def large_photographs(folder: Path) -> ImageSet:
+    """JPEGs whose crops are larger than the views, another format, and a broken file."""
+    picture = photograph("coffee")
+    for number in range(4):
+        picture.crop((10 * number, 0, 500 + 10 * number, 390)).save(folder / f"{number}.jpg")
+    picture.save(folder / "4.png")
+    (folder / "5.jpg").write_bytes((folder / "0.jpg").read_bytes()[:2000])
+    return scan_folder(folder)
+
+
+def test_scaled_decoding_changes_pixels_a_little_and_nothing_else(tmp_path: Path) -> None:
+    images = large_photographs(tmp_path)
+    whole, smaller = batches(images, stop=4), batches(images, stop=4, scaled_decoding=True)
+    changed = 0
+    for one, other in zip(whole, smaller, strict=True):
+        steps = (one.global_crops.int() - other.global_crops.int()).abs().float().mean((0, 2, 3, 4))
+        for image, distance in zip(one.used.tolist(), steps.tolist(), strict=True):
+            changed += distance > 0
+            assert distance < 12
+            assert images.paths[image].endswith("jpg") or distance == 0
+        assert_same([dataclasses.replace(one, global_crops=other.global_crops, local_crops=other.local_crops)], [other])
+    assert changed >= 4
+
+
+def test_workers_change_nothing_where_images_are_decoded_smaller(tmp_path: Path) -> None:
+    images = large_photographs(tmp_path)
+    expected = batches(images, stop=4, scaled_decoding=True)
+    assert_same(batches(images, stop=4, scaled_decoding=True, workers=2), expected)
+    assert_same(batches(images, start=1, stop=4, scaled_decoding=True), expected[1:])
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_reading_ahead_changes_nothing(images: ImageSet, prefetch: int) -> None:
+    expected = batches(images, stop=4)
+    assert_same(batches(images, stop=4, workers=1, prefetch=prefetch), expected)
+    assert_same(batches(images, stop=4, prefetch=prefetch), expected)  # without workers it means nothing
+
+
+def test_each_worker_reads_as_many_batches_ahead_as_asked(images: ImageSet) -> None:
+    options: dict[str, Any] = {"seed": 0, "epochs": 1, "batch": 2, "start": 0, "stop": 1, "pin_memory": False}
+    assert loader(images, SETTINGS, workers=2, prefetch=5, **options).prefetch_factor == 5
+    assert loader(images, SETTINGS, workers=2, **options).prefetch_factor == EfficiencySettings().prefetch
+    assert loader(images, SETTINGS, workers=0, prefetch=5, **options).prefetch_factor is None
 
 
 @pytest.mark.parametrize(("start", "workers"), [(1, 0), (4, 0), (5, 2), (9, 0)])

@@ -19,7 +19,7 @@ from excb import checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.images import scan_folder
-from excb.pretrain import loop, step
+from excb.pretrain import data, loop, step
 from excb.pretrain.__main__ import main
 from excb.pretrain.journal import read_metrics
 from excb.pretrain.overrides import apply, find_recipe
@@ -140,6 +140,24 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(
     assert not torch.equal(
         other["student.backbone.conv1.0.weight"], newest(finished)["model"]["student.backbone.conv1.0.weight"]
     )
+
+
+def test_how_images_are_read_reaches_every_loader(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    real = data.loader
+
+    def record(*arguments: Any, **options: Any) -> Any:
+        asked.append(options)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(loop, "loader", record)
+    pretrain(images, tmp_path, "efficiency.prefetch=3", "efficiency.scaled_decoding=true", "optim.epochs=1")
+    assert len(asked) >= 1
+    assert {(options["prefetch"], options["scaled_decoding"], options["workers"]) for options in asked} == {
+        (3, True, 0)
+    }
 
 
 @pytest.mark.parametrize("stop_after", [2, 3, 4, 7])

@@ -93,7 +93,7 @@ def test_accumulation_is_one_large_batch(parts: int, counted: str) -> None:
     settings = (*VIT, "efficiency.precision=fp64", f"method.sizes_counted={counted}", "optim.clip=0.5")
     whole, split = trainer(*settings), trainer(*settings, f"efficiency.accumulate={parts}")
     assert steps(whole) == pytest.approx(steps(split), rel=1e-9)
-    assert_close(whole, split, 1e-9)
+    assert_close(whole, split, 1e-8)  # AdamW divides by a gradient's size: rounding counts where one is near zero
 
 
 def test_accumulation_with_batchnorm_differs_by_batch_statistics_only() -> None:
