@@ -16,7 +16,7 @@ computes both without a matrix of size R x K.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -196,6 +196,7 @@ class ExCB(nn.Module):
     ) -> None:
         super().__init__()
         self.settings, self._form = settings, form
+        self._weights: dict[Any, tuple[Tensor, Tensor]] = {}
         self.student = Network(student, settings, predictor=settings.predictor)
         self.teacher = Network(teacher, settings, predictor=False).requires_grad_(False)
         self.teacher.load_state_dict(
@@ -242,13 +243,7 @@ class ExCB(nn.Module):
             centroids = self.student.centroids().to(rounded)
             fixed = centroids.detach()
             assignment = self._assign(unit(teacher_rows).to(rounded), fixed, step_name)
-            weights_h, weights_g = pair_weights(
-                globals_,
-                locals_,
-                reduction=settings.loss_reduction,
-                predictor=settings.predictor,
-                projector_on_local=settings.projector_on_local,
-            )
+            weights_h, weights_g = self._pair_weights(globals_, locals_)
             # Eq. 2: only the projector moves the centroids, and unless ablated only through global views.
             moving = globals_ + locals_ if settings.centroid_gradient_from_local else globals_
             h = unit(projected).to(rounded).unflatten(0, (globals_ + locals_, images))
@@ -275,6 +270,21 @@ class ExCB(nn.Module):
             assignment.confidence.mean(),
             _agreement(winners),
         )
+
+    def _pair_weights(self, globals_: int, locals_: int) -> tuple[Tensor, Tensor]:
+        """`pair_weights` where the loss is; made once, since a copy of a few numbers makes the CPU wait for a GPU."""
+        key = globals_, locals_, self.sizes.device, self.sizes.dtype
+        if key not in self._weights:
+            settings = self.settings
+            halves = pair_weights(
+                globals_,
+                locals_,
+                reduction=settings.loss_reduction,
+                predictor=settings.predictor,
+                projector_on_local=settings.projector_on_local,
+            )
+            self._weights[key] = halves[0].to(self.sizes), halves[1].to(self.sizes)
+        return self._weights[key]
 
     def _student_features(
         self, global_views: Tensor, local_views: Tensor | None, sample_names: Tensor | None

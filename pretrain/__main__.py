@@ -1,4 +1,4 @@
-"""`excb-pretrain`: list and show recipes, pretrain, try the quickstart."""
+"""`excb-pretrain`: list, show and plan recipes, pretrain, try the quickstart."""
 
 import argparse
 import json
@@ -26,6 +26,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain quickstart                    try the whole road offline, on a dozen photographs
   excb-pretrain list                          the recipes
   excb-pretrain show RECIPE                   every value, where it comes from, what the paper used
+  excb-pretrain plan RECIPE --gpus 8          parameters, FLOPs, memory, communication; with a GPU, images/s and hours
   excb-pretrain RECIPE --data DIR             pretrain on the images below DIR
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="excb-pretrain", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or: list, show, quickstart")
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or: list, show, plan, quickstart")
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values other than the recipe's")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="images, at any depth; labels are used for figures only"
@@ -55,6 +56,7 @@ def _parser() -> Parser:
         help="GPUs to train on, 0 for the CPU (default: one if there is one)",
     )
     parser.add_argument("--profile", action="store_true", help="record a few steps and say where their time goes")
+    parser.add_argument("--measure", action="store_true", help="plan: measure on the CPU where there is no GPU")
     parser.add_argument("--json", action="store_true", help="print the report, or the listing, as JSON")
     parser.add_argument("--quiet", action="store_true", help="no notes, no progress")
     parser.add_argument("--version", action="version", version=f"excb {__version__}")
@@ -67,13 +69,13 @@ def _main(argv: Sequence[str] | None) -> int:
         reporter = Reporter(quiet=chosen.quiet or not is_first())
         if chosen.recipe == "list":
             return _list(reporter, as_json=chosen.json)
-        if chosen.recipe == "show":
+        if chosen.measure and chosen.recipe != "plan":
+            raise UserError("--measure is for `excb-pretrain plan`: leave it out")
+        if chosen.recipe in ("show", "plan"):
             if not chosen.overrides:
-                raise UserError("show which recipe? (`excb-pretrain list` shows all)")
+                raise UserError(f"{chosen.recipe} which recipe? (`excb-pretrain list` shows all)")
             name, *values = chosen.overrides
-            from .show import show
-
-            return show(overrides.find_recipe(name), values, reporter, as_json=chosen.json)
+            return (_show if chosen.recipe == "show" else _plan)(overrides.find_recipe(name), values, chosen, reporter)
         recipe = overrides.apply(
             overrides.find_recipe(chosen.recipe), [*_gpu_overrides(chosen.gpus), *chosen.overrides]
         )
@@ -133,6 +135,20 @@ def _gpu_overrides(gpus: int | None) -> list[str]:
     if gpus < 0:
         raise UserError("--gpus takes 0 (the CPU) or more")
     return ["efficiency.device=cuda" if gpus else "efficiency.device=cpu"]
+
+
+def _show(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, reporter: Reporter) -> int:
+    from .show import show
+
+    return show(recipe, values, reporter, as_json=chosen.json)
+
+
+def _plan(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, reporter: Reporter) -> int:
+    recipe = overrides.apply(recipe, [*_gpu_overrides(chosen.gpus), *values])
+    from .plan import plan
+
+    images = _images(chosen.data, chosen.list) if chosen.data or chosen.list else None
+    return plan(recipe, chosen.gpus, images, reporter, measure=chosen.measure, as_json=chosen.json)
 
 
 def _list(reporter: Reporter, *, as_json: bool) -> int:

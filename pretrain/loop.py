@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from excb.backbones import recompute_blocks, uncompiled
+from excb.backbones import uncompiled
 from excb.collectives import from_first, gather_rows, mean_over_ranks, processes, rank, share, together
 from excb.console import Progressor, Reporter, duration
 from excb.errors import UserError
 from excb.images import ImageSet
 from excb.machine import choose_device, peak_memory, worker_count
-from excb.method import ExCB, Step
-from excb.parallel import synchronise_batchnorm
+from excb.method import Step
 from excb.results import environment
 from excb.signals import StopRequest
 
@@ -31,7 +30,7 @@ from .optim import Schedules, build_optimizer
 from .profiling import StepProfile
 from .recipes import Recipe
 from .run_state import CURVES, RunFolder, describe
-from .step import NotFiniteError, Trainer
+from .step import NotFiniteError, Trainer, prepare
 
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training
 
@@ -93,22 +92,10 @@ def train(
 
 def _check(recipe: Recipe, images: ImageSet) -> None:
     """Refuse what cannot make a run."""
-    batch, accumulate = recipe.optim.batch, recipe.efficiency.accumulate
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, a few thousand at the least")
-    if batch > len(images):
-        raise UserError(f"the batch of {batch} is larger than the set of {len(images)} images: lower optim.batch")
-    if batch % (processes() * accumulate):
-        raise UserError(
-            f"a batch of {batch} images cannot be shared by {processes()} processes with {accumulate} micro-batches "
-            f"each: set optim.batch to a multiple of {processes() * accumulate}"
-        )
-    if recipe.efficiency.compile and recipe.efficiency.checkpointing:
-        raise UserError("efficiency.compile and efficiency.checkpointing exclude each other: switch one off")
-    if accumulate > 1 and recipe.method.sizes_updated == "before_balancing":
-        raise UserError(
-            "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1"
-        )
+    recipe.steps_per_epoch(len(images))
+    recipe.micro_batch(processes())
 
 
 class Run:
@@ -141,9 +128,10 @@ class Run:
         resumed = from_first(self._resume)
         if resumed is None and recipe.init is not None:
             reporter.note(from_first(lambda: start_from(model, recipe, images)))
-        schedules = Schedules(recipe.optim, recipe.method, len(images) // recipe.optim.batch)
-        model = self._prepare(model, device)
-        self.trainer = Trainer(model, build_optimizer(model.student, recipe.optim), schedules, recipe, device)
+        schedules = Schedules(recipe.optim, recipe.method, recipe.steps_per_epoch(len(images)))
+        model = prepare(model, recipe, device)
+        optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused)
+        self.trainer = Trainer(model, optimizer, schedules, recipe, device)
         self.statistics = EpochStatistics(
             images,
             globals_=recipe.views.global_views,
@@ -167,21 +155,6 @@ class Run:
         assert self.folder is not None
         self.folder.begin(self.recipe, self.images)
         return self.folder.resume(self.reporter.warn)
-
-    def _prepare(self, model: ExCB, device: torch.device) -> ExCB:
-        """Move a new model where it trains, and fit it to precision, memory and processes; its state stays the same."""
-        efficiency = self.recipe.efficiency
-        if efficiency.checkpointing:
-            together(lambda: recompute_blocks(model.student.backbone))
-        model.to(device, torch.float64 if efficiency.precision == "fp64" else None)
-        if efficiency.channels_last:
-            model.to(memory_format=torch.channels_last)
-        synchronise_batchnorm(model, device)
-        if efficiency.compile:
-            # In place, so that names stay; each shape is a graph: one for global views, one for local ones.
-            for network in (model.student, model.teacher):
-                network.backbone.compile(dynamic=False)
-        return model.train()
 
     def go(self) -> int:
         """Train from where the run is to its end."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,16 +63,35 @@ class Schedules:
         return step < self.optim.frozen_centroid_epochs * self.steps_per_epoch
 
 
-def build_optimizer(student: nn.Module, settings: OptimSettings) -> Optimizer:
-    """The optimizer with three groups: weights, parameters without decay (biases and 1-D ones), centroids."""
+def build_optimizer(student: nn.Module, settings: OptimSettings, *, fused: bool = True) -> Optimizer:
+    """The optimizer with three groups: weights, parameters without decay (biases and 1-D ones), centroids.
+
+    Args:
+        student: on the device where it trains.
+        settings: the recipe's optimizer.
+        fused: update all tensors in one kernel on CUDA; otherwise list by list (torch's foreach).
+    """
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "centroids": []}
     for name, parameter in student.named_parameters():
         kind = "centroids" if name == "centroids.weight" else "no_decay" if parameter.ndim <= 1 else "weights"
         groups[kind].append(parameter)
     parameters = [{"params": members, "name": name} for name, members in groups.items()]
+    fused = fused and all(parameter.is_cuda for parameter in student.parameters())
     if settings.optimizer == "adamw":
-        return AdamW(parameters, lr=0.0, betas=(settings.momentum, 0.999), weight_decay=0.0)
-    return SGD(parameters, lr=0.0, momentum=settings.momentum, weight_decay=0.0)
+        betas = settings.momentum, 0.999
+        return AdamW(parameters, lr=0.0, betas=betas, weight_decay=0.0, fused=fused, foreach=not fused)
+    return SGD(parameters, lr=0.0, momentum=settings.momentum, weight_decay=0.0, fused=fused, foreach=not fused)
+
+
+def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Go on from an optimizer's `state_dict`; how updates run and how numbers lie in memory is decided anew."""
+    own = [{name: group[name] for name in ("fused", "foreach")} for group in optimizer.param_groups]
+    groups = [saved | how for saved, how in zip(state["param_groups"], own, strict=True)]
+    optimizer.load_state_dict(state | {"param_groups": groups})
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if value.shape == parameter.shape:  # a fused kernel wants them laid out alike; channels_last may be new
+                values[name] = torch.empty_like(parameter).copy_(value)
 
 
 def set_schedules(optimizer: Optimizer, schedules: Schedules, step: int) -> None:

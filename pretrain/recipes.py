@@ -193,6 +193,9 @@ class EfficiencySettings:
         source="ours",
     )
     channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
+    fused: bool = option(
+        True, "one kernel for the optimizer's update of all tensors, where the device has one (CUDA)", source="ours"
+    )
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
     prefetch: int = option(2, "batches that each of these processes reads ahead", source="ours")
     scaled_decoding: bool = option(
@@ -247,6 +250,39 @@ class Recipe:
     def change(self, **sections: dict[str, Any]) -> "Recipe":
         """A copy with other values: `recipe.change(optim={"epochs": 100})`."""
         return replace(self, **{name: replace(getattr(self, name), **values) for name, values in sections.items()})
+
+    def steps_per_epoch(self, images: int) -> int:
+        """Whole batches in so many images.
+
+        Raises:
+            UserError: there is none.
+        """
+        batch = self.optim.batch
+        require(batch <= images, f"the batch of {batch} is larger than the set of {images} images: lower optim.batch")
+        return images // batch
+
+    def micro_batch(self, processes: int) -> int:
+        """Images of a micro-batch of one process.
+
+        Raises:
+            UserError: so many processes cannot train by this recipe.
+        """
+        batch, accumulate = self.optim.batch, self.efficiency.accumulate
+        parts = processes * accumulate
+        require(
+            batch % parts == 0,
+            f"a batch of {batch} images cannot be shared by {processes} processes with {accumulate} micro-batches "
+            f"each: set optim.batch to a multiple of {parts}",
+        )
+        require(
+            not (self.efficiency.compile and self.efficiency.checkpointing),
+            "efficiency.compile and efficiency.checkpointing exclude each other: switch one off",
+        )
+        require(
+            accumulate == 1 or self.method.sizes_updated != "before_balancing",
+            "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1",
+        )
+        return batch // parts
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, by section, for JSON and checkpoints (tuples become lists)."""

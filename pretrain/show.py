@@ -10,6 +10,8 @@ from excb.console import Reporter
 from .overrides import apply, field_names
 from .recipes import Recipe
 
+SPEED = "speed only"  # marks what changes speed or memory, never the result's definition
+
 
 def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: bool) -> int:
     """Print a recipe with overrides applied."""
@@ -18,17 +20,20 @@ def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: 
         reporter.answer(json.dumps(rows, indent=2))
         return 0
     reporter.answer(
-        f"{recipe.name}: {len(rows)} values. Sections efficiency, monitor and run do not change what is learned,\n"
-        "but for run.seed. A default names the source it comes from.\n"
+        f"{recipe.name}: {len(rows)} values. Sections efficiency ({SPEED}), monitor and run do not change what is\n"
+        "learned, but for run.seed. A default names the source it comes from.\n"
     )
-    header = ["field", "value", "from", "paper", "what it is"]
-    table = [[str(row["field"]), _text(row["value"]), row["from"], row["paper"], row["doc"]] for row in rows]
+    header = ["field", "value", "from", "changes", "paper", "what it is"]
+    table = [
+        [row["field"], _text(row["value"]), row["from"], SPEED if row["speed_only"] else "", row["paper"], row["doc"]]
+        for row in rows
+    ]
     reporter.table(recipe.name, header, table)
     return 0
 
 
 def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a field: its value, where that comes from, what the paper used, what it does."""
+    """One row a field: value, where that comes from, whether it changes speed only, the paper's value, what it does."""
     final, default = apply(recipe, values), Recipe(name="")
     base = recipe.name.removesuffix("_official")
     rows = []
@@ -39,6 +44,7 @@ def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
                     "field": "init",
                     "value": final.init,
                     "from": "command line" if final.init else "default",
+                    "speed_only": False,
                     "paper": "random weights",
                     "doc": "a loadable backbone or full checkpoint to start from",
                 }
@@ -55,7 +61,9 @@ def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
             origin = f"default ({metadata['source']})"
         else:
             origin = f"recipe {base}"
-        rows.append({"field": name, "value": value, "from": origin, "paper": metadata["paper"], "doc": metadata["doc"]})
+        speed = {"speed_only": section == "efficiency"}
+        told = {"paper": metadata["paper"], "doc": metadata["doc"]}
+        rows.append({"field": name, "value": value, "from": origin} | speed | told)
     return rows
 
 

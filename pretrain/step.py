@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from excb import seeding
-from excb.collectives import mean_over_ranks
+from excb.backbones import recompute_blocks
+from excb.collectives import mean_over_ranks, together
 from excb.method import ExCB, Step
-from excb.parallel import average_gradients
+from excb.parallel import average_gradients, synchronise_batchnorm
 
 from .data import Batch
-from .optim import Schedules, clip_each, gradient_norms, set_schedules
+from .optim import Schedules, clip_each, gradient_norms, restore_optimizer, set_schedules
 from .recipes import Recipe
 from .views import augment
 
@@ -24,6 +25,26 @@ SMALLEST_SCALE = 2.0**-10  # of fp16's loss: below it, gradients overflow whatev
 
 class NotFiniteError(Exception):
     """A loss or a gradient is NaN or infinite; the message says which. Weights are as before the step."""
+
+
+def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
+    """Move a new model where it trains, and fit it to precision, memory and processes; its state stays the same.
+
+    Raises:
+        UserError: the backbone has no blocks to recompute; in all processes alike.
+    """
+    efficiency = recipe.efficiency
+    if efficiency.checkpointing:
+        together(lambda: recompute_blocks(model.student.backbone))
+    model.to(device, torch.float64 if efficiency.precision == "fp64" else None)
+    if efficiency.channels_last:
+        model.to(memory_format=torch.channels_last)
+    synchronise_batchnorm(model, device)
+    if efficiency.compile:
+        # In place, so that names stay; each shape is a graph: one for global views, one for local ones.
+        for network in (model.student, model.teacher):
+            network.backbone.compile(dynamic=False)
+    return model.train()
 
 
 class Trainer:
@@ -86,13 +107,15 @@ class Trainer:
         output = join(outputs)
         self.scaler.unscale_(self.optimizer)
         norms = gradient_norms(self.model.student)
+        # The only place where a GPU is waited for: the step must be refused before anything moves.
         norm = float(torch.linalg.vector_norm(torch.stack(list(norms.values()))))
         self._check(output.loss, norms, norm)
         if self.recipe.optim.clip is not None:
             clip_each(self.model.student, norms, self.recipe.optim.clip)
         if self.schedules.centroids_frozen(step):
             self.model.student.centroids.weight.grad = None  # no gradient: no decay and no momentum either
-        self.scaler.step(self.optimizer)
+        if math.isfinite(norm):  # else fp16 overflowed, and SGD's fused kernel would start from momenta never written
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         self.model.update(output.counted, self.schedules.teacher_momentum(step))
         return output, norm
@@ -132,7 +155,7 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`; the loss scale of fp16 starts anew where the run had another precision."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_optimizer(self.optimizer, state["optimizer"])
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
 

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from excb.method import Network
-from excb.pretrain.optim import Schedules, build_optimizer, clip_each, cosine, gradient_norms, set_schedules
+from excb.pretrain.optim import (
+    Schedules,
+    build_optimizer,
+    clip_each,
+    cosine,
+    gradient_norms,
+    restore_optimizer,
+    set_schedules,
+)
 from excb.pretrain.recipes import RECIPES, OptimSettings, Recipe
 from excb.settings import MethodSettings
 
@@ -229,7 +237,8 @@ def student() -> Network:
 def set_gradients(module: nn.Module, step: int) -> None:
     random = torch.Generator().manual_seed(step)
     for parameter in module.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=random)
+        gradient = torch.randn(parameter.shape, generator=random)
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
 
 def groups_by_name(module: nn.Module, optimizer: Optimizer) -> dict[str, set[str]]:
@@ -301,6 +310,66 @@ def test_centroids_without_a_gradient_stay_bit_for_bit(kind: str) -> None:
         optimizer.step()
     moved = {name for name, value in module.named_parameters() if not torch.equal(value, before[name])}
     assert moved == WEIGHTS | NO_DECAY
+
+
+def trained(kind: Any, steps: range, *, fused: bool, device: str = "cpu", channels_last: bool = False) -> Any:
+    """A student after some steps, and its optimizer."""
+    module, made = student().to(device), schedules(optimizer=kind)
+    if channels_last:
+        module.to(memory_format=torch.channels_last)
+    optimizer = build_optimizer(module, made.optim, fused=fused)
+    take_steps(module, optimizer, steps)
+    return module, optimizer
+
+
+def take_steps(module: nn.Module, optimizer: Optimizer, steps: range) -> None:
+    made = schedules()
+    for step in steps:
+        set_schedules(optimizer, made, step)
+        set_gradients(module, step)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_without_a_gpu_tensors_are_updated_list_by_list(kind: str, fused: bool) -> None:
+    _, optimizer = trained(kind, range(0), fused=fused)
+    assert all((group["fused"], group["foreach"]) == (False, True) for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_restoring_keeps_how_updates_run_and_where_numbers_lie(kind: str) -> None:
+    """As from a GPU's checkpoint, or one of before the field was there, with another memory layout."""
+    source, before = trained(kind, range(3), fused=False)
+    state = copy.deepcopy(before.state_dict())
+    for group in state["param_groups"]:
+        group["fused"], group["foreach"] = True, None
+    target, after = trained(kind, range(0), fused=True, channels_last=True)
+    target.load_state_dict(source.state_dict())
+    restore_optimizer(after, state)
+    assert all((group["fused"], group["foreach"]) == (False, True) for group in after.param_groups)
+    for parameter, values in after.state.items():
+        assert {value.stride() for value in values.values() if value.ndim} <= {parameter.stride()}
+    take_steps(source, before, range(3, 5))
+    take_steps(target, after, range(3, 5))
+    wanted = dict(source.named_parameters())
+    for name, value in target.named_parameters():
+        assert torch.equal(value, wanted[name]), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("saved_fused", [False, True])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_one_kernel_takes_the_same_steps_and_goes_on_from_the_others_state(kind: str, saved_fused: bool) -> None:
+    first, before = trained(kind, range(3), fused=saved_fused, device="cuda")
+    second, after = trained(kind, range(0), fused=not saved_fused, device="cuda", channels_last=True)
+    second.load_state_dict(first.state_dict())
+    restore_optimizer(after, copy.deepcopy(before.state_dict()))
+    assert [group["fused"] for group in after.param_groups] == [not saved_fused] * 3
+    take_steps(first, before, range(3, 6))
+    take_steps(second, after, range(3, 6))
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ RESNET50: dict[str, Any] = {
     "efficiency.compile": False,
     "efficiency.objective": "auto",
     "efficiency.channels_last": True,
+    "efficiency.fused": True,
     "efficiency.workers": -1,
     "efficiency.prefetch": 2,
     "efficiency.scaled_decoding": False,
@@ -448,3 +449,29 @@ def test_every_number_has_a_range_that_is_tested() -> None:
 def test_choices_are_checked_from_python_too(section: str, field: str) -> None:
     with pytest.raises(UserError, match=rf"{section}\.{field} must be one of .*, not 'adam'"):
         RECIPES["quickstart"]().change(**{section: {field: "adam"}})
+
+
+def test_a_micro_batch_is_an_equal_share() -> None:
+    recipe = RECIPES["quickstart"]().change(optim={"batch": 48}, efficiency={"accumulate": 3})
+    assert recipe.micro_batch(4) == 4
+    with pytest.raises(UserError, match=r"48 images cannot be shared by 5 processes.*multiple of 15"):
+        recipe.micro_batch(5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"efficiency": {"compile": True, "checkpointing": True}}, "exclude each other"),
+        ({"efficiency": {"accumulate": 2}, "method": {"sizes_updated": "before_balancing"}}, "the whole batch at once"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: dict[str, dict[str, Any]], cause: str) -> None:
+    with pytest.raises(UserError, match=cause):
+        RECIPES["quickstart"]().change(**changes).micro_batch(1)
+
+
+def test_an_epoch_has_whole_batches_only() -> None:
+    recipe = RECIPES["quickstart"]().change(optim={"batch": 10})
+    assert [recipe.steps_per_epoch(images) for images in (10, 19, 20)] == [1, 1, 2]
+    with pytest.raises(UserError, match="the batch of 10 is larger than the set of 9 images"):
+        recipe.steps_per_epoch(9)

@@ -59,7 +59,7 @@ def test_rows_are_the_recipes_fields_with_their_values(name: str) -> None:
     for row in json.loads(json.dumps(rows)):
         section, _, field = row["field"].rpartition(".")
         assert row["value"] == (plain[section][field] if section else plain[field])
-        assert set(row) == {"field", "value", "from", "paper", "doc"}
+        assert set(row) == {"field", "value", "from", "speed_only", "paper", "doc"}
         assert row["doc"]
 
 
@@ -134,6 +134,20 @@ def test_json_is_what_describe_tells(capsys: pytest.CaptureFixture[str]) -> None
     assert (shown["optim.epochs"], shown["run.save_steps"]) == (3, 5)
     assert shown["model.options"] == {"channels": [8, 16, 24, 32]}
     assert shown["views.global_scale"] == [0.2, 1.0]
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_exactly_the_efficiency_fields_are_marked_as_changing_speed_only(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    efficiency = {f"efficiency.{field.name}" for field in dataclasses.fields(RECIPES[name]().efficiency)}
+    assert "efficiency.fused" in efficiency
+    assert show(find_recipe(name), [], Reporter(), as_json=True) == 0
+    assert {row["field"] for row in json.loads(capsys.readouterr().out) if row["speed_only"]} == efficiency
+    assert show(find_recipe(name), [], Reporter(), as_json=False) == 0
+    header, *lines = capsys.readouterr().out.splitlines()[4:]
+    column = header.index("changes")
+    assert {line.split()[0] for line in lines if line[column:].startswith("speed only")} == efficiency
 
 
 def test_text_holds_every_field_with_value_origin_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:

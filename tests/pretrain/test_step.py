@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from excb.architecture import Architecture
 from excb.backbones import recompute_blocks
@@ -185,11 +186,13 @@ def test_half_precision_stays_close_to_fp32(precision: str) -> None:
     assert all(value.dtype == torch.float32 for value in half.model.state_dict().values() if value.is_floating_point())
 
 
-def test_an_overflow_of_fp16_leaves_the_step_out_and_lowers_the_scale() -> None:
-    half = trainer(*VIT, "efficiency.precision=fp16")
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_an_overflow_of_fp16_leaves_the_step_out_and_lowers_the_scale(optimizer: str) -> None:
+    half = trainer(*VIT, "efficiency.precision=fp16", f"optim.optimizer={optimizer}")
     half.scaler.load_state_dict(half.scaler.state_dict() | {"scale": 2.0**40})
     before = copy.deepcopy(dict(half.model.student.named_parameters()))
     half.step(batch_of(half, 0), 0)
+    assert not half.optimizer.state  # no momentum of a step that was not taken
     assert half.scaler.get_scale() == 2.0**39
     for name, value in half.model.student.named_parameters():
         assert torch.equal(value, before[name])
@@ -209,6 +212,28 @@ def test_what_is_not_finite_is_named_and_moves_nothing(precision: str, network: 
         ill.step(batch_of(ill, 0), 0)
     for name, value in ill.model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+class NumbersRead(TorchDispatchMode):
+    """Counts tensors whose value Python asks for: on a GPU each waits until all work is done."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, _types: Any, inputs: Any = (), keywords: Any = None) -> Any:
+        self.count += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
+        return function(*inputs, **(keywords or {}))
+
+
+@pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
+def test_a_step_reads_one_number(network: tuple[str, ...]) -> None:
+    # SGD: AdamW's own count of steps lies on the CPU, where reading it is nothing to wait for.
+    one = trainer(*network, "efficiency.accumulate=2", "optim.clip=0.5", "optim.optimizer=sgd")
+    one.step(batch_of(one, 0), 0)
+    with NumbersRead() as read:
+        one.step(batch_of(one, 1), 1)
+    assert read.count == 1  # the norm of the gradient, by which a step is refused
 
 
 @pytest.mark.slow

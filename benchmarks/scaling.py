@@ -1,0 +1,86 @@
+"""One process and two on this machine, with gloo on CPUs: images/s of steps of the same batch, and bytes exchanged.
+
+Run from the clone: python -m benchmarks.scaling [--batch 64] [--steps 5] [--recipe quickstart] [section.field=value]
+
+Each process has one thread. Both numbers of processes take turns, and each one's fastest step counts: others may use
+the machine, and two processes wait for whichever is slower. Bytes are those of the all-reduces that torch's profiler
+saw, sent in rings, beside those of `excb-pretrain plan`.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from excb.collectives import processes, rank
+from excb.launch import launch
+from excb.parallel import joined
+from excb.pretrain.counting import communication, count
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.recipes import Recipe
+from excb.pretrain.speed import build_trainer, random_batch
+
+TURNS = 2
+FLOAT = 4  # bytes
+
+
+def child(recipe: Recipe, steps: int, out: Path) -> None:
+    """Take steps as one of the processes; process 0 writes seconds of the fastest and bytes summed in one."""
+    torch.set_num_threads(1)
+    with joined("cpu") as device:
+        trainer, batch = build_trainer(recipe, device), random_batch(recipe, recipe.optim.batch // processes())
+        seconds = []
+        for step in range(steps + 2):  # the first one warms up; in the second one gradients are put into new buckets
+            start = time.perf_counter()
+            trainer.step(batch, step)
+            seconds.append(time.perf_counter() - start)
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+            trainer.step(batch, steps + 2)
+        if rank() == 0:
+            sums = [event.input_shapes for event in profiler.events() if event.name == "gloo:all_reduce"]
+            numbers = sum(torch.Size(shape).numel() for shapes in sums for shape in shapes)
+            out.write_text(json.dumps({"seconds": min(seconds[2:]), "summed": FLOAT * numbers, "sums": len(sums)}))
+
+
+def main() -> None:
+    """Print images/s, their ratio, and bytes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--recipe", default="quickstart")
+    parser.add_argument("--batch", type=int, default=64, help="images a step, all processes together")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_intermixed_args()
+    settings = [f"optim.batch={chosen.batch}", "efficiency.device=cpu", *chosen.overrides]
+    recipe = apply(find_recipe(chosen.recipe), settings)
+    if chosen.child is not None:
+        child(recipe, chosen.steps, chosen.child)
+        return
+    found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        shared = ["--recipe", chosen.recipe, "--batch", str(chosen.batch), "--steps", str(chosen.steps)]
+        for _ in range(TURNS):
+            for number, figures in found.items():
+                code = launch("benchmarks.scaling", ["--child", str(out), *shared, *chosen.overrides], number)
+                if code:
+                    sys.exit(code)
+                figures.append(json.loads(out.read_text()))
+    one, two = (min(figure["seconds"] for figure in found[number]) for number in found)
+    print(f"{chosen.recipe}, {chosen.batch} images a step, torch {torch.__version__}")
+    speeds = f"1 process {chosen.batch / one:.1f} images/s, 2 processes {chosen.batch / two:.1f}"
+    print(f"{speeds}: {one / two:.2f} times as fast (2 would be all)")
+    planned = communication(recipe, count(recipe), 2, gpu=False)
+    summed, sums = found[2][0]["summed"], int(found[2][0]["sums"])
+    print(f"each of 2 sends {summed / 2**20:.3f} MiB a step in {sums} sums; planned {planned.total / 2**20:.3f} MiB")
+    print("planned: " + ", ".join(f"{name} {value:,}" for name, value in asdict(planned).items()) + " (bytes; count)")
+
+
+if __name__ == "__main__":
+    main()
