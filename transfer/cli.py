@@ -27,6 +27,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval linear --ckpt runs/rn18_small --data DIR --protocol fast
   excb-eval semisup --ckpt runs/rn18_small --data DIR --percent 10 --seeds 0 1 2
   excb-eval knn --ckpt timm:resnet50 --data torchvision:CIFAR10
+  excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
   excb-eval compare a.json b.json                                   is the difference real?"""
 
 
@@ -48,6 +49,7 @@ def _parser() -> Parser:
     _add_linear(protocols.add_parser("linear", help="linear heads on the frozen backbone"))
     _add_semisup(protocols.add_parser("semisup", help="fine-tuning on 1 %% or 10 %% of the labels"))
     _add_finetune(protocols.add_parser("finetune", help="fine-tuning on any share of the labels"))
+    _add_detection(protocols.add_parser("detection", help="Mask R-CNN on COCO, or on any set in its format"))
     features = protocols.add_parser("features", help="compute, keep and export features")
     _add_common(features, result="FILE.npz")
     features.add_argument(
@@ -155,6 +157,42 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
     _add_training(parser)
 
 
+def _add_detection(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--ckpt", required=True, metavar="PATH", help="a ResNet-50, -101 or -152, as for the other protocols")
+    add("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="holds annotations/instances_{train,val}2017.json, train2017/, val2017/",
+    )
+    for split in ("train", "val"):
+        add(f"--{split}-json", type=Path, metavar="FILE", help=f"annotations of the {split} images, elsewhere")
+        add(f"--{split}-images", type=Path, metavar="DIR", help=f"the {split} images")
+    add("--check-all", action="store_true", help="open every image before training, not a sample of them")
+    add("--schedule", default="1x", metavar="NAME", help="1x (default), 2x, smoke (minutes) or overfit (a few images)")
+    add(
+        "--recipe",
+        default="ssl",
+        metavar="NAME",
+        help="ssl (default, as papers on pretraining) or stock (Detectron2's)",
+    )
+    add("--engine", choices=("detectron2", "torchvision"), default="detectron2", help="default: detectron2")
+    add("--batch", type=int, metavar="B", help="images a step; lr and schedule follow in proportion (default: 16)")
+    add("--set", action="append", default=[], metavar="OPTION=VALUE", help="any other option: --dry-run shows all")
+    add("--run", type=Path, metavar="DIR", help="the run's folder (default: runs/detection-CKPT-SCHEDULE)")
+    add("--preflight", action="store_true", default=None, help="learn a few images first (default for 1x and 2x)")
+    add("--skip-preflight", dest="preflight", action="store_false", help="train at once")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
+    add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; torchrun for many machines")
+    add("--workers", type=int, default=None, metavar="N", help="processes that read images")
+    add("--dry-run", action="store_true", help="check everything, show every option, and train nothing")
+    add("--out", type=Path, metavar="FILE.json", help="write the result here as well")
+    add("--json", action="store_true", help="print the result as JSON instead of a table")
+    add("--quiet", action="store_true", help="no notes, no progress")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Work
 # ---------------------------------------------------------------------------------------------------------------------
@@ -174,7 +212,8 @@ def _main(argv: Sequence[str] | None) -> int:
     code = launch_on_gpus("excb.transfer.cli", sys.argv[1:] if argv is None else argv, chosen.gpus)
     if code is not None:
         return code
-    return run_joined("excb-eval", chosen.device, lambda device: _evaluate(chosen, device))
+    work = _detect if chosen.protocol == "detection" else _evaluate
+    return run_joined("excb-eval", chosen.device, lambda device: work(chosen, device))
 
 
 def _evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
@@ -200,6 +239,54 @@ def _evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
         from .report import write
 
         files = write(result, predictions, chosen.out)
+        reporter.note(f"wrote {', '.join(map(str, files))}")
+    if chosen.json and is_first():
+        reporter.answer(result.to_json())
+    return 0
+
+
+def _detect(chosen: argparse.Namespace, device: "torch.device") -> int:
+    """`excb-eval detection` in this process, with the others if there are any."""
+    from excb.collectives import from_first, together
+
+    from .detection import command
+    from .detection.coco import open_coco
+    from .detection.settings import parse_option
+
+    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    request = command.Request(
+        chosen.ckpt,
+        network=chosen.network,
+        schedule=chosen.schedule,
+        recipe=chosen.recipe,
+        engine=chosen.engine,
+        batch=chosen.batch,
+        options=dict(map(parse_option, chosen.set)),
+        folder=chosen.run,
+        workers=chosen.workers,
+        preflight=chosen.preflight,
+    )
+    command.check(request)  # before a large annotation file is read
+    train, val = together(
+        lambda: open_coco(
+            chosen.data,
+            train_json=chosen.train_json,
+            train_images=chosen.train_images,
+            val_json=chosen.val_json,
+            val_images=chosen.val_images,
+            check_all=chosen.check_all,
+        )
+    )
+    job = together(lambda: command.prepare(request, train, val, device, reporter))
+    if chosen.dry_run:
+        if is_first():
+            command.show(request, job)
+        return 0
+    result = command.evaluate(request, job, table=not chosen.json)
+    if isinstance(result, int):
+        return result
+    if chosen.out is not None:
+        files = from_first(lambda: command.copy_result(result, job.folder, chosen.out))
         reporter.note(f"wrote {', '.join(map(str, files))}")
     if chosen.json and is_first():
         reporter.answer(result.to_json())

@@ -139,6 +139,10 @@ def read(file: Path) -> tuple[Result, Predictions]:
         raise UserError(f"cannot read the result {file}: {error}") from None
     if not result.predictions:
         raise UserError(f"{file} names no predictions: evaluate again with --out")
+    if not result.predictions["file"].endswith(".npz"):
+        raise UserError(
+            f"{file} is of protocol {result.protocol}, which predicts no class for each image: name another"
+        )
     arrays = file.parent / result.predictions["file"]
     try:
         packed = arrays.read_bytes()

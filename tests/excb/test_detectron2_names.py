@@ -166,6 +166,7 @@ def test_renamed_tensors_give_the_same_features() -> None:
 
 
 @pytest.mark.detectron2
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")  # 2026-11-21: at Detectron2's import
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_detectron2s_own_backbone_gives_the_same_features(name: str) -> None:
     from detectron2.config import get_cfg

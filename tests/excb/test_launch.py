@@ -69,7 +69,7 @@ def test_the_process_that_failed_first_is_named(program: str, tmp_path: Path, de
     start = time.monotonic()
     with pytest.raises(UserError, match=words):
         launch(program, [deeds, str(tmp_path)], deeds.count("|") + 1)
-    assert time.monotonic() - start < GRACE + 5
+    assert time.monotonic() - start < GRACE + 30  # on a busy machine, and far from the minute that they would sleep
 
 
 def test_a_users_mistake_has_been_told_by_the_process(program: str, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_failure_after_a_signal_stops_the_others_too(program: str, tmp_path: P
     process.send_signal(signal.SIGTERM)
     start = time.monotonic()
     process.communicate()
-    assert time.monotonic() - start < GRACE + 5
+    assert time.monotonic() - start < GRACE + 30  # on a busy machine, and far from the minute that they would sleep
     assert process.returncode == 143
 
 
@@ -91,7 +91,7 @@ def test_a_second_signal_ends_processes_that_do_not_listen(program: str, tmp_pat
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=signals.ONE_REQUEST + 0.5)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=30)
     assert process.returncode == 130
 
 

@@ -1,0 +1,256 @@
+"""Tests of reading sets in COCO's format: against COCO's own tools, and every wrong input with its one line."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from excb.errors import UserError
+from excb.transfer.detection import coco
+from excb.transfer.detection.coco import open_coco
+from tests.transfer.detection.tiny_coco import CATEGORIES, change, contents, write_coco
+
+pytest.importorskip("pycocotools")
+from pycocotools.coco import COCO
+
+REAL = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "coco_tiny"  # beside a developer's clone
+TRAIN = "annotations/instances_train2017.json"
+VAL = "annotations/instances_val2017.json"
+
+IMPORT_AND_READ = """
+import sys
+from excb.transfer.detection.coco import open_coco
+train, val = open_coco(sys.argv[1])
+print(len(train), len(val), "torch" in sys.modules, "detectron2" in sys.modules)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write_coco(tmp_path / "coco")
+
+
+@pytest.fixture(
+    params=["tiny", pytest.param("real", marks=pytest.mark.skipif(not REAL.is_dir(), reason="no coco_tiny here"))]
+)
+def any_tree(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return REAL if request.param == "real" else write_coco(tmp_path / "coco")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is read
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_truth_is_what_cocos_tools_read(any_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for images, file in zip(open_coco(any_tree), (any_tree / TRAIN, any_tree / VAL), strict=True):
+        theirs, ours = COCO(str(file)), COCO()
+        ours.dataset = images.truth()
+        ours.createIndex()
+        assert ours.getImgIds() == sorted(theirs.getImgIds()) == [image.id for image in images.images]
+        assert ours.getCatIds() == sorted(theirs.getCatIds()) == list(images.category_ids)
+        assert [theirs.cats[number]["name"] for number in images.category_ids] == list(images.classes)
+        assert sorted(ours.anns) == list(range(1, len(theirs.anns) + 1))
+        for number in theirs.getImgIds():
+            assert len(ours.imgToAnns[number]) == len(theirs.imgToAnns[number])
+            for mine, other in zip(ours.imgToAnns[number], theirs.imgToAnns[number], strict=True):
+                for name in ("image_id", "category_id", "bbox", "area", "iscrowd"):
+                    assert mine[name] == other[name]
+                assert ours.annToRLE(mine) == theirs.annToRLE(other)
+
+
+def test_labels_are_contiguous_whatever_the_ids(tree: Path) -> None:
+    train, val = open_coco(tree)
+    assert train.category_ids == val.category_ids == tuple(CATEGORIES) == (3, 7, 90)
+    assert train.classes == tuple(CATEGORIES.values())
+    assert {annotation.label for image in train.images for annotation in image.annotations} == {0, 1, 2}
+
+
+def test_all_kinds_of_masks_are_in_the_small_set(tree: Path) -> None:
+    masks = [a["segmentation"] for a in contents(tree / TRAIN)["annotations"]]
+    assert {type(mask["counts"]) for mask in masks if isinstance(mask, dict)} == {str, list}
+    assert {len(mask) for mask in masks if isinstance(mask, list)} == {1, 2}
+
+
+@pytest.mark.parametrize("year", ["2017", ""])
+def test_layouts(tmp_path: Path, year: str) -> None:
+    tree = write_coco(tmp_path / "coco", year=year)
+    train, val = open_coco(str(tree))
+    assert (train.source, train.folder) == (tree / f"annotations/instances_train{year}.json", tree / f"train{year}")
+    assert (val.source, val.folder) == (tree / f"annotations/instances_val{year}.json", tree / f"val{year}")
+
+
+def test_any_other_layout_is_named(tree: Path, tmp_path: Path) -> None:
+    elsewhere = [tmp_path / name for name in ("a.json", "a", "b.json", "b")]
+    for old, new in zip((TRAIN, "train2017", VAL, "val2017"), elsewhere, strict=True):
+        (tree / old).rename(new)
+    names = ("train_json", "train_images", "val_json", "val_images")
+    places: dict[str, Any] = dict(zip(names, elsewhere, strict=True))
+    train, val = open_coco(**places)
+    assert (len(train), len(val)) == (6, 4)
+    assert [train.open(index).size for index in range(6)] == [image.size for image in train.images]
+    (tree / VAL).parent.mkdir(exist_ok=True)
+    (tree / VAL).write_bytes(elsewhere[2].read_bytes())
+    assert len(open_coco(tree, train_json=elsewhere[0], train_images=elsewhere[1], val_images=elsewhere[3])[1]) == 4
+
+
+def test_images_in_subfolders(tree: Path) -> None:
+    images = contents(tree / TRAIN)["images"]
+    for number, image in enumerate(images):
+        target = tree / "train2017" / str(number % 2) / image["file_name"]
+        target.parent.mkdir(exist_ok=True)
+        (tree / "train2017" / image["file_name"]).rename(target)
+        image["file_name"] = f"{number % 2}/{image['file_name']}"
+    change(tree / TRAIN, images=images)
+    assert len(open_coco(tree)[0]) == 6
+
+
+def test_reading_needs_no_torch(tree: Path) -> None:
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", IMPORT_AND_READ, str(tree)]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.split() == ["6", "4", "False", "False"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is refused
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def first_annotation(name: str, value: Any) -> Callable[[Path], None]:
+    def spoil(tree: Path) -> None:
+        annotations = contents(tree / TRAIN)["annotations"]
+        annotations[0][name] = value
+        change(tree / TRAIN, annotations=annotations)
+
+    return spoil
+
+
+def last_image(name: str, value: Any) -> Callable[[Path], None]:
+    """The last one has no objects that could be found wrong first."""
+
+    def spoil(tree: Path) -> None:
+        images = contents(tree / TRAIN)["images"]
+        images[-1][name] = value
+        change(tree / TRAIN, images=images)
+
+    return spoil
+
+
+def without(kind: str, name: str) -> Callable[[Path], None]:
+    def spoil(tree: Path) -> None:
+        entries = contents(tree / TRAIN)[kind]
+        del entries[1][name]
+        change(tree / TRAIN, **{kind: entries})
+
+    return spoil
+
+
+def renamed_category(tree: Path) -> None:
+    categories = contents(tree / VAL)["categories"]
+    categories[-1]["name"] = "sheep"
+    change(tree / VAL, categories=categories)
+
+
+def another_category(tree: Path) -> None:
+    categories = contents(tree / TRAIN)["categories"]
+    change(tree / TRAIN, categories=[*categories, {"id": 91, "name": "ring"}])
+
+
+def repeated(kind: str, **values: Any) -> Callable[[Path], None]:
+    def spoil(tree: Path) -> None:
+        entries = contents(tree / TRAIN)[kind]
+        change(tree / TRAIN, **{kind: [*entries, entries[0] | values]})
+
+    return spoil
+
+
+def remove_images(number: int) -> Callable[[Path], None]:
+    def spoil(tree: Path) -> None:
+        for file in sorted((tree / "train2017").iterdir())[:number]:
+            file.unlink()
+
+    return spoil
+
+
+def unmasked_in_val(tree: Path) -> None:
+    annotations = contents(tree / VAL)["annotations"]
+    annotations[2]["segmentation"] = []
+    change(tree / VAL, annotations=annotations)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (lambda tree: (tree / TRAIN).unlink(), "no annotation file .*instances_train2017.json.*--train-json"),
+        (lambda tree: (tree / VAL).unlink(), "no annotation file .*instances_val2017.json: .*instances_val.json"),
+        (lambda tree: (tree / "val2017").rename(tree / "v"), "no folder of images .*val2017.*--val-images"),
+        (lambda tree: (tree / TRAIN).write_text('{"images": ['), "cannot read .*train2017.json"),
+        (lambda tree: (tree / TRAIN).write_bytes(b"\xff\xfe\x00"), "cannot read .*train2017.json"),
+        (lambda tree: (tree / TRAIN).write_text("[1]"), "has no list of 'images'"),
+        (lambda tree: change(tree / TRAIN, categories=None), "has no list of 'categories'"),
+        (lambda tree: change(tree / TRAIN, annotations=["one"]), "number 0 of its annotations is malformed"),
+        (renamed_category, r"categories differ: only in .*train2017.json: square \(3\); only in .*: sheep \(3\)"),
+        (another_category, r"categories differ: only in .*train2017.json: ring \(91\); both"),
+        (repeated("categories", name="twin"), "has 2 categories of id 90"),
+        (repeated("categories", id=4), "two categories are called 'bar'"),
+        (repeated("images"), "has 2 images of id 500"),
+        (remove_images(1), "1 of 6 images of .* are not in .*train2017: 000465.png$"),
+        (remove_images(4), r"4 of 6 images of .*: 000465.png, 000472.png, 000479.png, \.\.\.$"),
+        (first_annotation("image_id", 12), "number 0 of its annotations is malformed: no image has the id 12"),
+        (first_annotation("category_id", 1), "number 0 of its annotations is malformed: no category has the id 1"),
+        (first_annotation("bbox", [1, 2, float("nan"), 4]), "its box is"),
+        (first_annotation("bbox", [1, 2, 3]), "number 0 of its annotations is malformed"),
+        (first_annotation("segmentation", {"size": [9, 9], "counts": [81]}), "mask is of .* not as large as image 500"),
+        (first_annotation("segmentation", {"counts": [81]}), "number 0 of its annotations lacks 'size'"),
+        (first_annotation("segmentation", {"size": [64, 96], "counts": [81]}), "code is not as long as its image"),
+        (first_annotation("segmentation", {"size": [64, 96], "counts": 5}), "number 0 of its annotations is malformed"),
+        (first_annotation("segmentation", [[[1, 2], [3, 4], [5, 6]]]), "its polygons are no lists of numbers"),
+        (first_annotation("segmentation", [["a", "b"]]), "number 0 of its annotations is malformed"),
+        (last_image("id", "12"), "number 5 of its images is malformed: '12' is no whole number"),
+        (last_image("width", 0), "number 5 of its images is malformed: 0 x 60 pixels"),
+        (last_image("width", 97), "000465.png is 112 x 60 pixels, and .* says 97 x 60: .* different versions"),
+        (without("images", "file_name"), "number 1 of its images lacks 'file_name'"),
+        (without("annotations", "bbox"), "number 1 of its annotations lacks 'bbox'"),
+        (lambda tree: change(tree / TRAIN, annotations=[]), "train2017.json has no object to train on"),
+        (lambda tree: change(tree / TRAIN, images=[], annotations=[]), "train2017.json has no object to train on"),
+        (lambda tree: change(tree / VAL, annotations=[]), "val2017.json has no object to find"),
+        (lambda tree: (tree / "train2017/000500.png").write_bytes(b"no image"), "000500.png cannot be read"),
+        (unmasked_in_val, "val2017.json: an object of image 500 has no mask"),
+    ],
+)
+def test_wrong_input_gives_one_line(tree: Path, spoil: Callable[[Path], None], line: str) -> None:
+    spoil(tree)
+    with pytest.raises(UserError, match=line) as caught:
+        open_coco(tree)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_or_no_place_at_all(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no folder .*nowhere"):
+        open_coco(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="--data, or both --train-json and --train-images"):
+        open_coco(train_json=tmp_path / "a.json")
+
+
+def test_missing_tools_are_named_first(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coco, "find_spec", lambda _name: None)
+    with pytest.raises(UserError, match="pip install 'excb"):
+        open_coco(tree)
+
+
+def test_sizes_of_a_sample_or_of_all(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coco, "CHECKED", 3)  # so that every second of six images is looked at
+    images = contents(tree / TRAIN)["images"]
+    next(image for image in images if image["id"] == 472)["height"] += 1  # the second by id
+    change(tree / TRAIN, images=images)
+    annotations = [a for a in contents(tree / TRAIN)["annotations"] if a["image_id"] != 472]
+    change(tree / TRAIN, annotations=annotations)
+    train, _ = open_coco(tree)
+    with pytest.raises(UserError, match=r"000472.png is 64 x 96 pixels, and .* says 64 x 97"):
+        open_coco(tree, check_all=True)
+    with pytest.raises(UserError, match=r"000472.png is 64 x 96 pixels"):
+        train.open(1)

@@ -1,0 +1,307 @@
+"""`excb-eval detection` around an engine that is none: checks, run folders, files of the result, bad input."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from excb.architecture import Architecture
+from excb.hub import Backbone, Entry
+from excb.preprocessing import Preprocessing
+from excb.signals import StopRequest
+from excb.transfer.cli import main
+from excb.transfer.detection import command
+from excb.transfer.detection import preflight as preflights
+from excb.transfer.detection.annotations import CocoSet
+from excb.transfer.detection.engine import Job
+from tests.transfer.detection.tiny_coco import change, contents, write_coco
+
+pytest.importorskip("pycocotools", reason="COCO's tools are not installed")
+
+
+class Perfect:
+    """An engine that learns nothing and sees exactly what is annotated."""
+
+    differences = ("it is a stub",)
+
+    def __init__(self) -> None:
+        self.trained: list[Job] = []
+        self.losses = [4.0 - step / 10 for step in range(preflights.STEPS)]
+        self.finishes = True
+        self.first: list[Job] = []
+
+    def train(self, job: Job, stop: StopRequest) -> bool:
+        self.trained.append(job)
+        return self.finishes
+
+    def predict(self, job: Job, images: CocoSet) -> list[dict[str, Any]]:
+        from pycocotools import mask as coco
+
+        found = []
+        for image in images.images:
+            for annotation in image.annotations:
+                if annotation.trainable:
+                    mask = annotation.mask_at(np.ones(2), image.height, image.width, flip=False)
+                    code = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
+                    found.append(
+                        {
+                            "image_id": image.id,
+                            "category_id": images.category_ids[annotation.label],
+                            "bbox": list(annotation.box),
+                            "score": 0.9,
+                            "segmentation": {"size": list(code["size"]), "counts": code["counts"].decode()},
+                        }
+                    )
+        return found
+
+    def first_losses(self, job: Job, images: int, iterations: int) -> list[float]:
+        self.first.append(job)
+        return self.losses
+
+
+def checkpoint(name: str = "resnet50", **preprocessing: Any) -> Backbone:
+    network = torch.nn.Flatten()
+    network.num_features = 1  # type: ignore[assignment]
+    return Backbone(network, Preprocessing(**preprocessing), Entry("here", Architecture(name))).eval()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_coco(tmp_path / "coco")
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Perfect:
+    stub = Perfect()
+    monkeypatch.setattr(command, "engine", lambda name: stub)
+    monkeypatch.setattr(command, "load", lambda name, network: checkpoint("vit_small" if name == "vit" else "resnet50"))
+    monkeypatch.chdir(tmp_path)
+    return stub
+
+
+def detect(data: Path, *arguments: str, schedule: str = "smoke") -> int:
+    usual = ["detection", "--ckpt", "mine", "--data", str(data), "--schedule", schedule, "--device", "cpu", "--quiet"]
+    return main([*usual, *arguments])
+
+
+def test_a_run_ends_with_six_figures_predictions_and_pictures(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert detect(data, "--out", str(tmp_path / "elsewhere" / "det.json")) == 0
+    out = capsys.readouterr().out
+    folder = tmp_path / "runs" / "detection-mine-smoke"
+    result = json.loads((folder / "result.json").read_text())
+    assert list(result["figures"]) == ["bbox_AP", "bbox_AP50", "bbox_AP75", "segm_AP", "segm_AP50", "segm_AP75"]
+    assert all(value == pytest.approx(100) for value in result["figures"].values())
+    assert "bbox_AP75" in out
+    assert result["protocol"] == "detection"
+    assert result["settings"]["engine"] == "detectron2"
+    assert result["settings"]["settings"]["norm"] == "SyncBN"
+    assert result["per_class"]["segm_AP"]["disc"] == pytest.approx(100)
+    assert any("how good" in note for note in result["notes"])
+    assert "it is a stub" in result["notes"]
+    assert (folder / "pictures" / "sheet.png").read_bytes().startswith(b"\x89PNG")
+    copied = json.loads((tmp_path / "elsewhere" / "det.json").read_text())
+    assert copied["predictions"]["file"] == "det.predictions.json"
+    beside = tmp_path / "elsewhere" / "det.predictions.json"
+    assert beside.read_bytes() == (folder / "predictions.json").read_bytes()
+    assert stub.first == []  # a short schedule is a test itself
+
+
+def test_results_are_not_for_paired_tests_of_classes(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert detect(data) == 0
+    file = str(tmp_path / "runs/detection-mine-smoke/result.json")
+    capsys.readouterr()
+    assert main(["compare", file, file]) == 2
+    assert "of protocol detection, which predicts no class for each image" in capsys.readouterr().err
+
+
+def test_json_for_machines(stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert detect(data, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["figures"]["segm_AP"] == pytest.approx(100)
+
+
+def test_colours_are_the_checkpoints_and_the_batch_rescales(stub: Perfect, data: Path) -> None:
+    assert detect(data, "--batch", "8", "--skip-preflight", schedule="1x") == 0
+    settings = stub.trained[0].settings
+    assert settings.mean == pytest.approx((123.675, 116.28, 103.53))
+    assert settings.std == pytest.approx((58.395, 57.12, 57.375))
+    assert (settings.base_lr, settings.iterations, settings.steps) == (0.01, 180_000, (120_000, 160_000))
+
+
+def test_overfit_trains_and_evaluates_on_the_same_few_images(stub: Perfect, data: Path) -> None:
+    assert detect(data, schedule="overfit") == 0
+    job = stub.trained[0]
+    assert job.val is job.train
+    assert all(any(a.trainable for a in image.annotations) for image in job.train.images)
+
+
+def test_the_preflight_comes_first_before_long_schedules_and_once(stub: Perfect, data: Path) -> None:
+    assert detect(data, schedule="1x") == 0
+    assert len(stub.first) == 1
+    quick = stub.first[0].settings
+    assert (quick.norm, quick.freeze_at, quick.architecture) == ("SyncBN", 0, "c4")
+    assert max(quick.min_sizes) <= preflights.SIDE
+    assert detect(data, schedule="1x") == 0
+    assert len(stub.first) == 1  # the run goes on
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [([2.0] * preflights.STEPS, "from 2.00 to 2.00"), ([float("nan")] * preflights.STEPS, "not finite at step 0")],
+)
+def test_a_failed_preflight_trains_nothing_and_keeps_nothing(
+    stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str], losses: list[float], message: str
+) -> None:
+    stub.losses = losses
+    assert detect(data, schedule="1x") == 2
+    assert message in capsys.readouterr().err
+    assert stub.trained == []
+    stub.losses = Perfect().losses
+    assert detect(data, schedule="1x") == 0
+    assert len(stub.first) == 2  # it is made again
+
+
+def test_a_stopped_run_says_so_and_goes_on(stub: Perfect, data: Path, tmp_path: Path) -> None:
+    stub.finishes = False
+    assert detect(data) == 130
+    assert not (tmp_path / "runs/detection-mine-smoke/result.json").exists()
+    stub.finishes = True
+    assert detect(data) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "norm=BN"], "another norm (SyncBN, now BN)"),
+        (["--recipe", "stock"], "another recipe"),
+        (["--engine", "torchvision"], "another engine"),
+    ],
+)
+def test_a_folder_of_another_run_is_left_alone(
+    stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert detect(data) == 0
+    assert detect(data, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert len(stub.trained) == 1
+
+
+def test_a_folder_with_other_files_is_left_alone(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.txt").write_text("dear to someone")
+    assert detect(data, "--run", str(tmp_path / "thesis")) == 2
+    assert "holds other files" in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_every_option_and_writes_nothing(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert detect(data, "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "freeze_at" in out
+    assert "FrozenBN" in out  # the stock value beside ours
+    assert "epochs of" in out
+    assert not (tmp_path / "runs").exists()
+    assert stub.trained == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ckpt", "vit"], "detection takes a resnet50, resnet101, resnet152, and vit is a vit_small"),
+        (["--set", "input_format=BGR"], "input_format=bgr, but mine was trained with rgb"),
+        (["--set", "stride_in_1x1=true"], "stride_in_1x1=true, but mine was trained with false"),
+        (["--set", "std=1,1,1"], "std=1,1,1, but mine was trained with"),
+        (["--set", "nrom=BN"], "did you mean 'norm'?"),
+        (["--set", "batch=x"], "batch must be like 16, not 'x'"),
+        (["--schedule", "3x"], "no schedule is called '3x'"),
+        (["--recipe", "moco"], "no recipe is called 'moco'"),
+        (["--batch", "0"], "batch must be at least 1"),
+    ],
+)
+def test_what_cannot_run_is_one_line(
+    stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert detect(data, *arguments) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert stub.trained == []
+
+
+def no_annotations(data: Path) -> None:
+    (data / "annotations/instances_val2017.json").unlink()
+
+
+def other_categories(data: Path) -> None:
+    file = data / "annotations/instances_val2017.json"
+    categories = contents(file)["categories"]
+    change(file, categories=[entry | {"name": "circle"} if entry["id"] == 7 else entry for entry in categories])
+
+
+def no_image(data: Path) -> None:
+    next((data / "train2017").iterdir()).unlink()
+
+
+def other_size(data: Path) -> None:
+    file = next((data / "train2017").iterdir())
+    Image.new("RGB", (31, 17)).save(file)
+
+
+@pytest.mark.parametrize("harm", [no_annotations, other_categories, no_image, other_size])
+def test_harm_to_the_data_is_found_before_training(
+    stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str], harm: Any
+) -> None:
+    harm(data)
+    assert detect(data) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("excb-eval: error: ")
+    assert told.count("\n") == 1
+    assert stub.trained == []
+
+
+def test_an_engine_that_is_not_installed_is_named_with_what_to_do(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert detect(data) == 2
+    told = capsys.readouterr().err
+    assert "Detectron2 is not installed" in told
+    assert "--engine torchvision" in told
+
+
+def test_weights_of_another_checkpoint_are_another_run(
+    stub: Perfect, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert detect(data) == 0
+    other = checkpoint()
+    other.network.register_buffer("more", torch.zeros(1))
+    monkeypatch.setattr(command, "load", lambda name, network: other)
+    assert detect(data) == 2
+    assert "another checkpoint" in capsys.readouterr().err
+
+
+def test_other_images_are_another_run(stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert detect(data) == 0
+    file = data / "annotations/instances_train2017.json"
+    change(file, images=contents(file)["images"][:-1])
+    assert detect(data) == 2
+    assert "another training set" in capsys.readouterr().err
+
+
+def test_preflight_uses_the_runs_own_network(stub: Perfect, data: Path) -> None:
+    assert detect(data, "--preflight", "--set", "freeze_at=3", "--recipe", "stock") == 0
+    quick, real = stub.first[0].settings, stub.trained[0].settings
+    for name in ("architecture", "norm", "freeze_at", "extra_norm", "mean", "std"):
+        assert getattr(quick, name) == getattr(real, name)
+    assert replace(quick, seed=real.seed) == quick

@@ -1,0 +1,208 @@
+"""Images with annotated objects, as sets in COCO's format have them; reading such sets is coco.py's."""
+
+import hashlib
+import struct
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from excb.errors import UserError
+from excb.images import BrokenImageError, open_image
+
+ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that swap width and height
+# What Pillow raises at headers and metadata that are not whole.
+DAMAGE = (LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error, Image.DecompressionBombError)
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """One object, in pixels of the original image.
+
+    Args:
+        label: index of its category in `CocoSet.classes`.
+        box: left, top, width, height.
+        area: in the units of the file.
+        crowd: many objects in one: neither trained on nor counted, found or not.
+        mask: polygons [x0, y0, x1, y1, ...], a run-length code (a dict with size and counts), or None.
+    """
+
+    label: int
+    box: tuple[float, float, float, float]
+    area: float
+    crowd: bool
+    mask: tuple[np.ndarray, ...] | dict[str, Any] | None
+
+    @property
+    def polygons(self) -> list[np.ndarray]:
+        """Those of the mask that have a surface; empty where it is a run-length code."""
+        return [] if self.mask is None or isinstance(self.mask, dict) else [p for p in self.mask if _is_polygon(p)]
+
+    @property
+    def trainable(self) -> bool:
+        """Whether it is one object with a mask."""
+        return not self.crowd and (isinstance(self.mask, dict) or bool(self.polygons))
+
+    def mask_at(self, scale: np.ndarray, height: int, width: int, *, flip: bool) -> np.ndarray:
+        """The mask [height, width] bool in the resized image.
+
+        Args:
+            scale: new width and height in units of the original ones.
+            height: of the resized image.
+            width: of the resized image.
+            flip: left is right.
+        """
+        from pycocotools import mask as coco
+
+        if isinstance(self.mask, dict):
+            code = self.mask
+            if isinstance(code["counts"], list):
+                code = coco.frPyObjects(code, *code["size"])
+            mask = np.asarray(Image.fromarray(decoded(code)).resize((width, height), Image.Resampling.NEAREST))
+            return mask[:, ::-1] if flip else mask
+        polygons = [points.reshape(-1, 2) * scale for points in self.polygons]
+        if flip:
+            polygons = [np.array((width, 0)) + points * (-1, 1) for points in polygons]
+        lists = [points.reshape(-1).tolist() for points in polygons]
+        return decoded(coco.merge(coco.frPyObjects(lists, height, width)))
+
+
+@dataclass(frozen=True, slots=True)
+class CocoImage:
+    """One image: its id, its file below the set's folder, its size in pixels, its objects in the file's order."""
+
+    id: int
+    file: str
+    width: int
+    height: int
+    annotations: tuple[Annotation, ...] = ()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self.width, self.height
+
+
+@dataclass(frozen=True)
+class CocoSet:
+    """Images with annotated objects.
+
+    Args:
+        source: the annotation file.
+        folder: of the images.
+        images: in ascending order of their ids.
+        category_ids: the file's own, ascending: label i is category_ids[i].
+        classes: names of the categories, in the same order.
+        fingerprint: sha256 of the annotation file, and of which images were chosen.
+    """
+
+    source: Path
+    folder: Path
+    images: tuple[CocoImage, ...]
+    category_ids: tuple[int, ...]
+    classes: tuple[str, ...]
+    fingerprint: str
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.images)
+
+    def file(self, index: int) -> Path:
+        """The file of one image."""
+        return self.folder / self.images[index].file
+
+    def open(self, index: int) -> Image.Image:
+        """One image as upright 8-bit RGB.
+
+        Raises:
+            UserError: it cannot be read, or is not of the annotated size.
+        """
+        try:
+            image = open_image(self.file(index))
+        except BrokenImageError as error:
+            raise self._unreadable(index, error) from None
+        if image.size != self.images[index].size:
+            self.check_size(index)
+        return image
+
+    def check_size(self, index: int) -> None:
+        """Compare one file's size with the annotations', without reading its pixels.
+
+        Raises:
+            UserError: they differ, or the file is no image.
+        """
+        try:
+            # As `open_image`: warnings of large images and odd metadata are nothing to mend.
+            with warnings.catch_warnings(action="ignore"), Image.open(self.file(index)) as image:
+                stored, turned = image.size, image.getexif().get(ORIENTATION) in TURNED
+        except DAMAGE as error:
+            raise self._unreadable(index, error) from None
+        upright = stored[::-1] if turned else stored
+        wanted = self.images[index].size
+        if upright == wanted:
+            return
+        if stored == wanted:
+            cure = "its EXIF tag turns it and its objects were marked unturned: remove the tag"
+        else:
+            cure = "annotations and images are of different versions"
+        sizes = " x ".join(map(str, upright)), " x ".join(map(str, wanted))
+        raise UserError(f"{self.file(index)} is {sizes[0]} pixels, and {self.source} says {sizes[1]}: {cure}")
+
+    def _unreadable(self, index: int, error: Exception) -> UserError:
+        return UserError(f"{self.file(index)} cannot be read ({error}): mend it, or remove it from {self.source}")
+
+    @cached_property
+    def trainable(self) -> "CocoSet":
+        """The images with something to learn: as Detectron2, leaves out those without objects or with crowds only."""
+        return self.chosen([i for i, image in enumerate(self.images) if any(a.trainable for a in image.annotations)])
+
+    def chosen(self, indices: Sequence[int]) -> "CocoSet":
+        """Some of the images."""
+        if list(indices) == list(range(len(self))):
+            return self
+        images = tuple(self.images[index] for index in indices)
+        name = f"{self.fingerprint} {[image.id for image in images]}"
+        return replace(self, images=images, fingerprint=hashlib.sha256(name.encode()).hexdigest())
+
+    def truth(self) -> dict[str, Any]:
+        """The set as COCO's evaluation reads it.
+
+        Objects are numbered anew from 1: the evaluation takes an object whose id is 0 for none.
+        """
+        annotations = [
+            {
+                "image_id": image.id,
+                "category_id": self.category_ids[annotation.label],
+                "bbox": list(annotation.box),
+                "area": annotation.area,
+                "iscrowd": int(annotation.crowd),
+                "segmentation": annotation.mask
+                if isinstance(annotation.mask, dict)
+                else [polygon.tolist() for polygon in annotation.mask or ()],
+            }
+            for image in self.images
+            for annotation in image.annotations
+        ]
+        return {
+            "images": [{"id": image.id, "width": image.width, "height": image.height} for image in self.images],
+            "categories": [{"id": i, "name": name} for i, name in zip(self.category_ids, self.classes, strict=True)],
+            "annotations": [{"id": number} | entry for number, entry in enumerate(annotations, 1)],
+        }
+
+
+def decoded(code: dict[str, Any]) -> np.ndarray:
+    """The mask [height, width] bool of a compressed run-length code."""
+    from pycocotools import mask as coco
+
+    # Its latest release (2.0.11) and NumPy 2 disagree about who copies arrays.
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        return np.asarray(coco.decode(code) > 0)
+
+
+def _is_polygon(points: np.ndarray) -> bool:
+    return points.size >= 6 and points.size % 2 == 0

@@ -1,0 +1,267 @@
+"""One detection run from checkpoint to result: checks, pre-flight, training, evaluation, pictures."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from excb.backbones import weights_hash
+from excb.collectives import from_first, processes, rank
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.hub import Backbone, load
+from excb.machine import worker_count
+from excb.results import Result, write_bytes, write_text
+from excb.signals import StopRequest
+
+from . import drawing, scoring
+from .annotations import CocoSet
+from .engine import EngineName, Job, engine
+from .preflight import preflight
+from .settings import OVERFIT_IMAGES, DetectionSettings, settings_for
+
+IDENTITY, PREDICTIONS, RESULT = "run.json", "predictions.json", "result.json"  # in a run folder
+PICTURES = 8
+DEPTHS = {"resnet50": 50, "resnet101": 101, "resnet152": 152}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for.
+
+    Args:
+        checkpoint: what `excb.load` takes.
+        network: teacher or student.
+        schedule: 1x, 2x, smoke or overfit.
+        recipe: ssl or stock.
+        engine: detectron2 or torchvision.
+        batch: images a step, where it is not the schedule's.
+        options: other settings, as they stand.
+        folder: of the run; one is named by default.
+        workers: processes that read images, or None for as many as there are cores.
+        preflight: whether a few images are learnt by heart first; None where the schedule is long.
+    """
+
+    checkpoint: str
+    network: Literal["teacher", "student"] = "teacher"
+    schedule: str = "1x"
+    recipe: str = "ssl"
+    engine: EngineName = "detectron2"
+    batch: int | None = None
+    options: Mapping[str, Any] | None = None
+    folder: Path | None = None
+    workers: int | None = None
+    preflight: bool | None = None
+
+
+def check(request: Request) -> None:
+    """Refuse what cannot run, without looking at data or weights.
+
+    Raises:
+        UserError: the engine is not installed, or no such schedule, recipe or option.
+    """
+    engine(request.engine)
+    settings_for(request.schedule, request.recipe, batch=request.batch, options=request.options)
+
+
+def prepare(request: Request, train: CocoSet, val: CocoSet, device: torch.device, reporter: Reporter) -> Job:
+    """Load and check everything before any work starts.
+
+    Raises:
+        UserError: checkpoint and settings cannot make a run.
+    """
+    check(request)
+    backbone = load(request.checkpoint, network=request.network)
+    name = backbone.entry.architecture.name
+    if name not in DEPTHS:
+        raise UserError(
+            f"detection takes a {', '.join(DEPTHS)}, and {request.checkpoint} is a {name}: choose another checkpoint"
+        )
+    settings = _settings(request, backbone)
+    if settings.batch % processes():
+        raise UserError(f"a batch of {settings.batch} images cannot be shared by {processes()} processes: set --batch")
+    if request.schedule == "overfit":
+        train = train.trainable
+        train = val = train.chosen(range(min(OVERFIT_IMAGES, len(train))))
+    folder = request.folder or Path("runs") / f"detection-{_label(request.checkpoint)}-{request.schedule}"
+    workers = worker_count(-1 if request.workers is None else request.workers)
+    tensors = backbone.network.state_dict()
+    return Job(settings, DEPTHS[name], tensors, train, val, folder, device, workers, reporter)
+
+
+def _settings(request: Request, backbone: Backbone) -> DetectionSettings:
+    """The settings with the checkpoint's colours; what contradicts its weights is refused."""
+    colours = {
+        name: tuple(round(255 * share, 4) for share in getattr(backbone.transform, name)) for name in ("mean", "std")
+    }
+    settings = settings_for(
+        request.schedule, request.recipe, batch=request.batch, options=colours | dict(request.options or {})
+    )
+    of_checkpoint = {"input_format": "RGB", "stride_in_1x1": False} | colours
+    for name, value in of_checkpoint.items():
+        chosen = getattr(settings, name)
+        if chosen != value:
+            raise UserError(
+                f"{name}={_text(chosen)}, but {request.checkpoint} was trained with {_text(value)}: leave it out"
+            )
+    return settings
+
+
+def _label(checkpoint: str) -> str:
+    """A checkpoint's name as a part of a folder's."""
+    last = Path(checkpoint).name or "checkpoint"
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in last)
+
+
+def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
+    """Train, or go on with the run in the job's folder, and evaluate.
+
+    Returns:
+        The result, written to the folder's result.json; or the exit code of a run that was asked to stop.
+
+    Raises:
+        UserError: the folder holds another run, the pre-flight fails, or the run cannot be made here.
+    """
+    start, runner, reporter = time.monotonic(), engine(request.engine), job.reporter
+    identity = _identity(request, job)
+    fresh = from_first(lambda: _is_new(job.folder, identity))
+    wanted = request.schedule in {"1x", "2x"} if request.preflight is None else request.preflight
+    if wanted and fresh:
+        preflight(runner, job)
+    if fresh:
+        from_first(lambda: write_text(json.dumps(identity, indent=2) + "\n", job.folder / IDENTITY))
+    with StopRequest() as stop:
+        if not runner.train(job, stop):
+            if stop.received is not None:
+                reporter.note(f"stopped by {stop.received.name}: the same command goes on")
+            return stop.exit_code
+    found = runner.predict(job, job.val)
+    seconds = time.monotonic() - start
+    result = from_first(lambda: _report(request, job, found, runner.differences, seconds))
+    if table and rank() == 0:
+        title = f"Mask R-CNN ({job.settings.architecture}) on {len(job.val):,} images of {job.val.source.name}"
+        rows = [[name, f"{value:.2f}"] for name, value in result.figures.items()]
+        reporter.table(title, ["figure", "AP"], rows)
+    return result
+
+
+def _identity(request: Request, job: Job) -> dict[str, Any]:
+    """All that a run's weights depend on."""
+    return {
+        "engine": request.engine,
+        "schedule": request.schedule,
+        "recipe": request.recipe,
+        "settings": json.loads(json.dumps(asdict(job.settings))),
+        "weights": weights_hash(job.backbone),
+        "train": job.train.fingerprint,
+    }
+
+
+def _is_new(folder: Path, identity: dict[str, Any]) -> bool:
+    """Whether the folder is new; one of another run is refused."""
+    file = folder / IDENTITY
+    try:
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file} ({error}): name another --run") from None
+    if known is None:
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} holds other files: name a new folder with --run")
+        return True
+    if known != identity:
+        raise UserError(f"{folder} holds a run with another {_difference(known, identity)}: name another --run")
+    return False
+
+
+def _difference(known: Any, identity: dict[str, Any]) -> str:
+    """The first thing in which two runs differ, for a person."""
+    known = known if isinstance(known, dict) else {}
+    for name, value in identity.items():
+        if name == "settings":
+            before = known.get(name) or {}
+            for entry, now in value.items():
+                if before.get(entry) != now:
+                    return f"{entry} ({before.get(entry)}, now {now})"
+        elif known.get(name) != value:
+            return {"weights": "checkpoint", "train": "training set"}.get(name, name)
+    return "version"
+
+
+def _report(
+    request: Request, job: Job, found: list[dict[str, Any]], differences: tuple[str, ...], seconds: float
+) -> Result:
+    """Score and draw predictions, and write all files of the result."""
+    identity = _identity(request, job)
+    predictions = scoring.write_predictions(found, job.folder / PREDICTIONS)  # first: hours went into them
+    scores = scoring.score(job.val, found)
+    pictures = drawing.write_pictures(job.val, found, job.folder / "pictures", number=PICTURES)
+    notes = [*differences]
+    if request.schedule in {"smoke", "overfit"}:
+        notes.append(f"schedule {request.schedule}: shows that the machinery works, not how good the checkpoint is")
+    result = Result(
+        protocol="detection",
+        figures={name: round(value, 4) for name, value in scores.figures.items()},
+        settings={name: value for name, value in identity.items() if name not in {"weights", "train"}},
+        checkpoint={
+            "source": request.checkpoint,
+            "architecture": f"resnet{job.depth}",
+            "network": request.network,
+            "weights_sha256": identity["weights"],
+        },
+        data={
+            name: {"root": str(images.source), "images": len(images), "fingerprint": images.fingerprint}
+            for name, images in (("train", job.train), ("test", job.val))
+        }
+        | {"classes": len(job.val.classes)},
+        seconds=round(seconds, 1),
+        per_class=scores.per_class,
+        notes=notes,
+        predictions=predictions,
+    )
+    write_text(result.to_json() + "\n", job.folder / RESULT)
+    job.reporter.note(f"wrote {job.folder / RESULT}, {PREDICTIONS} and {pictures[-1]}")
+    return result
+
+
+def copy_result(result: Result, folder: Path, file: Path) -> list[Path]:
+    """Write a run's result elsewhere, with its predictions beside it.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    beside = file.with_name(f"{file.name.removesuffix('.json')}.predictions.json")
+    write_bytes((folder / PREDICTIONS).read_bytes(), beside)
+    copied = replace(result, predictions=result.predictions | {"file": beside.name})
+    write_text(copied.to_json() + "\n", file)
+    return [file, beside]
+
+
+def show(request: Request, job: Job) -> None:
+    """Print every option beside Detectron2's stock value, and what a run would do."""
+    settings = job.settings
+    stock = replace(
+        settings_for(request.schedule, "stock", batch=request.batch),
+        input_format="BGR",
+        stride_in_1x1=True,
+        std=(1.0, 1.0, 1.0),
+    )
+    rows = []
+    for entry in fields(settings):
+        value, usual = getattr(settings, entry.name), getattr(stock, entry.name)
+        different = "" if value == usual else _text(usual)
+        rows.append([entry.name, _text(value), different, entry.metadata["source"], entry.metadata["doc"]])
+    job.reporter.table("", ["option", "value", "stock", "source", "what it is"], rows)
+    images, seen = len(job.train.trainable), settings.iterations * settings.batch
+    job.reporter.answer(
+        f"\n{settings.iterations:,} steps of {settings.batch}, {seen / images:,.1f} epochs of {images:,} images\n"
+        f"evaluation on {len(job.val):,} images, {len(job.val.classes)} classes\n"
+        f"engine {request.engine}, run folder {job.folder}"
+    )
+
+
+def _text(value: Any) -> str:
+    return ",".join(f"{item:g}" for item in value) if isinstance(value, tuple) else str(value).lower()

@@ -1,0 +1,95 @@
+"""What both engines take and give; which one runs is chosen by name."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.signals import StopRequest
+
+from .annotations import CocoSet
+from .settings import DetectionSettings
+
+EngineName = Literal["detectron2", "torchvision"]
+INSTALL = (
+    "Detectron2 is not installed: build it (pip install 'setuptools<82' wheel ninja, then pip install "
+    "--no-build-isolation git+https://github.com/facebookresearch/detectron2), or take --engine torchvision"
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One detection run.
+
+    Args:
+        settings: its definition.
+        depth: of the ResNet: 50, 101 or 152.
+        backbone: the ResNet's tensors in torchvision's names, without a classifier.
+        train: images to train on; never empty.
+        val: images to evaluate on; categories are train's.
+        folder: of the run: checkpoints, logs, pictures.
+        device: where to compute.
+        workers: processes that read images, for each process that trains.
+        reporter: where to talk.
+    """
+
+    settings: DetectionSettings
+    depth: int
+    backbone: Mapping[str, Tensor]
+    train: CocoSet
+    val: CocoSet
+    folder: Path
+    device: torch.device
+    workers: int
+    reporter: Reporter
+
+
+class Engine(Protocol):
+    """How a detector is built, trained and asked."""
+
+    differences: tuple[str, ...]  # to Detectron2, one sentence each
+
+    def train(self, job: Job, stop: StopRequest) -> bool:
+        """Train to the end; go on from the newest checkpoint in the folder, if there is one.
+
+        Returns:
+            Whether the end was reached: else a signal asked to stop, and the state is saved.
+
+        Raises:
+            UserError: the settings cannot run here, or memory does not suffice.
+        """
+
+    def predict(self, job: Job, images: CocoSet) -> list[dict[str, Any]]:
+        """What the trained detector sees: COCO's result dicts, with the set's own category ids.
+
+        Every process calls this; process 0 gets all results, the others an empty list.
+        """
+
+    def first_losses(self, job: Job, images: int, iterations: int) -> list[float]:
+        """Train new weights on the first few training images for a moment, and return the loss of every step.
+
+        Nothing is written, and random numbers elsewhere stay what they were.
+        """
+
+
+def engine(name: EngineName) -> Engine:
+    """Return an engine.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if name == "detectron2":
+        if importlib.util.find_spec("detectron2") is None:
+            raise UserError(INSTALL)
+        from . import detectron2_engine
+
+        return detectron2_engine
+    from . import torchvision_engine
+
+    return torchvision_engine

@@ -1,0 +1,52 @@
+"""Detections brought back to the original image: boxes rescaled, masks pasted where their boxes are."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+THRESHOLD = 0.5  # of a mask's probability
+
+
+def to_original(found: Mapping[str, Tensor], seen: tuple[int, int], original: tuple[int, int]) -> dict[str, Tensor]:
+    """Detections of a resized image as those of the original one; boxes without a surface are dropped.
+
+    Args:
+        found: `boxes` [D, 4], `labels` [D] from 1, `scores` [D] and `masks` [D, 1, M, M], probabilities over the box.
+        seen: height and width of the image that the detector saw.
+        original: those of the original one.
+
+    Returns:
+        `boxes` in original pixels, `labels` from 0, `scores`, and `masks` [D, height, width] bool, all on the CPU.
+    """
+    boxes, labels, scores, masks = (found[name].cpu() for name in ("boxes", "labels", "scores", "masks"))
+    (height, width), (rows, columns) = original, seen
+    scale = torch.tensor([width / columns, height / rows])
+    boxes = (boxes.float().view(-1, 2, 2) * scale).clamp(min=0).minimum(torch.tensor([width, height])).view(-1, 4)
+    kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
+    boxes = boxes[kept]
+    pasted = torch.zeros(len(boxes), height, width, dtype=torch.bool)
+    for canvas, box, mask in zip(pasted, boxes, masks[kept, 0].float(), strict=True):
+        paste(canvas, box, mask)
+    return {"boxes": boxes, "labels": labels[kept] - 1, "scores": scores[kept], "masks": pasted}
+
+
+def paste(canvas: Tensor, box: Tensor, mask: Tensor) -> None:
+    """Set the pixels whose centres lie in a mask; between the mask's cells it is interpolated linearly.
+
+    As in Detectron2 the box keeps its fractions of pixels; torchvision's own function rounds it.
+
+    Args:
+        canvas: [height, width] bool.
+        box: [4] left, top, right, bottom.
+        mask: [M, M] probabilities.
+    """
+    height, width = canvas.shape
+    left, top, right, bottom = box.tolist()
+    rows, columns = slice(int(top), min(height, int(bottom) + 1)), slice(int(left), min(width, int(right) + 1))
+    y = (torch.arange(rows.start, rows.stop) + 0.5 - top) / (bottom - top) * 2 - 1
+    x = (torch.arange(columns.start, columns.stop) + 0.5 - left) / (right - left) * 2 - 1
+    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)
+    values = F.grid_sample(mask[None, None], grid[None], align_corners=False)[0, 0]
+    canvas[rows, columns] = values >= THRESHOLD

@@ -1,0 +1,132 @@
+"""Detections as COCO's results, their file, and the average precisions that COCO's own evaluation finds in them."""
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from excb.errors import UserError
+from excb.results import write_text
+
+from .annotations import CocoSet
+
+# What the field reports: IoU from 0.5 to 0.95, at 0.5, at 0.75; objects of all sizes, 100 detections an image.
+THRESHOLDS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
+KINDS = ("bbox", "segm")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Average precisions in percent.
+
+    Args:
+        figures: bbox_AP, bbox_AP50, bbox_AP75, segm_AP, segm_AP50, segm_AP75.
+        per_class: bbox_AP and segm_AP by class name; None for classes without objects.
+    """
+
+    figures: dict[str, float]
+    per_class: dict[str, dict[str, float | None]]
+
+
+def as_results(
+    images: CocoSet, image_id: int, *, boxes: Tensor, labels: Tensor, scores: Tensor, masks: Tensor
+) -> list[dict[str, Any]]:
+    """One image's detections as COCO's result dicts, with the set's own category ids.
+
+    Args:
+        images: the set.
+        image_id: the set's own.
+        boxes: [N, 4] left, top, right, bottom in pixels of the original image.
+        labels: [N], from 0.
+        scores: [N].
+        masks: [N, height, width] bool, of the original image's size.
+    """
+    from pycocotools import mask as coco
+
+    codes = coco.encode(np.asfortranarray(masks.cpu().numpy().astype(np.uint8).transpose(1, 2, 0)))
+    return [
+        {
+            "image_id": image_id,
+            "category_id": images.category_ids[label],
+            "bbox": [left, top, right - left, bottom - top],
+            "score": score,
+            "segmentation": {"size": [int(side) for side in code["size"]], "counts": code["counts"].decode()},
+        }
+        for (left, top, right, bottom), label, score, code in zip(
+            boxes.tolist(), labels.tolist(), scores.tolist(), codes, strict=True
+        )
+    ]
+
+
+def write_predictions(predictions: Sequence[dict[str, Any]], file: Path) -> dict[str, str]:
+    """Write results for COCO's tools to load, atomically.
+
+    Returns:
+        Name and sha256 of the file, as `Result.predictions` has them.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    text = json.dumps(list(predictions), allow_nan=False)
+    write_text(text, file)
+    return {"file": file.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def score(images: CocoSet, predictions: Sequence[dict[str, Any]]) -> Scores:
+    """Average precision of predictions, by pycocotools.
+
+    Args:
+        images: the set that they were made on.
+        predictions: COCO's result dicts with box, mask and score.
+
+    Raises:
+        UserError: the set has no object to find.
+    """
+    figures: dict[str, float] = {}
+    per_class: dict[str, dict[str, float | None]] = {}
+    for kind in KINDS:
+        precision = _precision(images, predictions, kind)
+        for name, chosen in THRESHOLDS.items():
+            value = _mean(precision[chosen])
+            if value is None:
+                raise UserError(f"{images.source} has no object to find: average precision is not defined")
+            figures[f"{kind}_{name}"] = value
+        columns = np.moveaxis(precision, -1, 0)
+        per_class[f"{kind}_AP"] = dict(zip(images.classes, map(_mean, columns), strict=True))
+    return Scores(figures, per_class)
+
+
+def _precision(images: CocoSet, predictions: Sequence[dict[str, Any]], kind: str) -> np.ndarray:
+    """[10 IoU thresholds, 101 recalls, C classes], -1 for classes without objects."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
+        truth, found = COCO(), COCO()
+        truth.dataset = images.truth()
+        truth.createIndex()
+        if predictions:
+            # Without boxes, or the tools would take an object's size from its box also where masks are meant.
+            spare = "bbox" if kind == "segm" else "segmentation"
+            found = truth.loadRes([{k: v for k, v in entry.items() if k != spare} for entry in predictions])
+        else:
+            found.dataset = truth.dataset | {"annotations": []}
+            found.createIndex()
+        evaluation = COCOeval(truth, found, kind)
+        evaluation.evaluate()
+        evaluation.accumulate()
+    everything, most = 0, -1  # the last two axes: range of sizes, most detections
+    return np.asarray(evaluation.eval["precision"][..., everything, most])
+
+
+def _mean(precision: np.ndarray) -> float | None:
+    """In percent, over what is defined."""
+    defined = precision[precision > -1]
+    return 100 * float(defined.mean()) if defined.size else None

@@ -1,0 +1,205 @@
+"""What a detection run is defined by: the field's recipe or Detectron2's, every choice an option with its source.
+
+The recipe that papers cite as "following MoCo" (repository facebookresearch/moco, folder detection, removed in 2026) is
+`ssl`; `stock` is Detectron2's mask_rcnn_R_50_C4. docs/detection.md compares them. Importing this file needs no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from excb.errors import UserError, nearest_name
+from excb.settings import option, require, require_choices
+
+BATCH = 16  # that the published schedules are for
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionSettings:
+    """A Mask R-CNN on a ResNet's features, and its training. Lengths are pixels, colours 0 to 255."""
+
+    # The network
+    architecture: Literal["c4", "fpn"] = option(
+        "c4", "c4: RPN and RoIs on conv4, conv5 in the head; fpn: feature pyramid", source="MoCo, ExCB: C4"
+    )
+    norm: Literal["SyncBN", "naiveSyncBN", "BN", "FrozenBN"] = option(
+        "SyncBN",
+        "of backbone and extra norm; naiveSyncBN is Detectron2's own, BN is not synchronised",
+        source="MoCo's first release, OpenMMLab; MoCo later: naiveSyncBN; stock: FrozenBN",
+    )
+    extra_norm: bool = option(True, "a norm after conv5 in C4's head", source="MoCo; stock: none")
+    freeze_at: int = option(0, "stages kept as they are: 0 none, 2 stem and conv2", source="MoCo: 0; stock: 2")
+    stride_in_1x1: bool = option(
+        False, "stride in the 1x1 convolution of a block", source="torchvision's networks: no; stock's MSRA ones: yes"
+    )
+    input_format: Literal["RGB", "BGR"] = option("RGB", "order of colours", source="MoCo: RGB; stock: BGR")
+    mean: tuple[float, float, float] = option(
+        (123.675, 116.28, 103.53), "subtracted from colours, in RGB", source="the checkpoint's"
+    )
+    std: tuple[float, float, float] = option(
+        (58.395, 57.12, 57.375), "colours are divided by it, in RGB", source="the checkpoint's; stock: 1"
+    )
+    precise_bn: bool = option(True, "measure BatchNorm's statistics anew at the end", source="MoCo: yes; stock: no")
+    precise_bn_iterations: int = option(200, "batches for that", source="Detectron2")
+
+    # Images
+    min_sizes: tuple[int, ...] = option(
+        (640, 672, 704, 736, 768, 800), "shorter sides in training, one is drawn", source="Detectron2"
+    )
+    test_size: int = option(800, "shorter side in evaluation", source="Detectron2")
+    max_size: int = option(1333, "longer side at most", source="Detectron2")
+
+    # Training
+    optimizer: Literal["sgd", "adamw"] = option("sgd", "sgd or adamw (for short runs)", source="Detectron2")
+    batch: int = option(BATCH, "images a step, of all processes together", source="Detectron2")
+    base_lr: float = option(0.02, "learning rate after warm-up", source="Detectron2")
+    momentum: float = option(0.9, "of sgd", source="Detectron2")
+    weight_decay: float = option(1e-4, "of all but norms", source="Detectron2")
+    warmup: int = option(1000, "steps of linear warm-up from a thousandth", source="Detectron2")
+    iterations: int = option(90_000, "steps", source="1x")
+    steps: tuple[int, ...] = option((60_000, 80_000), "where the learning rate falls to a tenth", source="1x")
+    rois: int = option(512, "regions of an image that the heads are trained on", source="Detectron2")
+    rpn_post_test: int = option(1000, "proposals kept in evaluation", source="Detectron2")
+    rpn_pre_test: int = option(
+        6000, "proposals before suppression in evaluation (1,000 a level in fpn)", source="Detectron2 C4"
+    )
+    precision: Literal["fp32", "amp"] = option("fp32", "amp: mixed precision on GPUs", source="Detectron2")
+    save_every: int = option(5000, "steps between checkpoints", source="Detectron2")
+    seed: int = option(0, "of order, sizes and flips, and of new weights", source="ours")
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range."""
+        require_choices("detection", self)
+        require(0 <= self.freeze_at <= 5, "freeze_at must lie between 0 and 5")
+        require(self.batch >= 1, "batch must be at least 1")
+        require(self.iterations >= 1, "iterations must be at least 1")
+        require(self.base_lr > 0, "base_lr must be above 0")
+        require(self.save_every >= 1, "save_every must be at least 1")
+        require(self.rois >= 1, "rois must be at least 1")
+        require(min(self.min_sizes, default=0) > 0, "min_sizes must be one or more lengths above 0")
+        require(0 < self.test_size <= self.max_size, "test_size must be above 0, and at most max_size")
+        require(max(self.min_sizes) <= self.max_size, "min_sizes must be at most max_size")
+        require(all(step > 0 for step in self.steps), "steps must be above 0")
+        require(self.steps == tuple(sorted(self.steps)), "steps must ascend")
+        require(len(self.mean) == len(self.std) == 3, "mean and std must be three numbers each")
+        require(min(self.std) > 0, "std must be above 0")
+        require(self.precise_bn_iterations >= 1, "precise_bn_iterations must be at least 1")
+        for name in ("warmup", "weight_decay", "seed"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 or more")
+        require(0 <= self.momentum < 1, "momentum must lie in [0, 1)")
+        require(min(self.rpn_pre_test, self.rpn_post_test) >= 1, "rpn_pre_test and rpn_post_test must be at least 1")
+
+
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "ssl": {},
+    "stock": {
+        "norm": "FrozenBN",
+        "extra_norm": False,
+        "freeze_at": 2,
+        "precise_bn": False,
+    },
+}
+
+SCHEDULES: Mapping[str, Mapping[str, Any]] = {
+    "1x": {"iterations": 90_000, "steps": (60_000, 80_000)},
+    "2x": {"iterations": 180_000, "steps": (120_000, 160_000)},
+    # Does everything work? Minutes on two cores; its figures mean nothing.
+    "smoke": {
+        "min_sizes": (192, 256),
+        "test_size": 256,
+        "max_size": 427,
+        "batch": 2,
+        "iterations": 12,
+        "steps": (9,),
+        "warmup": 3,
+        "base_lr": 0.0025,
+        "rois": 32,
+        "rpn_pre_test": 500,
+        "rpn_post_test": 50,
+        "precise_bn_iterations": 2,
+        "save_every": 4,
+    },
+    # Can it learn a few images by heart?
+    "overfit": {
+        "min_sizes": (192,),
+        "test_size": 192,
+        "max_size": 320,
+        "optimizer": "adamw",
+        "batch": 4,
+        "iterations": 200,
+        "steps": (160,),
+        "warmup": 10,
+        "base_lr": 3e-4,
+        "rois": 32,
+        "rpn_pre_test": 500,
+        "rpn_post_test": 100,
+        "precise_bn": False,
+        "save_every": 50,
+    },
+}
+OVERFIT_IMAGES = 8  # of the training set: what `overfit` trains and evaluates on
+
+
+def settings_for(
+    schedule: str, recipe: str = "ssl", *, batch: int | None = None, options: Mapping[str, Any] | None = None
+) -> DetectionSettings:
+    """The settings of a schedule.
+
+    Args:
+        schedule: 1x, 2x, smoke or overfit.
+        recipe: ssl or stock.
+        batch: images a step; lr, length and steps of 1x and 2x follow by the linear rule (Goyal et al., 2017).
+        options: other fields, as they stand: nothing is rescaled for them.
+
+    Raises:
+        UserError: no such schedule, recipe or option, or a value out of range.
+    """
+    for name, known, kind in ((schedule, SCHEDULES, "schedule"), (recipe, RECIPES, "recipe")):
+        if name not in known:
+            raise UserError(f"no {kind} is called '{name}'{nearest_name(name, known)}; there are {', '.join(known)}")
+    options = dict(options or {})
+    names = [entry.name for entry in fields(DetectionSettings)]
+    if unknown := [name for name in options if name not in names]:
+        close = nearest_name(unknown[0], names)
+        raise UserError(f"detection has no option '{unknown[0]}'{close}; there are {', '.join(names)}")
+    settings = DetectionSettings(**{**RECIPES[recipe], **SCHEDULES[schedule]})
+    if batch is not None:
+        require(batch >= 1, "batch must be at least 1")
+        settings = rescaled(settings, batch) if schedule in {"1x", "2x"} else replace(settings, batch=batch)
+    return replace(settings, **options)
+
+
+def rescaled(settings: DetectionSettings, batch: int) -> DetectionSettings:
+    """The same training with other batches: lr in proportion, lengths inversely."""
+    factor = batch / settings.batch
+    return replace(
+        settings,
+        batch=batch,
+        base_lr=settings.base_lr * factor,
+        iterations=round(settings.iterations / factor),
+        steps=tuple(round(step / factor) for step in settings.steps),
+        warmup=round(settings.warmup / factor),
+    )
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """An option as the command line has it: "norm=BN", "min_sizes=480,512".
+
+    Raises:
+        UserError: no such option, or its value is of another type.
+    """
+    name, equals, value = text.partition("=")
+    entry = next((entry for entry in fields(DetectionSettings) if entry.name == name), None)
+    if entry is None or not equals:
+        names = [entry.name for entry in fields(DetectionSettings)]
+        raise UserError(f"'{text}' sets nothing{nearest_name(name, names)}: write OPTION=VALUE, such as norm=BN")
+    default: Any = entry.default
+    try:
+        if isinstance(default, bool):
+            return name, {"true": True, "false": False}[value.lower()]
+        if isinstance(default, tuple):
+            return name, tuple(type(default[0])(item) for item in value.split(","))
+        return name, type(default)(value)
+    except (KeyError, ValueError):
+        kind = "true or false" if isinstance(default, bool) else f"like {default}"
+        raise UserError(f"{name} must be {kind}, not '{value}'") from None
