@@ -22,7 +22,7 @@ from . import drawing, scoring
 from .annotations import CocoSet
 from .engine import EngineName, Job, engine
 from .preflight import preflight
-from .settings import OVERFIT_IMAGES, DetectionSettings, settings_for
+from .settings import OVERFIT_IMAGES, SCHEDULES, DetectionSettings, settings_for
 
 IDENTITY, PREDICTIONS, RESULT = "run.json", "predictions.json", "result.json"  # in a run folder
 PICTURES = 8
@@ -253,7 +253,12 @@ def show(request: Request, job: Job) -> None:
     for entry in fields(settings):
         value, usual = getattr(settings, entry.name), getattr(stock, entry.name)
         different = "" if value == usual else _text(usual)
-        rows.append([entry.name, _text(value), different, entry.metadata["source"], entry.metadata["doc"]])
+        source = entry.metadata["source"]
+        if entry.name in (request.options or {}):
+            source = "command line"
+        elif entry.name in SCHEDULES[request.schedule]:
+            source = f"schedule {request.schedule}"
+        rows.append([entry.name, _text(value), different, source, entry.metadata["doc"]])
     job.reporter.table("", ["option", "value", "stock", "source", "what it is"], rows)
     images, seen = len(job.train.trainable), settings.iterations * settings.batch
     job.reporter.answer(
@@ -264,4 +269,6 @@ def show(request: Request, job: Job) -> None:
 
 
 def _text(value: Any) -> str:
-    return ",".join(f"{item:g}" for item in value) if isinstance(value, tuple) else str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(f"{item:g}" for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -206,8 +206,9 @@ def test_a_folder_with_other_files_is_left_alone(
 def test_a_dry_run_shows_every_option_and_writes_nothing(
     stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert detect(data, "--dry-run") == 0
+    assert detect(data, "--dry-run", "--set", "rois=7") == 0
     out = capsys.readouterr().out
+    assert [line.split()[3:5] for line in out.splitlines() if line.startswith("rois ")] == [["command", "line"]]
     assert "freeze_at" in out
     assert "FrozenBN" in out  # the stock value beside ours
     assert "epochs of" in out
@@ -219,7 +220,7 @@ def test_a_dry_run_shows_every_option_and_writes_nothing(
     ("arguments", "message"),
     [
         (["--ckpt", "vit"], "detection takes a resnet50, resnet101, resnet152, and vit is a vit_small"),
-        (["--set", "input_format=BGR"], "input_format=bgr, but mine was trained with rgb"),
+        (["--set", "input_format=BGR"], "input_format=BGR, but mine was trained with RGB"),
         (["--set", "stride_in_1x1=true"], "stride_in_1x1=true, but mine was trained with false"),
         (["--set", "std=1,1,1"], "std=1,1,1, but mine was trained with"),
         (["--set", "nrom=BN"], "did you mean 'norm'?"),
