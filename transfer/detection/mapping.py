@@ -62,7 +62,7 @@ def training_sample(images: CocoSet, index: int, settings: DetectionSettings, ra
     """
     entry = images.images[index]
     short = int(random.choice(settings.min_sizes))
-    flip = bool(random.random() < 0.5)
+    flip = bool(random.random() < 0.5) and settings.flip
     height, width = resized(entry.height, entry.width, short=short, longest=settings.max_size)
     pixels = np.asarray(images.open(index).resize((width, height), Image.Resampling.BILINEAR))
     scale = np.array((width / entry.width, height / entry.height))

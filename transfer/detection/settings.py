@@ -46,6 +46,7 @@ class DetectionSettings:
     min_sizes: tuple[int, ...] = option(
         (640, 672, 704, 736, 768, 800), "shorter sides in training, one is drawn", source="Detectron2"
     )
+    flip: bool = option(True, "half of the training images are mirrored", source="Detectron2")
     test_size: int = option(800, "shorter side in evaluation", source="Detectron2")
     max_size: int = option(1333, "longer side at most", source="Detectron2")
 
@@ -124,6 +125,7 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
         "min_sizes": (192,),
         "test_size": 192,
         "max_size": 320,
+        "flip": False,
         "optimizer": "adamw",
         "batch": 4,
         "iterations": 200,
@@ -133,8 +135,8 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
         "rois": 32,
         "rpn_pre_test": 500,
         "rpn_post_test": 100,
-        "precise_bn": False,
-        "save_every": 50,
+        "precise_bn_iterations": 8,
+        "save_every": 20,
     },
 }
 OVERFIT_IMAGES = 8  # of the training set: what `overfit` trains and evaluates on

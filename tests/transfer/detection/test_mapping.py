@@ -89,6 +89,12 @@ def test_untouched_samples_are_what_cocos_tools_read(train: CocoSet) -> None:
             np.testing.assert_array_equal(mask, decoded(api.annToRLE(annotation)))
 
 
+def test_without_flips_nothing_is_mirrored(train: CocoSet) -> None:
+    settings = settings_for("smoke", options={"min_sizes": (50,), "test_size": 50, "flip": False})
+    draws = cast(np.random.Generator, Draws(50, flip=True))
+    assert torch.equal(training_sample(train, 0, settings, draws).image, drawn(train, 0, 50).image)
+
+
 def test_flipping_moves_everything_alike(train: CocoSet) -> None:
     for index in range(len(train)):
         plain, flipped = drawn(train, index, 50), drawn(train, index, 50, flip=True)
