@@ -45,7 +45,7 @@ def open_coco(
         UserError: something is missing, broken or contradictory.
     """
     if find_spec("pycocotools") is None:
-        raise UserError("COCO's tools are not installed: run `pip install 'excb[detection]'`")
+        raise UserError("COCO's tools are not installed: run `pip install pycocotools`")
     places = [
         _place(data, "train", train_json, train_images),
         _place(data, "val", val_json, val_images),

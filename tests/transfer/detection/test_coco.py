@@ -238,7 +238,7 @@ def test_a_missing_folder_or_no_place_at_all(tmp_path: Path) -> None:
 
 def test_missing_tools_are_named_first(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coco, "find_spec", lambda _name: None)
-    with pytest.raises(UserError, match="pip install 'excb"):
+    with pytest.raises(UserError, match="pip install pycocotools"):
         open_coco(tree)
 
 
