@@ -4,16 +4,16 @@ Letters: N bank rows, Q queries, D feature width, k neighbours. How the search w
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from excb.collectives import gather_rows, processes, rank, together
 from excb.errors import UserError
+from excb.exact import exact_products
 from excb.neighbours import Rows, Search, UnitRows, bfloat16_pays, faiss_gpus, import_faiss, working_bytes
 
 _MERGED = 4096  # queries whose neighbours the processes exchange at once
@@ -186,7 +186,7 @@ def _search(search: Search, queries: UnitRows, first: int, progress: Callable[[i
     similarities = torch.empty(len(queries), search.k, dtype=torch.float64)
     if not search.k:  # more processes than rows
         return Neighbours(indices, similarities)
-    with _ieee_float32(queries.device):
+    with exact_products(queries.device):
         for start in range(0, len(queries), search.round):
             block = slice(start, min(start + search.round, len(queries)))
             own = torch.arange(block.start, block.stop, device=queries.device) - first
@@ -302,21 +302,6 @@ def _best_classes(scores: Tensor) -> tuple[Tensor, Tensor]:
         classes.append(rest.argmax(1, keepdim=True))  # of equals the first, which topk does not promise
         rest.scatter_(1, classes[-1], -1.0)
     return torch.cat(classes, 1), tied
-
-
-@contextmanager
-def _ieee_float32(device: torch.device) -> Iterator[None]:
-    """Multiply float32 as float32, whatever the caller allows: the error bounds know no TF32 or autocast."""
-    settings: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
-    before = [setting.fp32_precision for setting in settings]
-    try:
-        for setting in settings:
-            setting.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for setting, precision in zip(settings, before, strict=True):
-            setting.fp32_precision = precision
 
 
 def _size(count: int) -> str:

@@ -16,8 +16,6 @@ Letters: V views, G of them global, B images, R rows, K clusters, D width.
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -25,6 +23,7 @@ import torch
 from torch import Tensor
 
 from excb.errors import UserError
+from excb.exact import exact_products
 
 Form = Literal["auto", "chunked", "triton", "flex"]
 
@@ -123,7 +122,7 @@ def assign(
     # crowd below it, then keep their digits.
     scores = Scores(queries, centroids, temperature, balance=(scale, offset - 1))
     bounds = (-2.0, 0.0) if clamp else None
-    with exact(queries.device):
+    with exact_products(queries.device):
         if winner_gain != 1:  # one score of each row changes; which one, only a pass over all centroids can tell
             best = run.average(scores, None, winners=True)
             gained = best.peak * winner_gain + (winner_gain - 1)
@@ -186,7 +185,7 @@ class _Match(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, centroids: Tensor, pairs: _Pairs) -> Tensor:
         (V, B, D), G = queries.shape, len(pairs.weights)
         scores = Scores(queries.flatten(0, 1), centroids, pairs.temperature)
-        with exact(queries.device):
+        with exact_products(queries.device):
             average = pairs.run.average(scores, centroids, winners=False)
             targets = pairs.assignment.targets.view(G, B, D)
             weights = pairs.weights.to(targets) / max(1, B)
@@ -217,7 +216,7 @@ class _Match(torch.autograd.Function):
         teacher = Scores(teacher_rows, teacher_centroids, temperature, balance, bounds, tuple(replaced) or None)
         weights = weights * (gradient / ctx.temperature)
         row_weights = weights.sum(0)[:, None].expand(queries.shape[:2]).flatten()
-        with exact(queries.device):
+        with exact_products(queries.device):
             matched = -torch.einsum("gv,vbd->gbd", weights, queries.to(weights)).flatten(0, 1)
             of_centroids = ctx.run.spread(
                 Spread(student, peak, row_weights / total, student.rows),
@@ -272,18 +271,3 @@ def _obstacle(rows: Tensor) -> str:
     if torch.cuda.get_device_capability(rows.device) < (8, 0):
         return "needs a GPU of compute capability 8.0 or newer"
     return "" if importlib.util.find_spec("triton") else "needs Triton, which is not installed"
-
-
-@contextmanager
-def exact(device: torch.device) -> Iterator[None]:
-    """Multiply float32 as float32, whatever the caller allows: neither autocast nor TF32 may round a score."""
-    settings: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
-    before = [setting.fp32_precision for setting in settings]
-    try:
-        for setting in settings:
-            setting.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for setting, precision in zip(settings, before, strict=True):
-            setting.fp32_precision = precision

@@ -60,9 +60,11 @@ class StepProfile:
         return lap
 
     def _summary(self) -> str:
-        events = self._profiler.key_averages()
-        on_gpu = any(event.self_device_time_total for event in events)
-        times = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events}
+        events = [event for event in self._profiler.key_averages() if not event.is_user_annotation]
+        # Kernels by themselves: the operations that launched them carry the same time once more.
+        kernels = [event for event in events if event.device_type.name == "CUDA"]
+        on_gpu = bool(kernels)
+        times = {e.key: e.self_device_time_total for e in kernels} or {e.key: e.self_cpu_time_total for e in events}
         total = sum(times.values()) or 1.0
         lines = [
             f"profile of {RECORDED} steps ({'GPU' if on_gpu else 'CPU'} time by operation; the trace: {self.file})",
