@@ -218,13 +218,31 @@ def open_smaller(file: Path | str, shrink: Shrink) -> tuple[Image.Image, tuple[i
             whole = None
             if isinstance(image, JpegImageFile):
                 width, height = image.size
-                turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-                whole = (height, width) if turned else (width, height)
+                whole = _upright_size(image)
                 if (divisor := shrink(whole)) > 1:
                     image.draft(None, (max(1, width // divisor), max(1, height // divisor)))
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image), whole or image.size
+    except _DAMAGE as error:
+        raise BrokenImageError(f"{type(error).__name__}: {error}") from None
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height of an opened image once it is upright, as `open_image` gives it; no pixel is decoded."""
+    turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    return (image.height, image.width) if turned else image.size
+
+
+def stored_and_upright_size(file: Path | str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height of an image as it is stored and as `open_image` gives it, without decoding a pixel.
+
+    Raises:
+        BrokenImageError: the file is missing, or no image.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:  # as `open_image`
+            return image.size, _upright_size(image)
     except _DAMAGE as error:
         raise BrokenImageError(f"{type(error).__name__}: {error}") from None
 

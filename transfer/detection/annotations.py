@@ -1,7 +1,6 @@
 """Images with annotated objects, as sets in COCO's format have them; reading such sets is coco.py's."""
 
 import hashlib
-import struct
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +12,7 @@ import numpy as np
 from PIL import Image
 
 from excb.errors import UserError
-from excb.images import BrokenImageError, open_image
-
-ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that swap width and height
-# What Pillow raises at headers and metadata that are not whole.
-DAMAGE = (LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error, Image.DecompressionBombError)
+from excb.images import BrokenImageError, open_image, stored_and_upright_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +132,9 @@ class CocoSet:
             UserError: they differ, or the file is no image.
         """
         try:
-            # As `open_image`: warnings of large images and odd metadata are nothing to mend.
-            with warnings.catch_warnings(action="ignore"), Image.open(self.file(index)) as image:
-                stored, turned = image.size, image.getexif().get(ORIENTATION) in TURNED
-        except DAMAGE as error:
+            stored, upright = stored_and_upright_size(self.file(index))
+        except BrokenImageError as error:
             raise self._unreadable(index, error) from None
-        upright = stored[::-1] if turned else stored
         wanted = self.images[index].size
         if upright == wanted:
             return

@@ -131,7 +131,7 @@ def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
     fresh = from_first(lambda: _is_new(job.folder, identity))
     wanted = request.schedule in {"1x", "2x"} if request.preflight is None else request.preflight
     if wanted and fresh:
-        preflight(runner, job)
+        from_first(lambda: preflight(runner, job))  # as an engine's first losses want it: one process, the others wait
     if fresh:
         from_first(lambda: write_text(json.dumps(identity, indent=2) + "\n", job.folder / IDENTITY))
     with StopRequest() as stop:
@@ -169,8 +169,8 @@ def _is_new(folder: Path, identity: dict[str, Any]) -> bool:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file} ({error}): name another --run") from None
     if known is None:
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} holds other files: name a new folder with --run")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} is a file, or holds other files: name a new folder with --run")
         return True
     if known != identity:
         raise UserError(f"{folder} holds a run with another {_difference(known, identity)}: name another --run")

@@ -201,6 +201,8 @@ def test_a_folder_with_other_files_is_left_alone(
     (tmp_path / "thesis" / "chapter1.txt").write_text("dear to someone")
     assert detect(data, "--run", str(tmp_path / "thesis")) == 2
     assert "holds other files" in capsys.readouterr().err
+    assert detect(data, "--run", str(tmp_path / "thesis" / "chapter1.txt")) == 2
+    assert "is a file, or holds other files" in capsys.readouterr().err
 
 
 def test_a_dry_run_shows_every_option_and_writes_nothing(
