@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 
-from excb.backbones import weights_hash
 from excb.collectives import from_first, processes, rank
 from excb.console import Reporter
 from excb.errors import UserError
@@ -156,7 +155,7 @@ def _identity(request: Request, job: Job) -> dict[str, Any]:
         "schedule": request.schedule,
         "recipe": request.recipe,
         "settings": json.loads(json.dumps(asdict(job.settings))),
-        "weights": weights_hash(job.backbone),
+        "weights": job.weights,
         "train": job.train.fingerprint,
     }
 

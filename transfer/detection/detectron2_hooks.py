@@ -1,7 +1,6 @@
 """What happens around the steps of Detectron2's trainer: named random numbers, progress, checkpoints, the way out."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 from torch import nn
 
 from excb import checkpoint, seeding
-from excb.backbones import weights_hash
 from excb.collectives import processes, rank
 from excb.console import Progressor
 from excb.errors import UserError
@@ -26,7 +24,6 @@ from detectron2.engine import HookBase, SimpleTrainer  # isort: skip
 
 CHECKPOINTS = "checkpoints"
 KEPT = 2  # newest checkpoints
-FREE = frozenset({"test_size", "rpn_pre_test", "rpn_post_test", "save_every"})  # settings that change no training
 
 
 class Batches:
@@ -112,13 +109,7 @@ class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
 
     def __init__(self, network: nn.Module, job: Job, trainer: SimpleTrainer | None = None) -> None:
         super().__init__(network, str(job.folder / CHECKPOINTS), **({} if trainer is None else {"trainer": trainer}))
-        settings = {name: value for name, value in asdict(job.settings).items() if name not in FREE}
-        self._identity = settings | {
-            "engine": "detectron2",
-            "depth": job.depth,
-            "backbone": weights_hash(job.backbone),
-            "train images": job.train.fingerprint,
-        }
+        self._identity = job.training | {"engine": "detectron2"}
 
     def save(self, name: str, **extra: Any) -> None:
         """Write a checkpoint, and remove all but the newest few.

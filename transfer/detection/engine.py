@@ -2,13 +2,15 @@
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from excb.backbones import weights_hash
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.signals import StopRequest
@@ -17,6 +19,7 @@ from .annotations import CocoSet
 from .settings import DetectionSettings
 
 EngineName = Literal["detectron2", "torchvision"]
+FREE = frozenset({"test_size", "rpn_pre_test", "rpn_post_test", "save_every"})  # settings that change no training
 INSTALL = (
     "Detectron2 is not installed: build it (pip install 'setuptools<82' wheel ninja, then pip install "
     "--no-build-isolation git+https://github.com/facebookresearch/detectron2), or take --engine torchvision"
@@ -48,6 +51,17 @@ class Job:
     device: torch.device
     workers: int
     reporter: Reporter
+
+    @cached_property
+    def weights(self) -> str:
+        """SHA-256 of the backbone's tensors."""
+        return weights_hash(self.backbone)
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What must be equal for a training to go on: plain values by name."""
+        settings = {name: value for name, value in asdict(self.settings).items() if name not in FREE}
+        return settings | {"depth": self.depth, "weights": self.weights, "images": self.train.fingerprint}
 
 
 class Engine(Protocol):

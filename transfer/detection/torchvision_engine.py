@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from excb import checkpoint, seeding
-from excb.backbones import weights_hash
 from excb.collectives import from_first, gather_objects, processes, rank, together
 from excb.console import Reporter
 from excb.errors import UserError
@@ -33,7 +31,6 @@ differences: tuple[str, ...] = (
     "naiveSyncBN is SyncBN; on CPUs each process's mean counts alike, whatever its number of regions",
 )
 
-FREE = ("save_every", "test_size", "rpn_pre_test", "rpn_post_test")  # settings that training does not depend on
 KEPT = 2  # checkpoints
 WRITTEN = 20  # steps from one entry in TensorBoard to the next, as Detectron2; in short runs every step has one
 
@@ -41,15 +38,14 @@ WRITTEN = 20  # steps from one entry in TensorBoard to the next, as Detectron2; 
 def train(job: Job, stop: StopRequest) -> bool:
     """As `Engine.train`."""
     settings, reporter = job.settings, _reporter(job)
-    identity = _identity(job)
-    saved = from_first(lambda: _newest(job, identity))
+    saved = from_first(lambda: _newest(job))
     training = Training(job)
     done = training.restore(saved) if saved is not None else 0
     if saved is not None and saved["finished"]:
         return True
 
     def save(*, finished: bool = False) -> None:
-        from_first(lambda: _save(job.folder, training.state() | {"detection": identity, "finished": finished}))
+        from_first(lambda: _save(job.folder, training.state() | {"detection": job.training, "finished": finished}))
 
     with _board(job, done) as write, reporter.progress("training", settings.iterations, done=done) as bar:
         batches = _batches(job, start=done)
@@ -74,8 +70,7 @@ def train(job: Job, stop: StopRequest) -> bool:
 @torch.no_grad()
 def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
     """As `Engine.predict`."""
-    identity = _identity(job)
-    saved = from_first(lambda: _newest(job, identity))
+    saved = from_first(lambda: _newest(job))
     if saved is None:
         raise UserError(f"{job.folder} holds no checkpoint: train first", told=rank() > 0)
     model = new_detector(job).to(job.device).eval()
@@ -140,13 +135,7 @@ def _batches(job: Job, *, start: int) -> Iterator[list[Sample]]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _identity(job: Job) -> dict[str, Any]:
-    """What must be equal for a training to go on: plain values by name."""
-    settings = {name: value for name, value in asdict(job.settings).items() if name not in FREE}
-    return settings | {"depth": job.depth, "weights": weights_hash(job.backbone), "images": job.train.fingerprint}
-
-
-def _newest(job: Job, identity: dict[str, Any]) -> dict[str, Any] | None:
+def _newest(job: Job) -> dict[str, Any] | None:
     """The newest intact checkpoint, or None where there is none yet.
 
     Raises:
@@ -156,7 +145,7 @@ def _newest(job: Job, identity: dict[str, Any]) -> dict[str, Any] | None:
     if found is None:
         return None
     file, contents = found
-    before = contents.get("detection")
+    before, identity = contents.get("detection"), job.training
     if before != identity:
         other = [name for name, value in identity.items() if not isinstance(before, dict) or before.get(name) != value]
         raise UserError(f"{file} is of another training (not the same {', '.join(other)}): choose another folder")
