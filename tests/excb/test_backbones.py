@@ -1,7 +1,7 @@
 """Backbones by name against torchvision and timm themselves; widths; refusals in one line; drop path by name."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +25,8 @@ from excb.backbones import (
 )
 from excb.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # Smallest members of their families: name, side of the images, width of the features, has BatchNorm.
 SMALL: list[tuple[str, int, int, bool]] = [
     ("resnet18", 32, 512, True),
@@ -36,14 +38,6 @@ SMALL: list[tuple[str, int, int, bool]] = [
 ]
 TINY_RESNET = Architecture("timm:resnet10t", {"channels": [8, 8, 16, 16], "stem_width": 4})
 TINY_VIT = Architecture("timm:vit_tiny_patch16_224", {"depth": 4, "embed_dim": 24, "num_heads": 3})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors are tiny: on a busy machine more threads take ten times as long
-    yield
-    torch.set_num_threads(threads)
 
 
 def images(batch: int, side: int) -> Tensor:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ from excb.preprocessing import Preprocessing
 from tests.failing_disk import failing_at, names
 from tests.run_files import features, photograph, pictures
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RESNET18 = Architecture("resnet18")
 RESNET10T = Architecture("timm:resnet10t", {"channels": [8, 16, 24, 32], "stem_width": 8})
 CONVNEXT = Architecture("timm:convnext_atto", {"dims": [8, 8, 8, 8], "depths": [1, 1, 1, 1]})
@@ -39,16 +40,6 @@ NETWORKS = (RESNET18, RESNET10T, CONVNEXT, VIT, LARGE_VIT, CAIT, MOBILENET)
 PREPROCESSING = Preprocessing(93, 64, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bicubic")
 FACTS = {"network": "student", "step": 3, "epoch": 0.5, "recipe": {"name": "Käse"}, "checkpoint": None, "origin": None}
 every_network = pytest.mark.parametrize("architecture", NETWORKS, ids=lambda architecture: architecture.name)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def build(architecture: Architecture) -> nn.Module:

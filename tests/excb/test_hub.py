@@ -1,7 +1,6 @@
 """Tests of `excb.load`: from wherever a checkpoint lies the same features, and every tensor matched or refused."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,7 @@ from excb.preprocessing import Preprocessing
 from excb.zoo.export import export
 from tests.run_files import damage, features, photograph, pictures, tiny_recipe, write_run
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

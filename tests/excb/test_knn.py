@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from excb import knn, neighbours
 from excb.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Backend = Literal["faiss", "torch"]
 Rows = Sequence[Sequence[int]]
 
@@ -52,17 +54,6 @@ TIED_ROWS = st.lists(
     min_size=2,
     max_size=14,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Arrays this small gain nothing from threads, which on a busy machine wait for one another most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def patched(tiling: dict[str, Any]) -> Any:

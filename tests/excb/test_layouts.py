@@ -2,7 +2,7 @@
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,10 @@ from excb.preprocessing import Preprocessing
 from excb.settings import MethodSettings
 from tests import run_files
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Tensors = dict[str, Tensor]
 Contents = dict[str, Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def random_weights(network: nn.Module, seed: int) -> Tensors:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,19 +21,13 @@ from excb.errors import UserError
 from excb.method import balancing, pair_weights
 from excb.objective import Assignment, Average, Form, Scores, Spread, assign, match, operations
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TAU_T, TAU_S = 0.04, 0.1
 OFFICIAL: dict[str, Any] = {"winner_gain": 1.01, "clamp": True}
 EXTRAS: list[dict[str, Any]] = [{}, OFFICIAL, {"winner_gain": 0.6}, {"winner_gain": 1.5}, {"clamp": True}]
 CLUSTERS = [1, 2, 37, 129, 1031]
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors are tiny
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

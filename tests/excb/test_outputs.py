@@ -1,6 +1,5 @@
 """What backbones return: each kind against the networks' own layers run by hand; images of other sizes."""
 
-from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
@@ -25,6 +24,8 @@ from excb.outputs import (
 )
 from excb.preprocessing import Preprocessing
 from tests.run_files import photograph, pictures
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 VIT: dict[str, Any] = {"patch_size": 8, "embed_dim": 12, "depth": 4, "num_heads": 2, "img_size": 32}
 SWIN: dict[str, Any] = {
@@ -67,16 +68,6 @@ def vit(**options: Any) -> Any:
 @pytest.fixture(scope="module", params=STAGED)
 def staged(request: pytest.FixtureRequest) -> Any:
     return build(request.param, **STAGED[request.param])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def by_hooks(network: Any, images: Tensor) -> list[Tensor]:

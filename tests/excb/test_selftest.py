@@ -1,7 +1,7 @@
 """Tests of the self-test: noise passes, any change of network or preprocessing does not, nor does a random network."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,21 +22,13 @@ from excb.hub import Backbone, Entry, load
 from excb.photographs import PhotographError
 from excb.preprocessing import Preprocessing
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RESNET = Architecture("timm:resnet10t", {"channels": [8, 16, 24, 32], "stem_width": 8})
 VIT = Architecture("vit_tiny", {"embed_dim": 12, "depth": 2, "num_heads": 2})
 PIXELS = Preprocessing(72, 64)
 CUT = selftest._patches
 every_network = pytest.mark.parametrize("architecture", [RESNET, VIT], ids=lambda architecture: architecture.name)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def new(architecture: Architecture, preprocessing: Preprocessing = PIXELS, seed: int = 0) -> Backbone:

@@ -36,17 +36,11 @@ from excb.pretrain.augmentation import (
 from excb.pretrain.recipes import ViewSettings
 from excb.pretrain.views import ViewMaker
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LEAST_P = 1e-3  # inputs are fixed: a test that passes once passes always
 Way = Callable[[Tensor, Tensor, int], Iterator[tuple[slice, Tensor]]]
 PLAIN = ViewSettings(mean=(0, 0, 0), std=(1, 1, 1))  # shows the augmented pixels themselves
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors are tiny: on a busy machine more threads take ten times as long
-    yield
-    torch.set_num_threads(threads)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,12 @@ from excb.pretrain.data import (
 from excb.pretrain.recipes import EfficiencySettings, ViewSettings
 from excb.pretrain.views import ViewMaker
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SETTINGS = ViewSettings(global_views=2, local_views=3, global_size=16, local_size=8)
 IMAGES, BATCH, SEED, EPOCHS = 11, 3, 4, 3
 PER_EPOCH = IMAGES // BATCH
 LEAST_P = 1e-3
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def write_image(file: Path, number: int) -> None:

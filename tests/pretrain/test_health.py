@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipes import RECIPES
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WELL = {
     "epoch": 5,
     "loss": 3.0,
@@ -26,15 +27,6 @@ WELL = {
     "largest_cluster": 1.3,
     "effective_rank": 80.0,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny networks are slower on more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

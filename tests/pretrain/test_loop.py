@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from excb.pretrain.journal import read_metrics
 from excb.pretrain.overrides import apply, find_recipe
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 9  # 27 images, batches of 8, 3 epochs
 
 
@@ -32,15 +34,6 @@ STEPS = 9  # 27 images, batches of 8, 3 epochs
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of labelled pictures."""
     return write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny networks are slower on more threads, and sums on other numbers of threads differ in the last bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def pretrain(images: Path, out: Path, *overrides: str) -> int:

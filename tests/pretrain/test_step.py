@@ -2,7 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +22,8 @@ from excb.pretrain.views import ViewMaker
 from excb.seeding import generator
 from tests.pretrain.small_runs import OVERRIDES
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VIT = (
     "model.backbone=timm:vit_tiny_patch16_224",
     'model.options={"patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "img_size": 32}',
@@ -30,15 +32,6 @@ VIT = (
     "optim.base_lr=0.01",
 )
 RESNET = ("model.backbone=resnet18", "model.options={}")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny networks are slower on more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def trainer(

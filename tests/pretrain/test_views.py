@@ -5,7 +5,6 @@ import io
 import itertools
 import math
 import random
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -37,16 +36,10 @@ from excb.pretrain.augmentation import (
 from excb.pretrain.recipes import OFFICIAL_VIEWS, RECIPES, ViewSettings
 from excb.pretrain.views import CROP_ATTEMPTS, ViewMaker, crop_box, resize
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LEAST_P = 1e-3  # inputs are fixed: a test that passes once passes always
 DRAWS = 2 * CROP_ATTEMPTS + 2
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors are tiny: on a busy machine more threads take ten times as long
-    yield
-    torch.set_num_threads(threads)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,28 +2,18 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import excb
 from excb.transfer.cli import main
 from tests.run_files import damage, tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, knn_by_loop, write_folder
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

@@ -1,28 +1,18 @@
 """Every command of `excb-eval`: files, tables, cache, plans, and the same answer in many processes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from excb.launch import launch
 from excb.transfer.cli import main
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,10 @@
 """Tests of `excb-eval features`: the exported file, and the plan that is made beforehand."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import excb
 from excb.console import Reporter
@@ -17,15 +15,9 @@ from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, changed, features_by_loop, write_folder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUIET = Reporter(quiet=True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import copy
 import math
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,9 @@ DROPOUT = {**TINY_VIT, "options": TINY_VIT["options"] | {"proj_drop_rate": 0.2, 
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def one_thread_each(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this process, and of those that a test starts."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,10 @@
 """Tests of the k-NN protocol: its figures against a loop in NumPy, on a real network and images of every mode."""
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import excb
 from excb.console import Reporter
@@ -18,17 +16,9 @@ from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, features_by_loop, knn_by_loop, write_folder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 needs_faiss = pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="FAISS is not installed")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

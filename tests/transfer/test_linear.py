@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,12 @@ from excb.transfer.task import Task
 from tests.run_files import damage, tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, write_folder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CLONE = Path(__file__).parents[2]
 SMALL: dict[str, Any] = {"epochs": 3, "batch": 10}
 SWEEP: dict[str, Any] = SMALL | {"lr": [0.3, 3.0, 30.0], "wd": [0, 0.01]}
 VIT: dict[str, Any] = {"backbone": "vit_tiny", "options": {"embed_dim": 12, "depth": 4, "num_heads": 2}}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

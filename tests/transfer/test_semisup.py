@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,9 @@ from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUICK = replace(SETTINGS[10], epochs=2, batch=7, backbone_lr=0.01)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

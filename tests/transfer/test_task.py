@@ -1,6 +1,5 @@
 """Tests of what every protocol starts from: labels, sizes, devices and broken images, checked before the work."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,7 @@ from excb.transfer.task import Task, automatic_batch, labelled, largest_batch, w
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, write_folder
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import json
 import pickle
 import pickletools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +29,10 @@ from excb.zoo.export import export
 from tests.failing_disk import failing_at, names
 from tests.run_files import TINY_RESNET, TINY_VIT, features, pictures, tiny_recipe, write_run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RESNET18: dict[str, Any] = {"backbone": "resnet18", "options": {}}
 STD = (0.228, 0.224, 0.225)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Tests of `excb-zoo`: facts as a table or JSON, exports, and every mistake in one line with exit code 2."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,7 @@ from excb.architecture import Architecture
 from excb.zoo.__main__ import main
 from tests.run_files import damage, features, pictures, tiny_recipe, write_run
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tests.transfer.detection.tiny_coco import CATEGORIES, write_coco
 pytest.importorskip("detectron2.modeling", reason="detectron2: not installed")  # quiet about what it imports
 from excb.transfer.detection import detectron2_engine, detectron2_hooks
 
-pytestmark = pytest.mark.detectron2
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.detectron2]
 
 TINY = DetectionSettings(
     min_sizes=(32, 48),
@@ -41,16 +41,6 @@ TINY = DetectionSettings(
     precise_bn_iterations=1,
     save_every=2,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Tests of Detectron2's configuration and network: against its own recipe files, and torchvision's ResNet."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,21 +22,11 @@ from detectron2.layers import FrozenBatchNorm2d
 from excb.transfer.detection.detectron2_model import configuration, detector, inputs, norm_on
 from excb.transfer.detection.mapping import Sample
 
-pytestmark = pytest.mark.detectron2
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.detectron2]
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 RECIPES = Path(detectron2.__file__).parent / "model_zoo" / "configs" / "COCO-InstanceSegmentation"
 SETTINGS = DetectionSettings(mean=(120.0, 110.0, 100.0), std=(60.0, 55.0, 50.0))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
