@@ -167,7 +167,7 @@ class BrokenImageError(Exception):
 
 
 # All that Pillow's decoders were seen to raise at files with changed or missing bytes, and relatives of these.
-_DAMAGE = (
+DAMAGE = (
     ArithmeticError,
     EOFError,
     LookupError,
@@ -224,7 +224,7 @@ def open_smaller(file: Path | str, shrink: Shrink) -> tuple[Image.Image, tuple[i
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image), whole or image.size
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise BrokenImageError(f"{type(error).__name__}: {error}") from None
 
 
@@ -243,7 +243,7 @@ def stored_and_upright_size(file: Path | str) -> tuple[tuple[int, int], tuple[in
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(file) as image:  # as `open_image`
             return image.size, _upright_size(image)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise BrokenImageError(f"{type(error).__name__}: {error}") from None
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from excb import seeding
+from excb import jpeg, seeding
 from excb.collectives import gather_numbers, gather_objects, processes, rank
 from excb.errors import UserError
 from excb.images import BrokenImageError, ImageSet
@@ -141,12 +141,21 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
         seed: the run's seed.
         epochs: length of the run in epochs.
         scaled_decoding: decode JPEGs smaller where every crop of the image allows it.
+        decoder: who decodes JPEGs in full; the pixels are the same.
     """
 
     def __init__(
-        self, images: ImageSet, settings: ViewSettings, *, seed: int, epochs: int, scaled_decoding: bool = False
+        self,
+        images: ImageSet,
+        settings: ViewSettings,
+        *,
+        seed: int,
+        epochs: int,
+        scaled_decoding: bool = False,
+        decoder: Literal["torchvision", "pillow"] = "torchvision",
     ) -> None:
-        self._images, self._settings, self._seed, self._scaled = images, settings, seed, scaled_decoding
+        self._images, self._settings, self._seed = images, settings, seed
+        self._scaled, self._decoder = scaled_decoding, decoder
         self._maker = ViewMaker(settings, seed=seed, epochs=epochs)
 
     def __getitem__(self, slot: Slot) -> tuple[Slot, int, list[np.ndarray], list[Broken]]:
@@ -172,8 +181,10 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
     def _open(self, index: int, slot: Slot) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded smaller, and its whole size."""
         if not self._scaled:
-            image = self._images.open(index)
-            return np.asarray(image), image.size
+            array = jpeg.pixels(self._images.file(index)) if self._decoder == "torchvision" else None
+            if array is None:
+                array = np.asarray(self._images.open(index))
+            return array, (array.shape[1], array.shape[0])
         image, size = self._images.open_smaller(
             index, partial(self._maker.shrink, epoch=slot.epoch, sample=slot.sample)
         )
@@ -209,6 +220,7 @@ def loader(
     pin_memory: bool,
     prefetch: int = 2,
     scaled_decoding: bool = False,
+    decoder: Literal["torchvision", "pillow"] = "torchvision",
 ) -> DataLoader[Batch]:
     """This process's part of the batches from step `start` to `stop`; nothing but these two numbers is state.
 
@@ -224,8 +236,9 @@ def loader(
         pin_memory: for copies to a GPU that do not wait.
         prefetch: batches that each worker reads ahead.
         scaled_decoding: decode large JPEGs smaller (`ViewMaker.shrink`): quicker, pixels differ a little.
+        decoder: who decodes JPEGs in full.
     """
-    views = TrainingViews(images, settings, seed=seed, epochs=epochs, scaled_decoding=scaled_decoding)
+    views = TrainingViews(images, settings, seed=seed, epochs=epochs, scaled_decoding=scaled_decoding, decoder=decoder)
     return DataLoader(
         views,  # type: ignore[arg-type]
         batch_sampler=Schedule(len(images), batch, seed=seed, start=start, stop=stop, share=(rank(), processes())),

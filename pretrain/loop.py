@@ -233,6 +233,7 @@ class Run:
             pin_memory=self.trainer.device.type == "cuda",
             prefetch=efficiency.prefetch,
             scaled_decoding=efficiency.scaled_decoding,
+            decoder=efficiency.decoder,
         )
 
     def _step(self, batch: Batch) -> tuple[Step, float]:

@@ -122,6 +122,7 @@ def measure_loader(recipe: Recipe, images: ImageSet, *, workers: int, pin_memory
         pin_memory=pin_memory,
         prefetch=recipe.efficiency.prefetch,
         scaled_decoding=recipe.efficiency.scaled_decoding,
+        decoder=recipe.efficiency.decoder,
     )
     iterator = iter(batches)
     for _ in range(max(1, workers)):
