@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -33,7 +34,8 @@ def pixels(file: Path | str) -> np.ndarray | None:
                 return None
             stream.seek(0)
             coded = torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8)
-            array: np.ndarray = decode_jpeg(coded, ImageReadMode.RGB).permute(1, 2, 0).numpy()
+            decoded = cast(torch.Tensor, decode_jpeg(coded, ImageReadMode.RGB))
+            array: np.ndarray = decoded.permute(1, 2, 0).numpy()
             return array
     except DAMAGE:
         return None
