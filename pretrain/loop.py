@@ -21,6 +21,7 @@ from excb.results import environment
 from excb.signals import StopRequest
 
 from . import curves
+from .ahead import moved_ahead
 from .data import Batch, BrokenFiles, loader
 from .health import Alarm, Health
 from .initialise import build_model, start_from, state_tensors
@@ -194,7 +195,7 @@ class Run:
     def _train(self, stop: StopRequest, bar: Progressor) -> bool:
         """Step after step, epoch after epoch; whether the run was asked to stop."""
         recipe, schedules, progress = self.recipe, self.trainer.schedules, self.progress
-        batches = self._batches(progress.step, schedules.steps)
+        batches = moved_ahead(self._batches(progress.step, schedules.steps), self.trainer.device)
         drawn = clock = time.monotonic()
         for batch in batches:
             output, norm = self._step(batch)

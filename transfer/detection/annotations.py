@@ -161,6 +161,16 @@ class CocoSet:
         name = f"{self.fingerprint} {[image.id for image in images]}"
         return replace(self, images=images, fingerprint=hashlib.sha256(name.encode()).hexdigest())
 
+    def clearest(self, count: int) -> "CocoSet":
+        """The trainable images whose smallest object takes the largest share of the image; fewer if there are fewer."""
+
+        def smallest(index: int) -> float:
+            image = self.images[index]
+            return min(a.area for a in image.annotations if a.trainable) / (image.width * image.height)
+
+        able = [i for i, image in enumerate(self.images) if any(a.trainable for a in image.annotations)]
+        return self.chosen(sorted(sorted(able, key=smallest, reverse=True)[:count]))
+
     def truth(self) -> dict[str, Any]:
         """The set as COCO's evaluation reads it.
 

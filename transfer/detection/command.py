@@ -84,8 +84,7 @@ def prepare(request: Request, train: CocoSet, val: CocoSet, device: torch.device
     if settings.batch % processes():
         raise UserError(f"a batch of {settings.batch} images cannot be shared by {processes()} processes: set --batch")
     if request.schedule == "overfit":
-        train = train.trainable
-        train = val = train.chosen(range(min(OVERFIT_IMAGES, len(train))))
+        train = val = train.clearest(OVERFIT_IMAGES)
     folder = request.folder or Path("runs") / f"detection-{_label(request.checkpoint)}-{request.schedule}"
     workers = worker_count(-1 if request.workers is None else request.workers)
     tensors = backbone.network.state_dict()

@@ -131,7 +131,7 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
         "iterations": 200,
         "steps": (160,),
         "warmup": 10,
-        "base_lr": 3e-4,
+        "base_lr": 5e-4,
         "rois": 32,
         "rpn_pre_test": 500,
         "rpn_post_test": 100,
@@ -139,7 +139,9 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
         "save_every": 20,
     },
 }
-OVERFIT_IMAGES = 8  # of the training set: what `overfit` trains and evaluates on
+# Of the training set: what `overfit` trains and evaluates on. Those with the clearest objects: a network that sees in
+# steps of 16 pixels cannot learn objects of ten, and most of COCO's are no larger at this size.
+OVERFIT_IMAGES = 8
 
 
 def settings_for(

@@ -98,3 +98,18 @@ def test_exif_rotation(tree: Path, marked_upright: bool) -> None:
     else:
         with pytest.raises(UserError, match=r"40 x 80 pixels, and .* says 80 x 40: its EXIF tag turns it"):
             open_coco(tree)
+
+
+def test_the_clearest_images_have_the_largest_small_objects(tree: Path) -> None:
+    train, _ = open_coco(tree)
+
+    def smallest(image: Any) -> float:
+        return min(a.area / (image.width * image.height) for a in image.annotations if a.trainable)
+
+    able = train.trainable.images
+    chosen = train.clearest(2).images
+    left_out = [image for image in able if image not in chosen]
+    assert len(chosen) == 2
+    assert min(map(smallest, chosen)) >= max(map(smallest, left_out))
+    assert [image.id for image in chosen] == sorted(image.id for image in chosen)
+    assert train.clearest(100).images == able

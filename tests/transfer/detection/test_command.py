@@ -18,7 +18,9 @@ from excb.transfer.cli import main
 from excb.transfer.detection import command
 from excb.transfer.detection import preflight as preflights
 from excb.transfer.detection.annotations import CocoSet
+from excb.transfer.detection.coco import open_coco
 from excb.transfer.detection.engine import Job
+from excb.transfer.detection.settings import OVERFIT_IMAGES
 from tests.transfer.detection.tiny_coco import change, contents, write_coco
 
 pytest.importorskip("pycocotools", reason="COCO's tools are not installed")
@@ -141,6 +143,7 @@ def test_overfit_trains_and_evaluates_on_the_same_few_images(stub: Perfect, data
     job = stub.trained[0]
     assert job.val is job.train
     assert all(any(a.trainable for a in image.annotations) for image in job.train.images)
+    assert len(job.train) == min(OVERFIT_IMAGES, len(open_coco(data)[0].trainable))
 
 
 def test_the_preflight_comes_first_before_long_schedules_and_once(stub: Perfect, data: Path) -> None:
