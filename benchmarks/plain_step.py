@@ -74,7 +74,7 @@ class Plain:
         with torch.no_grad():
             z = unit(teacher.projector(teacher.backbone(torch.cat(views[:globals_])))) @ teacher.centroids().T
             noise = seeding.uniform(seeding.fold(number), torch.arange(settings.clusters, device=self._device))
-            scale, offset = balancing(self._model.sizes, settings.balancing, empty_weight=0.001 * noise)
+            scale, offset = balancing(self._model.sizes, empty_weight=0.001 * noise)
             p = torch.softmax((z * scale + offset) / settings.teacher_temperature, 1)
         rows = globals_ * len(views[0])
         scores = torch.cat([unit(h[:rows]) @ centroids.T, unit(h[rows:]) @ centroids.detach().T])

@@ -31,6 +31,17 @@ def mean_over_ranks(value: Tensor) -> Tensor:
     return value
 
 
+def logsumexp_over_ranks(value: Tensor) -> Tensor:
+    """Return log(sum of exp(value)) over all processes, equal on all of them."""
+    if processes() > 1:
+        peak = value.clone()
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+        total = (value - peak).exp_()
+        dist.all_reduce(total)
+        value = total.log_().add_(peak)
+    return value
+
+
 def share(tensors: Iterable[Tensor]) -> None:
     """Overwrite tensors with those of process 0."""
     if processes() > 1:

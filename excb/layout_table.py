@@ -42,6 +42,8 @@ class Layout:
 
 
 _STD_228 = Preprocessing(std=(0.228, 0.224, 0.225))  # SwAV's, and so DeepCluster-v2's and ExCB's
+# Tensors of a run that are no heads: backbones, and what a balancer remembers, which assignments after training ignore.
+NOT_HEADS = ("student.backbone.", "teacher.backbone.", "balancer.")
 CLASSIFIERS = ("fc.", "head.", "heads.", "head_dist.", "classifier.")  # where a network's own tensors have other names
 
 # A backbone by itself: also those of DINO, Barlow Twins, VICReg, TWIST and of converters. timm too prefers the averaged
@@ -57,7 +59,7 @@ LAYOUTS = (
         student=("model:student.backbone.",),
         keys=("format",),
         marks=("teacher.centroids.", "sizes"),
-        others=("teacher.", "student.", "sizes"),
+        others=("teacher.", "student.", "sizes", "balancer."),
     ),
     Layout(
         "excb",

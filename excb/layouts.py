@@ -11,7 +11,7 @@ from excb.architecture import Architecture
 from excb.coverage import Coverage, blueprint, cover, coverage_error, own, recognise
 from excb.errors import UserError, nearest_name
 from excb.finding import ORDER, Dictionaries, File, Found, Place, dictionaries_of, find, find_in_order
-from excb.layout_table import CLASSIFIERS, LAYOUTS, USUAL, Layout
+from excb.layout_table import CLASSIFIERS, LAYOUTS, NOT_HEADS, USUAL, Layout
 from excb.preprocessing import Preprocessing
 
 __all__ = ["LAYOUTS", "ORDER", "Layout", "Mapped", "map_file"]
@@ -156,7 +156,7 @@ def _heads(layout: str, file: File) -> dict[str, Tensor]:
     """Projectors, predictor, centroids and sizes of files that have them."""
     if layout == "excb-run":
         tensors = file.dictionaries["model",].items()
-        found = {n: value for n, value in tensors if not n.startswith(("student.backbone.", "teacher.backbone."))}
+        found = {name: value for name, value in tensors if not name.startswith(NOT_HEADS)}
     elif layout == "excb":
         found = _heads_of_authors(file.dictionaries)
     else:

@@ -4,6 +4,8 @@ Equation numbers are those of "Efficient Unsupervised Visual Representation Lear
 (Maniadis Metaxas, Tzimiropoulos, Patras; ECCV 2024). Every choice that its text, its pseudo-code and the authors' code
 make differently is an option in `excb.settings`.
 
+Other ways to balance clusters, for comparison, are in `excb.balancing`, behind the interface that B has here.
+
 Letters: B images; G global, L local and V = G + L views; R rows; D width of the bottleneck; K clusters.
 
 Two identities keep the loss small. The balancing operator is affine per cluster, so balanced logits are one linear
@@ -25,6 +27,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from excb import seeding
 from excb.backbones import drop_path_names, feature_width, has_batchnorm
+from excb.balancing.centering import Centering
+from excb.balancing.interface import Balancer, Unbalanced
+from excb.balancing.mira import MIRA
+from excb.balancing.none import NoBalancing
+from excb.balancing.sinkhorn import SinkhornKnopp
 from excb.collectives import mean_over_ranks
 from excb.errors import UserError
 from excb.heads import MLP
@@ -51,7 +58,7 @@ def batch_sizes(winners: Tensor, clusters: int, dtype: torch.dtype) -> Tensor:
 
 def balancing(
     sizes: Tensor,
-    form: Literal["linear", "squared", "none", "pseudocode"] = "linear",
+    form: Literal["linear", "squared", "pseudocode"] = "linear",
     *,
     empty_weight: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
@@ -59,16 +66,14 @@ def balancing(
 
     Args:
         sizes: relative cluster sizes s, [K], summing to 1.
-        form: B below 1/K: `linear` 1 - (1 - z) s K, `squared` 1 - (1 - z) (s K)^2 (the appendix's ablation), `none` for
-            the identity, `pseudocode` for the appendix's algorithm as printed, with its slip 1 + (1 - z) s K.
+        form: B below 1/K: `linear` 1 - (1 - z) s K, `squared` 1 - (1 - z) (s K)^2 (the appendix's ablation),
+            `pseudocode` for the appendix's algorithm as printed, with its slip 1 + (1 - z) s K.
         empty_weight: the weight of empty clusters, instead of s K or its square, [K] or a number.
 
     Returns:
         scale [K] and offset [K].
     """
     relative = sizes * sizes.numel()
-    if form == "none":
-        return torch.ones_like(relative), torch.zeros_like(relative)
     weight = relative.square() if form == "squared" else relative
     # z -> 1 - (1 - z) w pulls small clusters up to 1 and keeps the others (w = 1) ...
     weight = torch.where(relative < EMPTY, empty_weight, weight.clamp(max=1))
@@ -77,6 +82,42 @@ def balancing(
     # ... then z -> (1 + z) w - 1 pushes large ones down to -1 and keeps the others.
     weight = 1 / relative.clamp(min=1)
     return scale * weight, (1 + offset) * weight - 1
+
+
+class ExplicitBalancing(Balancer):
+    """B for the sizes s, behind the interface that all balancers share.
+
+    Args:
+        form: of `balancing`.
+        noise: draw the weights of empty clusters by the step's name, so that ties break; else they are 0.
+    """
+
+    def __init__(self, form: Literal["linear", "squared", "pseudocode"], *, noise: bool) -> None:
+        super().__init__()
+        self._form, self._noise = form, noise
+
+    def affine(self, batch: Unbalanced) -> tuple[Tensor, Tensor]:
+        """Return B's scale and offset for the sizes s."""
+        empty_weight: Tensor | float = 0.0
+        if self._noise:
+            clusters = torch.arange(len(batch.sizes), device=batch.sizes.device)
+            name = seeding.fold(seeding.Purpose.EMPTY_CLUSTER, batch.step_name)
+            empty_weight = EMPTY_WEIGHT * seeding.uniform(name, clusters).to(batch.sizes.dtype)
+        return balancing(batch.sizes, self._form, empty_weight=empty_weight)
+
+
+def balancer(settings: MethodSettings) -> Balancer:
+    """The way to balance that `method.balancing` names."""
+    chosen, temperature = settings.balancing, settings.teacher_temperature
+    if chosen == "none":
+        return NoBalancing()
+    if chosen == "centering":
+        return Centering(settings.clusters, settings.center_momentum)
+    if chosen == "sinkhorn":
+        return SinkhornKnopp(temperature, settings.sinkhorn_iterations)
+    if chosen == "mira":
+        return MIRA(temperature, settings.mira_beta, settings.mira_iterations)
+    return ExplicitBalancing(chosen, noise=settings.empty_clusters == "noise")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -175,6 +216,7 @@ class Step:
     counted: Tensor  # [G, B] the assignments that `update` counts into s
     confidence: Tensor  # [] c_avg (Eq. 11)
     agreement: Tensor  # [] a_avg (Eq. 12), over G (G - 1) ordered pairs of global views
+    balance: Tensor | None = None  # what `update` tells the balancer of the batch, a mean over its rows
 
 
 class ExCB(nn.Module):
@@ -210,6 +252,7 @@ class ExCB(nn.Module):
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.momentum = 0.0  # its own passes leave the statistics alone; only `update` moves them
         self.register_buffer("sizes", torch.full((settings.clusters,), 1 / settings.clusters))
+        self.balancer = balancer(settings)
 
     def forward(
         self,
@@ -242,7 +285,9 @@ class ExCB(nn.Module):
         with torch.autocast(global_views.device.type, enabled=False):
             centroids = self.student.centroids().to(rounded)
             fixed = centroids.detach()
-            assignment = self._assign(unit(teacher_rows).to(rounded), fixed, step_name)
+            queries = unit(teacher_rows).to(rounded)
+            batch = Unbalanced(queries, self.teacher.centroids().to(queries.dtype), self.sizes, step_name)
+            assignment = self._assign(batch, fixed)
             weights_h, weights_g = self._pair_weights(globals_, locals_)
             # Eq. 2: only the projector moves the centroids, and unless ablated only through global views.
             moving = globals_ + locals_ if settings.centroid_gradient_from_local else globals_
@@ -269,6 +314,7 @@ class ExCB(nn.Module):
             counted.unflatten(0, (globals_, images)),
             assignment.confidence.mean(),
             _agreement(winners),
+            self.balancer.statistic(batch),
         )
 
     def _pair_weights(self, globals_: int, locals_: int) -> tuple[Tensor, Tensor]:
@@ -307,21 +353,16 @@ class ExCB(nn.Module):
             return torch.cat(projected), None
         return torch.cat(projected), torch.cat([self.student.predictor(group) for group in projected])
 
-    def _assign(self, queries: Tensor, values: Tensor, step_name: int) -> Assignment:
-        """Balance the teacher's similarities with s and assign; s may first take in this very batch (pseudo-code)."""
+    @torch.no_grad()
+    def _assign(self, batch: Unbalanced, values: Tensor) -> Assignment:
+        """Balance the teacher's similarities and assign; s may first take in this very batch (pseudo-code)."""
         settings = self.settings
-        centroids = self.teacher.centroids().to(queries.dtype)
-        empty_weight: Tensor | float = 0.0
-        if settings.empty_clusters == "noise":
-            clusters = torch.arange(settings.clusters, device=queries.device)
-            name = seeding.fold(seeding.Purpose.EMPTY_CLUSTER, step_name)
-            empty_weight = EMPTY_WEIGHT * seeding.uniform(name, clusters).to(self.sizes.dtype)
 
         def assigned() -> Assignment:
-            scale, offset = balancing(self.sizes, settings.balancing, empty_weight=empty_weight)
+            scale, offset = self.balancer.affine(batch)
             return assign(
-                queries,
-                centroids,
+                batch.queries,
+                batch.centroids,
                 scale,
                 offset,
                 values,
@@ -345,13 +386,15 @@ class ExCB(nn.Module):
         self.sizes.lerp_(share, 1 - self.settings.sizes_momentum)
 
     @torch.no_grad()
-    def update(self, counted: Tensor, momentum: float) -> None:
+    def update(self, counted: Tensor, momentum: float, balance: Tensor | None = None) -> None:
         """After the optimizer's step: count the batch into s (Eq. 9), move the teacher by EMA (Sec. 3.1).
 
         Args:
             counted: `Step.counted` of the batch, [G, B].
             momentum: m of theta_t = m theta_t + (1 - m) theta_s.
+            balance: `Step.balance` of the batch.
         """
+        self.balancer.update(balance)
         if self.settings.sizes_updated == "after_loss":
             self._update_sizes(counted)
         student = dict(self.student.named_parameters())

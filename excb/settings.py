@@ -68,11 +68,22 @@ class MethodSettings:
         paper="not said; pseudo-code: before_balancing",
         source="authors' code",
     )
-    balancing: Literal["linear", "squared", "none", "pseudocode"] = option(
+    balancing: Literal["linear", "squared", "none", "pseudocode", "centering", "sinkhorn", "mira"] = option(
         "linear",
-        "B below 1/K (Eq. 10): linear in s, squared, no balancing at all, or the pseudo-code with its sign slip",
+        "B, below 1/K (Eq. 10) linear in s, squared, or the pseudo-code with its sign slip; for comparison none at "
+        "all, DINO's centering, SwAV's Sinkhorn-Knopp or MIRA's assignment",
         paper="linear (squared ablated)",
     )
+    center_momentum: float = option(0.9, "of balancing=centering: momentum of the centre", source="DINO")
+    sinkhorn_iterations: int = option(
+        3, "of balancing=sinkhorn: normalisations of clusters and samples; their epsilon is tau_t", source="SwAV"
+    )
+    mira_beta: float = option(
+        2 / 3,
+        "of balancing=mira: weight of mutual information; its targets are as sharp as tau_t (1 - beta)",
+        source="MIRA",
+    )
+    mira_iterations: int = option(30, "of balancing=mira: steps of its fixed-point iteration", source="MIRA")
     empty_clusters: Literal["noise", "exact"] = option(
         "noise",
         "weight of an empty cluster in B: a random 0 to 0.001, so that ties break at random, or exactly 0",
@@ -121,12 +132,18 @@ class MethodSettings:
         for name in ("clusters", "width", "hidden", "kmeans_samples", "kmeans_iterations"):
             require(getattr(self, name) >= 1, f"method.{name} must be at least 1")
         require(self.clusters >= 2, "method.clusters must be at least 2")
-        for name in ("projector_layers", "predictor_layers"):
+        for name in ("projector_layers", "predictor_layers", "sinkhorn_iterations", "mira_iterations"):
             require(getattr(self, name) >= 0, f"method.{name} must not be negative")
         for name in ("teacher_temperature", "student_temperature", "winner_gain"):
             require(getattr(self, name) > 0, f"method.{name} must be above 0")
-        for name in ("sizes_momentum", "teacher_momentum", "teacher_momentum_end"):
+        for name in ("sizes_momentum", "center_momentum", "teacher_momentum", "teacher_momentum_end"):
             require(0 <= getattr(self, name) <= 1, f"method.{name} must lie between 0 and 1")
+        require(0 <= self.mira_beta < 1, "method.mira_beta must be at least 0 and below 1")
+        require(
+            self.balancing not in {"centering", "sinkhorn", "mira"} or (self.winner_gain == 1 and not self.clamp),
+            "method.winner_gain and method.clamp act on similarities between -1 and 1, which method.balancing="
+            f"{self.balancing} does not keep: set method.winner_gain=1 method.clamp=false",
+        )
 
 
 # What the authors' released code (github.com/ManiadisG/ExCB) does where it differs from the paper's text.

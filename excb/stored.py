@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from excb import checkpoint
 from excb.architecture import Architecture
 from excb.errors import UserError
+from excb.layout_table import NOT_HEADS
 from excb.preprocessing import Preprocessing
 
 Which = Literal["teacher", "student"]
@@ -88,7 +89,7 @@ def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
         {key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)},
         Architecture(**contents["architecture"]),
         Preprocessing.from_dict(contents["preprocessing"]),
-        {key: value for key, value in model.items() if not key.startswith(("student.backbone.", "teacher.backbone."))},
+        {key: value for key, value in model.items() if not key.startswith(NOT_HEADS)},
         {"network": network} | {name: contents.get(name) for name in ("step", "epoch", "recipe")},
         contents,
     )

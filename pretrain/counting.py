@@ -44,12 +44,13 @@ class Communication:
     gradients: int
     batchnorm: int
     sizes: int
+    balancing: int  # what balancers other than B exchange besides
     exchanges: int  # of BatchNorm statistics, one after the other
 
     @property
     def total(self) -> int:
         """All bytes."""
-        return self.gradients + self.batchnorm + self.sizes
+        return self.gradients + self.batchnorm + self.sizes + self.balancing
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,10 @@ def fake_networks(recipe: Recipe) -> tuple[FakeTensorMode, ExCB]:
     Raises:
         UserError: no such backbone, or it cannot take views of the recipe's sizes.
     """
-    # With the pseudo-code's order of updates, a pass would need the values of assignments.
-    few = recipe.change(method={"clusters": FEW, "sizes_updated": "after_loss"}, efficiency={"objective": "auto"})
+    # With the pseudo-code's order of updates, a pass would need the values of assignments. Balancers are counted by
+    # formulas, too.
+    method = {"clusters": FEW, "sizes_updated": "after_loss", "balancing": "linear"}
+    few = recipe.change(method=method, efficiency={"objective": "auto"})
     with torch.device("meta"):
         model = build_model(few).train()
     if value_bytes(recipe) == 8:
@@ -146,7 +149,14 @@ def _loss_head_flops(recipe: Recipe) -> int:
     projected = count if method.projector_on_local else views.global_views
     moving = count if method.centroid_gradient_from_local else views.global_views
     student = projected + (count if method.predictor else 0)
-    return 2 * (views.global_views + 2 * student + moving) * method.clusters * method.width
+    teacher = views.global_views * (1 + _batch_passes(recipe))
+    return 2 * (teacher + 2 * student + moving) * method.clusters * method.width
+
+
+def _batch_passes(recipe: Recipe) -> int:
+    """How often a balancer goes over the batch's similarities before they are assigned."""
+    method = recipe.method
+    return {"sinkhorn": method.sinkhorn_iterations, "mira": 1 + method.mira_iterations}.get(method.balancing, 0)
 
 
 def communication(recipe: Recipe, counts: Counts, processes: int, *, gpu: bool = True) -> Communication:
@@ -167,10 +177,13 @@ def communication(recipe: Recipe, counts: Counts, processes: int, *, gpu: bool =
         batchnorm = gathered + sum(width * 2 * channels for channels, student in norms if student) * around
     else:
         batchnorm = sum(width * channels * (4 if student else 2) for channels, student in norms) * around
+    # Sums of logarithms are two exchanges, a maximum and a sum; the mean similarity is one.
+    sums = 2 * _batch_passes(recipe) + (recipe.method.balancing == "centering")
     passes = sum(1 + student for _, student in norms)
     return Communication(
         gradients=round(around * width * sum(counts.parameters["student"].values())),
         batchnorm=round(accumulate * batchnorm),
         sizes=round(around * width * recipe.method.clusters),
+        balancing=round(around * width * recipe.method.clusters * sums),
         exchanges=accumulate * passes * (1 if gpu else 2),
     )

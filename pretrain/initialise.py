@@ -63,20 +63,23 @@ def _continue(model: ExCB, found: stored.Stored, images: ImageSet) -> str:
     """Go on from a full checkpoint: keep all that still has its meaning."""
     tensors: dict[str, Tensor] = found.contents["model"]
     new: dict[str, Tensor] = model.state_dict()
-    fresh: set[str] = set()
+    balance = {name for name in new if name.startswith("balancer.")}  # what a balancer remembers besides s
+    fresh = balance - tensors.keys()
     clusters_changed = tensors["sizes"].shape != new["sizes"].shape
     if clusters_changed:
-        fresh |= {"student.centroids.weight", "teacher.centroids.weight", "sizes"}
+        fresh |= {"student.centroids.weight", "teacher.centroids.weight", "sizes"} | balance
     elif found.contents["data"]["fingerprint"] != images.fingerprint:
-        fresh |= {"sizes"}
+        fresh |= {"sizes"} | balance
     had_predictor = any(name.startswith("student.predictor.") for name in tensors)
     if model.student.predictor is not None and not had_predictor:
         fresh |= {name for name in new if name.startswith("student.predictor.")}
-    kept = {name: value for name, value in tensors.items() if name not in fresh}
+    foreign = {name for name in tensors if name.startswith("balancer.")} - balance  # of another balancer
+    kept = {name: value for name, value in tensors.items() if name not in fresh | foreign}
     if model.student.predictor is None:
         kept = {name: value for name, value in kept.items() if not name.startswith("student.predictor.")}
     stored.load_strictly(model, kept | {name: new[name] for name in fresh}, what=f"{found.file} (full checkpoint)")
     parts = ["centroids and s" if clusters_changed else "s" if "sizes" in fresh else ""]
+    parts += ["the balancer"] if balance & fresh and "sizes" not in fresh else []
     parts += ["predictor"] if any("predictor" in name for name in fresh) else []
     anew = " and ".join(part for part in parts if part)
     return f"both networks from {found.file}" + (f"; {anew} start anew" if anew else ", centroids and s too")

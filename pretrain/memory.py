@@ -67,7 +67,8 @@ def step_memory(recipe: Recipe, images: int) -> Memory:
             width * (more + sum(parameter.numel() for parameter in network.parameters()))
             for network in (model.student, model.teacher)
         )
-        buffers = sum(buffer.nbytes for buffer in model.buffers()) + width * (method.clusters - FEW)
+        learned = 2 if method.balancing == "centering" else 1  # vectors of length K: s, and the centre
+        buffers = sum(buffer.nbytes for buffer in model.buffers()) + width * (learned * method.clusters - FEW)
     count = recipe.views.global_views + recipe.views.local_views
     tile = min(TILE, width * count * images * method.clusters)
     states = 2 if recipe.optim.optimizer == "adamw" else int(recipe.optim.momentum > 0)

@@ -166,6 +166,7 @@ def _tell_communication(report: Report, reporter: Reporter) -> None:
         ["gradients", _bytes(sent["gradients"])],
         [f"BatchNorm statistics, {sent['exchanges']} exchanges", _bytes(sent["batchnorm"])],
         ["cluster sizes", _bytes(sent["sizes"])],
+        *([["balancing", _bytes(sent["balancing"])]] if sent["balancing"] else []),
         ["total", _bytes(sent["total"])],
     ]
     reporter.table("\nSent by each process in a step", ["", "bytes"], rows)

@@ -285,6 +285,10 @@ class Recipe:
             accumulate == 1 or self.method.sizes_updated != "before_balancing",
             "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1",
         )
+        require(
+            accumulate == 1 or self.method.balancing not in {"sinkhorn", "mira"},
+            f"method.balancing={self.method.balancing} balances the whole batch at once: set efficiency.accumulate=1",
+        )
         return batch // parts
 
     def to_dict(self) -> dict[str, Any]:

@@ -122,8 +122,11 @@ def describe(images: ImageSet) -> dict[str, Any]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Fields that move the weights and differ, each as "section.field was A, now B"."""
-    changed = []
+    """Fields that move the weights and differ, each as "section.field was A, now B".
+
+    A field that an earlier version did not have counts as its default, which is what that version did.
+    """
+    changed, usual = [], Recipe(name="").to_dict()
     for section, values in new.items():
         before = old.get(section)
         if not isinstance(values, dict):
@@ -133,6 +136,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for field, value in values.items():
             if section in FREE or f"{section}.{field}" in FREE:
                 continue
-            if (before or {}).get(field) != value:
-                changed.append(f"{section}.{field} was {(before or {}).get(field)}, now {value}")
+            was = (before or {}).get(field, usual[section][field])
+            if was != value:
+                changed.append(f"{section}.{field} was {was}, now {value}")
     return changed

@@ -117,7 +117,7 @@ class Trainer:
         if math.isfinite(norm):  # else fp16 overflowed, and SGD's fused kernel would start from momenta never written
             self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.model.update(output.counted, self.schedules.teacher_momentum(step))
+        self.model.update(output.counted, self.schedules.teacher_momentum(step), output.balance)
         return output, norm
 
     def _forward(self, part: Batch, step: int) -> Step:
@@ -162,10 +162,12 @@ class Trainer:
 
 def join(parts: list[Step]) -> Step:
     """The output for a batch from those of its equal micro-batches, without gradients."""
+    balance = [part.balance for part in parts if part.balance is not None]
     return Step(
         torch.stack([part.loss.detach() for part in parts]).mean(),
         torch.cat([part.winners for part in parts], dim=1),
         torch.cat([part.counted for part in parts], dim=1),
         torch.stack([part.confidence for part in parts]).mean(),
         torch.stack([part.agreement for part in parts]).mean(),
+        torch.stack(balance).mean(0) if balance else None,
     )

@@ -71,6 +71,38 @@ def balance(z: float, s: float, clusters: int, form: str, empty_weight: float = 
     return z
 
 
+def sinkhorn(z: Tensor, epsilon: float, iterations: int) -> Tensor:
+    """SwAV's algorithm (NeurIPS 2020, appendix A.1) on the whole matrix: similarities [R, K] -> assignment [R, K]."""
+    (rows, clusters), q = z.shape, (z / epsilon).exp()
+    q = q / q.sum()
+    for _ in range(iterations):
+        q = q / q.sum(0) / clusters
+        q = q / q.sum(1, keepdim=True) / rows
+    return q * rows
+
+
+def mira(z: Tensor, temperature: float, beta: float, iterations: int) -> Tensor:
+    """MIRA's fixed-point iteration (NeurIPS 2022) on the whole matrix: similarities [R, K] -> assignment [R, K]."""
+    power = torch.softmax(z / temperature, 1) ** (1 / (1 - beta))
+    u = torch.ones(z.shape[1], dtype=z.dtype)
+    for _ in range(1 + iterations):
+        u = (power / (power * u ** (-beta / (1 - beta))).sum(1, keepdim=True)).mean(0) ** (1 - beta)
+    w = power * u ** (-beta / (1 - beta))
+    return w / w.sum(1, keepdim=True)
+
+
+def balance_together(z: Tensor, settings: MethodSettings, center: Tensor) -> Tensor | None:
+    """p_t of the balancers that are not ExCB's, [R, K]; None for those that take clusters one by one."""
+    temperature = settings.teacher_temperature
+    if settings.balancing == "centering":  # DINO, Eq. 1 with the centre taken off
+        return torch.stack([softmax(row - center, temperature) for row in z])
+    if settings.balancing == "sinkhorn":
+        return sinkhorn(z, temperature, settings.sinkhorn_iterations)
+    if settings.balancing == "mira":
+        return mira(z, temperature, settings.mira_beta, settings.mira_iterations)
+    return None
+
+
 @dataclass(frozen=True)
 class Teacher:
     """The teacher's side of a batch, each [view][image]."""
@@ -78,10 +110,17 @@ class Teacher:
     p: Rows  # [K] for every image of every view
     winners: list[list[int]]  # argmax of p_t (Eq. 8)
     raw_winners: list[list[int]]  # argmax of z_t: what the pseudo-code counts
+    mean: Tensor  # [K] of z_t: what DINO's centre averages
 
 
 def assign(
-    rows: Rows, centroids: list[Tensor], sizes: list[float], settings: MethodSettings, empty_weights: list[float]
+    rows: Rows,
+    centroids: list[Tensor],
+    sizes: list[float],
+    settings: MethodSettings,
+    empty_weights: list[float],
+    *,
+    center: Tensor | None = None,
 ) -> Teacher:
     """Eq. 3, 4 and 6, with the authors' factor on the winner and their clamp between Eq. 4 and 6."""
     z_t = [[similarities(row, centroids).tolist() for row in view] for view in rows]
@@ -98,9 +137,14 @@ def assign(
             z_b = [min(1.0, max(-1.0, value)) for value in z_b]
         return softmax(torch.tensor(z_b, dtype=torch.float64), settings.teacher_temperature)
 
-    p = [[p_t(z) for z in view] for view in z_t]
+    every = torch.tensor([z for view in z_t for z in view], dtype=torch.float64)
+    together = balance_together(every, settings, torch.zeros(len(sizes)) if center is None else center)
+    p = [[p_t(z) for z in view] for view in z_t] if together is None else by_view(together, len(rows[0]))
     return Teacher(
-        p, [[argmax(image.tolist()) for image in view] for view in p], [[argmax(z) for z in view] for view in z_t]
+        p,
+        [[argmax(image.tolist()) for image in view] for view in p],
+        [[argmax(z) for z in view] for view in z_t],
+        every.mean(0),
     )
 
 
@@ -157,6 +201,7 @@ class Oracle:
         self.student = copy.deepcopy(model.student)
         self.teacher = copy.deepcopy(model.teacher)
         self.sizes = [float(s) for s in model.sizes]
+        self.center = torch.zeros(len(self.sizes), dtype=torch.float64)
         self.training = model.training
         self._counted: list[int] = []
 
@@ -172,11 +217,11 @@ class Oracle:
                     if buffer.is_floating_point():
                         buffer.copy_(statistics[name])
             centroids = list(self.teacher.centroids.weight)
-            teacher = assign(rows, centroids, self.sizes, settings, empty_weights)
-            self._counted = self._to_count(teacher)
+            teacher = assign(rows, centroids, self.sizes, settings, empty_weights, center=self.center)
+            self._counted, self._mean = self._to_count(teacher), teacher.mean
             if settings.sizes_updated == "before_balancing" and self.training:
                 self._count()
-                teacher = assign(rows, centroids, self.sizes, settings, empty_weights)
+                teacher = assign(rows, centroids, self.sizes, settings, empty_weights, center=self.center)
         loss = objective(h, g, list(self.student.centroids.weight), teacher.p, settings)
         confidence, agreement = _statistics(teacher)
         return OracleStep(loss, teacher.winners, teacher.raw_winners, confidence, agreement)
@@ -208,6 +253,8 @@ class Oracle:
     @torch.no_grad()
     def update(self, momentum: float) -> None:
         """After the optimizer's step: the sizes, and theta_t = m theta_t + (1 - m) theta_s (Sec. 3.1)."""
+        momentum_c = self.settings.center_momentum
+        self.center = momentum_c * self.center + (1 - momentum_c) * self._mean  # DINO, Eq. 4
         if self.settings.sizes_updated == "after_loss":
             self._count()
         student = dict(self.student.named_parameters())

@@ -97,15 +97,25 @@ def test_products_of_the_loss_head_are_those_of_the_equations(values: tuple[str,
     assert count(recipe).flops.loss_head == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("values", [(), ("method.head_batches=per_resolution", "views.local_views=0")])
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        ("method.head_batches=per_resolution", "views.local_views=0"),
+        ("method.balancing=centering",),
+        ("method.balancing=sinkhorn",),
+        ("method.balancing=mira", "method.mira_iterations=4"),
+    ],
+)
 def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...]) -> None:
     """A second process with the same numbers is made up; all that it would be told is measured."""
     recipe = small(*values, "method.sizes_counted=balanced")
     sent: list[int] = []
 
-    def all_reduce(tensor: Tensor) -> None:
+    def all_reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
         sent.append(tensor.nbytes)
-        tensor.mul_(2)
+        if operation == dist.ReduceOp.SUM:
+            tensor.mul_(2)
 
     for module in (collectives, parallel):
         monkeypatch.setattr(module, "processes", lambda: 2)
@@ -118,11 +128,14 @@ def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPa
     output = model(large, local, step_name=1)
     output.loss.backward()
     exchanged, exchanges = sum(sent), len(sent)
-    model.update(output.counted, 0.9)
+    model.update(output.counted, 0.9, output.balance)
     counted = communication(recipe, count(recipe), 2, gpu=False)
-    assert counted.batchnorm == exchanged  # of two processes, each sends once what is summed
-    assert counted.exchanges == exchanges
-    assert counted.sizes == sum(sent) - exchanged
+    by_batch = recipe.method.balancing in {"sinkhorn", "mira"}  # these balance in the forward pass
+    sums = {"sinkhorn": 2 * 3, "mira": 2 * 5}.get(recipe.method.balancing, 0)
+    balancing = counted.balancing if by_batch else 0
+    assert counted.batchnorm + balancing == exchanged  # of two processes, each sends once what is summed
+    assert counted.exchanges + sums == exchanges
+    assert counted.sizes + counted.balancing - balancing == sum(sent) - exchanged
     gradients = sum(p.grad.nbytes for p in model.student.parameters() if p.grad is not None)
     assert counted.gradients == gradients
     assert counted.total == gradients + sum(sent)

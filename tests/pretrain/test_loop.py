@@ -218,6 +218,7 @@ def test_a_finished_run_says_so_and_changes_nothing(
         # At 1 x 1 pixels oneDNN's bf16 convolution reads memory that nobody wrote (torch 2.15): larger local views.
         ("efficiency.precision=bf16", "views.local_size=32"),
         ("optim.optimizer=adamw", "optim.clip=0.5", "optim.frozen_centroid_epochs=1", "optim.base_lr=0.001"),
+        ("method.balancing=centering", "method.center_momentum=0.5"),
         ("method.sizes_counted=raw", "method.sizes_updated=before_balancing", "method.head_batches=per_resolution"),
         (
             "model.backbone=timm:vit_tiny_patch16_224",
@@ -312,6 +313,51 @@ def test_going_on_from_a_full_checkpoint(images: Path, finished: Path, tmp_path:
     assert "centroids and s start anew" in start_from(model, recipe, scan_folder(images))
     assert torch.equal(model.student.centroids.weight, fresh)
     assert_same(model.state_dict()["student.projector.0.weight"], source["student.projector.0.weight"])
+
+
+def test_going_on_with_another_balancer(images: Path, finished: Path, tmp_path: Path) -> None:
+    """DINO's centre is kept with its meaning: same images, same clusters, same balancer; s always stays where it can."""
+    from excb import load
+    from excb.pretrain.initialise import build_model, start_from
+
+    assert "balancer.center" not in newest(finished)["model"]
+    centred = tmp_path / "centred"
+    assert pretrain(images, centred, "method.balancing=centering", "optim.epochs=1") == 0
+    source = newest(centred)["model"]
+    assert bool(source["balancer.center"].any())
+    heads = load(str(centred), heads=True).heads  # assignments after training ignore the centre
+    assert heads is not None
+    assert_same(heads.sizes, source["sizes"])
+
+    same = apply(find_recipe("quickstart"), [*OVERRIDES, f"init={centred}", "method.balancing=centering"])
+    model = build_model(same)
+    assert "centroids and s too" in start_from(model, same, scan_folder(images))
+    assert_same(dict(model.state_dict()), source)
+
+    model = build_model(same)
+    assert "s start" in start_from(model, same, scan_folder(write_images(tmp_path / "others", each=10)))
+    assert not model.state_dict()["balancer.center"].any()
+
+    plain = apply(same, ["method.balancing=linear"])
+    model = build_model(plain)
+    assert "centroids and s too" in start_from(model, plain, scan_folder(images))
+    assert_same(model.sizes, source["sizes"])
+
+    back = apply(same, [f"init={finished}"])
+    model = build_model(back)
+    assert "the balancer start anew" in start_from(model, back, scan_folder(images))
+    assert_same(model.sizes, newest(finished)["model"]["sizes"])
+
+
+def test_a_run_of_an_earlier_version_goes_on(images: Path, tmp_path: Path) -> None:
+    """An option that it did not have counts as its default, and only as that."""
+    assert pretrain(images, tmp_path, "optim.epochs=1") == 0
+    file = tmp_path / "recipe.json"
+    written = json.loads(file.read_text())
+    del written["recipe"]["method"]["mira_beta"]
+    file.write_text(json.dumps(written))
+    assert pretrain(images, tmp_path, "optim.epochs=1", "method.mira_beta=0.5") == 2
+    assert pretrain(images, tmp_path, "optim.epochs=1") == 0
 
 
 def test_going_on_from_an_exported_backbone(images: Path, finished: Path, tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ RESNET50: dict[str, Any] = {
     "method.sizes_counted": "balanced",
     "method.sizes_updated": "after_loss",
     "method.balancing": "linear",
+    "method.center_momentum": 0.9,
+    "method.sinkhorn_iterations": 3,
+    "method.mira_beta": 2 / 3,
+    "method.mira_iterations": 30,
     "method.empty_clusters": "noise",
     "method.winner_gain": 1.0,
     "method.clamp": False,
@@ -326,6 +330,10 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "method.teacher_temperature": [0.0, -1.0, NAN],
     "method.student_temperature": [0.0, -1.0, NAN],
     "method.sizes_momentum": [-0.1, 1.1, NAN],
+    "method.center_momentum": [-0.1, 1.1, NAN],
+    "method.sinkhorn_iterations": [-1],
+    "method.mira_beta": [-0.1, 1.0, NAN],
+    "method.mira_iterations": [-1],
     "method.winner_gain": [0.0, NAN],
     "method.kmeans_samples": [0],
     "method.kmeans_iterations": [0],
@@ -464,6 +472,10 @@ def test_a_micro_batch_is_an_equal_share() -> None:
     [
         ({"efficiency": {"compile": True, "checkpointing": True}}, "exclude each other"),
         ({"efficiency": {"accumulate": 2}, "method": {"sizes_updated": "before_balancing"}}, "the whole batch at once"),
+        ({"efficiency": {"accumulate": 2}, "method": {"balancing": "sinkhorn"}}, "the whole batch at once"),
+        ({"efficiency": {"accumulate": 2}, "method": {"balancing": "mira"}}, "the whole batch at once"),
+        ({"method": {"balancing": "centering", "winner_gain": 1.01}}, r"set method\.winner_gain=1"),
+        ({"method": {"balancing": "mira", "clamp": True}}, r"method\.clamp=false"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, dict[str, Any]], cause: str) -> None:

@@ -1,0 +1,14 @@
+"""No balancing: p_t = softmax(z / tau_t). The teacher's EMA and the predictor alone keep clusters apart."""
+
+import torch
+from torch import Tensor
+
+from excb.balancing.interface import Balancer, Unbalanced
+
+
+class NoBalancing(Balancer):
+    """The identity."""
+
+    def affine(self, batch: Unbalanced) -> tuple[Tensor, Tensor]:
+        """Return scale 1 and offset 0."""
+        return torch.ones_like(batch.sizes), torch.zeros_like(batch.sizes)
