@@ -286,8 +286,9 @@ def test_any_combination_of_options_equals_the_oracle(
     assert_equal_to_oracle(model, views=views, batch=2)
 
 
-def test_float32_loss_equals_the_oracle() -> None:
-    model = build(clusters=13)
+@pytest.mark.parametrize("balancing", ["linear", "centering", "sinkhorn", "mira"])
+def test_float32_loss_equals_the_oracle(balancing: str) -> None:
+    model = build(clusters=13, balancing=balancing)
     model.sizes.copy_(mixed_sizes(13))
     global_views, local_views = images(2, 2, 3)
     expected = oracle.Oracle(model).forward(global_views, local_views, noise(0, 13))
@@ -297,6 +298,13 @@ def test_float32_loss_equals_the_oracle() -> None:
     assert step.loss.dtype == torch.float32
     assert step.winners.tolist() == expected.winners
     torch.testing.assert_close(step.loss.double(), expected.loss.detach(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("balancing", ["linear", "none", "sinkhorn", "mira"])
+def test_only_a_centre_adds_to_a_checkpoint(balancing: str) -> None:
+    plain, centred = (set(build(balancing=each).state_dict()) for each in (balancing, "centering"))
+    assert centred - plain == {"balancer.center"}
+    assert plain < centred
 
 
 def test_double_precision_does_not_hang_on_torchs_default() -> None:

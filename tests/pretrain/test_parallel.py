@@ -109,7 +109,7 @@ def test_many_processes_are_one_run(images: Path, tmp_path: Path, network: tuple
     assert json.loads((tmp_path / "many" / "report.json").read_text())["processes"] == processes
 
 
-@pytest.mark.parametrize("balancing", ["centering", "sinkhorn", "mira"])
+@pytest.mark.parametrize("balancing", ["centering", "sinkhorn", pytest.param("mira", marks=pytest.mark.slow)])
 def test_balancers_see_all_processes(images: Path, tmp_path: Path, balancing: str) -> None:
     few = (f"method.balancing={balancing}", "optim.epochs=1", "method.teacher_temperature=0.1")
     assert main(command(images, tmp_path / "one", *few)) == 0

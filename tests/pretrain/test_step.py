@@ -82,9 +82,9 @@ def assert_close(first: Trainer, second: Trainer, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
-@pytest.mark.parametrize("counted", ["balanced", "raw"])
-def test_accumulation_is_one_large_batch(parts: int, counted: str) -> None:
-    settings = (*VIT, "efficiency.precision=fp64", f"method.sizes_counted={counted}", "optim.clip=0.5")
+@pytest.mark.parametrize("method", ["sizes_counted=balanced", "sizes_counted=raw", "balancing=centering"])
+def test_accumulation_is_one_large_batch(parts: int, method: str) -> None:
+    settings = (*VIT, "efficiency.precision=fp64", f"method.{method}", "optim.clip=0.5")
     whole, split = trainer(*settings), trainer(*settings, f"efficiency.accumulate={parts}")
     assert steps(whole) == pytest.approx(steps(split), rel=1e-9)
     assert_close(whole, split, 1e-8)  # AdamW divides by a gradient's size: rounding counts where one is near zero
