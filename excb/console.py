@@ -44,7 +44,7 @@ class Reporter:
     def __init__(self, *, quiet: bool = False) -> None:
         self._notes = Console(stderr=True, quiet=quiet, highlight=False)
         self._results = Console(highlight=False)
-        self._quiet = quiet
+        self.quiet = quiet
         self._live: Progress | None = None
 
     def note(self, text: str) -> None:
@@ -59,7 +59,7 @@ class Reporter:
         if self._notes.is_terminal:
             console = self._live.console if self._live else self._notes
             console.print(text, style=style or None, markup=False, soft_wrap=True)
-        elif not self._quiet:
+        elif not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def answer(self, text: str) -> None:
@@ -89,8 +89,8 @@ class Reporter:
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Progressor]:
         """Show progress with ETA while the block runs: a live bar on a terminal, a line now and then in a pipe."""
-        if self._quiet or not self._notes.is_terminal or self._live is not None:
-            yield Progressor(title, total, done, None if self._quiet else sys.stderr, None)
+        if self.quiet or not self._notes.is_terminal or self._live is not None:
+            yield Progressor(title, total, done, None if self.quiet else sys.stderr, None)
             return
         columns = (
             TextColumn("{task.description}"),

@@ -12,7 +12,7 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
 
-from . import overrides
+from . import overrides, study_command
 from .recipes import RECIPES, Recipe
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain RECIPE --data DIR             pretrain on the images below DIR
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
+  excb-pretrain study NAME --data DIR         small runs side by side: balancers, batch sizes, components ...
   torchrun --nnodes 4 --nproc-per-node 8 ... -m excb.pretrain RECIPE --data DIR      on many machines
 
 A run started again in its folder goes on where it was."""
@@ -37,12 +38,15 @@ A run started again in its folder goes on where it was."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-pretrain` and return its exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["study"]:
+        return run("excb-pretrain", lambda: study_command.main(arguments[1:]))
     return run("excb-pretrain", lambda: _main(argv))
 
 
 def _parser() -> Parser:
     parser = Parser(prog="excb-pretrain", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or: list, show, plan, quickstart")
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or: list, show, plan, quickstart, study")
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values other than the recipe's")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="images, at any depth; labels are used for figures only"

@@ -107,10 +107,16 @@ def settle_statistics(network: nn.Module, images: ImageSet, preprocessing: Prepr
             module.momentum = None  # a plain average over the pass
             module.reset_running_stats()
     network.train()
-    generator = torch.Generator().manual_seed(0)
-    for _, batch in DataLoader(Inputs(images, preprocessing), batch_size=128, shuffle=True, generator=generator):
-        network(batch)
+    device, generator = next(network.parameters()).device, torch.Generator().manual_seed(0)
+    inputs = Inputs(images, preprocessing)
+    for batch in DataLoader(inputs, batch_size=128, shuffle=True, generator=generator, collate_fn=_readable):
+        network(batch.to(device))
     network.eval()
+
+
+def _readable(batch: list[tuple[int, Tensor | str]]) -> Tensor:
+    """The inputs of a batch's images that can be read."""
+    return torch.stack([item for _, item in batch if isinstance(item, Tensor)])
 
 
 def colour_histogram(image: Image.Image) -> Tensor:

@@ -432,6 +432,16 @@ def quickstart() -> Recipe:
     )
 
 
+def rn10_tiny() -> Recipe:
+    """A small ResNet at 32 pixels for comparing recipes (`excb-pretrain study`): minutes on one CPU core."""
+    return replace(quickstart(), name="rn10_tiny").change(
+        method={"clusters": 64},
+        views={"global_size": 32, "local_size": 16, "eval_resize": 32, "eval_crop": 32},
+        optim={"epochs": 6, "batch": 64, "base_lr": 0.6},
+        monitor={"every_epochs": 6},
+    )
+
+
 def _official_run(run: Callable[[int], Recipe], epochs: int) -> Recipe:
     return _official(run(epochs))
 
@@ -452,5 +462,6 @@ def _paper_runs() -> dict[str, Callable[[], Recipe]]:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "quickstart": quickstart,
     "rn18_small": rn18_small,
+    "rn10_tiny": rn10_tiny,
     **_paper_runs(),
 }

@@ -1,0 +1,189 @@
+"""Studies as data: which recipes are compared, and how their table and picture are laid out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from excb.errors import UserError, nearest_name
+
+BASE = "rn10_tiny"  # the recipe that every cell changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One recipe of a study.
+
+    Args:
+        name: also the name of its folder.
+        factors: what tells it from the other cells, by the table's columns.
+        overrides: of the base recipe, each "section.field=value".
+    """
+
+    name: str
+    factors: Mapping[str, str]
+    overrides: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A grid of recipes.
+
+    Args:
+        name: on the command line.
+        asks: the question, as the title of table and picture.
+        paper: what it corresponds to in the paper.
+        cells: the recipes, in the order of the table.
+        picture: `sizes` sorted relative cluster sizes, `lines` accuracy against a number, `dots` accuracy by cell.
+        across: the factor whose levels are the columns of the table in the paper's form; None for one row a cell.
+    """
+
+    name: str
+    asks: str
+    paper: str
+    cells: Sequence[Cell]
+    picture: Literal["sizes", "lines", "dots"]
+    across: str | None = None
+
+    @property
+    def factors(self) -> list[str]:
+        """Names of the factors, in the order of the table's columns."""
+        return list(self.cells[0].factors)
+
+    def select(self, names: Sequence[str] | None) -> list[Cell]:
+        """The cells of these names, in the study's order; None for all.
+
+        Raises:
+            UserError: a cell is called otherwise.
+        """
+        known = [cell.name for cell in self.cells]
+        for name in names or ():
+            if name not in known:
+                raise UserError(
+                    f"study {self.name} has no cell {name!r}{nearest_name(name, known)} (it has {', '.join(known)})"
+                )
+        return [cell for cell in self.cells if names is None or cell.name in names]
+
+
+BALANCERS = {
+    "excb": ("ExCB", "linear"),
+    "none": ("none", "none"),
+    "centering": ("centering (DINO)", "centering"),
+    "sinkhorn": ("Sinkhorn-Knopp (SwAV)", "sinkhorn"),
+    "mira": ("fixed point (MIRA)", "mira"),
+}
+BATCHES = (32, 64, 128, 256)
+CLUSTERS = (16, 32, 64, 128, 256)
+
+
+def _balancers() -> list[Cell]:
+    return [
+        Cell(name=name, factors={"balancing": title}, overrides=[f"method.balancing={choice}"])
+        for name, (title, choice) in BALANCERS.items()
+    ]
+
+
+def _batch_sizes() -> list[Cell]:
+    return [
+        Cell(
+            name=f"{name}-{batch}",
+            factors={"balancing": BALANCERS[name][0], "batch": str(batch)},
+            overrides=[f"method.balancing={BALANCERS[name][1]}", f"optim.batch={batch}"],
+        )
+        for name in ("excb", "centering", "sinkhorn")
+        for batch in BATCHES
+    ]
+
+
+def _components() -> list[Cell]:
+    """The paper's four rows, each with one component more; then the last row without what they all share."""
+    columns = ("predictor", "stop-gradient", "decay of C", "multi-crop", "projector on local", "balancing")
+    without = {
+        "predictor": ["method.predictor=false"],
+        "stop-gradient": ["method.centroid_gradient_from_local=true"],
+        "decay of C": ["optim.centroid_decay=1"],
+        "multi-crop": ["views.local_views=0", "views.global_scale=0.14,1"],
+        "projector on local": ["method.projector_on_local=false"],
+        "balancing": ["method.balancing=none"],
+    }
+    lacking = {
+        "baseline": ("predictor", "stop-gradient", "decay of C"),
+        "predictor": ("stop-gradient", "decay of C"),
+        "stop-gradient": ("decay of C",),
+        "excb": (),
+        "no-local-projector": ("projector on local",),
+        "no-multi-crop": ("multi-crop",),
+        "no-balancing": ("balancing",),
+    }
+    return [
+        Cell(
+            name=name,
+            factors={column: "no" if column in absent else "yes" for column in columns},
+            overrides=[override for column in absent for override in without[column]],
+        )
+        for name, absent in lacking.items()
+    ]
+
+
+def _clusters() -> list[Cell]:
+    return [Cell(name=f"k{K}", factors={"K": str(K)}, overrides=[f"method.clusters={K}"]) for K in CLUSTERS]
+
+
+def _forms() -> list[Cell]:
+    shapes = {"squared": "1 - (1 - z)(sK)^2", "linear": "1 - (1 - z)(sK)", "none": "z"}
+    return [
+        Cell(name=name, factors={"B(z; s), s < 1/K": shape}, overrides=[f"method.balancing={name}"])
+        for name, shape in shapes.items()
+    ]
+
+
+_ALL = (
+    Study(
+        name="balancers",
+        asks="Relative cluster sizes by balancing",
+        paper="Section 4 and the appendix: sizes of ExCB's and DINO's clusters",
+        cells=_balancers(),
+        picture="sizes",
+    ),
+    Study(
+        name="batch-size",
+        asks="Accuracy by batch size",
+        paper="the table of batch sizes (256, 512, 1,024)",
+        cells=_batch_sizes(),
+        picture="lines",
+        across="batch",
+    ),
+    Study(
+        name="components",
+        asks="Accuracy by component",
+        paper="the ablation of components; the last three rows are ours",
+        cells=_components(),
+        picture="dots",
+    ),
+    Study(
+        name="clusters",
+        asks="Accuracy by number of clusters",
+        paper="the table of K (32,768 to 98,304)",
+        cells=_clusters(),
+        picture="lines",
+        across="K",
+    ),
+    Study(
+        name="form",
+        asks="Accuracy by the form of B below 1/K",
+        paper="the appendix's table of B",
+        cells=_forms(),
+        picture="dots",
+    ),
+)
+STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
+
+
+def find_study(name: str) -> Study:
+    """The study of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in STUDIES:
+        raise UserError(f"no study is called {name!r}{nearest_name(name, STUDIES)} (`excb-pretrain study` lists all)")
+    return STUDIES[name]

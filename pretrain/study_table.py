@@ -1,0 +1,198 @@
+"""A study's finished cells as one table: means and standard deviations over seeds, in Markdown, CSV and JSON."""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from excb.console import duration
+
+from .studies import Cell, Study
+
+# Figure of a cell -> heading and decimals; a study's table has those that its cells have.
+FIGURES = {
+    "knn_top1": ("k-NN, %", 2),
+    "knn_leave_one_out": ("k-NN, training images, %", 2),
+    "neighbour_agreement": ("neighbour agreement, %", 2),
+    "smallest_cluster": ("smallest, training", 2),
+    "largest_cluster": ("largest, training", 2),
+    "empty_share": ("empty, training, %", 1),
+    "largest_size": ("largest, inference", 2),
+    "unused_share": ("empty, inference, %", 1),
+    "confidence": ("confidence", 3),
+    "agreement": ("agreement", 3),
+    "purity": ("purity", 3),
+    "loss": ("loss", 3),
+}
+SPREAD = "mean ± sample standard deviation over seeds (n - 1 in the denominator); no spread with one seed"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One figure over seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean."""
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float:
+        """Sample standard deviation; NaN with one value."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+
+    def text(self, decimals: int) -> str:
+        """Such as "37.70 ± 0.41"."""
+        spread = f" ± {self.deviation:.{decimals}f}" if len(self.values) > 1 else ""
+        return f"{self.mean:.{decimals}f}{spread}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell's finished seeds."""
+
+    cell: Cell
+    found: Sequence[dict[str, Any]]  # contents of `cell.json`, by seed
+
+    @property
+    def seeds(self) -> list[int]:
+        """The finished seeds."""
+        return [one["seed"] for one in self.found]
+
+    @property
+    def seconds(self) -> float:
+        """Computing time of all seeds."""
+        return float(sum(sum(one["seconds"].values()) for one in self.found))
+
+    def spread(self, figure: str) -> Spread | None:
+        """A figure over the seeds, or None where it was not measured."""
+        values = [one["figures"][figure] for one in self.found if figure in one["figures"]]
+        return Spread(tuple(values)) if values else None
+
+    def text(self, figure: str) -> str:
+        """A figure as the table has it."""
+        spread = self.spread(figure)
+        return spread.text(FIGURES[figure][1]) if spread else ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All finished cells of a study; `untrained` has the networks that they start from."""
+
+    study: Study
+    rows: Sequence[Row]
+    untrained: Row
+
+    @property
+    def score(self) -> str:
+        """The figure that the cells are compared by: k-NN, or where there are no labels the agreement of neighbours."""
+        return "knn_top1" if any(row.spread("knn_top1") for row in self._all) else "neighbour_agreement"
+
+    @property
+    def _all(self) -> list[Row]:
+        return [row for row in (*self.rows, self.untrained) if row.found]
+
+    @property
+    def figures(self) -> list[str]:
+        """The figures that were measured."""
+        return [name for name in FIGURES if any(row.spread(name) for row in self._all)]
+
+    @property
+    def seconds(self) -> float:
+        """Computing time of all cells."""
+        return sum(row.seconds for row in self._all)
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Heading and rows of the whole table: every cell with every figure, and the untrained network last."""
+        header = ["cell", *self.study.factors, "seeds", *(FIGURES[name][0] for name in self.figures)]
+        rows = []
+        for row in self._all:
+            factors = [row.cell.factors.get(name, "") for name in self.study.factors]
+            rows.append([row.cell.name, *factors, str(len(row.found)), *map(row.text, self.figures)])
+        return header, rows
+
+    def paper_form(self) -> tuple[list[str], list[list[str]]] | None:
+        """Heading and rows with one factor's levels across, as the paper has them; None where no factor goes across."""
+        across = self.study.across
+        if across is None or not any(row.found for row in self.rows):
+            return None
+        down = [name for name in self.study.factors if name != across]
+        levels = list(dict.fromkeys(row.cell.factors[across] for row in self.rows))
+        lines: dict[tuple[str, ...], dict[str, str]] = {}
+        for row in self.rows:
+            key = tuple(row.cell.factors[name] for name in down) or (FIGURES[self.score][0],)
+            lines.setdefault(key, {})[row.cell.factors[across]] = row.text(self.score)
+        header = [*(down or [across]), *levels]
+        return header, [[*key, *(texts.get(level, "") for level in levels)] for key, texts in lines.items()]
+
+    def footnotes(self) -> list[str]:
+        """What a reader of the figures must know."""
+        found = [one for row in self._all for one in row.found]
+        judged = sorted({one["data"]["judged_on"] for one in found})
+        machines = sorted(
+            {
+                f"{one['environment']['device']}, {one['environment']['threads']} threads, "
+                f"torch {one['environment']['torch']}, excb {one['environment']['excb']}"
+                for one in found
+            }
+        )
+        images = sorted({f"{one['data']['train']['images']:,}" for one in found})
+        return [
+            f"Figures: {SPREAD}.",
+            f"k-NN: {', '.join(judged)}; k = 20, temperature 0.07, the teacher after the last epoch.",
+            "Sizes are relative to 1/K. Training: assignments after balancing, over the last epoch's global views. "
+            f"Inference: argmax of z without balancing, over the {', '.join(images)} training images.",
+            f"Computing time: {duration(self.seconds)} in all, on {'; '.join(machines)}.",
+        ]
+
+    def markdown(self) -> str:
+        """The table for people."""
+        parts = [f"# {self.study.asks}", f"In the paper: {self.study.paper}."]
+        for table in (self.paper_form(), self.cells()):
+            if table is not None:
+                header, rows = table
+                lines = [header, ["---"] * len(header), *rows]
+                parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+        parts.append("\n".join(f"- {note}" for note in self.footnotes()))
+        return "\n\n".join(parts) + "\n"
+
+    def csv(self) -> str:
+        """One line a cell, with the mean and the standard deviation of every figure."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        pairs = [f"{name}_{part}" for name in self.figures for part in ("mean", "sd")]
+        writer.writerow(["cell", *self.study.factors, "seeds", *pairs, "seconds"])
+        for row in self._all:
+            numbers: list[Any] = []
+            for name in self.figures:
+                spread = row.spread(name)
+                numbers += [spread.mean, "" if len(spread.values) < 2 else spread.deviation] if spread else ["", ""]
+            factors = [row.cell.factors.get(name, "") for name in self.study.factors]
+            writer.writerow([row.cell.name, *factors, len(row.found), *numbers, round(row.seconds, 1)])
+        return stream.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table for machines: every figure with its mean, standard deviation (null with one seed) and values."""
+        cells = []
+        for row in self._all:
+            figures = {}
+            for name in self.figures:
+                if spread := row.spread(name):
+                    deviation = spread.deviation if len(spread.values) > 1 else None
+                    figures[name] = {"mean": spread.mean, "sd": deviation, "values": list(spread.values)}
+            cells.append(
+                {
+                    "cell": row.cell.name,
+                    "factors": dict(row.cell.factors),
+                    "overrides": list(row.cell.overrides),
+                    "seeds": row.seeds,
+                    "figures": figures,
+                    "seconds": round(row.seconds, 1),
+                }
+            )
+        return {"study": self.study.name, "score": self.score, "cells": cells, "notes": self.footnotes()}
