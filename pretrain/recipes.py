@@ -439,6 +439,7 @@ def rn10_tiny() -> Recipe:
         views={"global_size": 32, "local_size": 16, "eval_resize": 32, "eval_crop": 32},
         optim={"epochs": 6, "batch": 64, "base_lr": 0.6},
         monitor={"every_epochs": 6},
+        run={"keep": 1},
     )
 
 

@@ -7,6 +7,8 @@ from typing import Literal
 from excb.errors import UserError, nearest_name
 
 BASE = "rn10_tiny"  # the recipe that every cell changes
+TRAINING = ("smallest_cluster", "largest_cluster", "confidence", "loss")  # figures of the last epoch
+SIZES = ("smallest_cluster", "largest_cluster", "empty_share", "largest_size", "unused_share")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Study:
         paper: what it corresponds to in the paper.
         cells: the recipes, in the order of the table.
         picture: `sizes` sorted relative cluster sizes, `lines` accuracy against a number, `dots` accuracy by cell.
+        figures: of a cell, those that the table shows besides those by which cells are compared.
         across: the factor whose levels are the columns of the table in the paper's form; None for one row a cell.
     """
 
@@ -42,6 +45,7 @@ class Study:
     paper: str
     cells: Sequence[Cell]
     picture: Literal["sizes", "lines", "dots"]
+    figures: Sequence[str] = TRAINING
     across: str | None = None
 
     @property
@@ -142,6 +146,7 @@ _ALL = (
         asks="Relative cluster sizes by balancing",
         paper="Section 4 and the appendix: sizes of ExCB's and DINO's clusters",
         cells=_balancers(),
+        figures=SIZES,
         picture="sizes",
     ),
     Study(

@@ -24,14 +24,14 @@ IMAGES_PER_SECOND = 230
 class CellReporter(Reporter):
     """Tells progress and warnings of a cell's run with the cell's place in the study, and keeps its notes back."""
 
-    place = ""
+    place = job = ""
 
     def note(self, text: str) -> None:
         """Nothing: a study of many runs says the same many times."""
 
     def warn(self, text: str) -> None:
         """Say which cell the warning is about."""
-        super().warn(f"{self.place}: {text}")
+        super().warn(f"{self.job}: {text}")
 
     def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Progressor]:
         """Put the cell's place before the title."""
@@ -52,8 +52,8 @@ class Grid:
     """
 
     def __init__(self, study: Study, sets: Sets, folder: Path, values: Sequence[str]) -> None:
-        self.study, self.sets, self.folder, self._values = study, sets, folder, list(values)
-        self._base = overrides.apply(overrides.find_recipe(BASE), self._values)
+        self.study, self.sets, self.folder, self.values = study, sets, folder, list(values)
+        self._base = overrides.apply(overrides.find_recipe(BASE), self.values)
         self.untrained = Cell(name=UNTRAINED, factors={study.factors[0]: "untrained network"}, overrides=[])
 
     def job(self, cell: Cell, seed: int) -> Job:
@@ -65,11 +65,12 @@ class Grid:
         recipe: Recipe = overrides.apply(self._base, [*cell.overrides, f"run.seed={seed}"])
         recipe = replace(recipe, name=f"{self.study.name}/{cell.name}")
         recipe.steps_per_epoch(len(self.sets.train))
-        chosen = [*self._values, *cell.overrides]
-        return Job(cell.name, chosen, recipe, self.folder / cell.name / f"seed-{seed}")
+        return Job(
+            cell.name, tuple(self.values), tuple(cell.overrides), recipe, self.folder / cell.name / f"seed-{seed}"
+        )
 
     def jobs(self, cells: Sequence[Cell], seeds: int) -> list[Job]:
-        """Every cell at every seed, from the base recipe's seed on; a seed's cells together, for rows that grow evenly."""
+        """Every cell at every seed, from the base recipe's seed on; a seed's cells together, for even rows."""
         first = self._base.run.seed
         numbers = range(first, first + seeds)
         return [self.job(cell, seed) for seed in numbers for cell in (self.untrained, *cells)]
@@ -175,15 +176,16 @@ def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list
         if done:
             rate = done * len(grid.sets.train) / (time.monotonic() - start)
         about = duration(ahead * len(grid.sets.train) / rate)
-        teller.place = f"cell {number} of {len(left)} ({about} left)"
-        reporter.note(f"{teller.place}: {job.cell}, seed {job.seed}")
+        teller.job = f"{job.cell}, seed {job.seed}"
+        teller.place = f"cell {number} of {len(left)}, about {about} left"
+        reporter.note(f"{teller.place}: {teller.job}")
         if job.finished() is not None:  # by another process that runs the same study
             continue
         try:
             if code := run_cell(job, grid.sets, teller):
                 return code, failed
         except UserError as error:  # one run that diverges, or that another process has, must not stop a long study
-            reporter.warn(f"{job.cell}, seed {job.seed}: {error}")
+            teller.warn(str(error))
             failed.append(f"{job.cell}/seed-{job.seed}")
         done += job.epochs
     return 0, failed
@@ -208,16 +210,19 @@ def _tell_plan(grid: Grid, jobs: Sequence[Job], left: Sequence[Job], reporter: R
     seconds = _work(left) * len(grid.sets.train) / _rate(grid)
     if as_json:
         cells = [
-            {"cell": job.cell, "seed": job.seed, "overrides": job.overrides, "finished": job not in left}
+            {"cell": job.cell, "seed": job.seed, "overrides": [*job.shared, *job.own], "finished": job not in left}
             for job in jobs
         ]
         reporter.answer(json.dumps({"study": grid.study.name, "seconds": round(seconds), "cells": cells}, indent=2))
         return
-    open_ = {id(job) for job in left}
-    rows = [
-        [job.cell, str(job.seed), "to run" if id(job) in open_ else "finished", " ".join(job.overrides)] for job in jobs
-    ]
-    reporter.table(f"{grid.study.name}: {grid.study.asks}", ["cell", "seed", "", "overrides"], rows)
+    rows = []
+    for name in dict.fromkeys(job.cell for job in jobs):
+        mine = [job for job in jobs if job.cell == name]
+        done = [str(job.seed) for job in mine if job not in left]
+        to_run = [str(job.seed) for job in mine if job in left]
+        rows.append([name, ", ".join(done) or "-", ", ".join(to_run) or "-", " ".join(mine[0].own)])
+    title = f"{grid.study.name}: {grid.study.asks}; recipe {BASE} {' '.join(grid.values)}".rstrip()
+    reporter.table(title, ["cell", "seeds finished", "seeds to run", "overrides"], rows)
     timed = any(row.found for row in grid.table().rows)
     basis = "at the speed of its finished cells" if timed else "on one CPU core, at the sizes of the base recipe"
     reporter.answer(f"{len(left)} of {len(jobs)} to run: about {duration(seconds)} {basis}")

@@ -91,10 +91,11 @@ def find_sets(data: Path) -> Sets:
 
 @dataclass(frozen=True)
 class Job:
-    """One cell at one seed."""
+    """One cell at one seed: its recipe is the base recipe with overrides shared by all cells, and then its own."""
 
     cell: str
-    overrides: list[str]
+    shared: tuple[str, ...]
+    own: tuple[str, ...]
     recipe: Recipe
     folder: Path
 
@@ -193,7 +194,7 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
         "schema": SCHEMA,
         "cell": job.cell,
         "seed": job.seed,
-        "overrides": job.overrides,
+        "overrides": [*job.shared, *job.own],
         **judged,
         "seconds": {"training": training.get("seconds", 0.0), "measuring": round(time.monotonic() - start, 1)},
         "images_per_second": training.get("images_per_second"),

@@ -12,16 +12,18 @@ from excb.console import duration
 
 from .studies import Cell, Study
 
-# Figure of a cell -> heading and decimals; a study's table has those that its cells have.
+# Figure of a cell -> heading and decimals.
 FIGURES = {
     "knn_top1": ("k-NN, %", 2),
-    "knn_leave_one_out": ("k-NN, training images, %", 2),
-    "neighbour_agreement": ("neighbour agreement, %", 2),
-    "smallest_cluster": ("smallest, training", 2),
-    "largest_cluster": ("largest, training", 2),
-    "empty_share": ("empty, training, %", 1),
-    "largest_size": ("largest, inference", 2),
-    "unused_share": ("empty, inference, %", 1),
+    "knn_leave_one_out": ("k-NN of train, %", 2),
+    "neighbour_agreement": ("agreement of neighbours, %", 2),
+    "effective_rank": ("effective rank", 1),
+    "smallest_cluster": ("smallest", 2),
+    "largest_cluster": ("largest", 2),
+    "empty_share": ("empty, %", 1),
+    "smallest_size": ("smallest by z", 2),
+    "largest_size": ("largest by z", 2),
+    "unused_share": ("empty by z, %", 1),
     "confidence": ("confidence", 3),
     "agreement": ("agreement", 3),
     "purity": ("purity", 3),
@@ -99,8 +101,13 @@ class Table:
 
     @property
     def figures(self) -> list[str]:
-        """The figures that were measured."""
+        """All figures that were measured."""
         return [name for name in FIGURES if any(row.spread(name) for row in self._all)]
+
+    @property
+    def shown(self) -> list[str]:
+        """The figures of the table that people read; CSV and JSON have all."""
+        return [name for name in self.figures if name in (self.score, "knn_leave_one_out", *self.study.figures)]
 
     @property
     def seconds(self) -> float:
@@ -108,12 +115,12 @@ class Table:
         return sum(row.seconds for row in self._all)
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Heading and rows of the whole table: every cell with every figure, and the untrained network last."""
-        header = ["cell", *self.study.factors, "seeds", *(FIGURES[name][0] for name in self.figures)]
+        """Heading and rows: every finished cell with the study's figures, and the untrained network last."""
+        header = ["cell", *self.study.factors, "seeds", *(FIGURES[name][0] for name in self.shown)]
         rows = []
         for row in self._all:
             factors = [row.cell.factors.get(name, "") for name in self.study.factors]
-            rows.append([row.cell.name, *factors, str(len(row.found)), *map(row.text, self.figures)])
+            rows.append([row.cell.name, *factors, str(len(row.found)), *map(row.text, self.shown)])
         return header, rows
 
     def paper_form(self) -> tuple[list[str], list[list[str]]] | None:
@@ -144,9 +151,10 @@ class Table:
         images = sorted({f"{one['data']['train']['images']:,}" for one in found})
         return [
             f"Figures: {SPREAD}.",
-            f"k-NN: {', '.join(judged)}; k = 20, temperature 0.07, the teacher after the last epoch.",
-            "Sizes are relative to 1/K. Training: assignments after balancing, over the last epoch's global views. "
-            f"Inference: argmax of z without balancing, over the {', '.join(images)} training images.",
+            f"k-NN, %: {', '.join(judged)}; k = 20, temperature 0.07, the teacher after the last epoch. "
+            f"k-NN of train: each of the {', '.join(images)} training images by the others.",
+            "Cluster sizes are relative to 1/K: those of the last epoch's global views as training assigned them, "
+            "after balancing; by z: of the training images by the teacher's highest similarity, without balancing.",
             f"Computing time: {duration(self.seconds)} in all, on {'; '.join(machines)}.",
         ]
 
