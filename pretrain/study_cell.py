@@ -66,10 +66,12 @@ class Sets:
 
 
 def find_sets(data: Path) -> Sets:
-    """The images below `data/train`, or `data`; `data/test` or else `data/val` are held out if they have the labels.
+    """The images below `data/train`, or `data`; those of `data/test` or else `data/val` are held out where labelled.
+
+    Held-out images of classes that the training images lack are left out: no neighbour could vote for them.
 
     Raises:
-        UserError: no image there, or held-out images have classes that the training images lack.
+        UserError: there is no image.
     """
     if not (data / "train").is_dir():
         return Sets(scan_folder(data), None)
@@ -81,12 +83,12 @@ def find_sets(data: Path) -> Sets:
     if held_out.classes is None or held_out.labels is None:
         return Sets(images, None)
     number = {name: index for index, name in enumerate(images.classes)}
-    if strange := [name for name in held_out.classes if name not in number]:
-        raise UserError(
-            f"{folder} has the class {strange[0]!r}, which {images.root} lacks: the classes must be the same"
-        )
-    labels = np.array([number[held_out.classes[label]] for label in held_out.labels], np.int64)
-    return Sets(images, replace(held_out, labels=labels, classes=images.classes))
+    named = [(path, held_out.classes[label]) for path, label in zip(held_out.paths, held_out.labels, strict=True)]
+    known = [(path, number[name]) for path, name in named if name in number]
+    if not known:
+        return Sets(images, None)
+    labels = np.array([label for _, label in known], np.int64)
+    return Sets(images, replace(held_out, paths=[path for path, _ in known], labels=labels, classes=images.classes))
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,6 @@ def _sizes(axes: Any, rows: list[Row]) -> None:
     axes.set_xlim(0, 100)
     axes.set_xlabel("clusters, largest first, %")
     axes.set_ylabel("size relative to 1/K (argmax of z, no balancing)")
-    axes.legend(frameon=False, fontsize=8)
     _plain(axes)
 
 
@@ -96,7 +95,6 @@ def _lines(axes: Any, table: Table, rows: list[Row]) -> None:
     axes.set_xlabel(across)
     axes.set_ylabel(FIGURES[table.score][0])
     _untrained(axes.axhline, table)
-    axes.legend(frameon=False, fontsize=8)
     _plain(axes)
 
 
@@ -113,7 +111,6 @@ def _dots(axes: Any, table: Table, rows: list[Row]) -> None:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(FIGURES[table.score][0])
     _untrained(axes.axvline, table)
-    axes.legend(frameon=False, fontsize=8)
     _plain(axes)
 
 
@@ -128,5 +125,7 @@ def _title(row: Row) -> str:
 
 
 def _plain(axes: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
