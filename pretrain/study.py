@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,9 +33,11 @@ class CellReporter(Reporter):
         """Say which cell the warning is about."""
         super().warn(f"{self.job}: {text}")
 
-    def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Progressor]:
+    @contextmanager
+    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Progressor]:
         """Put the cell's place before the title."""
-        return super().progress(f"{self.place}  {title}", total, done=done)
+        with super().progress(f"{self.place}  {title}", total, done=done) as bar:
+            yield bar
 
 
 class Grid:
@@ -169,25 +171,28 @@ def study(
 
 def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list[str]]:
     """Run the jobs one after another: the code of the signal that stopped them or 0, and which ones failed."""
-    teller, failed, start, done = CellReporter(quiet=reporter.quiet), [], time.monotonic(), 0
-    rate = _rate(grid)
+    teller, rate = CellReporter(quiet=reporter.quiet), _rate(grid)
+    failed: list[str] = []
+    done, spent = 0, 0.0  # passes over the images in this process, and their seconds
     for number, job in enumerate(left, start=1):
         ahead = _work(left[number - 1 :])
         if done:
-            rate = done * len(grid.sets.train) / (time.monotonic() - start)
+            rate = done * len(grid.sets.train) / spent
         about = duration(ahead * len(grid.sets.train) / rate)
         teller.job = f"{job.cell}, seed {job.seed}"
         teller.place = f"cell {number} of {len(left)}, about {about} left"
         reporter.note(f"{teller.place}: {teller.job}")
         if job.finished() is not None:  # by another process that runs the same study
             continue
+        start = time.monotonic()
         try:
             if code := run_cell(job, grid.sets, teller):
                 return code, failed
         except UserError as error:  # one run that diverges, or that another process has, must not stop a long study
             teller.warn(str(error))
             failed.append(f"{job.cell}/seed-{job.seed}")
-        done += job.epochs
+            continue
+        done, spent = done + job.epochs, spent + time.monotonic() - start
     return 0, failed
 
 

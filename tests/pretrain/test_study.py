@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,11 +16,13 @@ import torch
 from PIL import Image
 
 import excb
+from excb.errors import UserError
 from excb.images import scan_folder
-from excb.pretrain import step, study, study_cell
+from excb.pretrain import step, study, study_cell, study_figures
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.studies import BASE, STUDIES
+from excb.pretrain.study_table import Row, Table
 from excb.settings import MethodSettings
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
@@ -48,7 +49,7 @@ def command(images: Path, out: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study that nothing disturbed."""
     out = tmp_path_factory.mktemp("studies")
     assert main(command(images, out)) == 0
@@ -65,7 +66,7 @@ def cell(folder: Path, name: str, seed: int) -> dict[str, Any]:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The jobs that are run, as they are begun."""
     names: list[tuple[str, int]] = []
-    real = study.run_cell
+    real = study_cell.run_cell
 
     def noted(job: study_cell.Job, *rest: Any) -> int:
         names.append((job.cell, job.seed))
@@ -194,9 +195,9 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
             model | {"seed": seed, "sizes": [2.0, 1.0, 0.5 * seed, 0], "figures": {"knn_top1": 10.0 * place + seed}}
             for seed in SEEDS
         ]
-        rows.append(study.Row(one, found))
-    table = study.Table(chosen, rows, study.Row(grid.untrained, []))
-    files = study.study_figures.draw(table, tmp_path)
+        rows.append(Row(one, found))
+    table = Table(chosen, rows, Row(grid.untrained, []))
+    files = study_figures.draw(table, tmp_path)
     assert [file.name for file in files] == ["picture.png", "picture.svg"]
     assert all(file.stat().st_size > 5000 for file in files)
     if chosen.across is None:
@@ -279,13 +280,13 @@ def test_without_labels_the_agreement_of_neighbours_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "one", classes=1, each=10)
-    real = study.run_cell
+    real = study_cell.run_cell
     failing = {"linear"}
 
     def failing_once(job: study_cell.Job, *rest: Any) -> int:
         if job.cell in failing:
             failing.clear()
-            raise study.UserError("diverged")
+            raise UserError("diverged")
         return real(job, *rest)
 
     monkeypatch.setattr(study, "run_cell", failing_once)
