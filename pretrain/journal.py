@@ -67,6 +67,10 @@ class EpochStatistics:
             figures["purity"] = purity(winners.ravel(), labels.ravel())
         return figures
 
+    def counts(self) -> torch.Tensor:
+        """Assignments to every cluster in the epoch so far, all processes together: [K] int64 on the CPU."""
+        return torch.bincount(self.state()["winners"].flatten(), minlength=self._clusters)
+
     def reset(self) -> None:
         """Start the next epoch."""
         self._sums.zero_()

@@ -46,6 +46,7 @@ class Progress:
     best: dict[str, Any] | None = None  # the epoch with the highest score
     last: dict[str, Any] | None = None  # the newest epoch's figures
     ringing: list[str] = field(default_factory=list)  # the newest epoch's alarms
+    counts: torch.Tensor | None = None  # the newest whole epoch's assignments to every cluster, [K]
 
 
 def train(
@@ -310,6 +311,7 @@ class Run:
         progress, recipe = self.progress, self.recipe
         epoch = progress.step // self.trainer.schedules.steps_per_epoch
         figures: dict[str, Any] = {"epoch": epoch} | self.statistics.summary()
+        progress.counts = self.statistics.counts()
         self.statistics.reset()
         last = epoch == recipe.optim.epochs
         if last or epoch % recipe.monitor.every_epochs == 0:
@@ -368,6 +370,7 @@ class Run:
             "best": progress.best,
             "last": progress.last,
             "ringing": progress.ringing,
+            "counts": progress.counts,
         }
 
     def _restore(self, contents: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excb import hub
+from excb import checkpoint, hub
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import Features, Inputs, extract
@@ -222,14 +222,23 @@ def _judge(job: Job, sets: Sets, device: torch.device, report: dict[str, Any]) -
     figures |= _knn(backbone, bank, sets, job.recipe, device)
     assert backbone.heads is not None
     assert backbone.heads.teacher is not None
-    sizes = relative_sizes(assign(backbone.heads.teacher, bank.rows, device), job.recipe.method.clusters)
+    clusters = job.recipe.method.clusters
+    counts = checkpoint.read(job.folder / report["checkpoint"])["counts"].numpy()
+    assigned = np.bincount(assign(backbone.heads.teacher, bank.rows, device), minlength=clusters)
+    sizes = {name: relative(found) for name, found in (("training", counts), ("by_z", assigned))}
     figures |= {
-        "smallest_size": float(sizes.min()),
-        "largest_size": float(sizes.max()),
-        "unused_share": 100 * float((sizes == 0).mean()),
+        "smallest_size": float(sizes["by_z"].min()),
+        "largest_size": float(sizes["by_z"].max()),
+        "unused_share": 100 * float((assigned == 0).mean()),
     }
-    quantiles = {f"{share:g}": float(np.quantile(sizes, share)) for share in QUANTILES}
-    return {"figures": figures, "size_quantiles": quantiles, "sizes": sorted(sizes.tolist(), reverse=True)}
+    return {
+        "figures": figures,
+        "size_quantiles": {
+            name: {f"{share:g}": float(np.quantile(found, share)) for share in QUANTILES}
+            for name, found in sizes.items()
+        },
+        "sizes": {name: sorted(found.tolist(), reverse=True) for name, found in sizes.items()},
+    }
 
 
 def _judge_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, Any]:
@@ -285,6 +294,6 @@ def assign(heads: NetworkHeads, rows: Tensor, device: torch.device) -> np.ndarra
     return np.concatenate([heads(part.to(device)).argmax(1).cpu().numpy() for part in rows.split(ROWS)])
 
 
-def relative_sizes(clusters: np.ndarray, number: int) -> np.ndarray:
-    """Sizes of `number` clusters relative to balanced ones, N assignments -> [K]; 1 is balanced."""
-    return np.bincount(clusters, minlength=number) * number / max(1, len(clusters))
+def relative(counts: np.ndarray) -> np.ndarray:
+    """Sizes of clusters relative to balanced ones, [K] -> [K]; 1 is balanced."""
+    return counts * len(counts) / max(1, counts.sum())

@@ -36,11 +36,13 @@ def draw(table: Table, folder: Path) -> list[Path]:
     kind = table.study.picture
     height = max(4.0, 1.4 + 0.45 * len(rows)) if kind == "dots" else 4.2
     with rc_context({"svg.hashsalt": "excb"}):  # equal figures give equal files
-        figure = Figure(figsize=(11 if kind == "sizes" else 7.5, height), layout="constrained")
+        figure = Figure(figsize=(14 if kind == "sizes" else 7.5, height), layout="constrained")
         FigureCanvasAgg(figure)
         if kind == "sizes":
-            sizes, scores = figure.subplots(1, 2, width_ratios=(3, 2))
-            _sizes(sizes, rows)
+            training, by_z, scores = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+            _sizes(training, rows, "training", "As training assigned, last epoch")
+            _sizes(by_z, rows, "by_z", "Highest z of the plain images, no balancing")
+            training.sharey(by_z)
             _dots(scores, table, rows)
         elif kind == "lines":
             _lines(figure.subplots(), table, rows)
@@ -57,10 +59,10 @@ def draw(table: Table, folder: Path) -> list[Path]:
     return files
 
 
-def _sizes(axes: Any, rows: list[Row]) -> None:
+def _sizes(axes: Any, rows: list[Row], kind: str, title: str) -> None:
     """Relative sizes from the largest cluster to the smallest: the mean over seeds, rank by rank, and its spread."""
     for row, color in zip(rows, COLORS * len(rows), strict=False):
-        sizes = np.array([one["sizes"] for one in row.found])
+        sizes = np.array([one["sizes"][kind] for one in row.found])
         ranks = 100 * (np.arange(sizes.shape[1]) + 0.5) / sizes.shape[1]
         mean = sizes.mean(0)
         axes.plot(ranks, mean, color=color, label=_title(row), linewidth=1.6)
@@ -72,7 +74,8 @@ def _sizes(axes: Any, rows: list[Row]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, 100)
     axes.set_xlabel("clusters, largest first, %")
-    axes.set_ylabel("size relative to 1/K (argmax of z, no balancing)")
+    axes.set_ylabel("size relative to 1/K")
+    axes.set_title(title, fontsize=9)
     _plain(axes)
 
 

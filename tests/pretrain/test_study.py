@@ -159,10 +159,13 @@ def test_cells_figures_are_those_of_the_run(images: Path, finished: Path) -> Non
         projected = torch.nn.functional.normalize(teacher.projector(bank))
         winners = (projected @ torch.nn.functional.normalize(teacher.centroids.weight).T).argmax(1)
     sizes = np.array([(winners == number).sum() for number in range(12)]) * 12 / len(train)
-    assert found["sizes"] == pytest.approx(sorted(sizes, reverse=True))
+    assert found["sizes"]["by_z"] == pytest.approx(sorted(sizes, reverse=True))
     assert found["figures"]["largest_size"] == pytest.approx(sizes.max())
     assert found["figures"]["unused_share"] == pytest.approx(100 * (sizes == 0).mean())
-    assert found["size_quantiles"]["0.5"] == pytest.approx(np.median(sizes))
+    assert found["size_quantiles"]["by_z"]["0.5"] == pytest.approx(np.median(sizes))
+    training = found["sizes"]["training"]
+    assert (len(training), sum(training)) == (12, pytest.approx(12))
+    assert (training[0], training[-1]) == pytest.approx((last["largest_cluster"], last["smallest_cluster"]))
 
     # The 18 training images are fewer than k = 20 neighbours: all but one or none of them vote.
     known = [path for path in held_out.paths if not path.startswith("another/")]
@@ -189,11 +192,11 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
     model = cell(finished, "linear", 0)
     known = [one for one in chosen.cells if _balancing(one.overrides) in _balancings()]
     grid = study.Grid(chosen, study_cell.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:8]])
+    made_up = {"training": [1.5, 1.0, 1.0, 0.5], "by_z": [2.0, 1.0, 1.0, 0.0]}
     rows = []
     for place, one in enumerate(known):
         found = [
-            model | {"seed": seed, "sizes": [2.0, 1.0, 0.5 * seed, 0], "figures": {"knn_top1": 10.0 * place + seed}}
-            for seed in SEEDS
+            model | {"seed": seed, "sizes": made_up, "figures": {"knn_top1": 10.0 * place + seed}} for seed in SEEDS
         ]
         rows.append(Row(one, found))
     table = Table(chosen, rows, Row(grid.untrained, []))
