@@ -40,9 +40,9 @@ def draw(table: Table, folder: Path) -> list[Path]:
         FigureCanvasAgg(figure)
         if kind == "sizes":
             training, by_z, scores = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+            by_z.sharey(training)
             _sizes(training, rows, "training", "As training assigned, last epoch")
             _sizes(by_z, rows, "by_z", "Highest z of the plain images, no balancing")
-            training.sharey(by_z)
             _dots(scores, table, rows)
         elif kind == "lines":
             _lines(figure.subplots(), table, rows)
