@@ -296,4 +296,5 @@ def assign(heads: NetworkHeads, rows: Tensor, device: torch.device) -> np.ndarra
 
 def relative(counts: np.ndarray) -> np.ndarray:
     """Sizes of clusters relative to balanced ones, [K] -> [K]; 1 is balanced."""
-    return counts * len(counts) / max(1, counts.sum())
+    sizes: np.ndarray = counts * len(counts) / max(1, counts.sum())
+    return sizes
