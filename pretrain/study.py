@@ -17,8 +17,8 @@ from .studies import BASE, Cell, Study
 from .study_cell import UNTRAINED, Job, Sets, find_sets, run_cell
 from .study_table import Row, Table
 
-# Training of the base recipe at its own sizes on one core of a 2.1 GHz Xeon: the guess before a cell has been timed.
-IMAGES_PER_SECOND = 230
+# The base recipe at its own sizes on one x86 core, with what is measured at the end: a guess until a cell has been timed.
+IMAGES_PER_SECOND = 180
 
 
 class CellReporter(Reporter):
