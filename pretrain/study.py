@@ -17,7 +17,7 @@ from .studies import BASE, Cell, Study
 from .study_cell import UNTRAINED, Job, Sets, find_sets, run_cell
 from .study_table import Row, Table
 
-# The base recipe at its own sizes on one x86 core, with what is measured at the end: a guess until a cell has been timed.
+# The base recipe at its own sizes on one x86 core, measuring included: a guess until a cell has been timed.
 IMAGES_PER_SECOND = 180
 
 
