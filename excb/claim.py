@@ -1,0 +1,184 @@
+"""One published figure: what was claimed of which network, how it was measured, and on which images."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MULTI = "multi"  # crops of more than one size, which ones is not stated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How a figure was measured, as a command of `excb-eval`.
+
+    Args:
+        name: of the protocol.
+        source: who states its settings.
+        metrics: that it measures.
+        command: of `excb-eval`; empty where none measures it.
+        options: of the command, with every one that the figures depend on.
+        figures: a metric's name in result files, where it is another.
+        unstated: settings that nobody states, so that ours are assumed.
+        cannot: why no command here measures it; empty where one does.
+        spread: half of the spread between trainings in points, of measurements without an interval.
+        architectures: whose claims it is for; with `methods`, `checkpoints` and `tables`, all where empty.
+        methods: see `architectures`.
+        checkpoints: see `architectures`.
+        tables: see `architectures`.
+    """
+
+    name: str
+    source: str
+    metrics: tuple[str, ...]
+    command: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, str] = field(default_factory=dict)
+    unstated: tuple[str, ...] = ()
+    cannot: str = ""
+    spread: float = 0.0
+    architectures: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Protocol":
+        """From a table of protocols.toml, whose lists become tuples; options stay as they are."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+    def arguments(self) -> list[str]:
+        """The command and its options as words of a command line."""
+        words = [self.command]
+        for name, value in self.options.items():
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+        return words
+
+    def fit(self, metric: str, facts: Mapping[str, Any], table: str) -> int:
+        """How many things of a claim this protocol names; -1 where it is not for that claim.
+
+        Args:
+            metric: of the claim.
+            facts: its "architecture", "method" and "checkpoint".
+            table: its table's name.
+        """
+        claim = (facts["architecture"], facts["method"], facts["checkpoint"], table)
+        selectors = (self.architectures, self.methods, self.checkpoints, self.tables)
+        named = [value in names for value, names in zip(claim, selectors, strict=True) if names]
+        return len(named) if metric in self.metrics and all(named) else -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The images of a claim; what is not known is None.
+
+    Args:
+        name: as claims call it.
+        title: as people call it.
+        classes: how many.
+        train: images in the train set.
+        test: images in the set that figures are of.
+        train_fingerprint: of result files; None where any copy with these numbers will do.
+        test_fingerprint: see `train_fingerprint`.
+    """
+
+    name: str
+    title: str
+    classes: int | None = None
+    train: int | None = None
+    test: int | None = None
+    train_fingerprint: str | None = None
+    test_fingerprint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One published figure.
+
+    Args:
+        id: TABLE/ROW/METRIC, such as "table1/excb/knn_top1".
+        method: that trained the network.
+        architecture: of the backbone, as the catalogue calls it.
+        checkpoint: the row of the catalogue that the claim is about: its note says why, where it has no weights.
+        metric: what was measured, such as "linear_top1"; in percent but for numbers of clusters and images.
+        value: as printed, with its precision.
+        protocol: how.
+        data: on which images.
+        epochs: of the pretraining as the source states them; None where it states none.
+        batch: images a step of it, likewise.
+        crops: its views, such as "2x224+6x96"; MULTI where all that is stated is that there are several sizes.
+        source: table, section or REPOSITORY@COMMIT:FILE.
+        recipe: words after `excb-pretrain` that train this network; empty of methods that this package has not.
+        unstated: what the figure hangs on and nobody states, beside the protocol's.
+        differs_from: the id of a claim about the same file that says something else; empty where there is none.
+        note: what a reader must know.
+    """
+
+    id: str
+    method: str
+    architecture: str
+    checkpoint: str
+    metric: str
+    value: str
+    protocol: Protocol
+    data: Data
+    source: str
+    epochs: int | None = None
+    batch: int | None = None
+    crops: str | None = None
+    recipe: str = ""
+    unstated: tuple[str, ...] = ()
+    differs_from: str = ""
+    note: str = ""
+
+    @property
+    def table(self) -> str:
+        """The table that it stands in."""
+        return self.id.partition("/")[0]
+
+    @property
+    def figure(self) -> str:
+        """What result files call the metric under this protocol."""
+        return self.protocol.figures.get(self.metric, self.metric)
+
+    @property
+    def number(self) -> float:
+        """The value as a number."""
+        return float(self.value.replace(",", ""))
+
+    @property
+    def half_unit(self) -> float:
+        """Half a unit of the last printed digit: how far the figure before rounding may lie from the printed one."""
+        _, _, decimals = self.value.partition(".")
+        return 0.5 * 10.0 ** -len(decimals)
+
+    @property
+    def address(self) -> str | None:
+        """Where the source can be read on the web; None for the paper and for packages."""
+        if found := re.fullmatch(r"([\w.-]+/[\w.-]+)@(\w+):([^ ]+).*", self.source):
+            return f"https://github.com/{found[1]}/blob/{found[2]}/{found[3]}"
+        if found := re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", self.source):
+            return f"https://github.com/{found[1]}/issues/{found[2]}"
+        return None
+
+    @property
+    def command(self) -> str:
+        """The `excb-pretrain` command that trains this network; empty of methods that this package has not."""
+        if not self.recipe:
+            return ""
+        name, *overrides = self.recipe.split()
+        return " ".join(["excb-pretrain", name, "--data", "DIR", *overrides])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the protocol and the images by name, with the protocol's settings."""
+        values = asdict(self)
+        protocol = self.protocol
+        return values | {
+            "protocol": protocol.name,
+            "settings": {"command": protocol.command} | protocol.options,
+            "data": self.data.name,
+            "unstated": [*self.unstated, *protocol.unstated],
+            "figure": self.figure,
+            "command": self.command,
+            "address": self.address,
+        }
