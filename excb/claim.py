@@ -80,6 +80,7 @@ class Data:
         test: images in the set that figures are of.
         train_fingerprint: of result files; None where any copy with these numbers will do.
         test_fingerprint: see `train_fingerprint`.
+        rename: folders of the test set that are called otherwise in the train set, as TEST=TRAIN.
     """
 
     name: str
@@ -89,6 +90,12 @@ class Data:
     test: int | None = None
     train_fingerprint: str | None = None
     test_fingerprint: str | None = None
+    rename: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Data":
+        """From a table of protocols.toml, whose lists become tuples."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 @dataclass(frozen=True, kw_only=True)

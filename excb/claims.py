@@ -68,7 +68,7 @@ def select(what: str, among: Iterable[Claim]) -> list[Claim]:
         return found
     if row is not None:
         raise UserError(f"nobody claims anything of {name} (`excb-eval reproduce --list` shows all claims)")
-    names = [name for claim in known for name in (claim.id, claim.table, claim.checkpoint)]
+    names = [name for claim in known for name in (claim.id, claim.id.rpartition("/")[0], claim.table, claim.checkpoint)]
     raise UserError(
         f"no claim, table or checkpoint is called '{what}'{nearest_name(what, dict.fromkeys(names))} "
         "(`excb-eval reproduce --list` shows all)"
@@ -105,7 +105,7 @@ class _Registry:
             protocols, data, recipes = (tables.pop(name, {}) for name in ("protocols", "data", "recipes"))
             new = _Registry(
                 self.protocols | {name: Protocol.from_dict(each | {"name": name}) for name, each in protocols.items()},
-                self.data | {name: Data(name=name, **each) for name, each in data.items()},
+                self.data | {name: Data.from_dict(each | {"name": name}) for name, each in data.items()},
                 self.recipes | recipes,
                 self.titles | {name: table["title"] for name, table in tables.items()},
             )

@@ -60,6 +60,8 @@ class Result:
         per_class: percent by class name, for every top-1 figure; None for classes without test images.
         notes: what a reader of the figures must know, such as that a setting was chosen on the test images.
         predictions: name and sha256 of the file beside this one that holds every image's prediction.
+        claims: what `excb-eval reproduce` found of published figures, by the claim's id: "verdict", "claimed" as
+            printed, "measured", "tolerance" and "why".
     """
 
     protocol: str
@@ -72,6 +74,7 @@ class Result:
     per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     predictions: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     schema: int = SCHEMA
     created: str = field(default_factory=_now)
     environment: dict[str, Any] = field(default_factory=environment)
@@ -107,6 +110,7 @@ class Result:
         if values["schema"] != SCHEMA:
             raise UserError(f"{source} has schema {values['schema']}, not {SCHEMA}: evaluate again with this version")
         named = values.pop("protocol_hash", None)
+        values.setdefault("claims", {})  # which files of evaluations alone need not have
         if values.keys() != {entry.name for entry in fields(cls)}:
             odd = ", ".join(sorted(values.keys() ^ {entry.name for entry in fields(cls)}))
             raise UserError(f"{source} lacks or adds fields of schema {SCHEMA} ({odd}): evaluate again")

@@ -14,10 +14,15 @@ from excb.errors import UserError, is_first, run
 if TYPE_CHECKING:
     import torch
 
+    from excb.claim import Data
     from excb.features import Kind
     from excb.results import Result
 
+    from .detection.annotations import CocoSet
+    from .detection.command import Request
+    from .detection.engine import Job
     from .report import Predictions
+    from .reproduce import Measured
     from .task import Task
 
 DESCRIPTION = """\
@@ -28,7 +33,8 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval semisup --ckpt runs/rn18_small --data DIR --percent 10 --seeds 0 1 2
   excb-eval knn --ckpt timm:resnet50 --data torchvision:CIFAR10
   excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
-  excb-eval compare a.json b.json                                   is the difference real?"""
+  excb-eval compare a.json b.json                                   is the difference real?
+  excb-eval reproduce table1/excb --data DIR                        do published figures hold? PASS, FAIL or CANNOT"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +66,8 @@ def _parser() -> Parser:
     compare.add_argument("second", type=Path, metavar="B.json")
     compare.add_argument("--figure", metavar="NAME", help="one figure, or A:B where they are called otherwise")
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    reproduce = protocols.add_parser("reproduce", help="check published figures: PASS, FAIL or CANNOT, and why")
+    _add_reproduce(reproduce)
     cache = protocols.add_parser("cache", help="what the feature cache holds; --clear empties it")
     cache.add_argument("--cache", type=Path, metavar="DIR", help="default: $EXCB_CACHE, else ~/.cache/excb")
     cache.add_argument("--clear", action="store_true", help="delete all features in it")
@@ -193,6 +201,34 @@ def _add_detection(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="no notes, no progress")
 
 
+def _add_reproduce(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("what", nargs="?", metavar="WHAT", help="a claim, a table (or TABLE/ROW), or a checkpoint")
+    add(
+        "--data",
+        action="append",
+        default=[],
+        metavar="[NAME=]DIR",
+        help="the claim's images, as its protocol takes them; with NAME=, such as coco2017=, where claims need several",
+    )
+    add("--ckpt", metavar="PATH", help="check the claims on this checkpoint of yours instead of the published one")
+    add("--claims", action="append", default=[], type=Path, metavar="FILE.toml", help="more claims, from your own file")
+    add("--list", action="store_true", help="list claims, and which of them can be checked")
+    for name in ("table", "method", "protocol"):
+        add(f"--{name}", dest=f"of_{name}", metavar="NAME", help=f"claims of this {name} only")
+    add("--status", choices=("runnable", "cannot"), help="only claims that can be checked, or that cannot")
+    add("--dry-run", action="store_true", help="say what would be fetched, run and computed, and do nothing")
+    add("--out", type=Path, metavar="DIR", help="write each evaluation's result here, with its claims and verdicts")
+    add("--json", action="store_true", help="print JSON instead of tables")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
+    add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
+    add("--batch-size", type=_batch, default=64, metavar="B", help="images at once, or auto (default: 64)")
+    add("--workers", type=int, default=None, metavar="N", help="processes that read images")
+    add("--cache", type=Path, metavar="DIR", help="keeps features (default: $EXCB_CACHE, else ~/.cache/excb)")
+    add("--no-cache", action="store_true", help="keep no features")
+    add("--quiet", action="store_true", help="no notes, no progress")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Work
 # ---------------------------------------------------------------------------------------------------------------------
@@ -204,7 +240,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return _compare(chosen)
     if chosen.protocol == "cache":
         return _cache(chosen)
-    if chosen.out is not None and chosen.out.is_dir():
+    if chosen.protocol != "reproduce" and chosen.out is not None and chosen.out.is_dir():
         raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not is_first())
     from excb.launch import launch_on_gpus
     from excb.parallel import run_joined
@@ -212,7 +248,7 @@ def _main(argv: Sequence[str] | None) -> int:
     code = launch_on_gpus("excb.transfer.cli", sys.argv[1:] if argv is None else argv, chosen.gpus)
     if code is not None:
         return code
-    work = _detect if chosen.protocol == "detection" else _evaluate
+    work = {"detection": _detect, "reproduce": _reproduce}.get(chosen.protocol, _evaluate)
     return run_joined("excb-eval", chosen.device, lambda device: work(chosen, device))
 
 
@@ -247,37 +283,13 @@ def _evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
 
 def _detect(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval detection` in this process, with the others if there are any."""
-    from excb.collectives import from_first, together
+    from excb.collectives import from_first
 
     from .detection import command
-    from .detection.coco import open_coco
-    from .detection.settings import parse_option
 
     reporter = Reporter(quiet=chosen.quiet or not is_first())
-    request = command.Request(
-        chosen.ckpt,
-        network=chosen.network,
-        schedule=chosen.schedule,
-        recipe=chosen.recipe,
-        engine=chosen.engine,
-        batch=chosen.batch,
-        options=dict(map(parse_option, chosen.set)),
-        folder=chosen.run,
-        workers=chosen.workers,
-        preflight=chosen.preflight,
-    )
-    command.check(request)  # before a large annotation file is read
-    train, val = together(
-        lambda: open_coco(
-            chosen.data,
-            train_json=chosen.train_json,
-            train_images=chosen.train_images,
-            val_json=chosen.val_json,
-            val_images=chosen.val_images,
-            check_all=chosen.check_all,
-        )
-    )
-    job = together(lambda: command.prepare(request, train, val, device, reporter))
+    request, sets = _detection(chosen)
+    job = _job(request, sets, device, reporter)
     if chosen.dry_run:
         if is_first():
             command.show(request, job)
@@ -291,6 +303,104 @@ def _detect(chosen: argparse.Namespace, device: "torch.device") -> int:
     if chosen.json and is_first():
         reporter.answer(result.to_json())
     return 0
+
+
+def _detection(chosen: argparse.Namespace) -> "tuple[Request, tuple[CocoSet, CocoSet]]":
+    """What is asked for, checked before a large annotation file is read, and the images."""
+    from excb.collectives import together
+
+    from .detection import command
+    from .detection.coco import open_coco
+    from .detection.settings import parse_option
+
+    request = command.Request(
+        chosen.ckpt,
+        network=chosen.network,
+        schedule=chosen.schedule,
+        recipe=chosen.recipe,
+        engine=chosen.engine,
+        batch=chosen.batch,
+        options=dict(map(parse_option, chosen.set)),
+        folder=chosen.run,
+        workers=chosen.workers,
+        preflight=chosen.preflight,
+    )
+    command.check(request)
+    sets = together(
+        lambda: open_coco(
+            chosen.data,
+            train_json=chosen.train_json,
+            train_images=chosen.train_images,
+            val_json=chosen.val_json,
+            val_images=chosen.val_images,
+            check_all=chosen.check_all,
+        )
+    )
+    return request, sets
+
+
+def _job(request: "Request", sets: "tuple[CocoSet, CocoSet]", device: "torch.device", reporter: Reporter) -> "Job":
+    """Everything a detection run needs, checked."""
+    from excb.collectives import together
+
+    from .detection import command
+
+    return together(lambda: command.prepare(request, *sets, device, reporter))
+
+
+def _reproduce(chosen: argparse.Namespace, device: "torch.device") -> int:
+    """`excb-eval reproduce` in this process, with the others if there are any."""
+    from .reproduce import reproduce
+
+    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    shared = ["--json", *(["--quiet"] if chosen.quiet else [])]  # its figures are told with the claims
+    shared += [] if chosen.workers is None else ["--workers", str(chosen.workers)]
+    kept = ["--batch-size", str(chosen.batch_size), *(["--no-cache"] if chosen.no_cache else [])]
+    kept += [] if chosen.cache is None else ["--cache", str(chosen.cache)]
+
+    def measure(command: list[str], wanted: "Data") -> "Measured | str":
+        options = shared if command[0] == "detection" else [*shared, *kept]
+        request = _parser().parse_args([*command, *options])
+        return (_measure_detection if command[0] == "detection" else _measure)(request, wanted, device, reporter)
+
+    return reproduce(chosen, measure, reporter)
+
+
+def _measure(
+    chosen: argparse.Namespace, wanted: "Data", device: "torch.device", reporter: Reporter
+) -> "Measured | str":
+    """The result of a protocol on the images of a claim, and what writes it; or why these are other images."""
+    from .report import write
+    from .verdicts import other_images
+
+    task = _task(chosen, device, reporter)
+    if why := other_images(wanted, task.describe()["data"]):
+        return why
+    result, predictions = _run(chosen, task, reporter)
+    return result, lambda told, file: write(told, predictions, file)
+
+
+def _measure_detection(
+    chosen: argparse.Namespace, wanted: "Data", device: "torch.device", reporter: Reporter
+) -> "Measured | str":
+    """As `_measure`, of detection."""
+    from excb.collectives import from_first
+
+    from .detection import command
+    from .verdicts import other_images
+
+    try:
+        request, (train, val) = _detection(chosen)
+    except UserError as error:
+        return str(error)
+    images = {name: {"images": len(part)} for name, part in (("train", train), ("test", val))}
+    if why := other_images(wanted, images | {"classes": len(val.classes)}):
+        return why
+    job = _job(request, (train, val), device, reporter)
+    result = command.evaluate(request, job, table=False)
+    if isinstance(result, int):
+        raise UserError("detection was stopped: the same command goes on", told=not is_first())
+    return result, lambda told, file: from_first(lambda: command.copy_result(told, job.folder, file))
 
 
 def _kind(chosen: argparse.Namespace) -> "Kind":

@@ -125,7 +125,7 @@ def test_the_catalogues_figures_are_the_claims() -> None:
     listed = {
         (row.name, re.sub("^ExCB, ", "ExCB (ECCV 2024), ", figure.source), figure.name, figure.value)
         for row in checkpoints()
-        if row.source != "bundled"
+        if row.source not in ("bundled", "imported")
         for figure in row.figures
     }
     claimed = {(claim.checkpoint, claim.source, claim.metric, claim.number) for claim in claims()}
