@@ -45,7 +45,8 @@ class Protocol:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Protocol":
         """From a table of protocols.toml, whose lists become tuples; options stay as they are."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        given: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in values.items()}
+        return cls(**given)
 
     def arguments(self) -> list[str]:
         """The command and its options as words of a command line."""
@@ -95,7 +96,8 @@ class Data:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Data":
         """From a table of protocols.toml, whose lists become tuples."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        given: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in values.items()}
+        return cls(**given)
 
 
 @dataclass(frozen=True, kw_only=True)

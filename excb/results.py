@@ -87,8 +87,9 @@ class Result:
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """The result as indented JSON."""
-        return json.dumps(asdict(self) | {"protocol_hash": self.protocol_hash}, indent=2, allow_nan=False)
+        """The result as indented JSON; without claims, as files had been before there were any."""
+        values = {name: value for name, value in asdict(self).items() if name != "claims" or value}
+        return json.dumps(values | {"protocol_hash": self.protocol_hash}, indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "this text") -> "Result":
@@ -110,7 +111,7 @@ class Result:
         if values["schema"] != SCHEMA:
             raise UserError(f"{source} has schema {values['schema']}, not {SCHEMA}: evaluate again with this version")
         named = values.pop("protocol_hash", None)
-        values.setdefault("claims", {})  # which files of evaluations alone need not have
+        values.setdefault("claims", {})
         if values.keys() != {entry.name for entry in fields(cls)}:
             odd = ", ".join(sorted(values.keys() ^ {entry.name for entry in fields(cls)}))
             raise UserError(f"{source} lacks or adds fields of schema {SCHEMA} ({odd}): evaluate again")

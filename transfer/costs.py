@@ -19,7 +19,7 @@ def passes(command: str, options: dict[str, Any], data: Data) -> float | None:
     if data.train is None or data.test is None:
         return None
     if command == "semisup":
-        return TRAINING * options["epochs"] * data.train * options["percent"] / 100 + data.test
+        return float(TRAINING * options["epochs"] * data.train * options["percent"] / 100 + data.test)
     if command == "linear":
         from .protocols import PROTOCOLS
 

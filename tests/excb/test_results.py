@@ -1,5 +1,6 @@
 """Tests of results and their files: valid JSON with all that figures need, written whole or not at all."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -29,6 +30,14 @@ def result(**values: Any) -> Result:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_claims_are_in_the_file_where_there_are_any() -> None:
+    told = {"table1/excb/knn_top1": {"verdict": "PASS", "claimed": "71.0"}}
+    answered = dataclasses.replace(result(), claims=told)
+    assert json.loads(answered.to_json())["claims"] == told
+    assert Result.from_json(answered.to_json()) == answered
+    assert answered.protocol_hash == result().protocol_hash
 
 
 def test_json_holds_everything() -> None:
