@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +21,12 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of processes
 POLL = 0.1  # seconds between looks at the processes
 
 
-def launch_on_gpus(module: str, arguments: Sequence[str], gpus: int | None) -> int | None:
+def launch_on_gpus(
+    module: str, arguments: Sequence[str], gpus: int | None, *, answers: Collection[int] = ()
+) -> int | None:
     """Start a process for each of several GPUs, if that is what `--gpus` asks for and has not happened yet.
+
+    Arguments are those of `launch`, but for `gpus`, which is how many processes.
 
     Returns:
         The exit code, or None: then this process itself does the work.
@@ -43,10 +47,10 @@ def launch_on_gpus(module: str, arguments: Sequence[str], gpus: int | None) -> i
         return None
     if gpus > torch.cuda.device_count():
         raise UserError(f"{gpus} GPUs are asked for, but there are {torch.cuda.device_count()} here: lower --gpus")
-    return launch(module, arguments, gpus)
+    return launch(module, arguments, gpus, answers=answers)
 
 
-def launch(module: str, arguments: Sequence[str], processes: int) -> int:
+def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Collection[int] = ()) -> int:
     """Run `python -m MODULE ARGUMENTS` in several processes that work together.
 
     They find each other through a store that this process keeps, on a port that the system chooses. Ctrl-C reaches only
@@ -57,6 +61,7 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
         module: a command line program, such as "excb.pretrain".
         arguments: its command line, without the program.
         processes: how many.
+        answers: exit codes above 0 that are answers, and no failures, where all processes end with the same one.
 
     Returns:
         The exit code that all of them ended with.
@@ -91,7 +96,7 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-        return _judge(end, stop)
+        return _judge(end, stop, answers)
 
 
 @dataclass
@@ -126,13 +131,13 @@ def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> _En
         time.sleep(POLL)
 
 
-def _judge(end: _End, stop: StopRequest) -> int:
+def _judge(end: _End, stop: StopRequest, answers: Collection[int]) -> int:
     """The exit code, or an error that says which process failed."""
     if USER_ERROR in end.codes:
         return USER_ERROR  # that process has said why
     if stop.received is not None:
         return stop.exit_code
-    if not end.failed:
+    if not end.failed or (len(set(end.codes)) == 1 and end.codes[0] in answers):
         return max(code or 0 for code in end.codes)
     number = next((number for number in end.failed if end.codes[number] != LOST), end.failed[0])
     code = end.codes[number]

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from .detection.annotations import CocoSet
     from .detection.command import Request
-    from .detection.engine import Job
     from .report import Predictions
     from .reproduce import Measured
     from .task import Task
@@ -35,6 +34,9 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
   excb-eval compare a.json b.json                                   is the difference real?
   excb-eval reproduce table1/excb --data DIR                        do published figures hold? PASS, FAIL or CANNOT"""
+
+
+FAILED, NOTHING_CHECKED = 1, 3  # exit codes of `reproduce`
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -245,7 +247,9 @@ def _main(argv: Sequence[str] | None) -> int:
     from excb.launch import launch_on_gpus
     from excb.parallel import run_joined
 
-    code = launch_on_gpus("excb.transfer.cli", sys.argv[1:] if argv is None else argv, chosen.gpus)
+    arguments = sys.argv[1:] if argv is None else argv
+    answers = (FAILED, NOTHING_CHECKED) if chosen.protocol == "reproduce" else ()
+    code = launch_on_gpus("excb.transfer.cli", arguments, chosen.gpus, answers=answers)
     if code is not None:
         return code
     work = {"detection": _detect, "reproduce": _reproduce}.get(chosen.protocol, _evaluate)
@@ -283,13 +287,15 @@ def _evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
 
 def _detect(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval detection` in this process, with the others if there are any."""
-    from excb.collectives import from_first
+    from excb.collectives import from_first, together
 
     from .detection import command
 
     reporter = Reporter(quiet=chosen.quiet or not is_first())
-    request, sets = _detection(chosen)
-    job = _job(request, sets, device, reporter)
+    request = _detection_request(chosen)
+    command.check(request)  # before a large annotation file is read
+    train, val = _detection_images(chosen)
+    job = together(lambda: command.prepare(request, train, val, device, reporter))
     if chosen.dry_run:
         if is_first():
             command.show(request, job)
@@ -305,15 +311,12 @@ def _detect(chosen: argparse.Namespace, device: "torch.device") -> int:
     return 0
 
 
-def _detection(chosen: argparse.Namespace) -> "tuple[Request, tuple[CocoSet, CocoSet]]":
-    """What is asked for, checked before a large annotation file is read, and the images."""
-    from excb.collectives import together
-
-    from .detection import command
-    from .detection.coco import open_coco
+def _detection_request(chosen: argparse.Namespace) -> "Request":
+    """What is asked for."""
+    from .detection.command import Request
     from .detection.settings import parse_option
 
-    request = command.Request(
+    return Request(
         chosen.ckpt,
         network=chosen.network,
         schedule=chosen.schedule,
@@ -325,8 +328,15 @@ def _detection(chosen: argparse.Namespace) -> "tuple[Request, tuple[CocoSet, Coc
         workers=chosen.workers,
         preflight=chosen.preflight,
     )
-    command.check(request)
-    sets = together(
+
+
+def _detection_images(chosen: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
+    """The images to train on, and those to find objects in."""
+    from excb.collectives import together
+
+    from .detection.coco import open_coco
+
+    return together(
         lambda: open_coco(
             chosen.data,
             train_json=chosen.train_json,
@@ -336,16 +346,6 @@ def _detection(chosen: argparse.Namespace) -> "tuple[Request, tuple[CocoSet, Coc
             check_all=chosen.check_all,
         )
     )
-    return request, sets
-
-
-def _job(request: "Request", sets: "tuple[CocoSet, CocoSet]", device: "torch.device", reporter: Reporter) -> "Job":
-    """Everything a detection run needs, checked."""
-    from excb.collectives import together
-
-    from .detection import command
-
-    return together(lambda: command.prepare(request, *sets, device, reporter))
 
 
 def _reproduce(chosen: argparse.Namespace, device: "torch.device") -> int:
@@ -363,7 +363,8 @@ def _reproduce(chosen: argparse.Namespace, device: "torch.device") -> int:
         request = _parser().parse_args([*command, *options])
         return (_measure_detection if command[0] == "detection" else _measure)(request, wanted, device, reporter)
 
-    return reproduce(chosen, measure, reporter)
+    words = reproduce(chosen, measure, reporter)
+    return FAILED if "FAIL" in words else 0 if "PASS" in words or not words else NOTHING_CHECKED
 
 
 def _measure(
@@ -384,19 +385,21 @@ def _measure_detection(
     chosen: argparse.Namespace, wanted: "Data", device: "torch.device", reporter: Reporter
 ) -> "Measured | str":
     """As `_measure`, of detection."""
-    from excb.collectives import from_first
+    from excb.collectives import from_first, together
 
     from .detection import command
     from .verdicts import other_images
 
+    request = _detection_request(chosen)
     try:
-        request, (train, val) = _detection(chosen)
-    except UserError as error:
+        command.check(request)
+    except UserError as error:  # the engine is not installed here
         return str(error)
+    train, val = _detection_images(chosen)
     images = {name: {"images": len(part)} for name, part in (("train", train), ("test", val))}
     if why := other_images(wanted, images | {"classes": len(val.classes)}):
         return why
-    job = _job(request, (train, val), device, reporter)
+    job = together(lambda: command.prepare(request, train, val, device, reporter))
     result = command.evaluate(request, job, table=False)
     if isinstance(result, int):
         raise UserError("detection was stopped: the same command goes on", told=not is_first())

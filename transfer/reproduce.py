@@ -16,9 +16,8 @@ from excb.results import Result
 
 from . import claim_tables
 from .subjects import Subject, obstacle
-from .verdicts import Verdict, judge
+from .verdicts import Verdict, Word, judge
 
-FAILED, NOTHING_CHECKED = 1, 3  # exit codes
 FILTERS = ("table", "method", "protocol")
 # What keeps the state of an unfinished evaluation, by command.
 STATE = {"linear": "--state", "semisup": "--state", "detection": "--run"}
@@ -118,12 +117,11 @@ def _row(name: str) -> Checkpoint:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def reproduce(chosen: argparse.Namespace, measure: Measure, reporter: Reporter) -> int:
+def reproduce(chosen: argparse.Namespace, measure: Measure, reporter: Reporter) -> set[Word]:
     """`excb-eval reproduce`; all processes call this.
 
     Returns:
-        0 where claims were checked and none failed, FAILED where one did, NOTHING_CHECKED where none could be; 0 where
-        nothing was asked but to list.
+        The verdicts that were found; none where nothing was asked but to list.
 
     Raises:
         UserError: there is no such claim, or its images are not named or unusable.
@@ -140,15 +138,14 @@ def reproduce(chosen: argparse.Namespace, measure: Measure, reporter: Reporter) 
         elif is_first():
             plans = [(run.command("DIR"), run.claims) for run in runs]
             claim_tables.dry_run(plans, verdicts, reporter, as_json=chosen.json)
-        return 0
+        return set()
     places = _places(chosen.data, runs, {claim.data.name for claim in registry.claims(chosen.claims)})
     for run in runs:
         verdicts += _check(run, places, chosen.out, measure, reporter)
     verdicts.sort(key=lambda verdict: order[verdict.claim.id])
     if is_first():
         claim_tables.verdicts(verdicts, reporter, as_json=chosen.json)
-    words = {verdict.word for verdict in verdicts}
-    return FAILED if "FAIL" in words else 0 if "PASS" in words else NOTHING_CHECKED
+    return {verdict.word for verdict in verdicts}
 
 
 def _places(given: Sequence[str], runs: Sequence[Run], known: Container[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from excb import exported
 from excb.catalogue import bundled_folder
 from excb.claims import claims, select
 from excb.home import home
+from excb.launch import launch
 from excb.results import Result
 from excb.transfer.cli import main
 
@@ -123,6 +124,18 @@ def test_perturbed_weights_under_their_own_hash_fail_by_the_figure(place: Path, 
     assert claim["verdict"] == "FAIL"
     assert claim["measured"] == 25  # one colour for all
     assert "knn_top1_k1 is 25.00, -75.00 from 100.0" in claim["why"]
+
+
+def test_two_processes_answer_as_one(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An exit code of 1 is their answer, not the failure of a process."""
+    register("perturbed", damage=True)
+    usual = ["--claims", str(place / "claims.toml"), "--data", str(place / "data"), "--device", "cpu", "--workers", "0"]
+    arguments = ["reproduce", "recorded", "--ckpt", "perturbed", *usual, "--out", str(tmp_path / "out")]
+    assert launch("excb.transfer.cli", arguments, 2, answers=(1, 3)) == 1
+    told = capfd.readouterr()
+    assert told.out.count("0 PASS, 1 FAIL, 0 CANNOT") == 1
+    assert "ended with exit code" not in told.err
+    assert '"verdict": "FAIL"' in (tmp_path / "out" / "perturbed-nearest.json").read_text(encoding="utf-8")
 
 
 def test_the_same_weights_under_another_name_pass(place: Path, reproduce: Callable[..., Any]) -> None:
