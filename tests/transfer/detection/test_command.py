@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from excb.architecture import Architecture
+from excb.errors import UserError
 from excb.hub import Backbone, Entry
 from excb.preprocessing import Preprocessing
 from excb.signals import StopRequest
@@ -311,3 +312,62 @@ def test_preflight_uses_the_runs_own_network(stub: Perfect, data: Path) -> None:
     for name in ("architecture", "norm", "freeze_at", "extra_norm", "mean", "std"):
         assert getattr(quick, name) == getattr(real, name)
     assert replace(quick, seed=real.seed) == quick
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# As what a claim is checked by
+# ---------------------------------------------------------------------------------------------------------------------
+
+CLAIMS = """\
+[protocols.short]
+metrics = ["bbox_AP", "segm_AP"]
+command = "detection"
+options = { schedule = "smoke" }
+spread = 0.3
+source = "this test"
+tables = ["found"]
+
+[data.discs]
+title = "discs"
+
+[found]
+title = "Found here"
+source = "this test"
+method = "ExCB"
+architecture = "timm:resnet10t"
+data = "discs"
+columns = ["row", "checkpoint", "bbox_AP", "segm_AP"]
+rows = [["perfect", "tiny_grocery", "99.7", "99.6"]]
+"""
+
+
+def reproduce(data: Path, tmp_path: Path) -> int:
+    (tmp_path / "claims.toml").write_text(CLAIMS, encoding="utf-8")
+    claims = ["--claims", str(tmp_path / "claims.toml"), "--out", str(tmp_path / "out")]
+    return main(["reproduce", "found", *claims, "--data", str(data), "--device", "cpu", "--quiet", "--json"])
+
+
+def test_a_claim_is_held_to_the_spread_between_trainings(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """100.0 is measured: 0.3 from one claim, 0.4 from the other, and 0.05 + 0.3 are allowed."""
+    assert reproduce(data, tmp_path) == 1
+    found = {claim["metric"]: claim for claim in json.loads(capsys.readouterr().out)["claims"]}
+    assert {metric: claim["verdict"] for metric, claim in found.items()} == {"bbox_AP": "PASS", "segm_AP": "FAIL"}
+    assert found["segm_AP"]["tolerance"] == pytest.approx(0.35)
+    result = json.loads((tmp_path / "out" / "tiny_grocery-short.json").read_text(encoding="utf-8"))
+    assert result["protocol"] == "detection"
+    assert result["claims"]["found/perfect/segm_AP"]["verdict"] == "FAIL"
+    assert (tmp_path / "out" / "tiny_grocery-short.predictions.json").is_file()
+    assert len(stub.trained) == 1
+
+
+def test_an_engine_that_is_not_there_is_no_failure_of_the_claim(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Perfect:
+        raise UserError(f"{name} is not installed")
+
+    monkeypatch.setattr(command, "engine", missing)
+    assert reproduce(data, tmp_path) == 3
+    assert {claim["why"] for claim in json.loads(capsys.readouterr().out)["claims"]} == {"detectron2 is not installed"}
