@@ -76,9 +76,13 @@ def verdicts(found: Sequence[Verdict], reporter: Reporter, *, as_json: bool) -> 
 
 
 def _costs(command: Sequence[str], claims: Sequence[Claim]) -> list[str]:
-    """Of the checkpoint that the command names; what lies on this disk is taken for the claim's own."""
-    row = find(command[command.index("--ckpt") + 1]) or find(claims[0].checkpoint)
-    return [] if row is None else describe(claims[0], row)
+    """What an evaluation takes; a checkpoint that no catalogue knows is the user's own, and like the claim's."""
+    name = command[command.index("--ckpt") + 1]
+    row, usual = find(name), find(claims[0].checkpoint)
+    if row is not None:
+        return describe(claims[0], row)
+    assert usual is not None
+    return [f"download: nothing, {name} is your own", *describe(claims[0], usual)[1:]]
 
 
 def _reasons(found: Iterable[Verdict], reporter: Reporter) -> None:

@@ -249,6 +249,9 @@ def test_dry_run_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "as 1,331,167 forward passes of 8.2 GFLOP, 10.88 PFLOP" in out
     assert main(["reproduce", "tiny_grocery/knn", "--dry-run"]) == 0
     assert "download: nothing" in capsys.readouterr().out
+    folder = bundled_folder("tiny_grocery")
+    assert main(["reproduce", "tiny_grocery/knn", "--ckpt", str(folder), "--dry-run"]) == 0
+    assert f"download: nothing, {folder} is your own" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
