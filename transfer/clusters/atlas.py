@@ -66,7 +66,6 @@ def contents(
         "figures": dict(figures),
         "notes": list(notes),
         "images": count,
-        "all_listed": count <= LISTED,
         "labels": list(images.classes) if labels is not None and images.classes else None,
         "sizes": assignment.sizes.tolist(),
         "similarity": assignment.mean(assignment.similarity).round(3).tolist(),
@@ -82,7 +81,7 @@ def contents(
         "second": assignment.second[chosen].tolist(),
         "label": labels[chosen].tolist() if labels is not None else None,
         "z": assignment.similarity[chosen].astype(float).round(3).tolist(),
-        "gap": assignment.margin[chosen].astype(float).round(3).tolist(),
+        "gap": assignment.margin[chosen].astype(float).round(4).tolist(),
         "pictures": {position[index]: picture for index, picture in exemplars.pictures.items()},
     }
 

@@ -7,7 +7,7 @@ const PER_PAGE = 48;
 const MOSAIC = 6;
 const MEMBERS = 400; // file names listed in one cluster
 const even = data.images / K;
-const largest = Math.max(...data.figures.largest_images ? [data.figures.largest_images] : [1]);
+const largest = data.figures.largest_images;
 const twins = new Set(data.twins);
 const $ = (id) => document.getElementById(id);
 const number = (value, digits = 0) =>
@@ -27,11 +27,11 @@ function element(tag, options = {}, ...children) {
   return made;
 }
 
-function picture(image, alt = "") {
+function picture(image, alt = "", without = "no picture") {
   const found = data.pictures[image];
   return found
-    ? element("img", { src: `data:image/jpeg;base64,${found}`, alt, decoding: "async", width: 112, height: 112 })
-    : element("i", { title: "no picture" });
+    ? element("img", { src: `data:image/jpeg;base64,${found}`, alt, decoding: "async" })
+    : element("i", {}, without);
 }
 
 // ---- What is shown: query, filter and order -------------------------------------------------------------------------
@@ -103,8 +103,8 @@ function draw() {
   $("next").disabled = current === pages - 1;
 }
 
-function line(left, right, strong = false) {
-  return element("div", { class: "line" }, element(strong ? "strong" : "span", {}, left), element("span", {}, right));
+function line(left, right = "") {
+  return element("div", { class: "line" }, element("span", {}, left), element("span", {}, right));
 }
 
 function meter(share) {
@@ -117,20 +117,20 @@ function card(k) {
   const size = data.sizes[k];
   const pure = purity(k);
   const mosaic = size
-    ? element("div", { class: "mosaic" }, ...data.nearest[k].slice(0, MOSAIC).map((image) => picture(image)))
+    ? element("div", { class: "mosaic" }, ...data.nearest[k].slice(0, MOSAIC).map((image) => picture(image, "", "")))
     : element("div", { class: "mosaic none" }, "empty");
   const about = element(
     "div",
     { class: "about" },
-    line(title(k), pure === null ? "" : `${number(100 * pure)} %`, true),
+    element("strong", { class: "two" }, title(k)),
     line(
       `${data.top && size ? `#${k} · ` : ""}${number(size)} image${size === 1 ? "" : "s"}`,
-      `${number(size / even, 2)} ×`,
+      pure === null ? `${number(size / even, 2)} ×` : `${number(100 * pure)} %`,
     ),
     meter(size / largest),
   );
-  if (twins.has(k)) about.append(element("div", { class: "line mark" }, "near duplicate"));
-  if (hits.get(k)) about.append(element("div", { class: "line" }, `${number(hits.get(k))} matching file names`));
+  if (twins.has(k)) about.append(element("div", { class: "line mark" }, element("span", {}, "near duplicate")));
+  if (hits.get(k)) about.append(line(`${number(hits.get(k))} matching file name${hits.get(k) === 1 ? "" : "s"}`));
   const words = [`Cluster ${k}`, `${number(size)} images`];
   if (pure !== null) words.push(`${number(100 * pure)} % ${title(k)}`);
   return element("a", { class: "card", href: `#c${k}`, "aria-label": words.join(", ") }, mosaic, about);
@@ -157,7 +157,7 @@ function body(k) {
     const shots = data.border[k].map((image) => {
       const other = data.second[image];
       const link = element("a", { href: `#c${other}`, title: `Cluster ${other}: ${title(other)}` }, `nearly #${other}`);
-      return shot(image, [link, ` by ${number(data.gap[image], 3)}`]);
+      return shot(image, [link, element("span", {}, `margin ${number(data.gap[image], 4)}`)]);
     });
     parts.push(...section("At the border", element("div", { class: "shots" }, ...shots)));
   }
@@ -175,9 +175,9 @@ function body(k) {
     return element(
       "a",
       { href: `#c${other}`, title: `Cluster ${other}, cosine ${number(cosine, 3)}${mark}` },
-      picture(data.nearest[other][0]),
-      element("span", { class: "caption" }, data.top && data.sizes[other] ? `#${other} ${title(other)}` : `#${other}`),
-      element("span", { class: "caption" }, data.sizes[other] ? `cosine ${number(cosine, 3)}` : "empty"),
+      picture(data.nearest[other][0], "", data.sizes[other] ? "no picture" : "empty"),
+      element("div", { class: "caption two" }, data.top && data.sizes[other] ? title(other) : `Cluster ${other}`),
+      element("div", { class: "caption" }, `#${other}, cosine ${number(cosine, 3)}`),
     );
   });
   parts.push(...section("Neighbouring centroids", element("div", { class: "shots", id: "near" }, ...near)));
@@ -214,7 +214,8 @@ function open(k) {
   $("back").disabled = place <= 0;
   $("forth").disabled = place < 0 || place === shown.length - 1;
   if (!$("detail").open) $("detail").showModal();
-  $("detail").scrollTop = 0;
+  $("detail-body").scrollTop = 0;
+  $("detail-body").focus();
 }
 
 function route() {
