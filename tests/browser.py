@@ -45,7 +45,9 @@ class Page:
 
     def run(self, script: str) -> Any:
         """The value of an expression, or of the promise that it gives."""
-        found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True)
+        found = self._ask(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True
+        )
         if "exceptionDetails" in found:
             raise AssertionError(f"{script}: {found['exceptionDetails']}")
         return found["result"].get("value")
@@ -87,7 +89,10 @@ class Page:
     def _ask(self, method: str, **values: Any) -> dict[str, Any]:
         self._count += 1
         message = {"id": self._count, "method": method, "params": values}
-        os.write(self._requests, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0")
+        os.write(
+            self._requests,
+            json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0",
+        )
         while True:
             heard = self._hear()
             if heard.get("id") == self._count:
@@ -128,7 +133,15 @@ def chromium() -> Iterator[Page]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # Chromium reads requests from descriptor 3 and writes answers to 4.
         process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{requests_in} 4>&{answers_out}', "-", program, *OPTIONS, f"--user-data-dir={profile}"],
+            [
+                "bash",
+                "-c",
+                f'exec "$@" 3<&{requests_in} 4>&{answers_out}',
+                "-",
+                program,
+                *OPTIONS,
+                f"--user-data-dir={profile}",
+            ],
             pass_fds=(requests_in, answers_out),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

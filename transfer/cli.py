@@ -52,7 +52,9 @@ def _parser() -> Parser:
     _add_semisup(protocols.add_parser("semisup", help="fine-tuning on 1 %% or 10 %% of the labels"))
     _add_finetune(protocols.add_parser("finetune", help="fine-tuning on any share of the labels"))
     _add_detection(protocols.add_parser("detection", help="Mask R-CNN on COCO, or on any set in its format"))
-    _add_clusters(protocols.add_parser("clusters", help="assign images to clusters: sizes, purity, and an atlas to see"))
+    _add_clusters(
+        protocols.add_parser("clusters", help="assign images to clusters: sizes, purity, and an atlas to see")
+    )
     features = protocols.add_parser("features", help="compute, keep and export features")
     _add_common(features, result="FILE.npz")
     features.add_argument(
@@ -204,7 +206,9 @@ def _add_detection(parser: argparse.ArgumentParser) -> None:
 
 def _add_clusters(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--ckpt", required=True, metavar="PATH", help="with heads: a run, an export of one, the authors' or DINO's file")
+    add(
+        "--ckpt", required=True, metavar="PATH", help="with heads: a run, an export of one, the authors' or DINO's file"
+    )
     add("--data", required=True, metavar="SOURCE", help="a folder of images, or of train/; torchvision:NAME; hf:ID")
     add("--data-root", type=Path, metavar="DIR", help="where torchvision's data sets lie")
     _add_pass(parser)

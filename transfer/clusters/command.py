@@ -142,7 +142,7 @@ def _notes(images: int, clusters: int, *, labelled: bool) -> list[str]:
         "would be empty (exp(-N/K))"
     ]
     if ratio < 1:
-        notes.append("fewer images than clusters: at least " f"{100 * (1 - ratio):.1f} % of the clusters must be empty")
+        notes.append(f"fewer images than clusters: at least {100 * (1 - ratio):.1f} % of the clusters must be empty")
     if labelled:
         notes.append("purity and NMI grow with the number of clusters: read them beside those by chance")
     return notes
@@ -210,9 +210,7 @@ def _atlas(found: Clusters, images: Images, reporter: Reporter, name: str, optio
     nearest, border = exemplars.choose(assignment, options.exemplars)
     wanted = list(exemplars.in_turn(nearest, border, assignment.sizes))
     with reporter.progress("pictures of the atlas", len(wanted)) as bar:
-        pictures = exemplars.pictures(
-            images, wanted, budget=round(1e6 * options.megabytes), progress=bar.advance
-        )
+        pictures = exemplars.pictures(images, wanted, budget=round(1e6 * options.megabytes), progress=bar.advance)
     notes = list(found.result.notes)
     if missing := len(wanted) - len(pictures):
         told = (
