@@ -29,7 +29,7 @@ class Page:
 
     def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
-        self._rest, self._count, self._session = b"", 0, ""
+        self._rest, self._count, self._session, self._loaded = b"", 0, "", False
         self.problems: list[str] = []
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]

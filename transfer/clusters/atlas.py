@@ -1,4 +1,4 @@
-"""The atlas: one page of HTML that holds all clusters with their pictures, and needs nothing else, no network either."""
+"""The atlas: one page of HTML that holds all clusters and their pictures, and needs nothing else, nor a network."""
 
 import base64
 import hashlib

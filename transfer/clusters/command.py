@@ -1,4 +1,4 @@
-"""`excb-eval clusters`: from features to assignments, figures, pictures and the atlas, and all of them in one folder."""
+"""`excb-eval clusters`: from features to assignments, figures, picture and atlas, all in one folder."""
 
 import hashlib
 import math
@@ -138,8 +138,8 @@ def _notes(images: int, clusters: int, *, labelled: bool) -> list[str]:
     """What a reader of the figures must know."""
     ratio = images / clusters
     notes = [
-        f"{ratio:.3g} images a cluster: were they dealt evenly at random, {100 * math.exp(-ratio):.1f} % of the clusters "
-        "would be empty (exp(-N/K))"
+        f"{ratio:.3g} images a cluster: dealt evenly at random they would leave {100 * math.exp(-ratio):.1f} % of the "
+        "clusters empty (exp(-N/K))"
     ]
     if ratio < 1:
         notes.append(f"fewer images than clusters: at least {100 * (1 - ratio):.1f} % of the clusters must be empty")
@@ -167,11 +167,11 @@ def write(
     Raises:
         UserError: a file cannot be written, or a folder to compare with is none of this command.
     """
-    return from_first(lambda: _write(found, images, folder, reporter, name, options or Options()))
+    return from_first(lambda: _write(found, images, folder, reporter, name=name, options=options or Options()))
 
 
 def _write(
-    found: Clusters, images: Images, folder: Path, reporter: Reporter, name: str, options: Options
+    found: Clusters, images: Images, folder: Path, reporter: Reporter, *, name: str, options: Options
 ) -> tuple[Result, list[Path]]:
     assignment = found.assignment
     others = [_other(place) for place in options.compare]  # before anything is written

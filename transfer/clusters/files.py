@@ -26,7 +26,7 @@ def has_parquet() -> bool:
 
 
 def names_of(images: Images) -> list[str]:
-    """Every image's path as text of any encoding: bytes that are no UTF-8 become escapes such as \\udcff."""
+    """Every image's path as text of any encoding: bytes that are no UTF-8 become escapes."""
     return [path.encode("utf-8", "backslashreplace").decode("utf-8") for path in images.paths]
 
 
