@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ OPTIONS = (
     "--no-first-run",
     "--remote-debugging-pipe",
 )
+PATIENCE = 60  # seconds without a word from Chromium
 
 
 class Page:
@@ -103,7 +105,8 @@ class Page:
 
     def _hear(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            part = os.read(self._answers, 2**20)
+            ready, _, _ = select.select([self._answers], [], [], PATIENCE)
+            part = os.read(self._answers, 2**20) if ready else b""
             if not part:
                 raise AssertionError("Chromium went away")
             self._rest += part
