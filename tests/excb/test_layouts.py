@@ -486,10 +486,8 @@ def test_heads_of_the_authors_files(evaluated: Tensors, other: Tensors, norm: bo
 def test_heads_of_full_files_of_dino(evaluated: Tensors, other: Tensors, learned: bool) -> None:
     random = torch.Generator().manual_seed(0)
     contents = dino(evaluated, other)
-    for network, tensors, place in (
-        ("student", other, "module."),
-        ("teacher", evaluated, ""),
-    ):  # ViTs' have no DDP there
+    places = {"student": (other, "module."), "teacher": (evaluated, "")}  # a ViT's teacher is not wrapped in DDP
+    for network, (tensors, place) in places.items():
         head = dino_head(random, learned=learned)
         contents[network] = under(f"{place}backbone.", tensors) | under(f"{place}head.", head)
     rows = torch.randn(5, 512, generator=random)

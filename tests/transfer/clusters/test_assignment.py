@@ -21,6 +21,9 @@ def random_heads(clusters: int, *, gain: bool = False, seed: int = 0) -> Network
     torch.manual_seed(seed)
     projector = MLP(10, 16, 6, layers=2, style="batchnorm")
     for module in projector:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
         if isinstance(module, nn.BatchNorm1d):
             nn.init.uniform_(module.running_mean)  # type: ignore[arg-type]
             nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
