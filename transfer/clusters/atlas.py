@@ -56,9 +56,8 @@ def contents(
         notes: what the reader must know, such as what was left out.
     """
     count = len(assignment.first)
-    shown = range(count) if count <= LISTED else sorted(_all(exemplars))
-    position = {index: number for number, index in enumerate(shown)}
-    chosen = list(shown)
+    chosen = list(range(count)) if count <= LISTED else sorted(exemplars.pictures)
+    position = {index: number for number, index in enumerate(chosen)}
     names = names_of(images)
     labels = images.labels
     return {
@@ -74,8 +73,8 @@ def contents(
         "near": near.nearest.tolist(),
         "cosines": near.cosines.astype(float).round(3).tolist(),
         "twins": near.twins.nonzero()[0].tolist(),
-        "nearest": [[position[i] for i in part] for part in exemplars.nearest],
-        "border": [[position[i] for i in part] for part in exemplars.border],
+        "nearest": [[position[i] for i in part if i in position] for part in exemplars.nearest],
+        "border": [[position[i] for i in part if i in position] for part in exemplars.border],
         "names": [names[i] for i in chosen],
         "cluster": assignment.first[chosen].tolist(),
         "second": assignment.second[chosen].tolist(),
@@ -84,10 +83,6 @@ def contents(
         "gap": assignment.margin[chosen].astype(float).round(4).tolist(),
         "pictures": {position[index]: picture for index, picture in exemplars.pictures.items()},
     }
-
-
-def _all(exemplars: Exemplars) -> set[int]:
-    return {index for lists in (exemplars.nearest, exemplars.border) for part in lists for index in part}
 
 
 def page(found: Mapping[str, Any]) -> str:

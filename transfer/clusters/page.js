@@ -116,9 +116,9 @@ function meter(share) {
 function card(k) {
   const size = data.sizes[k];
   const pure = purity(k);
-  const mosaic = size
+  const mosaic = data.nearest[k].length
     ? element("div", { class: "mosaic" }, ...data.nearest[k].slice(0, MOSAIC).map((image) => picture(image, "", "")))
-    : element("div", { class: "mosaic none" }, "empty");
+    : element("div", { class: "mosaic none" }, size ? "no picture" : "empty");
   const about = element(
     "div",
     { class: "about" },

@@ -61,7 +61,7 @@ def test_whatever_names_hold_is_data(tmp_path: Path) -> None:
     assert "innerHTML" not in page
 
 
-def test_data_of_a_large_set_names_exemplars_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_of_a_large_set_names_what_has_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, assignment = hostile_set(tmp_path / "images")
     whole = shown(images, assignment, most=1)
     monkeypatch.setattr(atlas, "LISTED", 13)
