@@ -4,10 +4,10 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const K = data.sizes.length;
 const PER_PAGE = 48;
-const MOSAIC = 6;
+const MOSAIC = 6; // pictures on a card
+const MOSAICS = [1, 2, 4, 6]; // numbers of cells that fill it
 const MEMBERS = 400; // file names listed in one cluster
 const even = data.images / K;
-const largest = data.figures.largest_images;
 const twins = new Set(data.twins);
 const $ = (id) => document.getElementById(id);
 const number = (value, digits = 0) =>
@@ -107,17 +107,19 @@ function line(left, right = "") {
   return element("div", { class: "line" }, element("span", {}, left), element("span", {}, right));
 }
 
-function meter(share) {
+function meter(share, words = "") {
   const fill = element("b");
   fill.style.width = `${Math.min(100, 100 * share)}%`;
-  return element("div", { class: "meter" }, fill);
+  return element("div", { class: "meter", title: words }, fill);
 }
 
 function card(k) {
   const size = data.sizes[k];
   const pure = purity(k);
-  const mosaic = data.nearest[k].length
-    ? element("div", { class: "mosaic" }, ...data.nearest[k].slice(0, MOSAIC).map((image) => picture(image, "", "")))
+  const first = data.nearest[k].slice(0, MOSAIC);
+  const cells = MOSAICS.find((count) => count >= first.length);
+  const mosaic = first.length
+    ? element("div", { class: `mosaic m${cells}` }, ...first.map((image) => picture(image, "", "")))
     : element("div", { class: "mosaic none" }, size ? "no picture" : "empty");
   const about = element(
     "div",
@@ -127,7 +129,7 @@ function card(k) {
       `${data.top && size ? `#${k} · ` : ""}${number(size)} image${size === 1 ? "" : "s"}`,
       pure === null ? `${number(size / even, 2)} ×` : `${number(100 * pure)} %`,
     ),
-    meter(size / largest),
+    meter(size / (size + even), `${number(size / even, 2)} × an even share; half is an even share`),
   );
   if (twins.has(k)) about.append(element("div", { class: "line mark" }, element("span", {}, "near duplicate")));
   if (hits.get(k)) about.append(line(`${number(hits.get(k))} matching file name${hits.get(k) === 1 ? "" : "s"}`));
@@ -271,9 +273,10 @@ function masthead() {
 function curve() {
   const NS = "http://www.w3.org/2000/svg";
   const sorted = [...data.sizes].sort((a, b) => b - a);
-  const most = Math.max(2 * even, sorted[0]);
   const points = Math.min(K, 500);
-  const height = (size) => 100 - (100 * size) / most;
+  // A log scale, from half an image to the largest cluster or twice an even share.
+  const [low, high] = [Math.log(0.5), Math.log(Math.max(2 * even, sorted[0], 1))];
+  const height = (size) => 100 - (100 * (Math.log(Math.max(size, 0.5)) - low)) / (high - low);
   let path = "M0,100";
   for (let i = 0; i < points; i += 1) {
     const y = height(sorted[Math.floor((i * K) / points)]).toFixed(2);
