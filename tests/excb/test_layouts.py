@@ -491,8 +491,8 @@ def test_heads_of_full_files_of_dino(evaluated: Tensors, other: Tensors, learned
         head = dino_head(random, learned=learned)
         contents[network] = under(f"{place}backbone.", tensors) | under(f"{place}head.", head)
     rows = torch.randn(5, 512, generator=random)
-    for network in ("teacher", "student"):
-        found = Heads.of(map_file(contents, source="it", network=network).heads, source="it")
+    for mapped in (map_file(contents, source="it"), map_file(contents, source="it", network="student")):
+        found = Heads.of(mapped.heads, source="it")
         for name, built in (("student", found.student), ("teacher", found.teacher)):
             assert built is not None
             head = {key.removeprefix("module."): value for key, value in contents[name].items()}

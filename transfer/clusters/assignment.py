@@ -58,11 +58,13 @@ class Assignment:
     @cached_property
     def relative(self) -> np.ndarray:
         """Sizes relative to an even share, size K / N: [K] float64."""
-        return self.sizes * (self.clusters / len(self.first))
+        shares: np.ndarray = self.sizes / len(self.first)
+        return shares * self.clusters
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """The mean of a value of images over every cluster, [K] float64; 0 where a cluster is empty."""
-        return np.bincount(self.first, weights=values, minlength=self.clusters) / np.maximum(self.sizes, 1)
+        sums: np.ndarray = np.bincount(self.first, weights=values, minlength=self.clusters)
+        return sums / np.maximum(self.sizes, 1)
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,7 @@ def assign(
         progress(sum(map(len, tiles[turn * processes() : (turn + 1) * processes()])))
     everywhere = gather_objects(mine)
     in_order = [everywhere[turn % processes()][turn // processes()] for turn in range(len(tiles))]
-    first, second, similarity, margin = (np.concatenate(parts) for parts in zip(*in_order, strict=True))
-    return Assignment(len(keys), first, second, similarity, margin)
+    return Assignment(len(keys), *(np.concatenate(parts) for parts in zip(*in_order, strict=True)))
 
 
 @torch.no_grad()

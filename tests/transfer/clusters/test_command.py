@@ -1,5 +1,6 @@
 """Tests of `excb-eval clusters` from the command line to its folder, on runs of a tiny network."""
 
+import argparse
 import csv
 import hashlib
 import io
@@ -18,7 +19,9 @@ from torch.nn import functional as F
 
 import excb
 from excb.architecture import Architecture
+from excb.console import Reporter
 from excb.errors import UserError
+from excb.importing import import_file
 from excb.results import Result
 from excb.transfer.cli import main
 from excb.transfer.clusters.command import Options
@@ -44,7 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def call(*words: str | Path) -> int:
+def call(*words: str | int | Path) -> int:
     return main(["clusters", *map(str, words), "--workers", "0", "--device", "cpu", "--no-cache"])
 
 
@@ -120,11 +123,12 @@ def test_dino_full_checkpoint(place: Path, tmp_path: Path, capsys: pytest.Captur
     network |= {f"module.head.{name}": value for name, value in head.items()}
     file = tmp_path / "dino_full.pth"
     other = {name: value + 1 for name, value in network.items()}
-    torch.save({"student": other, "teacher": network, "epoch": 3}, file)
+    torch.save({"student": other, "teacher": network, "args": argparse.Namespace(arch="resnet18")}, file)
+    folder = import_file(file, "dino_full", allow=["argparse.Namespace"], reporter=Reporter(quiet=True))
     out = tmp_path / "out"
     data = place / "data" / "test"
-    assert call("--ckpt", file, "--data", data, "--resize", "48", "--crop", "40", "--out", out, "--quiet") == 0
-    loaded = excb.load(file)
+    assert call("--ckpt", folder, "--data", data, "--resize", "48", "--crop", "40", "--out", out, "--quiet") == 0
+    loaded = excb.load(folder)
     features, _ = features_by_loop(loaded, data, replace(loaded.transform, resize=48, crop=40))
     rows = torch.from_numpy(features).float()
     for layer in (0, 2, 4):

@@ -9,7 +9,7 @@ import pytest
 
 from excb.images import ImageSet
 from excb.transfer.clusters.files import HEADER, to_csv, to_parquet
-from tests.transfer.clusters.hostile import hostile_set
+from tests.transfer.clusters.hostile import CLASSES, hostile_set
 
 
 def test_csv_gives_every_name_back_and_no_formula(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_csv_gives_every_name_back_and_no_formula(tmp_path: Path) -> None:
         assert label[0] not in "=+-@\t\r"
         original = images.paths[number].encode("utf-8", "backslashreplace").decode()
         assert path.removeprefix("./") == original
-        assert label.removeprefix("'") == images.classes[number % 7]
+        assert label.removeprefix("'") == CLASSES[number % 7]
         assert (int(cluster), int(second)) == (assignment.first[number], assignment.second[number])
         assert float(similarity) == pytest.approx(assignment.similarity[number], abs=1e-6)
         assert float(margin) == pytest.approx(assignment.margin[number], abs=1e-6)
@@ -41,6 +41,6 @@ def test_parquet_holds_the_same_columns_typed(tmp_path: Path) -> None:
     table = parquet.read_table(io.BytesIO(to_parquet(assignment, images)))
     assert table.column_names == list(HEADER)
     assert [str(field.type) for field in table.schema] == ["string", "int32", "float", "int32", "float", "string"]
-    assert table["label"].to_pylist() == [images.classes[number % 7] for number in range(14)]
+    assert table["label"].to_pylist() == [CLASSES[number % 7] for number in range(14)]
     np.testing.assert_array_equal(table["cluster"].to_numpy(), assignment.first)
     np.testing.assert_array_equal(table["similarity"].to_numpy(), assignment.similarity)
