@@ -332,7 +332,7 @@ def _clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
     from .task import Task
 
     reporter = Reporter(quiet=chosen.quiet or not is_first())
-    options = _cluster_options(chosen)
+    options = together(lambda: _cluster_options(chosen))
     images = together(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
     task = together(
         lambda: Task.prepare(
@@ -349,7 +349,7 @@ def _clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
             heads=True,
         )
     )
-    heads = command.heads_of(task.backbone, source=chosen.ckpt)
+    heads = together(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
     if chosen.dry_run:
         from .features import describe, plan
 

@@ -55,16 +55,11 @@ class Assignment:
         """Images of every cluster, [K] int64."""
         return np.bincount(self.first, minlength=self.clusters)
 
-    @cached_property
-    def relative(self) -> np.ndarray:
-        """Sizes relative to an even share, size K / N: [K] float64."""
-        shares: np.ndarray = self.sizes / len(self.first)
-        return shares * self.clusters
-
     def mean(self, values: np.ndarray) -> np.ndarray:
         """The mean of a value of images over every cluster, [K] float64; 0 where a cluster is empty."""
-        sums: np.ndarray = np.bincount(self.first, weights=values, minlength=self.clusters)
-        return sums / np.maximum(self.sizes, 1)
+        means: np.ndarray = np.bincount(self.first, weights=values, minlength=self.clusters)
+        means /= np.maximum(self.sizes, 1)
+        return means
 
 
 @dataclass(frozen=True)
