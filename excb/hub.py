@@ -142,7 +142,10 @@ def _heads(found: Stored) -> "Heads":
     from excb.trained_heads import Heads
 
     if not found.heads:
-        raise UserError(f"{found.file} holds no heads: load without heads=True, or from the run's full checkpoint")
+        raise UserError(
+            f"{found.file} holds a backbone without heads (projector and centroids): name a run of excb-pretrain, an "
+            "export of one, or a full checkpoint of ExCB's authors or of DINO"
+        )
     return Heads.of(found.heads, source=str(found.file))
 
 

@@ -26,7 +26,8 @@ class Mapped:
         network: "teacher" or "student".
         architecture: of the backbone.
         tensors: all of the backbone's in the order of its state dict, floating point as float32.
-        heads: what ExCB trained besides backbones, float32, named as in `excb.method.ExCB`; empty in other files.
+        heads: what ExCB or DINO trained besides backbones, float32, named as in `excb.trained_heads.Heads`; empty in
+            other files.
         preprocessing: that the layout's authors evaluate with.
     """
 
@@ -148,7 +149,7 @@ def _architecture_of_run(contents: Mapping[Any, Any]) -> Architecture | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Heads of ExCB
+# Heads of ExCB and DINO
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +160,8 @@ def _heads(layout: str, file: File) -> dict[str, Tensor]:
         found = {name: value for name, value in tensors if not name.startswith(NOT_HEADS)}
     elif layout == "excb":
         found = _heads_of_authors(file.dictionaries)
+    elif layout == "dino":
+        found = _heads_of_dino(file.dictionaries)
     else:
         found = {}
     wanted = {n: v.to("meta", torch.float32 if v.is_floating_point() else v.dtype) for n, v in found.items()}
@@ -188,4 +191,26 @@ def _heads_of_authors(dictionaries: Dictionaries) -> dict[str, Tensor]:
     if (center := dictionaries.get(("criterion",), {}).get("center")) is not None:
         sizes = center.float().flatten()
         found["sizes"] = sizes / sizes.sum()
+    return found
+
+
+def _heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
+    """Heads in full files of facebookresearch/dino, by our names: its last layer's rows are its centroids.
+
+    The layer is weight-normalised; where training was told not to, the rows' lengths are learned, and kept as `gain`.
+    A head with BatchNorm (`use_bn_in_head`), which no published file has, is left out: it is none of `excb.heads`.
+    """
+    found: dict[str, Tensor] = {}
+    for network in ("student", "teacher"):
+        heads = Place((network,), "head.").cut(dictionaries)
+        if any(name.endswith(".running_mean") for name in heads):
+            continue
+        for name, value in heads.items():
+            match name.split("."):
+                case ["mlp", *rest]:
+                    found[".".join([network, "projector", *rest])] = value
+                case ["last_layer", "weight_v"]:
+                    found[f"{network}.centroids.weight"] = value
+                case ["last_layer", "weight_g"] if not bool((value == 1).all()):
+                    found[f"{network}.gain"] = value.flatten()
     return found

@@ -1,4 +1,4 @@
-"""The heads of a trained ExCB model as a checkpoint keeps them: from features to similarities with every centroid.
+"""The heads of a trained model, ExCB's or DINO's, as a checkpoint keeps them: from features to every centroid.
 
 Letters: B images, K clusters, D width of the bottleneck.
 """
@@ -18,16 +18,30 @@ from excb.method import CentroidLayer, unit
 class NetworkHeads(nn.Module):
     """Projector h, predictor g (the student's) and centroids C of one network, in eval mode.
 
-    Calling it gives cosine similarities z of Eq. 3, before B: features [B, width] -> [B, K].
+    Calling it gives cosine similarities z of Eq. 3, before B: features [B, width] -> [B, K]. DINO's are not cosines
+    where its last layer learned how long its rows are (`norm_last_layer` off): they are those of `keys`.
+
+    Attributes:
+        gain: lengths of DINO's last layer's rows, [K]; None where all are one, as ExCB's always are.
     """
 
-    def __init__(self, projector: MLP, predictor: MLP | None, centroids: CentroidLayer) -> None:
+    gain: Tensor | None
+
+    def __init__(
+        self, projector: MLP, predictor: MLP | None, centroids: CentroidLayer, *, gain: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.projector, self.predictor, self.centroids = projector, predictor, centroids
+        self.register_buffer("gain", gain)
+
+    def keys(self) -> Tensor:
+        """What unit projections are multiplied with, [K, D]: the unit centroids, with their lengths where learned."""
+        centroids: Tensor = self.centroids()
+        return centroids if self.gain is None else centroids * self.gain[:, None]
 
     def forward(self, features: Tensor) -> Tensor:
-        """Cosine similarities of features with every centroid."""
-        return F.linear(unit(self.projector(features)), self.centroids())
+        """Similarities of features with every centroid."""
+        return F.linear(unit(self.projector(features)), self.keys())
 
 
 class Heads(nn.Module):
@@ -51,7 +65,7 @@ class Heads(nn.Module):
         """Build the heads that tensors belong to, named as in `excb.method.ExCB`; their shapes tell the layers.
 
         Raises:
-            UserError: they are not heads of ExCB.
+            UserError: they are not heads of ExCB or DINO.
         """
         try:
             found = cls(_network(tensors, "student"), _network(tensors, "teacher"), tensors.get("sizes"))
@@ -59,7 +73,7 @@ class Heads(nn.Module):
         except (IndexError, KeyError, RuntimeError) as error:
             reason = str(error).strip().replace("\n", " ")
             raise UserError(
-                f"the heads in {source} are not those of ExCB ({reason}): load without heads=True"
+                f"the heads in {source} are not those of ExCB or DINO ({reason}): load without heads=True"
             ) from None
         return found.eval().requires_grad_(False)
 
@@ -72,7 +86,9 @@ def _network(tensors: Mapping[str, Tensor], network: str) -> NetworkHeads | None
         raise KeyError(f"{network} has no projector")
     with torch.device("meta"):  # K x D random numbers would be drawn in vain
         centroids = CentroidLayer(*tensors[f"{network}.centroids.weight"].shape)
-    return NetworkHeads(projector, predictor, centroids.to_empty(device="cpu"))
+    gain = tensors.get(f"{network}.gain")
+    gain = None if gain is None else torch.empty(len(gain))
+    return NetworkHeads(projector, predictor, centroids.to_empty(device="cpu"), gain=gain)
 
 
 def _mlp(tensors: Mapping[str, Tensor], prefix: str) -> MLP | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from excb.features import Kind
     from excb.results import Result
 
+    from .clusters.command import Options
     from .detection.annotations import CocoSet
     from .detection.command import Request
     from .report import Predictions
@@ -32,6 +33,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval semisup --ckpt runs/rn18_small --data DIR --percent 10 --seeds 0 1 2
   excb-eval knn --ckpt timm:resnet50 --data torchvision:CIFAR10
   excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
+  excb-eval clusters --ckpt runs/rn18_small --data DIR --out DIR    what is in each cluster: figures and an atlas
   excb-eval compare a.json b.json                                   is the difference real?
   excb-eval reproduce table1/excb --data DIR                        do published figures hold? PASS, FAIL or CANNOT"""
 
@@ -58,6 +60,9 @@ def _parser() -> Parser:
     _add_semisup(protocols.add_parser("semisup", help="fine-tuning on 1 %% or 10 %% of the labels"))
     _add_finetune(protocols.add_parser("finetune", help="fine-tuning on any share of the labels"))
     _add_detection(protocols.add_parser("detection", help="Mask R-CNN on COCO, or on any set in its format"))
+    _add_clusters(
+        protocols.add_parser("clusters", help="assign images to clusters: sizes, purity, and an atlas to see")
+    )
     features = protocols.add_parser("features", help="compute, keep and export features")
     _add_common(features, result="FILE.npz")
     features.add_argument(
@@ -80,7 +85,6 @@ def _add_common(parser: argparse.ArgumentParser, *, result: str = "FILE.json") -
     """Options of every protocol."""
     add = parser.add_argument
     add("--ckpt", required=True, metavar="PATH", help="run folder, checkpoint file, exported folder or timm:NAME")
-    add("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
     add(
         "--data",
         metavar="SOURCE",
@@ -96,6 +100,14 @@ def _add_common(parser: argparse.ArgumentParser, *, result: str = "FILE.json") -
         metavar="TEST=TRAIN",
         help="a test folder that is called otherwise in train (may be repeated)",
     )
+    _add_pass(parser)
+    add("--out", type=Path, metavar=result, help="write the result here")
+
+
+def _add_pass(parser: argparse.ArgumentParser) -> None:
+    """Options of every protocol that passes images through a frozen backbone."""
+    add = parser.add_argument
+    add("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
     add("--resize", type=int, metavar="PIXELS", help="shorter side (default: the checkpoint's)")
     add("--crop", type=int, metavar="PIXELS", help="central square (default: the checkpoint's)")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
@@ -105,7 +117,6 @@ def _add_common(parser: argparse.ArgumentParser, *, result: str = "FILE.json") -
     add("--cache", type=Path, metavar="DIR", help="keeps features (default: $EXCB_CACHE, else ~/.cache/excb)")
     add("--no-cache", action="store_true", help="keep no features")
     add("--dry-run", action="store_true", help="say what it will take, and do nothing")
-    add("--out", type=Path, metavar=result, help="write the result here")
     add("--json", action="store_true", help="print the result as JSON instead of a table")
     add("--quiet", action="store_true", help="no notes, no progress")
 
@@ -231,6 +242,21 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="no notes, no progress")
 
 
+def _add_clusters(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--ckpt", required=True, metavar="PATH", help="with heads: a run, an export of one, the authors' or DINO's file"
+    )
+    add("--data", required=True, metavar="SOURCE", help="a folder of images, or of train/; torchvision:NAME; hf:ID")
+    add("--data-root", type=Path, metavar="DIR", help="where torchvision's data sets lie")
+    _add_pass(parser)
+    add("--out", type=Path, metavar="DIR", help="write figures, assignments, picture and atlas into this folder")
+    add("--compare", type=Path, nargs="+", default=[], metavar="DIR", help="earlier --out folders, for one picture")
+    add("--duplicates", type=float, metavar="COSINE", help="above it two centroids are duplicates (default: 0.99)")
+    add("--exemplars", type=int, metavar="N", help="images of a cluster in the atlas (default: 9, and 3 at its border)")
+    add("--atlas-mb", dest="megabytes", type=float, metavar="MB", help="of pictures in the atlas (default: 48)")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Work
 # ---------------------------------------------------------------------------------------------------------------------
@@ -242,7 +268,10 @@ def _main(argv: Sequence[str] | None) -> int:
         return _compare(chosen)
     if chosen.protocol == "cache":
         return _cache(chosen)
-    if chosen.protocol != "reproduce" and chosen.out is not None and chosen.out.is_dir():
+    if chosen.protocol == "clusters":
+        if chosen.out is not None and chosen.out.exists() and not chosen.out.is_dir():
+            raise UserError(f"--out {chosen.out} is a file: name a folder", told=not is_first())
+    elif chosen.protocol != "reproduce" and chosen.out is not None and chosen.out.is_dir():
         raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not is_first())
     from excb.launch import launch_on_gpus
     from excb.parallel import run_joined
@@ -252,7 +281,7 @@ def _main(argv: Sequence[str] | None) -> int:
     code = launch_on_gpus("excb.transfer.cli", arguments, chosen.gpus, answers=answers)
     if code is not None:
         return code
-    work = {"detection": _detect, "reproduce": _reproduce}.get(chosen.protocol, _evaluate)
+    work = {"detection": _detect, "reproduce": _reproduce, "clusters": _clusters}.get(chosen.protocol, _evaluate)
     return run_joined("excb-eval", chosen.device, lambda device: work(chosen, device))
 
 
@@ -404,6 +433,70 @@ def _measure_detection(
     if isinstance(result, int):
         raise UserError("detection was stopped: the same command goes on", told=not is_first())
     return result, lambda told, file: from_first(lambda: command.copy_result(told, job.folder, file))
+
+
+def _clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
+    """`excb-eval clusters` in this process, with the others if there are any."""
+    from excb.collectives import together
+
+    from .cache import default_root
+    from .clusters import command
+    from .sources import images_of
+    from .task import Task
+
+    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    options = together(lambda: _cluster_options(chosen))
+    images = together(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
+    task = together(
+        lambda: Task.prepare(
+            chosen.ckpt,
+            images,
+            images,
+            network=chosen.network,
+            resize=chosen.resize,
+            crop=chosen.crop,
+            device=device,
+            batch=chosen.batch_size,
+            workers=chosen.workers,
+            cache=None if chosen.no_cache else chosen.cache or default_root(),
+            heads=True,
+        )
+    )
+    heads = together(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
+    if chosen.dry_run:
+        from .features import describe, plan
+
+        found = plan(task, sets=("train",))
+        if is_first():
+            reporter.answer(describe(found))
+        return 0
+    clusters = command.evaluate(
+        heads,
+        task.stored(images, "images", reporter),
+        images,
+        checkpoint=task.describe_checkpoint(),
+        device=device,
+        reporter=reporter,
+        options=options,
+        table=not chosen.json,
+    )
+    result = clusters.result
+    if chosen.out is not None:
+        result, files = command.write(
+            clusters, images, chosen.out, reporter, name=Path(chosen.ckpt).name, options=options
+        )
+        reporter.note(f"wrote {', '.join(map(str, files))}")
+    if chosen.json and is_first():
+        reporter.answer(result.to_json())
+    return 0
+
+
+def _cluster_options(chosen: argparse.Namespace) -> "Options":
+    """What was said of the clusters; the rest is as `Options` has it."""
+    from .clusters.command import Options
+
+    said = {name: getattr(chosen, name) for name in ("duplicates", "exemplars", "megabytes", "compare")}
+    return Options(**{name: value for name, value in said.items() if value is not None})
 
 
 def _kind(chosen: argparse.Namespace) -> "Kind":

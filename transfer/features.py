@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,13 @@ def _write(arrays: dict[str, np.ndarray], file: Path) -> None:
         raise UserError(f"cannot write {file} ({error}): name another file") from None
 
 
-def plan(task: Task, *, kind: Kind = "pooled") -> dict[str, Any]:
+def plan(task: Task, *, kind: Kind = "pooled", sets: Sequence[str] = ("train", "test")) -> dict[str, Any]:
     """What the features of a task will take; reads and passes a few images, and computes nothing that is kept.
+
+    Args:
+        task: backbone and images.
+        kind: which features.
+        sets: of the task that are wanted.
 
     Returns:
         `width`; `seconds_per_image`, timed on a few of the train images, or None where nothing is left to compute;
@@ -71,11 +77,11 @@ def plan(task: Task, *, kind: Kind = "pooled") -> dict[str, Any]:
     Raises:
         UserError: the backbone has no such features, or an image cannot be read.
     """
-    sets = {name: _plan_set(task, images, kind) for name, images in (("train", task.train), ("test", task.test))}
-    left = sum(entry["images"] - entry["cached"] for entry in sets.values())
+    found = {name: _plan_set(task, getattr(task, name), kind) for name in sets}
+    left = sum(entry["images"] - entry["cached"] for entry in found.values())
     pace = _seconds_per_image(task, kind) if left else None
     seconds = left * (pace or 0.0) / processes()
-    return {"width": task.extraction(task.train, kind).width, "seconds_per_image": pace, "seconds": seconds, **sets}
+    return {"width": task.extraction(task.train, kind).width, "seconds_per_image": pace, "seconds": seconds, **found}
 
 
 def _plan_set(task: Task, images: Images, kind: Kind) -> dict[str, int]:
@@ -112,7 +118,7 @@ def _seconds_per_image(task: Task, kind: Kind) -> float:
 def describe(found: dict[str, Any]) -> str:
     """A plan as people read it, for `--dry-run`."""
     lines = []
-    for name in ("train", "test"):
+    for name in (name for name in ("train", "test") if name in found):
         entry = found[name]
         cached = f"{entry['cached']:,} of them cached" if entry["cached"] else "none cached"
         lines.append(f"{name}: {entry['images']:,} images, {cached}, {entry['bytes'] / 2**20:,.1f} MiB of features")

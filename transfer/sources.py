@@ -86,6 +86,27 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
     return _labelled(folder / "train", note) if split == "train" else scan_folder(_held_out(folder))
 
 
+def images_of(text: str, *, data_root: Path | None = None, note: Note = lambda _line: None) -> Images:
+    """The images of one source, with labels where it has classes.
+
+    Args:
+        text: a folder of images, or one that holds train/ beside test/ or val/, whose train/ is then taken; or a data
+            set, as `open_source` takes it, whose training images are taken.
+        data_root: where torchvision's data sets lie.
+        note: told what the user should know.
+
+    Raises:
+        UserError: there is no such source, or it cannot be had.
+    """
+    if _kind(text) != "folder":
+        return open_source(text, "train", data_root=data_root, note=note)
+    folder = _existing(text)
+    if (folder / "train").is_dir() and any((folder / name).is_dir() for name in ("test", "val")):
+        folder = folder / "train"
+        note(f"images of {folder}: name another folder of {text} for its other images")
+    return scan_folder(folder)
+
+
 def _kind(text: str) -> str:
     prefix = text.partition(":")[0].lower()
     return prefix if ":" in text and prefix in ("torchvision", "hf") else "folder"

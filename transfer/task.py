@@ -65,6 +65,7 @@ class Task:
         workers: int | None = None,
         rename: Mapping[str, str] | None = None,
         cache: Path | None = None,
+        heads: bool = False,
     ) -> "Task":
         """Load and check everything before any work starts.
 
@@ -80,6 +81,7 @@ class Task:
             workers: processes that read images.
             rename: see `with_classes_of`.
             cache: where features are kept, such as `transfer.cache.default_root()`; None keeps none.
+            heads: load projector and centroids as well, as `backbone.heads`.
 
         Raises:
             UserError: checkpoint, images or device cannot be used.
@@ -88,7 +90,7 @@ class Task:
             raise UserError("--batch-size must be at least 1 and --workers at least 0")
         train_set = labelled(train) if isinstance(train, Path) else train
         test_set = with_classes_of(scan_folder(test), train_set, rename=rename) if isinstance(test, Path) else test
-        backbone = load(checkpoint, network=network)
+        backbone = load(checkpoint, network=network, heads=heads)
         preprocessing = backbone.transform
         if resize is not None or crop is not None:
             preprocessing = _resized(preprocessing, resize, crop)
@@ -144,19 +146,23 @@ class Task:
         known, names = len(self.train.classes or ()), self.test.classes or ()
         return {name: int((self.test.labels == known + i).sum()) for i, name in enumerate(names[known:])}
 
-    def describe(self) -> dict[str, Any]:
-        """Checkpoint and data, for the result."""
+    def describe_checkpoint(self) -> dict[str, Any]:
+        """The checkpoint, for the result."""
         entry = self.backbone.entry
         return {
-            "checkpoint": {
-                "source": entry.source,
-                "architecture": entry.architecture.name,
-                "network": entry.network,
-                "step": entry.step,
-                "epoch": entry.epoch,
-                "recipe": entry.recipe.get("name"),
-                "preprocessing": self.preprocessing.to_dict(),
-            },
+            "source": entry.source,
+            "architecture": entry.architecture.name,
+            "network": entry.network,
+            "step": entry.step,
+            "epoch": entry.epoch,
+            "recipe": entry.recipe.get("name"),
+            "preprocessing": self.preprocessing.to_dict(),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Checkpoint and data, for the result."""
+        return {
+            "checkpoint": self.describe_checkpoint(),
             "data": {
                 name: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
                 for name, images in (("train", self.train), ("test", self.test))

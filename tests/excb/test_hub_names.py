@@ -187,7 +187,7 @@ def test_heads_of_a_file_without_them(server: FileServer, tmp_path: Path) -> Non
     serve(server, tmp_path / "files")
     file = tmp_path / "files" / "net.pth"
     torch.save(Architecture("resnet18").build().state_dict(), file)
-    with pytest.raises(UserError, match="holds no heads: load without heads=True"):
+    with pytest.raises(UserError, match=r"holds a backbone without heads .*: name a run of excb-pretrain, an export"):
         excb.load(file, heads=True)
 
 

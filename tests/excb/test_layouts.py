@@ -22,6 +22,7 @@ from excb.layouts import LAYOUTS, map_file
 from excb.method import ExCB
 from excb.preprocessing import Preprocessing
 from excb.settings import MethodSettings
+from excb.trained_heads import Heads
 from tests import run_files
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -481,8 +482,56 @@ def test_heads_of_the_authors_files(evaluated: Tensors, other: Tensors, norm: bo
     torch.testing.assert_close(method.sizes, center[0] / center.sum())
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_heads_of_full_files_of_dino(evaluated: Tensors, other: Tensors, learned: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    contents = dino(evaluated, other)
+    places = {"student": (other, "module."), "teacher": (evaluated, "")}  # a ViT's teacher is not wrapped in DDP
+    for network, (tensors, place) in places.items():
+        head = dino_head(random, learned=learned)
+        contents[network] = under(f"{place}backbone.", tensors) | under(f"{place}head.", head)
+    rows = torch.randn(5, 512, generator=random)
+    for mapped in (map_file(contents, source="it"), map_file(contents, source="it", network="student")):
+        found = Heads.of(mapped.heads, source="it")
+        for name, built in (("student", found.student), ("teacher", found.teacher)):
+            assert built is not None
+            head = {key.removeprefix("module."): value for key, value in contents[name].items()}
+            torch.testing.assert_close(built(rows), dino_forward(head, rows))
+            assert (built.gain is not None) == learned
+            lengths = built.keys().norm(dim=1)
+            torch.testing.assert_close(lengths, head["head.last_layer.weight_g"].flatten())
+    assert found.sizes is None
+
+
+def dino_head(random: torch.Generator, *, learned: bool) -> Tensors:
+    """The head of facebookresearch/dino: three layers of 512, 16, 16 and 8 and a weight-normalised last one of 12."""
+    head: Tensors = {}
+    for layer, inputs, outputs in ((0, 512, 16), (2, 16, 16), (4, 16, 8)):
+        head[f"mlp.{layer}.weight"] = torch.randn(outputs, inputs, generator=random) / inputs**0.5
+        head[f"mlp.{layer}.bias"] = torch.randn(outputs, generator=random)
+    head["last_layer.weight_g"] = 0.5 + torch.rand(12, 1, generator=random) if learned else torch.ones(12, 1)
+    head["last_layer.weight_v"] = torch.randn(12, 8, generator=random)
+    return head
+
+
+def dino_forward(head: Tensors, rows: Tensor) -> Tensor:
+    """What that head gives, by torch's own weight normalisation."""
+    for layer in (0, 2, 4):
+        rows = F.linear(rows, head[f"head.mlp.{layer}.weight"], head[f"head.mlp.{layer}.bias"])
+        rows = F.gelu(rows) if layer < 4 else F.normalize(rows, dim=-1)
+    weight = torch._weight_norm(head["head.last_layer.weight_v"], head["head.last_layer.weight_g"])
+    return F.linear(rows, weight)
+
+
+def test_a_head_of_dino_with_batchnorm_is_left_out(evaluated: Tensors, other: Tensors) -> None:
+    contents = dino(evaluated, other)
+    for network in ("student", "teacher"):
+        contents[network]["module.head.mlp.1.running_mean"] = torch.zeros(2)
+    assert map_file(contents, source="it").heads == {}
+
+
 def test_other_files_have_no_heads(evaluated: Tensors, other: Tensors) -> None:
-    assert map_file(dino(evaluated, other), source="it").heads == {}
+    assert map_file(swav_training(evaluated, other), source="it").heads == {}
 
 
 def test_broken_heads_are_refused(evaluated: Tensors, other: Tensors) -> None:

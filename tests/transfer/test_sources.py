@@ -16,7 +16,7 @@ from PIL import Image
 from excb.errors import UserError
 from excb.images import BrokenImageError, scan_folder
 from excb.transfer import sources
-from excb.transfer.sources import ArrayImages, open_source, train_and_test
+from excb.transfer.sources import ArrayImages, images_of, open_source, train_and_test
 from excb.transfer.task import labelled, with_classes_of
 from tests.transfer.labelled_images import CLASSES, write_folder
 
@@ -55,6 +55,22 @@ def test_folders_give_the_sets_that_they_always_gave(data: Path) -> None:
     assert (train.fingerprint, train.classes) == (known.fingerprint, known.classes)
     assert (test.root, test.fingerprint, test.classes) == (data / "val", expected.fingerprint, expected.classes)
     assert open_source(str(data), "train").fingerprint == known.fingerprint
+
+
+def test_images_of_a_folder_are_its_own_or_those_of_train(tmp_path: Path) -> None:
+    told: list[str] = []
+    for name in ("train", "test"):
+        write_folder(tmp_path / "data" / name, each=1)
+    found = images_of(str(tmp_path / "data"), note=told.append)
+    assert (found.root, len(found), found.classes) == (tmp_path / "data" / "train", 7, CLASSES)
+    assert len(told) == 1
+    one = images_of(str(tmp_path / "data" / "test" / "ant"), note=told.append)
+    assert (one.root, len(one), one.labels) == (tmp_path / "data" / "test" / "ant", 1, None)
+    alone = write_folder(tmp_path / "alone" / "train", each=1).parent
+    assert images_of(str(alone)).root == alone
+    assert len(told) == 1
+    with pytest.raises(UserError):
+        images_of(str(tmp_path / "nothing"))
 
 
 def test_test_folder_comes_before_val_and_what_is_named_before_both(data: Path) -> None:

@@ -1,0 +1,197 @@
+"""Tests of `excb-eval clusters` from the command line to its folder, on runs of a tiny network."""
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import normalized_mutual_info_score
+from torch.nn import functional as F
+
+import excb
+from excb.architecture import Architecture
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.importing import import_file
+from excb.results import Result
+from excb.transfer.cli import main
+from excb.transfer.clusters.command import Options
+from excb.transfer.clusters.files import has_parquet, read_sizes
+from excb.zoo.export import export
+from tests.run_files import tiny_recipe, write_run
+from tests.transfer.labelled_images import CLASSES, features_by_loop, write_folder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FILES = ["assignments.csv", "atlas.html", "clusters.json", "sizes.png", "sizes.svg"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with more clusters than a few, its export, and labelled images under train/ beside test/."""
+    place = tmp_path_factory.mktemp("clusters")
+    recipe = tiny_recipe(eval_resize=36, eval_crop=32).change(method={"clusters": 30})
+    write_run(place / "run", 5, recipe=recipe)
+    export(str(place / "run"), place / "exported")
+    write_folder(place / "data" / "train", each=5, seed=1)
+    write_folder(place / "data" / "test", each=1, seed=2)
+    return place
+
+
+def call(*words: str | int | Path) -> int:
+    return main(["clusters", *map(str, words), "--workers", "0", "--device", "cpu", "--no-cache"])
+
+
+def oracle(place: Path, network: str = "teacher") -> tuple[np.ndarray, list[str]]:
+    """z [N, K] of the train images, one at a time in plain torch, and each one's class."""
+    backbone = excb.load(place / "run", network=network, heads=True)  # type: ignore[arg-type]
+    assert backbone.heads is not None
+    heads = getattr(backbone.heads, network).double()
+    features, names = features_by_loop(backbone, place / "data" / "train")
+    with torch.no_grad():
+        projected = torch.stack([heads.projector(row[None])[0] for row in torch.from_numpy(features)])
+        z = F.normalize(projected, dim=1) @ F.normalize(heads.centroids.weight, dim=1).T
+    return z.numpy(), names
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((folder / "assignments.csv").read_text(encoding="utf-8"), newline="")))
+
+
+@pytest.mark.parametrize(("source", "network", "batch"), [("run", "teacher", 3), ("exported", "teacher", 64)])
+def test_the_folder_holds_what_a_naive_pass_finds(
+    place: Path, tmp_path: Path, source: str, network: str, batch: int
+) -> None:
+    out = tmp_path / "out"
+    assert call("--ckpt", place / source, "--data", place / "data", "--out", out, "--batch-size", batch, "--quiet") == 0
+    expected = FILES + ["assignments.parquet"] * has_parquet()
+    assert sorted(file.name for file in out.iterdir()) == sorted(expected)
+    z, names = oracle(place, network)
+    order = np.argsort(-z, axis=1)
+    rows = table(out)
+    assert [int(row["cluster"]) for row in rows] == order[:, 0].tolist()
+    assert [int(row["second_cluster"]) for row in rows] == order[:, 1].tolist()
+    np.testing.assert_allclose([float(row["similarity"]) for row in rows], z.max(axis=1), atol=1e-5)
+    assert [row["label"] for row in rows] == names
+
+    result = Result.from_json((out / "clusters.json").read_text())
+    assert result.protocol == "clusters"
+    assert result.predictions["sha256"] == hashlib.sha256((out / "assignments.csv").read_bytes()).hexdigest()
+    sizes = np.bincount(order[:, 0], minlength=30)
+    labels = [CLASSES.index(name) for name in names]
+    figures = result.figures
+    assert figures["empty_clusters"] == (sizes == 0).sum()
+    assert figures["largest_relative_size"] == pytest.approx(sizes.max() * 30 / 35, abs=1e-4)
+    nmi = normalized_mutual_info_score(labels, order[:, 0])
+    assert figures["nmi_percent"] == pytest.approx(100 * nmi, abs=1e-3)
+    assert result.notes[0].startswith("1.17 images a cluster: ")
+    assert read_sizes(out)[1].tolist() == sizes.tolist()
+    with Image.open(out / "sizes.png") as picture:
+        assert picture.width > 800
+    assert f"empty {int((sizes == 0).sum())} (" in (out / "sizes.svg").read_text()
+
+
+def test_student_and_images_without_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ant = place / "data" / "train" / "ant"
+    assert call("--ckpt", place / "run", "--data", ant, "--network", "student", "--json", "--quiet") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checkpoint"]["network"] == "student"
+    assert not any(name.startswith(("purity", "nmi")) for name in found["figures"])
+    z = oracle(place, "student")[0][:5]
+    assert found["figures"]["largest_images"] == np.bincount(z.argmax(axis=1)).max()
+    assert any("fewer images than clusters" in note for note in found["notes"])
+
+
+def test_dino_full_checkpoint(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of DINO's published layout: DDP in front of all names but those of a ViT's teacher."""
+    torch.manual_seed(0)
+    backbone = Architecture("resnet18").build()
+    head: dict[str, Any] = {}
+    for layer, (inputs, outputs) in {0: (512, 16), 2: (16, 16), 4: (16, 8)}.items():
+        head[f"mlp.{layer}.weight"], head[f"mlp.{layer}.bias"] = torch.randn(outputs, inputs), torch.randn(outputs)
+    head["last_layer.weight_g"], head["last_layer.weight_v"] = torch.rand(9, 1) + 0.5, torch.randn(9, 8)
+    network = {f"module.backbone.{name}": value for name, value in backbone.state_dict().items()}
+    network |= {f"module.head.{name}": value for name, value in head.items()}
+    file = tmp_path / "dino_full.pth"
+    other = {name: value + 1 for name, value in network.items()}
+    torch.save({"student": other, "teacher": network, "args": argparse.Namespace(arch="resnet18")}, file)
+    folder = import_file(file, "dino_full", allow=["argparse.Namespace"], reporter=Reporter(quiet=True))
+    out = tmp_path / "out"
+    data = place / "data" / "test"
+    assert call("--ckpt", folder, "--data", data, "--resize", "48", "--crop", "40", "--out", out, "--quiet") == 0
+    loaded = excb.load(folder)
+    features, _ = features_by_loop(loaded, data, replace(loaded.transform, resize=48, crop=40))
+    rows = torch.from_numpy(features).float()
+    for layer in (0, 2, 4):
+        rows = F.linear(rows, head[f"mlp.{layer}.weight"], head[f"mlp.{layer}.bias"])
+        rows = F.gelu(rows) if layer < 4 else F.normalize(rows, dim=1)
+    logits = rows @ torch._weight_norm(head["last_layer.weight_v"], head["last_layer.weight_g"]).T
+    assert [int(row["cluster"]) for row in table(out)] == logits.argmax(1).tolist()
+
+
+def test_several_checkpoints_in_one_picture(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = place / "data" / "test"
+    assert call("--ckpt", place / "run", "--data", data, "--out", tmp_path / "one", "--quiet") == 0
+    words = ("--ckpt", place / "run", "--data", data, "--network", "student", "--quiet")
+    assert call(*words, "--out", tmp_path / "two", "--compare", tmp_path / "one") == 0
+    assert (tmp_path / "two" / "sizes.svg").read_text() != (tmp_path / "one" / "sizes.svg").read_text()
+    capsys.readouterr()
+    assert call(*words, "--out", tmp_path / "three", "--compare", place / "run") == 2
+    assert "name a folder of `excb-eval clusters --out`" in capsys.readouterr().err
+    assert not (tmp_path / "three").exists()
+    (tmp_path / "one" / "assignments.csv").write_text("path,cluster\n")
+    with pytest.raises(UserError, match="does not hold the assignments of"):
+        read_sizes(tmp_path / "one")
+
+
+def test_a_small_budget_is_told(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--ckpt", place / "run", "--data", place / "data" / "test", "--out", tmp_path / "out")
+    assert call(*words, "--atlas-mb", "0.004") == 0
+    told = capsys.readouterr().err
+    assert "exemplars have no picture: 0.004 MB are full (--atlas-mb takes more, --exemplars fewer)" in told
+    assert "exemplars have no picture" in (tmp_path / "out" / "atlas.html").read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_done_is_one_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(Architecture("resnet18").build().state_dict(), tmp_path / "backbone.pth")
+    (tmp_path / "file").write_text("")
+    broken = tmp_path / "broken"
+    write_folder(broken, each=1)
+    (broken / "ant" / "torn.png").write_bytes(b"no image")
+    data = place / "data" / "test"
+    cases = [
+        (("--ckpt", tmp_path / "backbone.pth", "--data", data), "holds a backbone without heads"),
+        (("--ckpt", place / "run", "--data", tmp_path / "nothing"), "nothing"),
+        (("--ckpt", place / "run", "--data", data, "--out", tmp_path / "file"), "is a file: name a folder"),
+        (("--ckpt", place / "run", "--data", data, "--exemplars", "0"), "--exemplars must be at least 1"),
+        (("--ckpt", place / "run", "--data", data, "--duplicates", "1.5"), "--duplicates is a cosine below 1"),
+        (("--ckpt", place / "run", "--data", broken), "1 of 8 images in .*broken cannot be read, such as ant/torn.png"),
+    ]
+    for words, message in cases:
+        assert call(*words, "--quiet") == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1, told
+        assert re.search(message, told), told
+
+
+def test_dry_run_estimates_and_writes_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--ckpt", place / "run", "--data", place / "data", "--out", tmp_path / "out")
+    assert call(*words, "--dry-run", "--quiet") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("train: 35 images")
+    assert len(told) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_have_bounds() -> None:
+    with pytest.raises(UserError, match="--atlas-mb"):
+        Options(megabytes=-1)

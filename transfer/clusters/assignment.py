@@ -1,0 +1,156 @@
+"""Hard assignment of images to centroids, and how centroids lie to one another.
+
+Letters: N images, K clusters, D width of the bottleneck.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.collectives import gather_objects, processes, rank
+from excb.exact import exact_products
+from excb.features import in_batches
+from excb.settings import require
+from excb.trained_heads import NetworkHeads
+
+TILE = 2**24  # similarities held at once: 64 MiB
+MOST_ROWS = 1024  # that pass the projector at once; no user's batch size, so that figures do not depend on it
+
+
+class Rows(Protocol):
+    """Features [N, width] that are read as they are needed, such as `excb.transfer.cache.CachedFeatures`."""
+
+    def __len__(self) -> int:
+        """N."""
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows [stop - start, width]."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Every image's cluster, the argmax of z without B, and the runner-up.
+
+    Args:
+        clusters: K.
+        first: [N] int64, the cluster; of equal similarities the one with the lowest number.
+        second: [N] int64, the next one.
+        similarity: [N] float32, z of the first.
+        margin: [N] float32, z of the first less that of the second.
+    """
+
+    clusters: int
+    first: np.ndarray
+    second: np.ndarray
+    similarity: np.ndarray
+    margin: np.ndarray
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Images of every cluster, [K] int64."""
+        return np.bincount(self.first, minlength=self.clusters)
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """The mean of a value of images over every cluster, [K] float64; 0 where a cluster is empty."""
+        means: np.ndarray = np.bincount(self.first, weights=values, minlength=self.clusters)
+        means /= np.maximum(self.sizes, 1)
+        return means
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """How the directions of centroids lie.
+
+    Args:
+        nearest: [K, M] int64, every centroid's nearest others, nearest first.
+        cosines: [K, M] float32.
+        pairs: number of pairs of centroids with a cosine above the threshold.
+        twins: [K] bool, the centroids in any such pair.
+    """
+
+    nearest: np.ndarray
+    cosines: np.ndarray
+    pairs: int
+    twins: np.ndarray
+
+
+@torch.no_grad()
+def assign(
+    heads: NetworkHeads,
+    features: Rows,
+    *,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int], None] = lambda _done: None,
+) -> Assignment:
+    """Assign images to the centroid with the largest similarity; no more than a tile of N x K is ever held.
+
+    All processes call this together, share the work, and get all of it.
+
+    Args:
+        heads: projector and centroids, in eval mode, on `device`.
+        features: of the backbone.
+        device: where to compute.
+        progress: told the number of images done after every tile.
+
+    Raises:
+        UserError: there is one cluster only.
+    """
+    device = torch.device(device)
+    keys = heads.keys()
+    require(len(keys) > 1, "the checkpoint has one cluster only: there is nothing to assign")
+    tiles = in_batches(range(len(features)), max(1, min(MOST_ROWS, TILE // len(keys))))
+    mine = []
+    for turn, tile in enumerate(tiles[rank() :: processes()]):
+        with exact_products(device):
+            rows = torch.nn.functional.normalize(
+                heads.projector(features.rows(tile.start, tile.stop).to(device)).float(), dim=-1
+            )
+            scores = rows @ keys.T
+        best, first = scores.max(1)
+        scores.scatter_(1, first[:, None], -torch.inf)
+        runner_up, second = scores.max(1)
+        mine.append([part.cpu().numpy() for part in (first, second, best, best - runner_up)])
+        progress(sum(map(len, tiles[turn * processes() : (turn + 1) * processes()])))
+    everywhere = gather_objects(mine)
+    in_order = [everywhere[turn % processes()][turn // processes()] for turn in range(len(tiles))]
+    return Assignment(len(keys), *(np.concatenate(parts) for parts in zip(*in_order, strict=True)))
+
+
+@torch.no_grad()
+def neighbours(
+    centroids: Tensor,
+    *,
+    most: int,
+    threshold: float,
+    progress: Callable[[int], None] = lambda _done: None,
+) -> Neighbours:
+    """Find every centroid's nearest others, and count the pairs that nearly coincide, tile by tile.
+
+    Args:
+        centroids: unit rows [K, D].
+        most: M, how many nearest ones; fewer where there are fewer.
+        threshold: cosine above which two centroids count as duplicates.
+        progress: told the number of centroids done after every tile.
+    """
+    clusters = len(centroids)
+    most = min(most, clusters - 1)
+    numbers = torch.arange(clusters, device=centroids.device)
+    nearest, cosines, twins, pairs = [], [], [], 0
+    for tile in in_batches(range(clusters), max(1, TILE // clusters)):
+        own = numbers[tile.start : tile.stop, None]
+        with exact_products(centroids.device):
+            similarities = centroids[tile.start : tile.stop] @ centroids.T
+        similarities.scatter_(1, own, -torch.inf)
+        close = similarities > threshold
+        twins.append(close.any(1).cpu())
+        pairs += int((close & (numbers > own)).sum())  # each pair once
+        found = similarities.topk(most, dim=1)
+        nearest.append(found.indices.cpu())
+        cosines.append(found.values.cpu())
+        progress(len(tile))
+    return Neighbours(torch.cat(nearest).numpy(), torch.cat(cosines).numpy(), pairs, torch.cat(twins).numpy())

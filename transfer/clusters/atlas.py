@@ -1,0 +1,107 @@
+"""The atlas: one page of HTML that holds all clusters and their pictures, and needs nothing else, nor a network."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from excb.images import Images
+
+from .assignment import Assignment, Neighbours
+from .files import names_of
+from .statistics import LabelCounts
+
+LISTED = 100_000  # images of a set that are all listed by name; of larger sets only those with a picture
+_SLOT = re.compile(r"\{\{(\w+)\}\}")
+
+
+@dataclass(frozen=True)
+class Exemplars:
+    """The images that stand for clusters.
+
+    Args:
+        nearest: indices of images by cluster, the most similar to its centroid first.
+        border: indices of images by cluster, the smallest margin first.
+        pictures: JPEGs in base64 by index; some exemplars may have none.
+    """
+
+    nearest: Sequence[Sequence[int]]
+    border: Sequence[Sequence[int]]
+    pictures: Mapping[int, str]
+
+
+def contents(
+    assignment: Assignment,
+    images: Images,
+    near: Neighbours,
+    exemplars: Exemplars,
+    *,
+    figures: Mapping[str, float],
+    heading: Mapping[str, str],
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What the page shows, as its script reads it.
+
+    Args:
+        assignment: of the images.
+        images: the set.
+        near: how centroids lie.
+        exemplars: of every cluster.
+        figures: of all clusters together.
+        heading: "checkpoint" and "data" in words.
+        notes: what the reader must know, such as what was left out.
+    """
+    count = len(assignment.first)
+    chosen = list(range(count)) if count <= LISTED else sorted(exemplars.pictures)
+    position = {index: number for number, index in enumerate(chosen)}
+    names = names_of(images)
+    labels = images.labels
+    return {
+        **heading,
+        "figures": dict(figures),
+        "notes": list(notes),
+        "images": count,
+        "labels": list(images.classes) if labels is not None and images.classes else None,
+        "sizes": assignment.sizes.tolist(),
+        "similarity": assignment.mean(assignment.similarity).round(3).tolist(),
+        "margin": assignment.mean(assignment.margin).round(3).tolist(),
+        "top": LabelCounts.of(assignment.first, labels).top(assignment.clusters) if labels is not None else None,
+        "near": near.nearest.tolist(),
+        "cosines": near.cosines.astype(float).round(3).tolist(),
+        "twins": near.twins.nonzero()[0].tolist(),
+        "nearest": [[position[i] for i in part if i in position] for part in exemplars.nearest],
+        "border": [[position[i] for i in part if i in position] for part in exemplars.border],
+        "names": [names[i] for i in chosen],
+        "cluster": assignment.first[chosen].tolist(),
+        "second": assignment.second[chosen].tolist(),
+        "label": labels[chosen].tolist() if labels is not None else None,
+        "z": assignment.similarity[chosen].astype(float).round(3).tolist(),
+        "gap": assignment.margin[chosen].astype(float).round(4).tolist(),
+        "pictures": {position[index]: picture for index, picture in exemplars.pictures.items()},
+    }
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The page around its contents. Whatever names and labels hold, they are data in it and never markup or script.
+
+    The page's own policy lets it run its one script, use its one style sheet and show pictures that it holds.
+    """
+    parts = {name: resources.files(__package__).joinpath(f"page.{name}").read_text("utf-8") for name in ("css", "js")}
+    # Data ends where "</script" begins, in any case, so that no "<" may stand in it; all else that is not ASCII is
+    # escaped by json.
+    data = json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    policy = (
+        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"style-src '{_digest(parts['css'])}'; script-src '{_digest(parts['js'])}'"
+    )
+    parts |= {"data": data, "policy": policy}
+    template = resources.files(__package__).joinpath("page.html").read_text("utf-8")
+    return _SLOT.sub(lambda slot: parts[slot[1]], template)  # in one pass: what is filled in is not read again
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

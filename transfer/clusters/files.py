@@ -1,0 +1,111 @@
+"""Assignments as files: CSV for everyone, Parquet where pyarrow is installed, and sizes read back for a comparison."""
+
+import csv
+import hashlib
+import importlib.util
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from excb.errors import UserError
+from excb.images import Images
+from excb.results import Result
+
+from .assignment import Assignment
+
+RESULT, TABLE, PARQUET = "clusters.json", "assignments.csv", "assignments.parquet"
+HEADER = ("path", "cluster", "similarity", "second_cluster", "margin", "label")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would take for a formula
+
+
+def has_parquet() -> bool:
+    """Whether Parquet can be written."""
+    return importlib.util.find_spec("pyarrow") is not None
+
+
+def names_of(images: Images) -> list[str]:
+    """Every image's path as text of any encoding: bytes that are no UTF-8 become escapes."""
+    return [path.encode("utf-8", "backslashreplace").decode("utf-8") for path in images.paths]
+
+
+def labels_of(images: Images) -> list[str]:
+    """Every image's label, empty where there are none."""
+    if images.labels is None or images.classes is None:
+        return [""] * len(images)
+    classes = [name.encode("utf-8", "backslashreplace").decode("utf-8") for name in images.classes]
+    return [classes[label] for label in images.labels.tolist()]
+
+
+def to_csv(assignment: Assignment, images: Images) -> bytes:
+    """A row for every image, in the set's order.
+
+    No spreadsheet can take a cell for a formula: a path that begins like one is written ./PATH, which is the same file,
+    and such a label has an apostrophe before it.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(HEADER)
+    for path, *numbers, label in _rows(assignment, images):
+        writer.writerow(
+            [
+                f"./{path}" if path.startswith(_FORMULA) else path,
+                *numbers,
+                f"'{label}" if label.startswith(_FORMULA) else label,
+            ]
+        )
+    return text.getvalue().encode()
+
+
+def _rows(assignment: Assignment, images: Images) -> "zip[tuple[str, int, str, int, str, str]]":
+    return zip(
+        names_of(images),
+        assignment.first.tolist(),
+        [f"{value:.6f}" for value in assignment.similarity.tolist()],
+        assignment.second.tolist(),
+        [f"{value:.6f}" for value in assignment.margin.tolist()],
+        labels_of(images),
+        strict=True,
+    )
+
+
+def to_parquet(assignment: Assignment, images: Images) -> bytes:
+    """The same columns as in CSV, typed: int32 clusters, float32 similarities, and a dictionary of labels."""
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = (
+        pyarrow.array(names_of(images)),
+        pyarrow.array(assignment.first.astype(np.int32)),
+        pyarrow.array(assignment.similarity),
+        pyarrow.array(assignment.second.astype(np.int32)),
+        pyarrow.array(assignment.margin),
+        pyarrow.array(labels_of(images) if images.labels is not None else [None] * len(images), pyarrow.string()),
+    )
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(dict(zip(HEADER, columns, strict=True))), buffer)
+    return buffer.getvalue()
+
+
+def read_sizes(folder: Path) -> tuple[Result, np.ndarray]:
+    """The result in a folder that `excb-eval clusters` wrote, and its cluster sizes [K].
+
+    Raises:
+        UserError: it is no such folder, or the assignments are not the result's own.
+    """
+    file = folder / RESULT if folder.is_dir() else folder
+    try:
+        result = Result.from_json(file.read_text(encoding="utf-8"), source=str(file))
+        if result.protocol != "clusters":
+            raise UserError(f"{file} is of protocol {result.protocol}: name a folder of `excb-eval clusters --out`")
+        table = file.with_name(result.predictions["file"])
+        packed = table.read_bytes()
+    except (OSError, UnicodeDecodeError, KeyError) as error:
+        raise UserError(
+            f"cannot read the clusters in {folder} ({error}): name a folder of `excb-eval clusters --out`"
+        ) from None
+    if hashlib.sha256(packed).hexdigest() != result.predictions["sha256"]:
+        raise UserError(f"{table} does not hold the assignments of {file} (their sha256 differ): evaluate again")
+    rows: Sequence[list[str]] = list(csv.reader(io.StringIO(packed.decode(), newline="")))[1:]
+    return result, np.bincount([int(row[1]) for row in rows], minlength=int(result.settings["clusters"]))

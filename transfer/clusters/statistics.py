@@ -1,0 +1,88 @@
+"""What the clusters of a set of images are like, in figures: sizes, labels, and what chance alone would give."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .assignment import Assignment
+
+SHOWN = 5  # labels of a cluster that are kept, most frequent first
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """How often each label occurs in each cluster; only pairs that occur are held.
+
+    Args:
+        cluster: [P] int64, in order.
+        label: [P] int64, the most frequent of a cluster first.
+        images: [P] int64.
+    """
+
+    cluster: np.ndarray
+    label: np.ndarray
+    images: np.ndarray
+
+    @classmethod
+    def of(cls, clusters: np.ndarray, labels: np.ndarray) -> "LabelCounts":
+        """Count.
+
+        Args:
+            clusters: [N] int64.
+            labels: [N] int64, from 0.
+        """
+        classes = int(labels.max()) + 1
+        pairs, images = np.unique(clusters.astype(np.int64) * classes + labels, return_counts=True)
+        cluster, label = np.divmod(pairs, classes)
+        order = np.lexsort((label, -images, cluster))
+        return cls(cluster[order], label[order], images[order])
+
+    @property
+    def _majorities(self) -> np.ndarray:
+        """Where each cluster's most frequent label stands."""
+        return np.flatnonzero(np.r_[True, self.cluster[1:] != self.cluster[:-1]])
+
+    @property
+    def purity(self) -> float:
+        """(1 / N) sum_k max_j n_kj, from 0 to 1."""
+        return float(self.images[self._majorities].sum() / self.images.sum())
+
+    def top(self, clusters: int, most: int = SHOWN) -> list[list[tuple[int, int]]]:
+        """The most frequent labels of each of K clusters, as (label, images)."""
+        found: list[list[tuple[int, int]]] = [[] for _ in range(clusters)]
+        for cluster, label, images in zip(*(a.tolist() for a in (self.cluster, self.label, self.images)), strict=True):
+            if len(found[cluster]) < most:
+                found[cluster].append((label, images))
+        return found
+
+
+def sizes_figures(sizes: np.ndarray) -> dict[str, float]:
+    """Figures of cluster sizes [K]; see docs/clusters.md for what each one is."""
+    clusters, images = len(sizes), int(sizes.sum())
+    shares = sizes[sizes > 0] / images
+    empty = int((sizes == 0).sum())
+    return {
+        "empty_clusters": empty,
+        "empty_percent": round(100 * empty / clusters, 4),
+        "empty_by_chance_percent": round(100 * float(np.exp(-images / clusters)), 4),
+        "largest_relative_size": round(float(sizes.max()) * clusters / images, 4),
+        "largest_images": int(sizes.max()),
+        "smallest_images": int(sizes[sizes > 0].min()),
+        "effective_clusters": round(float(np.exp(-(shares * np.log(shares)).sum())), 2),
+    }
+
+
+def label_figures(assignment: Assignment, labels: np.ndarray) -> dict[str, float]:
+    """Purity and normalised mutual information in percent, and both with the labels dealt out at random.
+
+    Many small clusters are pure by necessity, one image each being perfect: the second pair of figures says how much of
+    the first is of that kind.
+    """
+    from sklearn.metrics import normalized_mutual_info_score
+
+    figures = {}
+    dealt = np.random.default_rng(0).permutation(labels)
+    for suffix, given in (("", labels), ("_by_chance", dealt)):
+        figures[f"purity{suffix}_percent"] = 100 * LabelCounts.of(assignment.first, given).purity
+        figures[f"nmi{suffix}_percent"] = 100 * float(normalized_mutual_info_score(given, assignment.first))
+    return {name: round(value, 4) for name, value in figures.items()}
