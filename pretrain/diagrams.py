@@ -4,7 +4,6 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -105,10 +104,22 @@ def boundary_shift(*, ratios: Sequence[float] = (1, 1.25, 1.5, 2), angle: float 
         ratios: how many times larger c2 is than c1, one panel each.
         angle: between the centroids, in degrees.
     """
-    figure = picture(2.3 * len(ratios), 2.6)
+    from matplotlib.lines import Line2D
+
+    figure = picture(2.3 * len(ratios), 3.0)
     for axes, ratio in zip(figure.subplots(1, len(ratios), squeeze=False)[0], ratios, strict=True):
         _disc(axes, ratio, math.radians(angle))
         axes.set_title("equal sizes" if ratio == 1 else f"$c_2$ {ratio:g} times as large", fontsize=10)
+    figure.legend(
+        handles=[
+            Line2D([], [], color=GREY, linestyle="--", label="boundary by similarity $z$"),
+            Line2D([], [], color="black", label=r"by $z^B = \mathcal{B}(z;\, s)$"),
+        ],
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+    )
     return figure
 
 
@@ -134,8 +145,8 @@ def _disc(axes: Any, ratio: float, angle: float) -> None:
         axes.plot([x], [y], marker="o", color=colour, markersize=7, clip_on=False)
         axes.text(1.17 * x, 1.17 * y, name, ha="center", va="center", fontsize=10)
     axes.set_aspect("equal")
-    axes.set_xlim(-1.25, 1.25)
-    axes.set_ylim(-1.1, 1.25)
+    axes.set_xlim(-1.2, 1.2)
+    axes.set_ylim(-1.05, 1.2)
     axes.axis("off")
 
 
@@ -179,34 +190,49 @@ def read_points(file: Path) -> list[Point]:
 def accuracy_against_epochs(points: Sequence[Point]) -> "Figure":
     """The paper's Figure 2: accuracy against epochs of pretraining, a circle's area showing the batch size.
 
-    A method's points are joined in the order of their epochs; the method listed first is drawn last and strongest.
+    A method's points are joined in the order of their epochs; the method listed first stands out.
     """
     figure = picture(6.4, 3.8)
     axes = figure.subplots()
-    methods = [(name, list(group)) for name, group in groupby(points, key=lambda point: point.method)]
+    methods: dict[str, list[Point]] = {}
+    for point in sorted(points, key=lambda point: point.epochs):
+        methods.setdefault(point.method, []).append(point)
+    first = points[0].method
     area = 60 / min(point.batch for point in points)
-    for number, (name, group) in reversed(list(enumerate(methods))):
-        group.sort(key=lambda point: point.epochs)
-        colour = BLUE if number == 0 else SEQUENCE[number % len(SEQUENCE)]
-        x, y = [point.epochs for point in group], [point.accuracy for point in group]
-        axes.plot(x, y, color=colour, marker="o", markersize=2.5, linewidth=2 if number == 0 else 1)
-        axes.scatter(x, y, [area * point.batch for point in group], color=colour, alpha=0.35, linewidths=0)
-        radius = math.sqrt(area * group[-1].batch / math.pi)
-        at = (0, radius + 6) if number == 0 else (radius + 3, 0)
-        axes.annotate(
-            name,
-            (x[-1], y[-1]),
-            at,
-            textcoords="offset points",
-            ha="center" if number == 0 else "left",
-            va="center",
-            color=colour,
-            fontsize=9,
-            fontweight="bold" if number == 0 else "normal",
-        )
+    colours = dict(zip(methods, SEQUENCE[1:] * len(methods), strict=False)) | {first: BLUE}
+    for name in sorted(methods, key=lambda name: name == first):
+        x, y, batches = zip(*((point.epochs, point.accuracy, point.batch) for point in methods[name]), strict=True)
+        axes.plot(x, y, color=colours[name], marker="o", markersize=2.5, linewidth=2 if name == first else 1)
+        axes.scatter(x, y, [area * batch for batch in batches], color=colours[name], alpha=0.35, linewidths=0)
+    axes.margins(0.1)
+    ends = [group[-1] for group in methods.values()]
+    for end in ends:
+        radius = math.sqrt(area * end.batch / math.pi)
+        _name(axes, end, ends, radius=radius, color=colours[end.method], strong=end.method == first)
     for batch in sorted({point.batch for point in points}):
         axes.scatter([], [], area * batch, color=GREY, alpha=0.5, linewidths=0, label=f"{batch:,.0f}")
-    axes.margins(0.1)
     plain(axes, x="epochs of pretraining", y="top-1 accuracy, %")
     axes.legend(title="batch", title_fontsize=8, frameon=False, fontsize=8, loc="lower right", labelspacing=1)
     return figure
+
+
+def _name(axes: Any, end: Point, ends: Sequence[Point], *, radius: float, color: str, strong: bool) -> None:
+    """Name a method at its last point: above if it is to stand out, else to the right, or below where another is."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    crowded = any(
+        0 < other.epochs - end.epochs < 0.12 * (right - left)
+        and abs(other.accuracy - end.accuracy) < 0.06 * (high - low)
+        for other in ends
+    )
+    offset = (0.0, radius + 6) if strong else (0.0, -radius - 6) if crowded else (radius + 3, 0.0)
+    axes.annotate(
+        end.method,
+        (end.epochs, end.accuracy),
+        offset,
+        textcoords="offset points",
+        ha="left" if offset[0] else "center",
+        va="center",
+        color=color,
+        fontsize=9,
+        fontweight="bold" if strong else "normal",
+    )

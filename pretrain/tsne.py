@@ -146,17 +146,25 @@ def tsne(plane: Plane) -> "Figure":
 
     figure = picture(6.4, 5.6)
     axes = figure.subplots()
-    size = float(np.clip(8000 / len(plane.points), 3, 30))
+    size = float(np.clip(20_000 / len(plane.points), 3, 30))
     few = len(plane.classes) <= 12
     for number, (name, (colour, marker)) in enumerate(zip(plane.classes, looks(len(plane.classes)), strict=True)):
         points = plane.points[plane.labels == number]
         axes.scatter(*points.T, s=size, color=colour, marker=marker, alpha=0.6, linewidths=0, label=name)
         if few and len(points):
-            middle = np.median(points, axis=0)
             outline = [withStroke(linewidth=3, foreground="white")]
-            axes.text(*middle, name, color="black", fontsize=9, ha="center", va="center", path_effects=outline)
-    if not few:
-        axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), markerscale=1.5)
+            axes.text(*_densest(points), name, color="black", fontsize=9, ha="center", path_effects=outline)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8, markerscale=1.5)
     axes.set_aspect("equal", adjustable="datalim")
     axes.axis("off")
     return figure
+
+
+def _densest(points: np.ndarray) -> np.ndarray:
+    """The point [2] whose nearest fifth of the class is nearest: a class may lie in several parts."""
+    from sklearn.neighbors import NearestNeighbors
+
+    count = max(1, len(points) // 5)
+    distances, _ = NearestNeighbors(n_neighbors=count).fit(points).kneighbors(points)
+    densest: np.ndarray = points[distances[:, -1].argmin()]
+    return densest
