@@ -126,6 +126,8 @@ def _one(axes: Sequence[Any], run: Curves) -> None:
         _series(axes[FROZEN], epochs, "knn_top1", GREEN, "k-NN top-1, %")
         _series(axes[FROZEN], epochs, "neighbour_agreement", BLUE, "agreement of neighbours, %")
         _series(axes[FROZEN], epochs, "effective_rank", ORANGE, "effective rank")
+    else:
+        axes[SIZES].legend(frameon=False, fontsize=8)
     _titles(axes)
     _mark(axes, run, RED)
 
@@ -186,8 +188,10 @@ def _titles(axes: Sequence[Any]) -> None:
     axes[SIZES].axhline(1, color=GREY, linestyle=":", zorder=0)
     axes[SIZES].set_ylim(bottom=0)
     if axes[SIZES].get_ylim()[1] > 6:  # a cluster that swallows others would flatten all else
+        top = axes[SIZES].get_ylim()[1]
         axes[SIZES].set_yscale("symlog", linthresh=2)
-        axes[SIZES].set_ylim(bottom=0)
+        axes[SIZES].set_yticks([0, 1] + [m * 10**n for n in range(6) for m in (2, 5, 10) if m * 10**n <= top][:8])
+        axes[SIZES].set_ylim(0, top)
         axes[SIZES].yaxis.set_major_formatter("{x:g}")
     if not axes[PURITY].get_lines():
         axes[PURITY].set_title("Purity: no labels", fontsize=10)
