@@ -190,7 +190,7 @@ def _titles(axes: Sequence[Any]) -> None:
     if axes[SIZES].get_ylim()[1] > 6:  # a cluster that swallows others would flatten all else
         top = axes[SIZES].get_ylim()[1]
         axes[SIZES].set_yscale("symlog", linthresh=2)
-        axes[SIZES].set_yticks([0, 1] + [m * 10**n for n in range(6) for m in (2, 5, 10) if m * 10**n <= top][:8])
+        axes[SIZES].set_yticks([0, 1, *[m * 10**n for n in range(6) for m in (2, 5, 10) if m * 10**n <= top][:8]])
         axes[SIZES].set_ylim(0, top)
         axes[SIZES].yaxis.set_major_formatter("{x:g}")
     if not axes[PURITY].get_lines():

@@ -119,7 +119,7 @@ class Health:
                 f"the loss of {loss:.3f} has risen from {self.memory.lowest_loss:.3f} to above chance ("
                 f"{self.chance:.3f}: no cluster told from another): lower optim.base_lr (now {optim.base_lr:g})",
             )
-        if loss > self.chance * (1 - AT_CHANCE) and figures["epoch"] > max(1.0, optim.warmup_epochs):
+        if loss > self.chance * (1 - AT_CHANCE) and not self._early(figures):
             return Alarm(
                 "chance",
                 f"the loss of {loss:.3f} is no better than chance ({self.chance:.3f}: no cluster told from another): "
@@ -127,6 +127,10 @@ class Health:
                 f"another optim.base_lr (now {optim.base_lr:g}: higher if the loss never moved, else lower)",
             )
         return None
+
+    def _early(self, figures: Mapping[str, float]) -> bool:
+        """In the first epoch and in warm-up little has been learned yet, and that is no illness."""
+        return figures["epoch"] <= max(1.0, self._recipe.optim.warmup_epochs)
 
     def _clusters_of(self, figures: Mapping[str, float]) -> Alarm | None:
         clusters = self._clusters
@@ -151,14 +155,14 @@ class Health:
             return None
         return Alarm(
             "certain",
-            f"the teacher's mean confidence is {figures['confidence']:.3f}: assignments carry no doubt any more and "
-            "teach little; raise method.teacher_temperature "
+            f"the teacher's mean confidence is {figures['confidence']:.3f}: assignments carry no doubt any more; look "
+            "at the cluster sizes, and raise method.teacher_temperature "
             f"(now {self._recipe.method.teacher_temperature:g}) or method.clusters",
         )
 
     def _centroids(self, figures: Mapping[str, float]) -> Alarm | None:
         share = figures["coincident_centroids"]
-        if not share > COINCIDENT_SHARE:
+        if not share > COINCIDENT_SHARE or self._early(figures):
             return None
         return Alarm(
             "coincide",
@@ -168,7 +172,7 @@ class Health:
 
     def _agreement(self, figures: Mapping[str, float]) -> Alarm | None:
         """Low is not wrong while it rises: it starts low."""
-        if figures["epoch"] <= self._recipe.optim.warmup_epochs:
+        if self._early(figures):
             return None
         self.memory.agreement = [*self.memory.agreement, figures["agreement"]][-self._window :]
         chance = 1 / self._clusters

@@ -107,7 +107,7 @@ def test_a_collapse_rings_on_until_it_is_measured_again() -> None:
 
 def test_low_agreement_rings_where_it_does_not_rise_and_only_after_warm_up() -> None:
     judge = health("optim.warmup_epochs=2")
-    flat = [0.065, 0.061, 0.065, 0.070, 0.061, 0.066, 0.062, 0.061]
+    flat = [0.065, 0.061, 0.065, 0.070, 0.061, 0.066, 0.062, 0.061]  # of a teacher that never moves
     assert [names(judge, agreement=value, epoch=epoch) for epoch, value in enumerate(flat, 1)] == [[]] * 7 + [
         ["stalled"]
     ]
@@ -139,6 +139,12 @@ def test_a_resumed_run_judges_as_one_that_went_through(stop: int) -> None:
             memory = Memory(**json.loads(json.dumps(asdict(half.memory))))
             half = Health(find_recipe("quickstart"), assignments=5632, memory=memory)
         assert names(half, agreement=value, epoch=epoch) == names(whole, agreement=value, epoch=epoch)
+
+
+def test_centroids_may_start_close_together() -> None:
+    """k-means of an untrained network's features, which lie in a cone."""
+    assert names(health("optim.warmup_epochs=3"), coincident_centroids=0.5, epoch=3) == []
+    assert names(health("optim.warmup_epochs=3"), coincident_centroids=0.5, epoch=4) == ["coincide"]
 
 
 def test_coincident_centroids_against_all_pairs() -> None:
