@@ -11,6 +11,7 @@ import torch
 import excb
 from excb import checkpoint
 from excb.pretrain.__main__ import main
+from excb.pretrain.curves import Curves, statistics
 from excb.pretrain.health import COINCIDENT, Health, Memory, coincident
 from excb.pretrain.journal import read_metrics
 from excb.pretrain.overrides import apply, find_recipe
@@ -255,3 +256,28 @@ def test_the_report_says_how_much_memory_and_time_it_took(images: Path, tmp_path
     assert 2**26 < report["peak_memory"] < 2**36
     assert report["images_per_second"] > 0
     assert report["best"]["epoch"] == 1
+
+
+def test_a_teacher_that_never_moves_is_told_everywhere(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the console, in metrics.jsonl and in the picture."""
+    out = tmp_path / "run"
+    frozen = ("method.teacher_momentum=1", "method.teacher_momentum_end=1", "method.clusters=200", "method.width=32")
+    hard = ("views.global_scale=[0.01, 0.02]", "views.local_views=0", "views.jitter=1", "views.hue=0.5")
+    brief = ("optim.batch=40", "optim.epochs=12", "monitor.every_epochs=12")
+    assert main(["quickstart", "--data", str(images), "--out", str(out), *OVERRIDES, *frozen, *hard, *brief]) == 0
+    said = capsys.readouterr().err
+    assert "stalled" in [name for _, name in alarms(out)]
+    (told,) = [line for line in read_metrics(out) if line["kind"] == "alarm" and line["name"] == "stalled"]
+    assert f"warning: epoch {told['epoch']}: {told['message']}" in said
+    assert "method.teacher_momentum" in told["message"]
+    assert all("coincident_centroids" in line for line in read_metrics(out) if line["kind"] == "epoch")
+    assert checkpoint.read(checkpoint.in_run(out)[0])["health"]["ringing"]
+    agreement = statistics([Curves.read(out)]).axes[3]
+    assert [text.get_text() for text in agreement.texts] == ["stalled"]
+
+
+def test_a_rate_far_too_high_makes_centroids_coincide(images: Path, tmp_path: Path) -> None:
+    assert pretrain(images, tmp_path, "optim.base_lr=100", "optim.epochs=4", "method.clusters=48") == 0
+    assert "coincide" in [name for _, name in alarms(tmp_path)]
