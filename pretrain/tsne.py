@@ -150,10 +150,13 @@ def tsne(plane: Plane) -> "Figure":
     few = len(plane.classes) <= 12
     for number, (name, (colour, marker)) in enumerate(zip(plane.classes, looks(len(plane.classes)), strict=True)):
         points = plane.points[plane.labels == number]
-        axes.scatter(*points.T, s=size, color=colour, marker=marker, alpha=0.6, linewidths=0, label=name)
+        axes.scatter(
+            points[:, 0], points[:, 1], s=size, color=colour, marker=marker, alpha=0.6, linewidths=0, label=name
+        )
         if few and len(points):
             outline = [withStroke(linewidth=3, foreground="white")]
-            axes.text(*_densest(points), name, color="black", fontsize=9, ha="center", path_effects=outline)
+            x, y = _densest(points)
+            axes.text(x, y, name, color="black", fontsize=9, ha="center", path_effects=outline)
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8, markerscale=1.5)
     axes.set_aspect("equal", adjustable="datalim")
     axes.axis("off")

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -167,13 +168,19 @@ def test_all_lines_of_several_runs_are_in_the_panels(tmp_path: Path) -> None:
         (tmp_path / name / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     figure = curves.statistics([curves.Curves.read(tmp_path / name) for name in ("a", "b")])
     loss, confidence, sizes, agreement, purity, key = figure.axes
-    assert [list(line.get_ydata()) for line in loss.get_lines()] == [[3.0, 3.0], [2.0, 2.0]]
-    assert [list(line.get_ydata()) for line in confidence.get_lines()] == [[0.1, 0.2]] * 2
-    assert [line.get_ydata()[0] for line in sizes.get_lines()] == [0.5, 2.0, 0.5, 92.0, 1]
+
+    def heights(axes: Any) -> list[list[float]]:
+        return [np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()]
+
+    assert heights(loss) == [[3.0, 3.0], [2.0, 2.0]]
+    assert heights(confidence) == [[0.1, 0.2]] * 2
+    assert [line[0] for line in heights(sizes)] == [0.5, 2.0, 0.5, 92.0, 1]
     assert sizes.get_yscale() == "symlog"
     assert [text.get_text() for text in agreement.texts] == ["stalled"]
     assert not purity.get_lines()
-    assert [text.get_text() for text in key.get_legend().get_texts()] == ["a", "b"]
+    names = key.get_legend()
+    assert names is not None
+    assert [text.get_text() for text in names.get_texts()] == ["a", "b"]
 
 
 def test_tsne_of_a_run(run: Path, images: Path, tmp_path: Path) -> None:
