@@ -1,4 +1,4 @@
-"""`excb-pretrain`: list, show and plan recipes, pretrain, try the quickstart."""
+"""`excb-pretrain`: list, show and plan recipes, pretrain, try the quickstart, draw."""
 
 import argparse
 import json
@@ -32,6 +32,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
   excb-pretrain study NAME --data DIR         small runs side by side: balancers, batch sizes, components ...
   torchrun --nnodes 4 --nproc-per-node 8 ... -m excb.pretrain RECIPE --data DIR      on many machines
+  excb-pretrain draw KIND --out FILE          the paper's pictures; `excb-pretrain draw --help` lists them
 
 A run started again in its folder goes on where it was."""
 
@@ -68,6 +69,11 @@ def _parser() -> Parser:
 
 
 def _main(argv: Sequence[str] | None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["draw"]:
+        from .draw import main as draw
+
+        return draw(words[1:])
     try:
         chosen = _parser().parse_intermixed_args(argv)
         reporter = Reporter(quiet=chosen.quiet or not is_first())

@@ -1,14 +1,70 @@
-"""A run's curves as one picture: the paper's five training statistics, and what frozen features are worth."""
+"""A run's curves: the paper's five training statistics, runs over one another, and what frozen features are worth."""
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .journal import read_metrics
-from .run_state import CURVES
+from excb.errors import UserError
+from excb.pictures import BLUE, GREEN, GREY, ORANGE, RED, looks, picture, plain, write
 
-BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9772b", "#2f8f5b", "#9aa0a6", "#c0392b"
+from .journal import METRICS, read_metrics
+from .run_state import CURVES, RECIPE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Which of `panels` shows what an alarm is about; the last one is drawn for a single run only.
+LOSS, CONFIDENCE, SIZES, AGREEMENT, PURITY, FROZEN = range(6)
+MARKED = {
+    "chance": LOSS,
+    "diverging": LOSS,
+    "not finite": LOSS,
+    "certain": CONFIDENCE,
+    "clusters": SIZES,
+    "coincide": SIZES,
+    "stalled": AGREEMENT,
+    "collapse": FROZEN,
+}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The lines of one run's `metrics.jsonl`, by kind.
+
+    Args:
+        label: what the run is called in a picture of several.
+        clusters: K, or None where it is not known.
+        lines: all lines.
+    """
+
+    label: str
+    clusters: int | None
+    lines: Sequence[dict[str, Any]]
+
+    @classmethod
+    def read(cls, run: Path, label: str | None = None) -> "Curves":
+        """Read a run folder, or a `metrics.jsonl`; K comes from the `recipe.json` beside it.
+
+        Raises:
+            UserError: there is nothing to draw.
+        """
+        folder = run.parent if run.name == METRICS else run
+        lines = read_metrics(folder)
+        if not any(line.get("kind") == "epoch" for line in lines):
+            raise UserError(f"{folder} holds no {METRICS} with an epoch in it: name the folder of a run")
+        try:
+            recipe = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+            clusters = int(recipe["recipe"]["method"]["clusters"])
+        except (OSError, ValueError, KeyError, TypeError):
+            clusters = None  # a copied metrics.jsonl is enough for curves
+        return cls(label or folder.resolve().name, clusters, lines)
+
+    def kind(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of one kind: `step`, `epoch` or `alarm`."""
+        return [line for line in self.lines if line["kind"] == kind]
 
 
 def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
@@ -22,65 +78,148 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
     Returns:
         The picture's file, or None while nothing was written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    lines = read_metrics(folder)
-    steps = [line for line in lines if line["kind"] == "step"]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    if not steps and not epochs:
+    run = Curves(title, clusters, read_metrics(folder))
+    if not run.kind("step") and not run.kind("epoch"):
         return None
-    figure = Figure(figsize=(12, 6.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    loss, confidence, sizes, agreement, purity, frozen = figure.subplots(2, 3).ravel()
+    figure = picture(12, 6.4)
+    axes = figure.subplots(2, 3).ravel()
+    _one(axes, run)
+    alarms = len(_placed(run))
+    figure.suptitle(title + (f"  -  {alarms} alarm{'s' * (alarms > 1)}, see {METRICS}" if alarms else ""))
+    write(figure, folder / CURVES, dpi=110)
+    return folder / CURVES
 
-    loss.plot(_column(steps, "epoch"), _column(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
-    loss.plot(_column(epochs, "epoch"), _column(epochs, "loss"), color=BLUE)
-    loss.axhline(math.log(clusters), color=GREY, linestyle=":")
-    loss.text(
-        0.99, math.log(clusters), "ln K", color=GREY, ha="right", va="bottom", transform=loss.get_yaxis_transform()
-    )
-    _finish(loss, "Loss")
-    _series(confidence, epochs, "confidence", BLUE)
-    _finish(confidence, "Teacher confidence $c_{avg}$", top=1)
-    _series(sizes, epochs, "smallest_cluster", BLUE, "smallest")
-    _series(sizes, epochs, "largest_cluster", ORANGE, "largest")
-    sizes.axhline(1, color=GREY, linestyle=":")
-    empty = sizes.twinx()
-    share = [100 * value / clusters for value in _column(epochs, "empty_clusters")]
-    empty.plot(_column(epochs, "epoch"), share, color=GREY, linestyle="--", label="empty, % (right)")
-    empty.set_ylim(0, 100)
-    lines_drawn = sizes.get_lines()[:2] + empty.get_lines()
-    _finish(sizes, "Cluster sizes, relative to 1/K")
-    sizes.legend(lines_drawn, [str(line.get_label()) for line in lines_drawn], frameon=False, fontsize=8)
-    _series(agreement, epochs, "agreement", BLUE)
-    _finish(agreement, "Agreement between views $a_{avg}$", top=1)
-    _series(purity, epochs, "purity", GREEN)
-    _finish(purity, "Purity of clusters" if purity.get_lines() else "Purity: no labels", top=1)
-    _series(frozen, epochs, "knn_top1", GREEN, "k-NN top-1, %")
-    _series(frozen, epochs, "neighbour_agreement", BLUE, "agreement of neighbours, %")
-    _series(frozen, epochs, "effective_rank", ORANGE, "effective rank")
-    _finish(frozen, "Frozen features of the teacher")
-    if frozen.get_lines():
-        frozen.set_ylim(bottom=0)
-        frozen.legend(frameon=False, fontsize=8)
-    alarms = [line for line in lines if line["kind"] == "alarm" and "epoch" in line]
-    for name, axes in {
-        "chance": loss,
-        "diverging": loss,
-        "not finite": loss,
-        "clusters": sizes,
-        "certain": confidence,
-    }.items():
-        _mark(axes, [alarm["epoch"] for alarm in alarms if alarm["name"] == name], name)
-    _mark(frozen, [alarm["epoch"] for alarm in alarms if alarm["name"] == "collapse"], "collapse")
-    figure.suptitle(title + (f"  -  {len(alarms)} alarm{'s' * (len(alarms) > 1)}, see metrics.jsonl" if alarms else ""))
 
-    file = folder / CURVES
-    temporary = folder / f".{CURVES}.tmp.png"
-    figure.savefig(temporary, dpi=110)
-    temporary.replace(file)
-    return file
+def statistics(runs: Sequence[Curves]) -> "Figure":
+    """The paper's figure of training statistics: of one run, or of several over one another.
+
+    Every panel shows an epoch's mean or extreme: loss (Eq. 7), confidence (Eq. 11), smallest and largest relative
+    cluster, agreement (Eq. 12), purity. Where an alarm began, it is named.
+    """
+    figure = picture(9.6, 5.4)
+    *axes, key = figure.subplots(2, 3).ravel()
+    key.axis("off")
+    if len(runs) == 1:
+        _one(axes, runs[0])
+        return figure
+    colours = [colour for colour, _ in looks(len(runs))]
+    drawn = [_many(axes, run, colours[number], number) for number, run in enumerate(runs)]
+    _chance(axes[LOSS], runs)
+    _titles(axes)
+    key.legend(drawn, [run.label for run in runs], loc="center left", frameon=False, fontsize=9)
+    return figure
+
+
+def _one(axes: Sequence[Any], run: Curves) -> None:
+    """One run: the five statistics and, if there is a sixth panel, the frozen features."""
+    steps, epochs = run.kind("step"), run.kind("epoch")
+    axes[LOSS].plot(_column(steps, "epoch"), _column(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
+    axes[LOSS].plot(_column(epochs, "epoch"), _column(epochs, "loss"), color=BLUE)
+    _chance(axes[LOSS], [run])
+    _series(axes[CONFIDENCE], epochs, "confidence", BLUE)
+    _series(axes[SIZES], epochs, "smallest_cluster", BLUE, "smallest")
+    _series(axes[SIZES], epochs, "largest_cluster", ORANGE, "largest")
+    _series(axes[AGREEMENT], epochs, "agreement", BLUE)
+    _series(axes[PURITY], epochs, "purity", GREEN)
+    if len(axes) > FROZEN:
+        _shares(axes[SIZES], epochs, run.clusters)
+        _series(axes[FROZEN], epochs, "knn_top1", GREEN, "k-NN top-1, %")
+        _series(axes[FROZEN], epochs, "neighbour_agreement", BLUE, "agreement of neighbours, %")
+        _series(axes[FROZEN], epochs, "effective_rank", ORANGE, "effective rank")
+    else:
+        axes[SIZES].legend(frameon=False, fontsize=8)
+    _titles(axes)
+    _mark(axes, run, RED)
+
+
+def _many(axes: Sequence[Any], run: Curves, colour: str, number: int) -> Any:
+    """One run among several; the line that stands for it in the legend."""
+    epochs = run.kind("epoch")
+    (line,) = axes[LOSS].plot(_column(epochs, "epoch"), _column(epochs, "loss"), color=colour)
+    for panel, name in (
+        (CONFIDENCE, "confidence"),
+        (SIZES, "smallest_cluster"),
+        (SIZES, "largest_cluster"),
+        (AGREEMENT, "agreement"),
+        (PURITY, "purity"),
+    ):
+        _series(axes[panel], epochs, name, colour)
+    _mark(axes, run, colour, number)
+    return line
+
+
+def _chance(axes: Any, runs: Sequence[Curves]) -> None:
+    """The loss of a student that tells no cluster from another."""
+    for clusters in sorted({run.clusters for run in runs if run.clusters}):
+        level = math.log(clusters)
+        axes.axhline(level, color=GREY, linestyle=":")
+        text = "ln K" if len({run.clusters for run in runs}) == 1 else f"ln {clusters:,}"
+        axes.text(
+            0.99, level, text, color=GREY, fontsize=8, ha="right", va="bottom", transform=axes.get_yaxis_transform()
+        )
+
+
+def _shares(sizes: Any, epochs: Sequence[dict[str, Any]], clusters: int | None) -> None:
+    """Empty clusters and coinciding centroids, in percent on the right."""
+    right = sizes.twinx()
+    if clusters:
+        share = [100 * value / clusters for value in _column(epochs, "empty_clusters")]
+        right.plot(_column(epochs, "epoch"), share, color=GREY, linestyle="--", label="empty, % (right)")
+    doubled = [(line["epoch"], 100 * line["coincident_centroids"]) for line in epochs if "coincident_centroids" in line]
+    if doubled:
+        right.plot(*zip(*doubled, strict=True), color=GREY, linestyle=":", label="coinciding, % (right)")
+    right.set_ylim(0, 100)
+    right.tick_params(labelsize=8)
+    right.spines["top"].set_visible(False)
+    lines = sizes.get_lines() + right.get_lines()
+    right.legend(lines, [str(line.get_label()) for line in lines], frameon=False, fontsize=8, ncols=2, loc="upper left")
+
+
+def _titles(axes: Sequence[Any]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    names = ["Loss", "Teacher confidence $c_{avg}$", "Cluster sizes, relative to 1/K"]
+    names += ["Agreement between views $a_{avg}$", "Purity of clusters", "Frozen features of the teacher"]
+    for panel, name in zip(axes, names, strict=False):
+        plain(panel, name, x="epoch")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for panel in (CONFIDENCE, AGREEMENT, PURITY):
+        axes[panel].set_ylim(0, 1 if len(axes) > FROZEN else None)  # curves.png is looked at run after run
+    axes[SIZES].axhline(1, color=GREY, linestyle=":", zorder=0)
+    axes[SIZES].set_ylim(bottom=0)
+    if axes[SIZES].get_ylim()[1] > 6:  # a cluster that swallows others would flatten all else
+        top = axes[SIZES].get_ylim()[1]
+        axes[SIZES].set_yscale("symlog", linthresh=2)
+        axes[SIZES].set_yticks([0, 1, *[m * 10**n for n in range(6) for m in (2, 5, 10) if m * 10**n <= top][:8]])
+        axes[SIZES].set_ylim(0, top)
+        axes[SIZES].yaxis.set_major_formatter("{x:g}")
+    if not axes[PURITY].get_lines():
+        axes[PURITY].set_title("Purity: no labels", fontsize=10)
+    if len(axes) > FROZEN and axes[FROZEN].get_lines():
+        axes[FROZEN].set_ylim(bottom=0)
+        axes[FROZEN].legend(frameon=False, fontsize=8)
+
+
+def _placed(run: Curves) -> list[dict[str, Any]]:
+    return [line for line in run.kind("alarm") if "epoch" in line]
+
+
+def _mark(axes: Sequence[Any], run: Curves, colour: str, number: int = 0) -> None:
+    """Name the alarms where they began; `number` keeps the names of several runs apart."""
+    for alarm in _placed(run):
+        panel = MARKED.get(alarm["name"], LOSS)
+        if panel >= len(axes):
+            continue
+        axes[panel].axvline(alarm["epoch"], color=colour, linewidth=1, linestyle="-" if colour == RED else "--")
+        axes[panel].annotate(
+            alarm["name"],
+            (alarm["epoch"], 0.5 + 0.12 * (-1) ** number * ((number + 1) // 2 % 4)),
+            xycoords=axes[panel].get_xaxis_transform(),
+            color=colour,
+            fontsize=8,
+            rotation=90,
+            va="center",
+        )
 
 
 def _column(lines: Sequence[dict[str, Any]], name: str) -> list[float]:
@@ -93,24 +232,3 @@ def _series(axes: Any, lines: Sequence[dict[str, Any]], name: str, color: str, l
     if points:
         marker = "o" if len(points) < 30 else None
         axes.plot(*zip(*points, strict=True), color=color, label=label, marker=marker, markersize=3)
-
-
-def _mark(axes: Any, epochs: Sequence[float], name: str) -> None:
-    """Mark the epochs in which an alarm began."""
-    for epoch in epochs:
-        axes.axvline(epoch, color=RED, linewidth=1)
-        axes.annotate(
-            name, (epoch, 0.5), xycoords=axes.get_xaxis_transform(), color=RED, fontsize=8, rotation=90, va="center"
-        )
-
-
-def _finish(axes: Any, title: str, top: float | None = None) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel("epoch", fontsize=8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    if top is not None:
-        axes.set_ylim(0, top)

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from excb.signals import StopRequest
 from . import curves
 from .ahead import moved_ahead
 from .data import Batch, BrokenFiles, loader
-from .health import Alarm, Health
+from .health import Alarm, Health, Memory, coincident
 from .initialise import build_model, start_from, state_tensors
 from .journal import EpochStatistics, Journal
 from .monitor import Monitor
@@ -45,7 +45,7 @@ class Progress:
     images: int = 0  # seen so far, for images per second
     best: dict[str, Any] | None = None  # the epoch with the highest score
     last: dict[str, Any] | None = None  # the newest epoch's figures
-    ringing: list[str] = field(default_factory=list)  # the newest epoch's alarms
+    health: dict[str, Any] = field(default_factory=dict)  # what the next epoch's alarms need to know
     counts: torch.Tensor | None = None  # the newest whole epoch's assignments to every cluster, [K]
 
 
@@ -149,7 +149,7 @@ class Run:
         if resumed is not None:
             self._restore(resumed)
         assignments = schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
-        self.health = Health(recipe, assignments=assignments, ringing=self.progress.ringing)
+        self.health = Health(recipe, assignments=assignments, memory=Memory(**self.progress.health))
         self.profile = StepProfile(folder.path) if profile and folder is not None else None
         share(model.state_dict().values())
 
@@ -313,12 +313,13 @@ class Run:
         figures: dict[str, Any] = {"epoch": epoch} | self.statistics.summary()
         progress.counts = self.statistics.counts()
         self.statistics.reset()
+        figures["coincident_centroids"] = coincident(self.trainer.model.teacher.centroids.weight)
         last = epoch == recipe.optim.epochs
         if last or epoch % recipe.monitor.every_epochs == 0:
             with self.reporter.progress(f"measuring epoch {epoch}", self.monitor.passes) as bar:
                 figures |= self.monitor.measure(self.trainer.model.teacher.backbone, bar.advance)
         alarms = self.health.judge(figures)
-        progress.ringing = self.health.ringing
+        progress.health = asdict(self.health.memory)
         # The newest epoch's figures stay visible although it may not have been measured.
         progress.last = (progress.last or {}) | figures
         measured = "score" in figures
@@ -369,7 +370,7 @@ class Run:
             "images": progress.images,
             "best": progress.best,
             "last": progress.last,
-            "ringing": progress.ringing,
+            "health": progress.health,
             "counts": progress.counts,
         }
 
@@ -379,7 +380,8 @@ class Run:
         self.trainer.restore(contents)
         self.statistics.restore(contents["statistics"])
         self.broken = BrokenFiles(**contents["broken"])
-        self.progress = Progress(**{name: contents[name] for name in Progress.__dataclass_fields__})
+        known = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints know fewer
+        self.progress = Progress(**{name: contents[name] for name in known})
 
     def _start_centroids(self, stop: StopRequest) -> bool:
         """k-means of projected training views: those of the first epoch, global views 1 and 2 in turn by batch.

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 import excb
 from excb import checkpoint
 from excb.pretrain.__main__ import main
-from excb.pretrain.health import Health
+from excb.pretrain.curves import Curves, statistics
+from excb.pretrain.health import COINCIDENT, Health, Memory, coincident
 from excb.pretrain.journal import read_metrics
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipes import RECIPES
@@ -22,6 +24,8 @@ WELL = {
     "epoch": 5,
     "loss": 3.0,
     "confidence": 0.2,
+    "agreement": 0.3,
+    "coincident_centroids": 0.0,
     "empty_clusters": 0,
     "smallest_cluster": 0.7,
     "largest_cluster": 1.3,
@@ -53,10 +57,11 @@ def test_a_healthy_epoch_rings_nothing() -> None:
     [
         ({"loss": math.log(128)}, "chance"),
         ({"loss": 0.995 * math.log(128)}, "chance"),
-        ({"loss": 1.1 * math.log(128)}, "diverging"),
+        ({"loss": 1.1 * math.log(128)}, "chance"),
         ({"empty_clusters": 100}, "clusters"),
         ({"largest_cluster": 50.0}, "clusters"),
-        ({"confidence": 0.99}, "certain"),
+        ({"coincident_centroids": 0.17}, "coincide"),
+        ({"confidence": 0.95}, "certain"),
         ({"effective_rank": 1.2}, "collapse"),
     ],
 )
@@ -66,13 +71,29 @@ def test_each_illness_rings_with_advice(figures: dict[str, float], alarm: str) -
     assert any(word in found[0].message for word in ("method.", "optim."))
 
 
+def test_a_loss_above_chance_diverges_only_if_it_was_lower() -> None:
+    """Untrained networks of few dimensions start above chance."""
+    judge = health()
+    assert [names(judge, loss=loss, epoch=epoch) for epoch, loss in enumerate((5.1, 4.0, 5.1), 1)] == [
+        [],
+        [],
+        ["diverging"],
+    ]
+    slow = health()
+    assert [names(slow, loss=loss, epoch=epoch) for epoch, loss in enumerate((5.10, 5.09, 5.08), 1)] == [
+        [],
+        ["chance"],
+        [],
+    ]
+
+
 def test_an_alarm_is_told_when_it_begins_and_when_it_comes_back() -> None:
     judge = health()
     assert names(judge, confidence=0.99) == ["certain"]
     assert names(judge, confidence=0.99) == []
     assert names(judge) == []
     assert names(judge, confidence=0.99) == ["certain"]
-    resumed = Health(find_recipe("quickstart"), assignments=5632, ringing=judge.ringing)
+    resumed = Health(find_recipe("quickstart"), assignments=5632, memory=judge.memory)
     assert names(resumed, confidence=0.99) == []
 
 
@@ -81,8 +102,63 @@ def test_a_collapse_rings_on_until_it_is_measured_again() -> None:
     unmeasured = {name: value for name, value in WELL.items() if name != "effective_rank"}
     assert names(judge, effective_rank=1.0) == ["collapse"]
     assert [alarm.name for alarm in judge.judge(unmeasured)] == []
-    assert judge.ringing == ["collapse"]
+    assert judge.memory.ringing == ["collapse"]
     assert names(judge, effective_rank=1.0) == []
+
+
+def test_low_agreement_rings_where_it_does_not_rise_and_only_after_warm_up() -> None:
+    judge = health("optim.warmup_epochs=2")
+    flat = [0.065, 0.061, 0.065, 0.070, 0.061, 0.066, 0.062, 0.061]  # of a teacher that never moves
+    assert [names(judge, agreement=value, epoch=epoch) for epoch, value in enumerate(flat, 1)] == [[]] * 7 + [
+        ["stalled"]
+    ]
+    assert names(judge, agreement=0.2, epoch=9) == []
+    for course in ([0.02 * epoch for epoch in range(1, 19)], [0.3] * 18):
+        judge = health()
+        assert [names(judge, agreement=value, epoch=epoch) for epoch, value in enumerate(course, 1)] == [[]] * 18
+
+
+def test_how_low_an_agreement_is_depends_on_the_number_of_clusters() -> None:
+    few, many = health("method.clusters=4"), health("method.clusters=128")
+    for judge, alarms in ((few, ["stalled"]), (many, [])):
+        told = [names(judge, agreement=0.3, epoch=epoch, loss=1.0) for epoch in range(1, 13)]
+        assert [alarm for alarms in told for alarm in alarms] == alarms
+
+
+def test_a_long_run_may_rise_slowly() -> None:
+    """Of 400 epochs, six show no rise: the window is a tenth of the schedule."""
+    judge = health("optim.epochs=400")
+    assert all(names(judge, agreement=0.03 + 0.0005 * epoch, epoch=epoch) == [] for epoch in range(1, 401))
+
+
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_a_resumed_run_judges_as_one_that_went_through(stop: int) -> None:
+    course = [0.06, 0.07, 0.06, 0.06, 0.07, 0.06, 0.06, 0.2, 0.06, 0.06, 0.06, 0.06]
+    whole, half = health(), health()
+    for epoch, value in enumerate(course, 1):
+        if epoch == stop:
+            memory = Memory(**json.loads(json.dumps(asdict(half.memory))))
+            half = Health(find_recipe("quickstart"), assignments=5632, memory=memory)
+        assert names(half, agreement=value, epoch=epoch) == names(whole, agreement=value, epoch=epoch)
+
+
+def test_centroids_may_start_close_together() -> None:
+    """k-means of an untrained network's features, which lie in a cone."""
+    assert names(health("optim.warmup_epochs=3"), coincident_centroids=0.5, epoch=3) == []
+    assert names(health("optim.warmup_epochs=3"), coincident_centroids=0.5, epoch=4) == ["coincide"]
+
+
+def test_coincident_centroids_against_all_pairs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(60, 6, generator=generator)
+    rows[40:] = rows[:20] * torch.rand(20, 1, generator=generator) * 3 + 0.15 * torch.randn(20, 6, generator=generator)
+    cosines = torch.nn.functional.cosine_similarity(rows[:, None], rows[None], dim=-1).fill_diagonal_(-1)
+    share = (cosines > COINCIDENT).any(1).double().mean().item()
+    assert 0 < share < 1
+    assert coincident(rows) == pytest.approx(share)
+    assert coincident(rows[:1]) == 0
+    rows[3, 2] = math.nan
+    assert math.isnan(coincident(rows))
 
 
 def test_the_loss_may_be_at_chance_while_the_rate_warms_up() -> None:
@@ -123,6 +199,7 @@ def test_the_papers_course_rings_nothing(name: str) -> None:
     start = judge.chance
     for epoch in range(1, 401):
         figures = {"epoch": epoch, "loss": start * (0.93 - 0.45 * epoch / 400), "confidence": 0.3 * epoch / 400}
+        figures["agreement"] = 0.03 + 0.47 * min(1, epoch / recipe.optim.epochs)
         assert judge.judge(WELL | figures) == []
 
 
@@ -179,3 +256,28 @@ def test_the_report_says_how_much_memory_and_time_it_took(images: Path, tmp_path
     assert 2**26 < report["peak_memory"] < 2**36
     assert report["images_per_second"] > 0
     assert report["best"]["epoch"] == 1
+
+
+def test_a_teacher_that_never_moves_is_told_everywhere(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the console, in metrics.jsonl and in the picture."""
+    out = tmp_path / "run"
+    frozen = ("method.teacher_momentum=1", "method.teacher_momentum_end=1", "method.clusters=200", "method.width=32")
+    hard = ("views.global_scale=[0.01, 0.02]", "views.local_views=0", "views.jitter=1", "views.hue=0.5")
+    brief = ("optim.batch=40", "optim.epochs=12", "monitor.every_epochs=12")
+    assert main(["quickstart", "--data", str(images), "--out", str(out), *OVERRIDES, *frozen, *hard, *brief]) == 0
+    said = capsys.readouterr().err
+    assert "stalled" in [name for _, name in alarms(out)]
+    (told,) = [line for line in read_metrics(out) if line["kind"] == "alarm" and line["name"] == "stalled"]
+    assert f"warning: epoch {told['epoch']}: {told['message']}" in said
+    assert "method.teacher_momentum" in told["message"]
+    assert all("coincident_centroids" in line for line in read_metrics(out) if line["kind"] == "epoch")
+    assert checkpoint.read(checkpoint.in_run(out)[0])["health"]["ringing"]
+    agreement = statistics([Curves.read(out)]).axes[3]
+    assert [text.get_text() for text in agreement.texts] == ["stalled"]
+
+
+def test_a_rate_far_too_high_makes_centroids_coincide(images: Path, tmp_path: Path) -> None:
+    assert pretrain(images, tmp_path, "optim.base_lr=100", "optim.epochs=4", "method.clusters=48") == 0
+    assert "coincide" in [name for _, name in alarms(tmp_path)]
