@@ -416,31 +416,24 @@ def _detection_images(chosen: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
 
 def _all(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval all` in this process, with the others if there are any."""
-    from excb.collectives import from_first
-
     from . import suite_command
 
     reporter = Reporter(quiet=chosen.quiet or not is_first())
     shared = ["--ckpt", chosen.ckpt, "--network", chosen.network, "--json"]
+    shared += [] if chosen.workers is None else ["--workers", str(chosen.workers)]
     task = _task(chosen, device, reporter)
 
     def run(command: Sequence[str], file: Path) -> list[Path]:
-        from .detection.command import copy_result, evaluate
         from .report import write
 
-        workers = [] if chosen.workers is None else ["--workers", str(chosen.workers)]
-        request = _parser().parse_args([*command, *shared, *workers])
+        request = _parser().parse_args([*command, *shared])
         if command[0] != "detection":
             return write(*_run(request, task, reporter), file)
-        asked, sets = _detection(request)
-        job = _job(asked, sets, device, reporter)
-        result = evaluate(asked, job, table=False)
-        if isinstance(result, int):
-            raise UserError("detection was stopped: the same command goes on")
-        return from_first(lambda: copy_result(result, job.folder, file))
+        result, write_detection = _detected(request, *_detection_images(request), device, reporter)
+        return write_detection(result, file)
 
     def images(command: Sequence[str]) -> dict[str, str]:
-        _, (train, val) = _detection(_parser().parse_args([*command, *shared]))
+        train, val = _detection_images(_parser().parse_args([*command, *shared]))
         return {"train": train.fingerprint, "val": val.fingerprint}
 
     return suite_command.evaluate_all(chosen, task, run, images, reporter)
@@ -483,20 +476,29 @@ def _measure_detection(
     chosen: argparse.Namespace, wanted: "Data", device: "torch.device", reporter: Reporter
 ) -> "Measured | str":
     """As `_measure`, of detection."""
-    from excb.collectives import from_first, together
-
     from .detection import command
     from .verdicts import other_images
 
-    request = _detection_request(chosen)
     try:
-        command.check(request)
+        command.check(_detection_request(chosen))
     except UserError as error:  # the engine is not installed here
         return str(error)
     train, val = _detection_images(chosen)
     images = {name: {"images": len(part)} for name, part in (("train", train), ("test", val))}
     if why := other_images(wanted, images | {"classes": len(val.classes)}):
         return why
+    return _detected(chosen, train, val, device, reporter)
+
+
+def _detected(
+    chosen: argparse.Namespace, train: "CocoSet", val: "CocoSet", device: "torch.device", reporter: Reporter
+) -> "Measured":
+    """The result of detection, and what writes it."""
+    from excb.collectives import from_first, together
+
+    from .detection import command
+
+    request = _detection_request(chosen)
     job = together(lambda: command.prepare(request, train, val, device, reporter))
     result = command.evaluate(request, job, table=False)
     if isinstance(result, int):
