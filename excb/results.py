@@ -4,10 +4,10 @@ import hashlib
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from excb.errors import UserError
@@ -91,6 +91,17 @@ class Result:
         values = {name: value for name, value in asdict(self).items() if name != "claims" or value}
         return json.dumps(values | {"protocol_hash": self.protocol_hash}, indent=2, allow_nan=False)
 
+    def without_paths(self) -> "Result":
+        """The same figures without the folders of the machine, for others to read."""
+        data = {
+            part: value | {"root": folder_name(str(value["root"]))}
+            if isinstance(value, dict) and "root" in value
+            else value
+            for part, value in self.data.items()
+        }
+        source = folder_name(str(self.checkpoint.get("source", "")))
+        return replace(self, data=data, checkpoint=self.checkpoint | {"source": source})
+
     @classmethod
     def from_json(cls, text: str, *, source: str = "this text") -> "Result":
         """The result that `to_json` wrote.
@@ -120,6 +131,14 @@ class Result:
         if result.protocol_hash != named:
             raise UserError(f"{source} was changed: its settings are not those of its protocol_hash; evaluate again")
         return result
+
+
+def folder_name(path: str) -> str:
+    """What of a path says which images or run it is, but nothing of the machine; train and test keep two parts."""
+    if path.startswith(("hf:", "torchvision:")):
+        return path
+    parts = (PureWindowsPath if "\\" in path else PurePosixPath)(path).parts
+    return "/".join(parts[-2 if parts and parts[-1] in ("train", "test", "val") else -1 :])
 
 
 def write_text(text: str, file: Path) -> None:

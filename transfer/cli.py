@@ -34,8 +34,10 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval knn --ckpt timm:resnet50 --data torchvision:CIFAR10
   excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
   excb-eval clusters --ckpt runs/rn18_small --data DIR --out DIR    what is in each cluster: figures and an atlas
+  excb-eval all --ckpt runs/rn18_small --data DIR --out REPORT      every protocol that applies, and one report page
   excb-eval compare a.json b.json                                   is the difference real?
-  excb-eval reproduce table1/excb --data DIR                        do published figures hold? PASS, FAIL or CANNOT"""
+  excb-eval reproduce table1/excb --data DIR                        do published figures hold? PASS, FAIL or CANNOT
+  excb-eval leaderboard RESULTS --out DIR                           published and measured figures side by side"""
 
 
 FAILED, NOTHING_CHECKED = 1, 3  # exit codes of `reproduce`
@@ -63,6 +65,7 @@ def _parser() -> Parser:
     _add_clusters(
         protocols.add_parser("clusters", help="assign images to clusters: sizes, purity, and an atlas to see")
     )
+    _add_all(protocols.add_parser("all", help="every protocol that applies, resumable, with one report page"))
     features = protocols.add_parser("features", help="compute, keep and export features")
     _add_common(features, result="FILE.npz")
     features.add_argument(
@@ -75,6 +78,8 @@ def _parser() -> Parser:
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
     reproduce = protocols.add_parser("reproduce", help="check published figures: PASS, FAIL or CANNOT, and why")
     _add_reproduce(reproduce)
+    board = protocols.add_parser("leaderboard", help="results beside published figures: Markdown, CSV and a web page")
+    _add_leaderboard(board)
     cache = protocols.add_parser("cache", help="what the feature cache holds; --clear empties it")
     cache.add_argument("--cache", type=Path, metavar="DIR", help="default: $EXCB_CACHE, else ~/.cache/excb")
     cache.add_argument("--clear", action="store_true", help="delete all features in it")
@@ -214,6 +219,17 @@ def _add_detection(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="no notes, no progress")
 
 
+def _add_all(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, result="DIR")
+    add = parser.add_argument
+    add("--only", nargs="+", default=[], metavar="NAME", help="of knn, linear, semisup_1, semisup_10, detection")
+    add("--linear", default="fast", metavar="NAME", help="protocol of the linear heads (default: fast)")
+    add("--seeds", type=int, nargs="+", default=[0], metavar="S", help="of fine-tuning (default: 0)")
+    add("--coco", type=Path, metavar="DIR", help="images for detection, in COCO's layout")
+    add("--schedule", default="1x", metavar="NAME", help="of detection (default: 1x)")
+    add("--engine", choices=("detectron2", "torchvision"), default="detectron2", help="of detection")
+
+
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("what", nargs="?", metavar="WHAT", help="a claim, a table (or TABLE/ROW), or a checkpoint")
@@ -257,6 +273,22 @@ def _add_clusters(parser: argparse.ArgumentParser) -> None:
     add("--atlas-mb", dest="megabytes", type=float, metavar="MB", help="of pictures in the atlas (default: 48)")
 
 
+def _add_leaderboard(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("results", nargs="*", type=Path, metavar="RESULTS", help="result files, or folders of them")
+    add("--out", type=Path, metavar="DIR", help="write leaderboard.md, .csv and .html here")
+    add("--check", action="store_true", help="check that RESULTS may stand in a leaderboard, and write nothing")
+    add(
+        "--submit",
+        type=Path,
+        metavar="DIR",
+        help="check RESULTS, and write them here without the paths of this machine",
+    )
+    add("--claims", action="append", default=[], type=Path, metavar="FILE.toml", help="more published figures")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    add("--quiet", action="store_true", help="no notes")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Work
 # ---------------------------------------------------------------------------------------------------------------------
@@ -268,10 +300,14 @@ def _main(argv: Sequence[str] | None) -> int:
         return _compare(chosen)
     if chosen.protocol == "cache":
         return _cache(chosen)
+    if chosen.protocol == "leaderboard":
+        from .leaderboard_command import leaderboard
+
+        return leaderboard(chosen, Reporter(quiet=chosen.quiet))
     if chosen.protocol == "clusters":
         if chosen.out is not None and chosen.out.exists() and not chosen.out.is_dir():
             raise UserError(f"--out {chosen.out} is a file: name a folder", told=not is_first())
-    elif chosen.protocol != "reproduce" and chosen.out is not None and chosen.out.is_dir():
+    elif chosen.protocol not in ("all", "reproduce") and chosen.out is not None and chosen.out.is_dir():
         raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not is_first())
     from excb.launch import launch_on_gpus
     from excb.parallel import run_joined
@@ -281,7 +317,8 @@ def _main(argv: Sequence[str] | None) -> int:
     code = launch_on_gpus("excb.transfer.cli", arguments, chosen.gpus, answers=answers)
     if code is not None:
         return code
-    work = {"detection": _detect, "reproduce": _reproduce, "clusters": _clusters}.get(chosen.protocol, _evaluate)
+    works = {"all": _all, "clusters": _clusters, "detection": _detect, "reproduce": _reproduce}
+    work = works.get(chosen.protocol, _evaluate)
     return run_joined("excb-eval", chosen.device, lambda device: work(chosen, device))
 
 
@@ -377,6 +414,31 @@ def _detection_images(chosen: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
     )
 
 
+def _all(chosen: argparse.Namespace, device: "torch.device") -> int:
+    """`excb-eval all` in this process, with the others if there are any."""
+    from . import suite_command
+
+    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    shared = ["--ckpt", chosen.ckpt, "--network", chosen.network, "--json"]
+    shared += [] if chosen.workers is None else ["--workers", str(chosen.workers)]
+    task = _task(chosen, device, reporter)
+
+    def run(command: Sequence[str], file: Path) -> list[Path]:
+        from .report import write
+
+        request = _parser().parse_args([*command, *shared])
+        if command[0] != "detection":
+            return write(*_run(request, task, reporter), file)
+        result, write_detection = _detected(request, *_detection_images(request), device, reporter)
+        return write_detection(result, file)
+
+    def images(command: Sequence[str]) -> dict[str, str]:
+        train, val = _detection_images(_parser().parse_args([*command, *shared]))
+        return {"train": train.fingerprint, "val": val.fingerprint}
+
+    return suite_command.evaluate_all(chosen, task, run, images, reporter)
+
+
 def _reproduce(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval reproduce` in this process, with the others if there are any."""
     from .reproduce import reproduce
@@ -414,20 +476,29 @@ def _measure_detection(
     chosen: argparse.Namespace, wanted: "Data", device: "torch.device", reporter: Reporter
 ) -> "Measured | str":
     """As `_measure`, of detection."""
-    from excb.collectives import from_first, together
-
     from .detection import command
     from .verdicts import other_images
 
-    request = _detection_request(chosen)
     try:
-        command.check(request)
+        command.check(_detection_request(chosen))
     except UserError as error:  # the engine is not installed here
         return str(error)
     train, val = _detection_images(chosen)
     images = {name: {"images": len(part)} for name, part in (("train", train), ("test", val))}
     if why := other_images(wanted, images | {"classes": len(val.classes)}):
         return why
+    return _detected(chosen, train, val, device, reporter)
+
+
+def _detected(
+    chosen: argparse.Namespace, train: "CocoSet", val: "CocoSet", device: "torch.device", reporter: Reporter
+) -> "Measured":
+    """The result of detection, and what writes it."""
+    from excb.collectives import from_first, together
+
+    from .detection import command
+
+    request = _detection_request(chosen)
     job = together(lambda: command.prepare(request, train, val, device, reporter))
     result = command.evaluate(request, job, table=False)
     if isinstance(result, int):

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from excb.backbones import check_resolution
+from excb.checkpoint import FOLDER
 from excb.collectives import rank
 from excb.console import Reporter
 from excb.errors import UserError, nearest_name
 from excb.features import Kind
-from excb.hub import Backbone, load
+from excb.hub import Backbone, Entry, load
 from excb.images import Images, ImageSet, scan_folder
 from excb.machine import choose_device, worker_count
 from excb.preprocessing import Preprocessing
@@ -22,6 +23,7 @@ from excb.settings import require
 
 from .cache import CachedFeatures
 from .extraction import Extraction, features_of
+from .subjects import Subject
 
 CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
 
@@ -149,13 +151,16 @@ class Task:
     def describe_checkpoint(self) -> dict[str, Any]:
         """The checkpoint, for the result."""
         entry = self.backbone.entry
+        subject = Subject.of_entry(entry.source, entry)
         return {
+            "name": _name(entry),
             "source": entry.source,
             "architecture": entry.architecture.name,
             "network": entry.network,
             "step": entry.step,
             "epoch": entry.epoch,
             "recipe": entry.recipe.get("name"),
+            "pretraining": {name: getattr(subject, name) for name in ("method", "epochs", "batch", "crops")},
             "preprocessing": self.preprocessing.to_dict(),
         }
 
@@ -169,6 +174,16 @@ class Task:
             }
             | {"classes": len(self.train.classes or ()), "unknown_classes": self.unknown},
         }
+
+
+def _name(entry: Entry) -> str:
+    """What people call a checkpoint: the catalogue's name, or its run with the step, or its file."""
+    if entry.checkpoint is not None:
+        return entry.checkpoint.name
+    file = Path(entry.source)
+    if file.parent.name == FOLDER and entry.step is not None:
+        return f"{file.parent.parent.name} step {entry.step}"
+    return file.name
 
 
 def labelled(folder: Path) -> ImageSet:

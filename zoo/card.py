@@ -4,17 +4,16 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from excb.architecture import TORCHVISION
 from excb.catalogue import Checkpoint
 from excb.errors import UserError
+from excb.markdown import bullets, cell, line, table
 from excb.preprocessing import Preprocessing
-from excb.results import Result
+from excb.results import Result, folder_name
 from excb.settings import MethodSettings
-
-from .markdown import bullets, cell, line, table
 
 HUB = "hf-hub:"
 
@@ -66,14 +65,6 @@ def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
         *(["## Cite", _CITATION] if checkpoint.method == "ExCB" else []),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def folder_name(path: str) -> str:
-    """What of a path says which images or run it is, but nothing of the machine; train and test keep two parts."""
-    if path.startswith(("hf:", "torchvision:")):
-        return path
-    parts = (PureWindowsPath if "\\" in path else PurePosixPath)(path).parts
-    return "/".join(parts[-2 if parts and parts[-1] in ("train", "test", "val") else -1 :])
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from excb.catalogue import Checkpoint, Figure
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.home import home, recorded
-from excb.results import Result, write_text
+from excb.results import Result, folder_name, write_text
 from excb.stored import Stored
 
-from .card import card, folder_name
+from .card import card
 from .export import export
 from .publish import check_access, publish
 
@@ -187,19 +187,8 @@ def _belonging(files: Sequence[Path], tensors: Mapping[str, Tensor]) -> dict[str
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip(".-_") or "result"
         if name in found:
             raise UserError(f"two results would be called {name}.json: rename {file}")
-        found[name] = _without_paths(result)
+        found[name] = result.without_paths()
     return found
-
-
-def _without_paths(result: Result) -> Result:
-    data = {
-        part: value | {"root": folder_name(str(value["root"]))}
-        if isinstance(value, dict) and "root" in value
-        else value
-        for part, value in result.data.items()
-    }
-    source = folder_name(str(result.checkpoint.get("source", "")))
-    return replace(result, data=data, checkpoint=result.checkpoint | {"source": source})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -136,12 +136,14 @@ def test_schema_of_the_file(place: Path, tmp_path: Path) -> None:
     assert result["settings"]["k"] == [1]
     assert result["settings"]["temperature"] == [0.07]
     assert set(result["checkpoint"]) == {
+        "name",
         "source",
         "architecture",
         "network",
         "step",
         "epoch",
         "recipe",
+        "pretraining",
         "preprocessing",
         "weights_sha256",
     }

@@ -83,12 +83,14 @@ def test_description_of_checkpoint_and_data(place: Path) -> None:
     described = prepare(place, resize=40).describe()
     assert described == {
         "checkpoint": {
+            "name": "run step 5",
             "source": str(place / "run" / "checkpoints" / "step-5.pt"),
             "architecture": "timm:resnet10t",
             "network": "teacher",
             "step": 5,
             "epoch": 0.5,
             "recipe": "quickstart",
+            "pretraining": {"method": "ExCB", "epochs": 0, "batch": 128, "crops": "2x48+2x32"},
             "preprocessing": {
                 "resize": 40,
                 "crop": 32,

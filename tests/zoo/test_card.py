@@ -15,8 +15,8 @@ from excb.backbones import feature_width
 from excb.catalogue import Checkpoint
 from excb.errors import UserError
 from excb.preprocessing import Preprocessing
-from excb.results import Result
-from excb.zoo.card import card, folder_name
+from excb.results import Result, folder_name
+from excb.zoo.card import card
 from tests.run_files import TINY_RESNET, tiny_recipe
 
 ROW = Checkpoint(

@@ -1,0 +1,319 @@
+"""Boards of published and measured figures: a table for each task and set of images, ranks only under one protocol."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from excb.catalogue import Checkpoint
+from excb.claim import Claim
+from excb.results import Result, folder_name
+
+from . import comparable
+from .comparable import Place, kind_of
+
+PUBLISHED, MEASURED, REPRODUCED, FAILED = "published", "measured", "reproduced", "not reproduced"
+AUTHORS = "https://github.com/ManiadisG/ExCB"  # where the paper is named
+STATUSES = (PUBLISHED, MEASURED, REPRODUCED, FAILED)
+_ORDER = ("k-NN", "Linear", "Fine-tuning on 1 %", "Fine-tuning on 10 %", "Fine-tuning", "Logistic", "Detection")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a figure comes from.
+
+    Args:
+        text: a table, a repository's file, or a result file.
+        address: on the web, or of the file from the page's folder; None where there is none.
+    """
+
+    text: str
+    address: str | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A result, and what is known of its checkpoint from elsewhere.
+
+    Args:
+        result: as read.
+        source: its file.
+        checkpoint: the catalogue's row of what was evaluated; None where it has none.
+    """
+
+    result: Result
+    source: Source
+    checkpoint: Checkpoint | None = None
+
+
+@dataclass
+class Cell:
+    """One metric of one row.
+
+    Args:
+        measured: in percent; None where nobody measured it here.
+        interval: its 95 % interval.
+        published: figures as printed, the first source's first, each once.
+    """
+
+    measured: float | None = None
+    interval: tuple[float, float] | None = None
+    published: list[str] = field(default_factory=list)
+
+    @property
+    def value(self) -> float | None:
+        """What ranks: the measured figure, else the published one."""
+        if self.measured is not None:
+            return self.measured
+        return float(self.published[0].replace(",", "")) if self.published else None
+
+
+@dataclass
+class Row:
+    """One checkpoint under one protocol.
+
+    Args:
+        model: its name, or its file's.
+        method: that trained it; empty where unknown.
+        architecture: of the backbone.
+        epochs: of pretraining; None is not known, here and below.
+        batch: images a step of it.
+        crops: its views.
+        weights: sha256 of the weights that were measured; empty of published rows.
+        cells: by metric.
+        sources: of all its figures.
+        notes: what a reader must know.
+        verdicts: PASS, FAIL or CANNOT of published figures that were checked.
+    """
+
+    model: str
+    method: str
+    architecture: str
+    epochs: int | None
+    batch: int | None
+    crops: str | None
+    weights: str = ""
+    cells: dict[str, Cell] = field(default_factory=dict)
+    sources: list[Source] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    verdicts: set[str] = field(default_factory=set)
+
+    @property
+    def status(self) -> str:
+        """One of STATUSES."""
+        if not self.weights:
+            return PUBLISHED
+        return FAILED if "FAIL" in self.verdicts else REPRODUCED if "PASS" in self.verdicts else MEASURED
+
+
+@dataclass
+class Group:
+    """Rows of one protocol.
+
+    Args:
+        fields: all that defines it.
+        names: what files and the registry call it.
+        rows: best first.
+        apart: what keeps it apart from the group before that is most like it; empty of the first.
+        ranks: of the rows by the board's first metric that the group has; equals share one, None is without it.
+    """
+
+    fields: dict[str, Any]
+    names: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
+    ranks: list[int | None] = field(default_factory=list)
+
+
+@dataclass
+class Board:
+    """One task on one set of images.
+
+    Args:
+        title: of the task.
+        images: what they are called.
+        key: of both, unlike those of other boards.
+        metrics: its columns.
+        groups: see `_place_of_group`.
+    """
+
+    title: str
+    images: str
+    key: str
+    metrics: list[str] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Making them
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def boards(measured: Iterable[Measured], published: Iterable[Claim]) -> list[Board]:
+    """Sort figures into boards, and into groups of one protocol; only within these are rows ranked.
+
+    Args:
+        measured: results.
+        published: claims; those that are no accuracy, such as numbers of clusters, are left out.
+    """
+    made = _Boards()
+    for claim in published:
+        made.add_claim(claim)
+    for each in measured:
+        made.add_result(each)
+    return made.ordered()
+
+
+class _Boards:
+    def __init__(self) -> None:
+        self._boards: dict[str, Board] = {}
+        self._groups: dict[tuple[str, str], Group] = {}
+
+    def add_claim(self, claim: Claim) -> None:
+        kind = kind_of(claim.figure)
+        if kind is None:
+            return
+        place = Place(claim.data.name, claim.data.title, "all")
+        group = self._group(kind, place, comparable.of_claim(claim, kind), claim.protocol.name)
+        row = _row_like(group, _claimed_row(claim))
+        published = row.cells.setdefault(kind.metric, Cell()).published
+        if claim.value not in published:
+            published.append(claim.value)
+        paper = claim.source.startswith("ExCB (ECCV 2024)")
+        _add(
+            row.sources, Source(claim.source.replace("ExCB (ECCV 2024)", "paper"), AUTHORS if paper else claim.address)
+        )
+        for note in (claim.note, f"not stated: {', '.join(claim.unstated)}" if claim.unstated else ""):
+            _add(row.notes, note)
+
+    def add_result(self, each: Measured) -> None:
+        result = each.result
+        place = comparable.place_of_result(result)
+        for figure, value in result.figures.items():
+            kind = kind_of(figure)
+            if kind is None:
+                continue
+            group = self._group(kind, place, comparable.of_result(result, kind), result.protocol)
+            row = _row_like(group, _measured_row(each))
+            cell = row.cells.setdefault(kind.metric, Cell())
+            cell.measured, cell.interval = value, result.intervals.get(figure)
+            row.sources = [
+                source for source in row.sources if source.text != each.source.text
+            ]  # a claim of this very file
+            _add(row.sources, each.source)
+            for note in result.notes:
+                _add(row.notes, note)
+            self._judge(row, cell, each, figure)
+
+    def _judge(self, row: Row, cell: Cell, each: Measured, figure: str) -> None:
+        """What `excb-eval reproduce` wrote of this figure, or what it would say of a published one in the same row."""
+        from excb.claims import claims
+
+        for claim in claims():
+            if claim.figure != figure:
+                continue
+            if (told := each.result.claims.get(claim.id)) is not None:
+                row.verdicts.add(str(told.get("verdict")))
+                if claim.value not in cell.published:
+                    cell.published.append(claim.value)
+            elif claim.checkpoint == row.model and claim.value in cell.published:
+                from .verdicts import judge
+
+                row.verdicts.add(judge(claim, each.result).word)
+
+    def _group(self, kind: comparable.Kind, place: Place, fields: dict[str, Any], name: str) -> Group:
+        key = f"{kind.family} {place.key}"
+        board = self._boards.setdefault(key, Board(kind.title, place.title, key))
+        if kind.metric not in board.metrics:
+            board.metrics.append(kind.metric)
+        code = comparable.digest(fields)
+        if (key, code) not in self._groups:
+            self._groups[key, code] = Group(fields)
+            board.groups.append(self._groups[key, code])
+        group = self._groups[key, code]
+        _add(group.names, name)
+        return group
+
+    def ordered(self) -> list[Board]:
+        for board in self._boards.values():
+            board.groups.sort(key=_place_of_group)
+            for number, group in enumerate(board.groups):
+                _rank(group, board.metrics)
+                unlike = [comparable.differences(group.fields, before.fields) for before in board.groups[:number]]
+                group.apart = min(unlike, key=len, default=[])
+                _tell_weights_apart(group)
+        return sorted(self._boards.values(), key=_place_of_board)
+
+
+def _place_of_group(group: Group) -> tuple[bool, int]:
+    """Protocols that anybody can repeat come first, then those with most rows."""
+    return comparable.OTHER in group.fields or comparable.UNSTATED in group.fields, -len(group.rows)
+
+
+def _place_of_board(board: Board) -> tuple[int, int, str]:
+    first = next((n for n, word in enumerate(_ORDER) if board.title.startswith(word)), len(_ORDER))
+    return first, -sum(len(group.rows) for group in board.groups), board.key
+
+
+def _rank(group: Group, metrics: Sequence[str]) -> None:
+    """Sort the rows by the first metric that any has, and number them."""
+    first = next(metric for metric in metrics if any(metric in row.cells for row in group.rows))
+    value = {id(row): row.cells[first].value if first in row.cells else None for row in group.rows}
+    known = sorted((each for each in value.values() if each is not None), reverse=True)
+    group.rows.sort(key=lambda row: (value[id(row)] is None, -(value[id(row)] or 0.0), row.model))
+    found = [value[id(row)] for row in group.rows]
+    group.ranks = [None if each is None else 1 + known.index(each) for each in found]
+
+
+def _tell_weights_apart(group: Group) -> None:
+    """Rows of one name are of unlike weights: each says so."""
+    for row in group.rows:
+        if row.weights and any(other is not row and other.model == row.model for other in group.rows):
+            _add(row.notes, f"weights hash {row.weights[:12]}: another row of this name has another")
+
+
+def _model_name(each: Measured) -> str:
+    """What a measured checkpoint is called."""
+    if each.checkpoint is not None:
+        return each.checkpoint.name
+    found = each.result.checkpoint
+    return str(found.get("name") or folder_name(str(found.get("source", ""))) or "unnamed")
+
+
+def _measured_row(each: Measured) -> Row:
+    """The row of a result, without figures: the catalogue's facts, else what the result says of the pretraining."""
+    found, row = each.result.checkpoint, each.checkpoint
+    told = found.get("pretraining") if isinstance(found.get("pretraining"), dict) else {}
+    facts = {name: told.get(name) for name in ("method", "epochs", "batch", "crops")} if told else {}
+    if row is not None:
+        facts |= {name: getattr(row, name) for name in ("method", "epochs", "batch", "crops")}
+    epochs = facts.get("epochs")
+    if epochs is None and found.get("epoch") is not None:
+        epochs = round(found["epoch"])
+    return Row(
+        _model_name(each),
+        str(facts.get("method") or ""),
+        str(found.get("architecture", "")),
+        epochs,
+        facts.get("batch"),
+        facts.get("crops"),
+        weights=str(found.get("weights_sha256", "")),
+    )
+
+
+def _claimed_row(claim: Claim) -> Row:
+    return Row(claim.checkpoint, claim.method, claim.architecture, claim.epochs, claim.batch, claim.crops)
+
+
+def _row_like(group: Group, new: Row) -> Row:
+    """The group's row of that checkpoint, else the new one: published figures are of no weights of their own."""
+    for row in group.rows:
+        if row.model == new.model and (not row.weights or not new.weights or row.weights == new.weights):
+            row.weights = row.weights or new.weights
+            return row
+    group.rows.append(new)
+    return new
+
+
+def _add(to: list[Any], value: Any) -> None:
+    if value and value not in to:
+        to.append(value)
