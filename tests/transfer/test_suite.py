@@ -73,7 +73,7 @@ def test_all_that_applies_once_from_shared_features(place: Path, capsys: pytest.
     [
         ((), "name the folder for results and report with --out DIR"),
         (("--out", "{place}/run/checkpoints/step-5.pt"), "is a file: name a folder"),
-        (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'? (there are knn, "),
+        (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'?; there are knn, "),
     ],
 )
 def test_mistakes_are_one_line(
