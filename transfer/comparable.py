@@ -62,7 +62,7 @@ class Kind:
 def kind_of(figure: str) -> Kind | None:
     """What a figure's name says; None of names that are no accuracy: single seeds, spreads, numbers of clusters."""
     if found := _KNN.fullmatch(figure):
-        settings = [("k", int(found[2]))] if found[2] else []
+        settings: list[tuple[str, Any]] = [("k", int(found[2]))] if found[2] else []
         settings += [("T", float(found[3]))] if found[3] else []
         return Kind("knn", f"top-{found[1]}", tuple(settings))
     if found := _TOP.fullmatch(figure):
@@ -180,7 +180,8 @@ def of_claim(claim: Claim, kind: Kind) -> dict[str, Any]:
         fields, sides = _detection(options), (None, None)
     if protocol.unstated:
         fields[UNSTATED] = ", ".join(protocol.unstated)
-    return json.loads(json.dumps(_sides(fields, *sides))) | {"train images": "all"}
+    told: dict[str, Any] = json.loads(json.dumps(_sides(fields, *sides)))
+    return told | {"train images": "all"}
 
 
 def _linear(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class Group:
         names: what files and the registry call it.
         rows: best first.
         apart: what keeps it apart from the group before that is most like it; empty of the first.
-        ranks: of the rows by the board's first metric that the group has; equals share one, None is without it.
+        ranks: of the rows by the board's first metric that the group has; equals share one, None is without.
     """
 
     fields: dict[str, Any]
@@ -122,6 +122,18 @@ class Group:
     rows: list[Row] = field(default_factory=list)
     apart: list[str] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
+
+    @property
+    def ranked(self) -> bool:
+        """Whether its rows compare: those of settings that nobody states, or that only authors had, may be unlike."""
+        return comparable.OTHER not in self.fields and comparable.UNSTATED not in self.fields
+
+    @property
+    def why_apart(self) -> str:
+        """What keeps it apart, in a sentence; empty of the first."""
+        if not self.apart:
+            return ""
+        return f"{'Ranked apart' if self.ranked else 'Not ranked'}: {'; '.join(self.apart)}"
 
 
 @dataclass
@@ -239,14 +251,15 @@ class _Boards:
             for number, group in enumerate(board.groups):
                 _rank(group, board.metrics)
                 unlike = [comparable.differences(group.fields, before.fields) for before in board.groups[:number]]
-                group.apart = min(unlike, key=len, default=[])
+                other = group.fields.get(comparable.OTHER)
+                group.apart = [other] if other else min(unlike, key=len, default=[])
                 _tell_weights_apart(group)
         return sorted(self._boards.values(), key=_place_of_board)
 
 
 def _place_of_group(group: Group) -> tuple[bool, int]:
     """Protocols that anybody can repeat come first, then those with most rows."""
-    return comparable.OTHER in group.fields or comparable.UNSTATED in group.fields, -len(group.rows)
+    return not group.ranked, -len(group.rows)
 
 
 def _place_of_board(board: Board) -> tuple[int, int, str]:
@@ -261,7 +274,7 @@ def _rank(group: Group, metrics: Sequence[str]) -> None:
     known = sorted((each for each in value.values() if each is not None), reverse=True)
     group.rows.sort(key=lambda row: (value[id(row)] is None, -(value[id(row)] or 0.0), row.model))
     found = [value[id(row)] for row in group.rows]
-    group.ranks = [None if each is None else 1 + known.index(each) for each in found]
+    group.ranks = [1 + known.index(each) if group.ranked and each is not None else None for each in found]
 
 
 def _tell_weights_apart(group: Group) -> None:

@@ -9,6 +9,7 @@ from .leaderboard_figure import Point
 from .markup import Html, element, join, page
 
 TITLE = "Leaderboard"
+_MANY = 3  # metrics beside which crops have no room
 _COLUMNS = ("model", "network", "epochs", "batch", "crops")
 _CLASSES = {REPRODUCED: "reproduced", FAILED: "failed"}
 
@@ -31,7 +32,7 @@ def render(boards: Sequence[Board], points: Sequence[Point], left_out: Sequence[
         element("p", "No figure fits these filters.", id="nothing", hidden=True),
         element(
             "footer",
-            "Ranks are given among figures of one protocol only; what keeps protocols apart stands above each of them. "
+            "Ranks are given among figures of one protocol only, and none where its settings are stated nowhere. "
             "A measured figure ranks before a published one of the same checkpoint. Intervals are 95 %, of the images.",
         ),
     )
@@ -144,7 +145,7 @@ def _board(number: int, board: Board) -> Html:
             ),
             class_="panel",
         ),
-        class_="board",
+        class_="board many" if len(board.metrics) > _MANY else "board",
     )
 
 
@@ -155,8 +156,8 @@ def _sortable(name: str, numeric: bool) -> Html:
 
 def _group(group: Group, board: Board, columns: int) -> Html:
     title = [element("strong", ", ".join(group.names)), " ", element("span", comparable.headline(group.fields))]
-    if group.apart:
-        title.append(element("span", f"Ranked apart: {'; '.join(group.apart)}", class_="apart"))
+    if group.why_apart:
+        title.append(element("span", group.why_apart, class_="apart"))
     shown = {name: value for name, value in group.fields.items() if name not in (comparable.OTHER, "protocol")}
     if shown:
         settings = [

@@ -21,8 +21,9 @@ def markdown(boards: Sequence[Board]) -> str:
     """Every board, with a table for each of its protocols."""
     parts = [
         "# Leaderboard",
-        "Ranks are given among figures of one protocol only. Percent, with 95 % intervals of measured figures. "
-        "`leaderboard.html` is the same page to sort and filter, with the paper's Figure 2.",
+        "Ranks are given among figures of one protocol only, and none where its settings are stated nowhere. Percent, "
+        "with 95 % intervals of measured figures. `leaderboard.html` is the same to sort and filter, with the paper's "
+        "Figure 2.",
     ]
     for board in boards:
         parts.append(f"## {cell(board.title)}: {cell(board.images)}")
@@ -33,8 +34,8 @@ def markdown(boards: Sequence[Board]) -> str:
 
 def _heading(group: Group) -> str:
     lines = [f"**{cell(', '.join(group.names))}** {cell(comparable.headline(group.fields))}".strip()]
-    if group.apart:
-        lines.append(f"Ranked apart: {cell('; '.join(group.apart))}")
+    if group.why_apart:
+        lines.append(cell(group.why_apart))
     return "<br>\n".join(lines)
 
 

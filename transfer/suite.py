@@ -113,7 +113,7 @@ def steps(
     hangs_on = _hangs_on(task, network)
     found = [
         Step("knn", "k-NN", ["knn"], hangs_on=hangs_on),
-        Step("linear", f"linear, {linear}", ["linear", "--protocol", linear], hangs_on=hangs_on),
+        Step("linear", f"Linear, {linear}", ["linear", "--protocol", linear], hangs_on=hangs_on),
         *(
             Step(
                 f"semisup_{percent}",
@@ -158,11 +158,11 @@ def _detection_step(
     name = task.backbone.entry.architecture.name
     common = {key: hangs_on[key] for key in ("weights", "network", "version")}
     if name not in DEPTHS:
-        return Step("detection", "detection", ["detection"], skipped=f"it takes a {', '.join(DEPTHS)}, not a {name}")
+        return Step("detection", "Detection", ["detection"], skipped=f"it takes a {', '.join(DEPTHS)}, not a {name}")
     if detection is None:
-        return Step("detection", "detection", ["detection"], skipped="name images for it with --coco DIR")
+        return Step("detection", "Detection", ["detection"], skipped="name images for it with --coco DIR")
     words, images = detection
-    return Step("detection", "detection", ["detection", *words], hangs_on=common | {"images": dict(images)})
+    return Step("detection", "Detection", ["detection", *words], hangs_on=common | {"images": dict(images)})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

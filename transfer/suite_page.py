@@ -80,7 +80,7 @@ def _figures(measured: Sequence[tuple[Outcome, Result]]) -> Html:
             element("th", _title(figure), scope="row"),
             element("td", f"{value:.2f}", class_="number value"),
             element("td", _bar(value, result.intervals.get(figure)), class_="bar", aria_hidden="true"),
-            element("td", "{:.2f} to {:.2f}".format(*result.intervals[figure]) if figure in result.intervals else ""),
+            element("td", _interval(result, figure), class_="range"),
             element("td", f"{result.protocol} {result.protocol_hash[:8]}", class_="soft"),
             element("td", duration(result.seconds) if first else "", class_="soft"),
         )
@@ -92,8 +92,17 @@ def _figures(measured: Sequence[tuple[Outcome, Result]]) -> Html:
 
 
 def _numbered(figures: Mapping[str, float]) -> Iterator[tuple[bool, tuple[str, float]]]:
-    for number, item in enumerate(figures.items()):
+    """Figures, and whether each is the first; those of single seeds, and their spread, are no rows of their own."""
+    shown = {figure: value for figure, value in figures.items() if kind_of(figure) is not None} or figures
+    for number, item in enumerate(shown.items()):
         yield number == 0, item
+
+
+def _interval(result: Result, figure: str) -> Html:
+    told = "{:.2f} to {:.2f}".format(*result.intervals[figure]) if figure in result.intervals else ""
+    spread = result.figures.get(f"{figure}_sd")
+    seeds = len(result.settings.get("seeds", []))
+    return join(told, None if spread is None else element("small", f" ± {spread:.2f} over {seeds} seeds"))
 
 
 def _bar(value: float, interval: tuple[float, float] | None) -> Html:
@@ -109,18 +118,14 @@ def _section(one: Outcome, result: Result) -> Html:
     settings = [(name, value) for name, value in result.settings.items() if name not in _HIDDEN]
     return element(
         "section",
-        element("h2", _upper(one.step.title)),
-        *(element("p", f"{_upper(note)}.", class_="note") for note in result.notes),
+        element("h2", one.step.title),
+        *(element("p", note, class_="note") for note in result.notes),
         element("div", _picture(one), _classes(result), class_="sides"),
         element(
             "details", element("summary", "Settings"), _terms([*settings, ("protocol hash", result.protocol_hash)])
         ),
         class_="panel",
     )
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _picture(one: Outcome) -> Html | None:

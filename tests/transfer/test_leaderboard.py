@@ -49,6 +49,16 @@ def test_ranks_are_of_one_protocol() -> None:
     assert [group.apart for group in board.groups] == [[], ["k 200, not 20"]]
 
 
+def test_what_nobody_states_is_not_ranked() -> None:
+    board = next(board for board in boards([], claims()) if board.key == "knn imagenet")
+    assert [(group.names, group.ranked, group.why_apart) for group in board.groups] == [
+        (["knn"], True, ""),
+        (["knn_unstated"], False, "Not ranked: k: stated nowhere"),
+    ]
+    assert [rank for rank, _ in models(board.groups[0])] == [1, 2, 3, 4, 5, 6]
+    assert {rank for rank, _ in models(board.groups[1])} == {None}
+
+
 def test_other_test_images_are_another_table() -> None:
     found = boards(measured(result({"knn_top1_k20": 1}), result({"knn_top1_k20": 2}, test="other")), [])
     assert {board.images for board in found} == {"photos (74657374)", "photos (6f746865)"}

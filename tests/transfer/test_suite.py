@@ -17,6 +17,7 @@ from excb.transfer import suite
 from excb.transfer.cli import main
 from excb.transfer.suite import Step
 from excb.transfer.suite_page import render
+from tests.browser import chromium
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
 from tests.transfer.result_files import HOSTILE, result
@@ -73,7 +74,7 @@ def test_all_that_applies_once_from_shared_features(place: Path, capsys: pytest.
     [
         ((), "name the folder for results and report with --out DIR"),
         (("--out", "{place}/run/checkpoints/step-5.pt"), "is a file: name a folder"),
-        (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'? (there are knn, "),
+        (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'?; there are knn, "),
     ],
 )
 def test_mistakes_are_one_line(
@@ -168,3 +169,16 @@ def test_the_report_shows_any_name_as_text(tmp_path: Path) -> None:
     assert "&lt;/script&gt;&lt;img src=x" in page
     assert "no semisup today" in page
     assert "<script" not in page
+
+
+@pytest.mark.browser
+def test_the_report_in_a_browser_fits_a_phone_and_runs_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(render(suite.evaluate(two_steps(), tmp_path, Runner("semisup"), QUIET)), encoding="utf-8")
+    with chromium() as page:
+        page.size(360, 740, phone=True)
+        page.open(file)
+        assert page.run("document.documentElement.scrollWidth") <= 360
+        assert page.run("document.querySelector('h1').textContent").endswith("gnp.|*`")
+        assert page.run("document.scripts.length === 0 && window.hurt === undefined")
+        assert page.problems == []
