@@ -11,7 +11,7 @@ from excb.errors import UserError
 from excb.exported import CONFIG
 from excb.results import Result
 
-from .leaderboard import Measured, Source
+from .board import Measured, Source
 
 _NEAR = 2  # a page may link to files that lie at most so many folders above its own
 

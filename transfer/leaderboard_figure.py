@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from excb.claim import Claim
 
-from .leaderboard import Board, Row
+from .board import Board, Row
 from .markup import Html, element
 
 TABLE = "figure2"  # of the registry

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from . import comparable, leaderboard_figure
-from .leaderboard import FAILED, REPRODUCED, STATUSES, Board, Cell, Group, Row, Source
+from .board import FAILED, REPRODUCED, STATUSES, Board, Cell, Group, Row, Source
 from .leaderboard_figure import Point
 from .markup import Html, element, join, page
 

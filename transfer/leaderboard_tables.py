@@ -9,7 +9,7 @@ from typing import Any
 from excb.markdown import cell, table
 
 from . import comparable
-from .leaderboard import Board, Cell, Group, Row
+from .board import Board, Cell, Group, Row
 
 COLUMNS = (
     "task", "images", "protocol", "group", "rank", "model", "method", "network", "epochs", "batch", "crops", "metric",

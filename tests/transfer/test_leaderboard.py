@@ -12,8 +12,9 @@ from excb.catalogue import find
 from excb.claims import claims
 from excb.results import Result
 from excb.transfer import leaderboard_figure, leaderboard_tables
+from excb.transfer.board import Board, Group, Measured, Row, Source
 from excb.transfer.cli import main
-from excb.transfer.leaderboard import Board, Group, Measured, Row, Source, boards
+from excb.transfer.leaderboard import boards
 from tests.transfer.result_files import HOSTILE, linear, result, write
 
 OURS = Path(__file__).parents[2] / "leaderboard"
@@ -84,7 +85,7 @@ def test_published_beside_reproduced(value: float, status: str) -> None:
 def test_a_verdict_in_the_file_counts_for_a_checkpoint_of_any_name() -> None:
     told = {"table1/excb/linear_top1": {"verdict": "PASS", "claimed": "76.5"}}
     found = linear("my run", 76.5)
-    row = the_row(boards(measured(Result(**{**vars(found), "claims": told})), []), "my run")
+    row = the_row(boards(measured(Result(**{**vars(found), "claims": told})), claims()), "my run")
     assert (row.status, row.cells["top-1"].published) == ("reproduced", ["76.5"])
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from excb.claims import claims
 from excb.transfer import leaderboard_figure, leaderboard_page
-from excb.transfer.leaderboard import Measured, Source, boards
+from excb.transfer.board import Measured, Source
+from excb.transfer.leaderboard import boards
 from tests.browser import Page, chromium
 from tests.transfer.result_files import HOSTILE, linear, result
 
