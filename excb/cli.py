@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from pathlib import Path
 from typing import NoReturn
 
 from excb.errors import UserError
@@ -17,3 +18,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the whole usage."""
         raise UserError(f"{message} (see `{self.prog} --help`)")
+
+
+def local_folder(text: str) -> Path:
+    """A folder that is written: an argument's type for argparse.
+
+    Raises:
+        UserError: it is a URL.
+    """
+    if "://" in text:
+        raise UserError(
+            f"cannot write to {text}: name a folder of this machine, or one where the bucket is mounted, and copy it "
+            "there when the run is saved"
+        )
+    return Path(text)

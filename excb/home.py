@@ -1,4 +1,4 @@
-"""Where the zoo keeps things: one folder for each checkpoint, what was downloaded, and the hashes of it."""
+"""Where things are kept: the zoo's checkpoints, what was downloaded and the hashes of it, and the cache."""
 
 import json
 import os
@@ -22,6 +22,13 @@ def home() -> Path:
     data = Path(os.environ.get("XDG_DATA_HOME", ""))
     # A relative XDG_DATA_HOME is invalid by the standard that defines it, and to be ignored.
     return (data if data.is_absolute() else Path("~/.local/share").expanduser()) / "excb"
+
+
+def cache_root() -> Path:
+    """What can be made again, such as features: $EXCB_CACHE, else `excb` in the user's folder for caches."""
+    if chosen := os.environ.get("EXCB_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "excb"
 
 
 def folder_of(name: str) -> Path:

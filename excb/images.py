@@ -1,4 +1,4 @@
-"""Sets of images on disk: folders of any depth with or without labels, or lists of paths; and opening any image."""
+"""Sets of images: folders of any depth with or without labels, or lists of paths; and opening any image."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -19,6 +19,7 @@ from excb.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 
+Source = Path | str | IO[bytes]  # an image as it is stored: a file, or a stream of its bytes
 Shrink = Callable[[tuple[int, int]], int]  # upright width and height -> 1, 2, 4 or 8
 
 
@@ -26,7 +27,7 @@ class Images(Protocol):
     """Labelled images with a fixed order, wherever they are kept; `ImageSet` is one of them."""
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Path | str:
         """The folder, or the name of the source."""
 
     @property
@@ -43,10 +44,13 @@ class Images(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash: equal for equal sets, different where an image or a label differs."""
+        """A hash: equal for equal sets; with all stamps, different where an image or a label differs."""
 
     def __len__(self) -> int:
         """Number of images."""
+
+    def stamp(self, index: int) -> str:
+        """A text that is another one once a stored image may have changed; empty where the fingerprint says it."""
 
     def open(self, index: int) -> Image.Image:
         """One image as upright 8-bit RGB.
@@ -54,6 +58,25 @@ class Images(Protocol):
         Raises:
             BrokenImageError: it cannot be read.
         """
+
+
+class CodedImages(Images, Protocol):
+    """Images whose stored bytes can be had, so that pretraining chooses how to decode them."""
+
+    def source(self, index: int) -> Source:
+        """One image as it is stored; a stream is this caller's alone.
+
+        Raises:
+            BrokenImageError: it cannot be had.
+        """
+
+
+def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
+    """A hash of paths and labels."""
+    digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
+    if labels is not None:
+        digest.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,18 @@ class ImageSet:
         """The file of one sample."""
         return self.root / self.paths[index]
 
+    def source(self, index: int) -> Path:
+        """The file of one sample."""
+        return self.file(index)
+
+    def stamp(self, index: int) -> str:
+        """The file's size and time of change; "none" where there is none: whoever opens the image says so."""
+        try:
+            status = self.file(index).stat()
+        except OSError:
+            return "none"
+        return f"{status.st_size} {status.st_mtime_ns}"
+
     def open(self, index: int) -> Image.Image:
         """One sample as upright 8-bit RGB.
 
@@ -88,21 +123,10 @@ class ImageSet:
         """
         return open_image(self.file(index))
 
-    def open_smaller(self, index: int, shrink: Shrink) -> tuple[Image.Image, tuple[int, int]]:
-        """One sample, perhaps decoded smaller, and its whole size (see the function of this name).
-
-        Raises:
-            BrokenImageError: it cannot be read.
-        """
-        return open_smaller(self.file(index), shrink)
-
     @property
     def fingerprint(self) -> str:
         """A hash of the list of files and their labels: equal for equal sets wherever they lie."""
-        digest = hashlib.sha256("\n".join(self.paths).encode("utf-8", "surrogateescape"))
-        if self.labels is not None:
-            digest.update(np.ascontiguousarray(self.labels, dtype="<i8").tobytes())
-        return digest.hexdigest()
+        return fingerprint_of(self.paths, self.labels)
 
 
 def scan_folder(folder: Path | str) -> ImageSet:
@@ -130,7 +154,8 @@ def scan_folder(folder: Path | str) -> ImageSet:
         prefix = "" if below == "." else f"{below}/"
         paths += [prefix + name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith(".")]
     if not paths:
-        raise UserError(f"no image below {root}: it needs files ending in {' '.join(EXTENSIONS)}")
+        tars = f"; name tars as '{root}/*.tar'" if any(root.glob("*.tar")) else ""
+        raise UserError(f"no image below {root}: it needs files ending in {' '.join(EXTENSIONS)}{tars}")
     paths.sort()
     tops = [path.split("/", 1)[0] for path in paths]
     classes = tuple(sorted(set(tops)))
@@ -183,7 +208,7 @@ DAMAGE = (
 )
 
 
-def open_image(file: Path | str) -> Image.Image:
+def open_image(source: Source) -> Image.Image:
     """Open an image of any format and mode as upright 8-bit RGB.
 
     EXIF rotation is applied, 16-bit and floating-point greys are scaled to 8 bits, of animations the first frame is
@@ -192,17 +217,17 @@ def open_image(file: Path | str) -> Image.Image:
     Raises:
         BrokenImageError: the file is missing, truncated, no image, or too large to be one in good faith.
     """
-    return open_smaller(file, lambda _size: 1)[0]
+    return open_smaller(source, lambda _size: 1)[0]
 
 
-def open_smaller(file: Path | str, shrink: Shrink) -> tuple[Image.Image, tuple[int, int]]:
+def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int, int]]:
     """Open an image as `open_image` does, a JPEG at a half, a quarter or an eighth of its width and height if wanted.
 
     JPEG's decoder does less work for fewer pixels; each one is a mean of those it stands for, as sharp as its size
     allows.
 
     Args:
-        file: any image.
+        source: any image; a stream is read from its beginning, and left open.
         shrink: given a JPEG's upright width and height, by how much both are to be divided, 1, 2, 4 or 8; less where
             one of them is shorter than this.
 
@@ -214,7 +239,7 @@ def open_smaller(file: Path | str, shrink: Shrink) -> tuple[Image.Image, tuple[i
     """
     try:
         # Pillow warns of large images and of odd metadata: neither is the user's to mend, nor changes the pixels.
-        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
             whole = None
             if isinstance(image, JpegImageFile):
                 width, height = image.size

@@ -10,30 +10,33 @@ from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from excb.images import DAMAGE
+from excb.images import DAMAGE, Source
 
 UPRIGHT = 1  # of EXIF's orientations
 
 
-def pixels(file: Path | str) -> np.ndarray | None:
+def pixels(source: Source) -> np.ndarray | None:
     """Decode an upright JPEG in colour or grey as `excb.images.open_image` does, to the bit.
 
     Both decoders are libjpeg-turbo's; with builds of different versions of it, pixels may differ by rounding.
 
     Args:
-        file: any file.
+        source: any file, or a stream, which is read from its beginning and left open.
 
     Returns:
         RGB [H, W, 3] uint8, or None where the file is anything else, or damaged: `open_image` then knows what to do.
     """
     try:
-        with warnings.catch_warnings(action="ignore"), Path(file).open("rb") as stream, Image.open(stream) as image:
+        if isinstance(source, (str, Path)):
+            with Path(source).open("rb") as stream:
+                return pixels(stream)
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
             # Not its subclasses, as of stereo cameras' files. What Pillow only looks at so far is a few lines of bytes.
             plain = type(image) is JpegImageFile and image.mode in ("RGB", "L")
             if not plain or image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
                 return None
-            stream.seek(0)
-            coded = torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8)
+            source.seek(0)
+            coded = torch.frombuffer(bytearray(source.read()), dtype=torch.uint8)
             decoded = cast(torch.Tensor, decode_jpeg(coded, ImageReadMode.RGB))
             array: np.ndarray = decoded.permute(1, 2, 0).numpy()
             return array

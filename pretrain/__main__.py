@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb import __version__
-from excb.cli import Parser
+from excb.cli import Parser, local_folder
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
 
@@ -18,7 +18,7 @@ from .recipes import RECIPES, Recipe
 if TYPE_CHECKING:
     import torch
 
-    from excb.images import ImageSet
+    from excb.images import CodedImages
 
 DESCRIPTION = """\
 Pretrain an image encoder without labels (ExCB).
@@ -28,6 +28,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain show RECIPE                   every value, where it comes from, what the paper used
   excb-pretrain plan RECIPE --gpus 8          parameters, FLOPs, memory, communication; with a GPU, images/s and hours
   excb-pretrain RECIPE --data DIR             pretrain on the images below DIR
+  excb-pretrain RECIPE --data 'shards/*.tar'  on tar shards, here or at s3://, gs://, https://
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
   excb-pretrain study NAME --data DIR         small runs side by side: balancers, batch sizes, components ...
@@ -50,10 +51,13 @@ def _parser() -> Parser:
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or: list, show, plan, quickstart, study")
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values other than the recipe's")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="images, at any depth; labels are used for figures only"
+        "--data",
+        metavar="DIR",
+        help="images at any depth, or tar shards: a folder of them or 'DIR/*.tar', also s3://, gs://, https://; labels "
+        "are used for figures only",
     )
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path a line, below --data")
-    parser.add_argument("--out", type=Path, metavar="RUN", help="the run folder (default: runs/RECIPE)")
+    parser.add_argument("--out", type=local_folder, metavar="RUN", help="the run folder (default: runs/RECIPE)")
     parser.add_argument(
         "--gpus",
         type=int,
@@ -122,20 +126,23 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
         from .loop import train
 
         # One process reads the folder: a million names from many processes would be slow on a network's disk.
-        images = from_first(lambda: _images(chosen.data, chosen.list))
+        images = from_first(lambda: _images(chosen.data, chosen.list, reporter))
         code = train(recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile)
     if chosen.json and code == 0 and is_first():
         reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())
     return code
 
 
-def _images(data: Path | None, listed: Path | None) -> "ImageSet":
-    from excb.images import read_list, scan_folder
+def _images(data: str | None, listed: Path | None, reporter: Reporter) -> "CodedImages":
+    from excb.images import read_list
+    from excb.shards import is_shards, open_images
 
-    if listed is not None:
-        return read_list(listed, data)
-    assert data is not None
-    return scan_folder(data / "train" if (data / "train").is_dir() else data)
+    if listed is None:
+        assert data is not None
+        return open_images(data, reporter.note)
+    if data is not None and is_shards(data):
+        raise UserError(f"--list names files, and {data} holds shards: leave one of them out")
+    return read_list(listed, data)
 
 
 def _gpu_overrides(gpus: int | None) -> list[str]:
@@ -157,7 +164,7 @@ def _plan(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, rep
     recipe = overrides.apply(recipe, [*_gpu_overrides(chosen.gpus), *values])
     from .plan import plan
 
-    images = _images(chosen.data, chosen.list) if chosen.data or chosen.list else None
+    images = _images(chosen.data, chosen.list, reporter) if chosen.data or chosen.list else None
     return plan(recipe, chosen.gpus, images, reporter, measure=chosen.measure, as_json=chosen.json)
 
 

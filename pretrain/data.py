@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from excb import jpeg, seeding
 from excb.collectives import gather_numbers, gather_objects, processes, rank
 from excb.errors import UserError
-from excb.images import BrokenImageError, ImageSet
+from excb.images import BrokenImageError, CodedImages, open_image, open_smaller
 from excb.machine import leave_signals_to_parent
 
 from .recipes import ViewSettings
@@ -146,7 +146,7 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
 
     def __init__(
         self,
-        images: ImageSet,
+        images: CodedImages,
         settings: ViewSettings,
         *,
         seed: int,
@@ -180,14 +180,13 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
 
     def _open(self, index: int, slot: Slot) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded smaller, and its whole size."""
+        source = self._images.source(index)
         if not self._scaled:
-            array = jpeg.pixels(self._images.file(index)) if self._decoder == "torchvision" else None
+            array = jpeg.pixels(source) if self._decoder == "torchvision" else None
             if array is None:
-                array = np.asarray(self._images.open(index))
+                array = np.asarray(open_image(source))
             return array, (array.shape[1], array.shape[0])
-        image, size = self._images.open_smaller(
-            index, partial(self._maker.shrink, epoch=slot.epoch, sample=slot.sample)
-        )
+        image, size = open_smaller(source, partial(self._maker.shrink, epoch=slot.epoch, sample=slot.sample))
         return np.asarray(image), size
 
 
@@ -208,7 +207,7 @@ def collate(items: Sequence[tuple[Slot, int, list[np.ndarray], list[Broken]]]) -
 
 
 def loader(
-    images: ImageSet,
+    images: CodedImages,
     settings: ViewSettings,
     *,
     seed: int,

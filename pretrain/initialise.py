@@ -9,7 +9,7 @@ from excb import hub, seeding, stored
 from excb.architecture import Architecture
 from excb.backbones import check_resolution
 from excb.errors import UserError
-from excb.images import ImageSet
+from excb.images import Images
 from excb.method import ExCB
 
 from .recipes import Recipe
@@ -32,7 +32,7 @@ def build_model(recipe: Recipe) -> ExCB:
     return model
 
 
-def start_from(model: ExCB, recipe: Recipe, images: ImageSet) -> str:
+def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
     """Load what `recipe.init` names into a new model.
 
     A backbone alone goes into both networks. A full checkpoint gives both networks and, where K is the same, centroids
@@ -59,7 +59,7 @@ def start_from(model: ExCB, recipe: Recipe, images: ImageSet) -> str:
     return _continue(model, found, images)
 
 
-def _continue(model: ExCB, found: stored.Stored, images: ImageSet) -> str:
+def _continue(model: ExCB, found: stored.Stored, images: Images) -> str:
     """Go on from a full checkpoint: keep all that still has its meaning."""
     tensors: dict[str, Tensor] = found.contents["model"]
     new: dict[str, Tensor] = model.state_dict()

@@ -10,7 +10,7 @@ import torch
 
 from excb.collectives import gather_rows, mean_over_ranks, processes, rank
 from excb.errors import UserError
-from excb.images import ImageSet
+from excb.images import Images
 from excb.method import Step
 
 from .data import Batch
@@ -29,7 +29,7 @@ class EpochStatistics:
         device: where the steps run.
     """
 
-    def __init__(self, images: ImageSet, *, globals_: int, clusters: int, slots: int, device: torch.device) -> None:
+    def __init__(self, images: Images, *, globals_: int, clusters: int, slots: int, device: torch.device) -> None:
         self._labels, self._clusters = images.labels, clusters
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, confidence, agreement
         self._winners = torch.zeros(globals_, slots, dtype=torch.int32, device=device)

@@ -14,7 +14,7 @@ from excb.backbones import uncompiled
 from excb.collectives import from_first, gather_rows, mean_over_ranks, processes, rank, share, together
 from excb.console import Progressor, Reporter, duration
 from excb.errors import UserError
-from excb.images import ImageSet
+from excb.images import CodedImages
 from excb.machine import choose_device, peak_memory, worker_count
 from excb.method import Step
 from excb.results import environment
@@ -51,7 +51,7 @@ class Progress:
 
 def train(
     recipe: Recipe,
-    images: ImageSet,
+    images: CodedImages,
     out: Path,
     reporter: Reporter,
     *,
@@ -92,7 +92,7 @@ def train(
             folder.close()
 
 
-def _check(recipe: Recipe, images: ImageSet) -> None:
+def _check(recipe: Recipe, images: CodedImages) -> None:
     """Refuse what cannot make a run."""
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, a few thousand at the least")
@@ -116,7 +116,7 @@ class Run:
     def __init__(
         self,
         recipe: Recipe,
-        images: ImageSet,
+        images: CodedImages,
         folder: RunFolder | None,
         reporter: Reporter,
         device: torch.device,

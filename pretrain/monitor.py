@@ -6,8 +6,8 @@ features come to follow content. Their product says which checkpoint to keep whe
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ from excb import seeding
 from excb.backbones import uncompiled
 from excb.collectives import from_first, gather_objects, processes, rank
 from excb.features import Features, Inputs, extract
-from excb.images import ImageSet
+from excb.images import Images
 from excb.knn import accuracy, nearest, vote
+from excb.subset import Subset
 
 from .recipes import MonitorSettings, ViewSettings
 from .views import ViewMaker, augment
@@ -29,7 +30,7 @@ class AugmentedInputs(Inputs):
     """The first global view of every image, the same one at every call."""
 
     def __init__(
-        self, images: ImageSet, settings: ViewSettings, *, seed: int, chosen: Sequence[int] | None = None
+        self, images: Images, settings: ViewSettings, *, seed: int, chosen: Sequence[int] | None = None
     ) -> None:
         super().__init__(images, settings.preprocessing, chosen=chosen)
         self._settings = settings
@@ -55,7 +56,7 @@ class Monitor:
 
     def __init__(
         self,
-        images: ImageSet,
+        images: Images,
         settings: MonitorSettings,
         views: ViewSettings,
         *,
@@ -65,8 +66,7 @@ class Monitor:
     ) -> None:
         random = seeding.generator(seeding.Purpose.MONITOR, seed)
         chosen = sorted(random.permutation(len(images))[: settings.images].tolist())
-        labels = images.labels[chosen] if images.labels is not None else None
-        self._images = replace(images, paths=[images.paths[i] for i in chosen], labels=labels)
+        self._images = Subset(images, np.array(chosen, np.int64))
         self._views, self._k, self._seed = views, settings.k, seed
         self._device, self._workers = device, workers
         self._mine = range(rank(), len(chosen), processes())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from excb.console import Reporter, duration
-from excb.images import ImageSet
+from excb.images import CodedImages
 from excb.machine import choose_device, worker_count
 
 from .counting import communication, count
@@ -26,7 +26,7 @@ Report = dict[str, Any]
 
 
 def plan(
-    recipe: Recipe, gpus: int | None, images: ImageSet | None, reporter: Reporter, *, measure: bool, as_json: bool
+    recipe: Recipe, gpus: int | None, images: CodedImages | None, reporter: Reporter, *, measure: bool, as_json: bool
 ) -> int:
     """Print the plan of a recipe.
 
@@ -50,7 +50,7 @@ def plan(
     return 0
 
 
-def count_run(recipe: Recipe, processes: int, images: ImageSet | None) -> Report:
+def count_run(recipe: Recipe, processes: int, images: CodedImages | None) -> Report:
     """All that can be known without running anything."""
     share, optim = recipe.micro_batch(processes), recipe.optim
     size = len(images) if images is not None else IMAGENET
@@ -85,7 +85,7 @@ def _device(recipe: Recipe, *, measure: bool) -> torch.device | None:
 
 
 def measure_run(
-    recipe: Recipe, counted: Mapping[str, Any], images: ImageSet | None, device: torch.device | None
+    recipe: Recipe, counted: Mapping[str, Any], images: CodedImages | None, device: torch.device | None
 ) -> Report:
     """Measure for about half a minute; whatever was not measured is None, and `missing` says why."""
     measured: Report = dict.fromkeys(("device", "step", "loader", "hours", "limit", "missing"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from excb import __version__, checkpoint
 from excb.errors import UserError
-from excb.images import ImageSet
+from excb.images import Images
 from excb.results import write_text
 
 from .recipes import Recipe
@@ -45,7 +45,7 @@ class RunFolder:
         """Let other processes train here."""
         self._lock.close()
 
-    def begin(self, recipe: Recipe, images: ImageSet) -> None:
+    def begin(self, recipe: Recipe, images: Images) -> None:
         """Write `recipe.json`, or hold the one that is there against recipe and images.
 
         Raises:
@@ -111,7 +111,7 @@ class RunFolder:
         write_text(json.dumps(figures, indent=2) + "\n", self.path / REPORT)
 
 
-def describe(images: ImageSet) -> dict[str, Any]:
+def describe(images: Images) -> dict[str, Any]:
     """What a run remembers of its images."""
     return {
         "root": os.fspath(images.root),

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from excb import seeding
-from excb.images import ImageSet
+from excb.images import CodedImages
 from excb.machine import peak_memory
 
 from .data import Batch, Broken, Slot, collate, loader
@@ -99,7 +99,9 @@ def measure_step(recipe: Recipe, images: int, device: torch.device, *, seconds: 
     return StepSpeed(steps * images / elapsed, images, steps, peak_memory(device) if on_gpu else None)
 
 
-def measure_loader(recipe: Recipe, images: ImageSet, *, workers: int, pin_memory: bool, seconds: float) -> LoaderSpeed:
+def measure_loader(
+    recipe: Recipe, images: CodedImages, *, workers: int, pin_memory: bool, seconds: float
+) -> LoaderSpeed:
     """Read a set's images, and cut their views, for some seconds.
 
     Args:

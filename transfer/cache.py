@@ -19,13 +19,6 @@ SHARD_BYTES = 64 * 2**20
 FOLDER, META = "features", "meta.json"
 
 
-def default_root() -> Path:
-    """Where features are kept: $EXCB_CACHE, else `excb` in the user's folder for caches."""
-    if chosen := os.environ.get("EXCB_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "excb"
-
-
 class CachedFeatures:
     """Features [N, D] float32 of a set in its order; their shards lie on disk and are read as they are needed.
 

@@ -93,10 +93,11 @@ def _add_common(parser: argparse.ArgumentParser, *, result: str = "FILE.json") -
     add(
         "--data",
         metavar="SOURCE",
-        help="a folder with train/ and test/ (or val/), torchvision:NAME, or hf:ID of the Hugging Face Hub",
+        help="a folder or URL with train/ and test/ (or val/), of images or tar shards; torchvision:NAME; hf:ID of the "
+        "Hugging Face Hub",
     )
-    add("--train", type=Path, metavar="DIR", help="labelled images: one sub-folder a class")
-    add("--test", type=Path, metavar="DIR", help="the same classes, other images")
+    add("--train", metavar="DIR", help="labelled images: one sub-folder a class, or tar shards such as 'DIR/*.tar'")
+    add("--test", metavar="DIR", help="the same classes, other images")
     add("--data-root", type=Path, metavar="DIR", help="where torchvision's data sets lie")
     add(
         "--rename",
@@ -263,7 +264,12 @@ def _add_clusters(parser: argparse.ArgumentParser) -> None:
     add(
         "--ckpt", required=True, metavar="PATH", help="with heads: a run, an export of one, the authors' or DINO's file"
     )
-    add("--data", required=True, metavar="SOURCE", help="a folder of images, or of train/; torchvision:NAME; hf:ID")
+    add(
+        "--data",
+        required=True,
+        metavar="SOURCE",
+        help="images, or what holds train/; shards; torchvision:NAME; hf:ID",
+    )
     add("--data-root", type=Path, metavar="DIR", help="where torchvision's data sets lie")
     _add_pass(parser)
     add("--out", type=Path, metavar="DIR", help="write figures, assignments, picture and atlas into this folder")
@@ -509,8 +515,8 @@ def _detected(
 def _clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval clusters` in this process, with the others if there are any."""
     from excb.collectives import together
+    from excb.home import cache_root
 
-    from .cache import default_root
     from .clusters import command
     from .sources import images_of
     from .task import Task
@@ -529,7 +535,7 @@ def _clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
             device=device,
             batch=chosen.batch_size,
             workers=chosen.workers,
-            cache=None if chosen.no_cache else chosen.cache or default_root(),
+            cache=None if chosen.no_cache else chosen.cache or cache_root(),
             heads=True,
         )
     )
@@ -582,8 +588,8 @@ def _kind(chosen: argparse.Namespace) -> "Kind":
 def _task(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter) -> "Task":
     """Checkpoint and images, checked."""
     from excb.collectives import together
+    from excb.home import cache_root
 
-    from .cache import default_root
     from .sources import train_and_test
     from .task import Task
 
@@ -606,7 +612,7 @@ def _task(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter
             device=device,
             batch=chosen.batch_size,
             workers=chosen.workers,
-            cache=None if chosen.no_cache else chosen.cache or default_root(),
+            cache=None if chosen.no_cache else chosen.cache or cache_root(),
         )
     )
     for name, images in task.unknown.items():
@@ -651,8 +657,9 @@ def _fine_tune(
     """semisup and finetune."""
     from dataclasses import replace
 
+    from excb.home import cache_root
+
     from . import semisup
-    from .cache import default_root
     from .splits import simclr_split
 
     semi = chosen.protocol == "semisup"
@@ -670,7 +677,7 @@ def _fine_tune(
     split = None
     if chosen.split_file is not None or (semi and semisup.is_imagenet(task.train)):
         split = simclr_split(
-            chosen.percent if semi else 10, task.train, file=chosen.split_file, cache=chosen.cache or default_root()
+            chosen.percent if semi else 10, task.train, file=chosen.split_file, cache=chosen.cache or cache_root()
         )
     if semi:
         return semisup.evaluate(
@@ -711,9 +718,11 @@ def _compare(chosen: argparse.Namespace) -> int:
 
 def _cache(chosen: argparse.Namespace) -> int:
     """`excb-eval cache`."""
-    from .cache import default_root, entries, remove
+    from excb.home import cache_root
 
-    root, reporter = chosen.cache or default_root(), Reporter()
+    from .cache import entries, remove
+
+    root, reporter = chosen.cache or cache_root(), Reporter()
     if chosen.clear:
         reporter.answer(f"{remove(root) / 2**20:,.1f} MiB deleted from {root}")
         return 0

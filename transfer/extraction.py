@@ -50,14 +50,11 @@ def refuse_broken(broken: Mapping[str, str], images: Images, *, told: bool = Fal
 
 
 def files_hash(images: Images) -> str:
-    """SHA-256 of every file's size and time of change; of a source without files, of nothing."""
-    digest, file = hashlib.sha256(), getattr(images, "file", None)
-    for index in range(len(images) if file is not None else 0):
-        try:
-            status = file(index).stat()  # type: ignore[misc]
-            digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
-        except OSError:  # no such file: whoever opens the image says so, or it comes from elsewhere
-            digest.update(b"none\n")
+    """SHA-256 of what says whether stored images have changed; of a source without files, of nothing."""
+    digest = hashlib.sha256()
+    for index in range(len(images)):
+        if stamp := images.stamp(index):
+            digest.update(f"{stamp}\n".encode())
     return digest.hexdigest()
 
 

@@ -6,21 +6,21 @@ import statistics
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from excb.collectives import from_first, rank
 from excb.console import Reporter
-from excb.images import Images, ImageSet
+from excb.images import Images
 from excb.results import Result
 from excb.seeding import Purpose, generator
 from excb.settings import require
+from excb.subset import Subset
 
 from . import finetune
 from .finetune import Settings
@@ -282,7 +282,7 @@ def _evaluate_frozen(
     require(
         len(np.unique(task.train.labels[share])) > 1, "the share has images of one class only: nothing to tell apart"
     )
-    rows, labels = task.features(_Part.of(task.train, share), "the share", reporter)
+    rows, labels = task.features(Subset(task.train, share), "the share", reporter)
     queries, _ = task.features(task.test, "test", reporter)
     if rank() == 0:
         reporter.note(f"logistic regression on the features of {len(rows):,} images")
@@ -306,27 +306,6 @@ def _evaluate_frozen(
             [[f"{strength:g}", *cells]],
         )
     return result, predictions
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part(ImageSet):
-    """Some images of a set, wherever that keeps them, so that features of no others are computed."""
-
-    whole: Images
-    chosen: np.ndarray
-
-    @classmethod
-    def of(cls, images: Images, chosen: np.ndarray) -> "_Part":
-        assert images.labels is not None
-        paths, labels = [images.paths[index] for index in chosen], images.labels[chosen]
-        return cls(images.root, paths, labels, images.classes, whole=images, chosen=chosen)
-
-    def open(self, index: int) -> Image.Image:
-        return self.whole.open(int(self.chosen[index]))
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.whole.fingerprint} {self.chosen.tolist()}".encode()).hexdigest()
 
 
 def _logistic(rows: Tensor, labels: Tensor, queries: Tensor, seed: int) -> tuple[Tensor, float, str]:

@@ -1,4 +1,4 @@
-"""Where labelled images come from: folders, ImageNet's layouts, torchvision's data sets, the Hugging Face Hub."""
+"""Where labelled images come from: folders, ImageNet's layouts, tar shards, torchvision, the Hugging Face Hub."""
 
 import functools
 import hashlib
@@ -18,7 +18,10 @@ from PIL.Image import Image, fromarray
 from excb.collectives import from_first
 from excb.errors import UserError, nearest_name
 from excb.images import Images, ImageSet, open_image, scan_folder, to_rgb
+from excb.ranges import is_remote
 from excb.settings import require
+from excb.shard_places import holds_shards, is_shards, names_tars
+from excb.shards import ShardImages, open_images, open_shards
 
 Split = Literal["train", "test"]
 Note = Callable[[str], None]
@@ -29,8 +32,8 @@ _NO_IMAGES = "name the images with --data DIR (train/ and test/ inside), or with
 
 def train_and_test(
     data: str | None,
-    train: Path | None = None,
-    test: Path | None = None,
+    train: Path | str | None = None,
+    test: Path | str | None = None,
     *,
     rename: Mapping[str, str] | None = None,
     data_root: Path | None = None,
@@ -40,9 +43,9 @@ def train_and_test(
 
     Args:
         data: what `open_source` takes.
-        train: a folder of training images, instead of the source's.
-        test: a folder of test images, instead of the source's. One without class folders may have a list beside it:
-            FOLDER.txt or imagenet_FOLDER.txt, with a line "NAME INDEX" or "NAME CLASS" for every image.
+        train: a folder of training images, or shards (`excb.shards.open_shards`), instead of the source's.
+        test: a folder of test images, or shards, instead of the source's. A folder without class folders may have a
+            list beside it: FOLDER.txt or imagenet_FOLDER.txt, with a line "NAME INDEX" or "NAME CLASS" for every image.
         rename: folders of the test set that are called otherwise in the train set.
         data_root: where torchvision's data sets lie.
         note: told what the user should know.
@@ -53,10 +56,10 @@ def train_and_test(
     if data is None and (train is None or test is None):
         raise UserError(_NO_IMAGES)
     known = _labelled(train, note) if train else open_source(data or "", "train", data_root=data_root, note=note)
-    if test is None and data is not None and _kind(data) == "folder":
+    if test is None and data is not None and _kind(data) in ("folder", "shards"):
         test = _held_out(_existing(data))
     if test is not None:
-        return known, _test_folder(test, known, rename or {})
+        return known, _test_images(test, known, rename or {}, note)
     require(not rename, "--rename is for folders of test images: name them with --test DIR")
     held_out = open_source(data or "", "test", data_root=data_root, note=note)
     if held_out.classes != known.classes:
@@ -68,8 +71,9 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
     """One split of a source of labelled images.
 
     Args:
-        text: a folder that holds train/ and test/ (or val/); torchvision:NAME; hf:ID or hf:ID@CONFIG. Where a data set
-            of torchvision has train and validation images, both are for training, as Kornblith et al. (2019) do.
+        text: a folder or a URL that holds train/ and test/ (or val/), with images or shards in them; torchvision:NAME;
+            hf:ID or hf:ID@CONFIG. Where a data set of torchvision has train and validation images, both are for
+            training, as Kornblith et al. (2019) do.
         split: which images.
         data_root: where torchvision's data sets lie; else $EXCB_DATA, else ~/.cache/excb/datasets.
         note: told what the user should know.
@@ -83,33 +87,40 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
     if kind == "hf":
         return _hugging_face(name, split, note)
     folder = _existing(text)
-    return _labelled(folder / "train", note) if split == "train" else scan_folder(_held_out(folder))
+    if split == "train":
+        return _labelled(_below(folder, "train"), note)
+    held_out = _held_out(folder)
+    return open_shards(held_out, note) if is_shards(held_out) else scan_folder(held_out)
 
 
 def images_of(text: str, *, data_root: Path | None = None, note: Note = lambda _line: None) -> Images:
     """The images of one source, with labels where it has classes.
 
     Args:
-        text: a folder of images, or one that holds train/ beside test/ or val/, whose train/ is then taken; or a data
-            set, as `open_source` takes it, whose training images are taken.
+        text: a folder of images, or one that holds train/ beside test/ or val/, whose train/ is then taken; shards; or
+            a data set, as `open_source` takes it, whose training images are taken.
         data_root: where torchvision's data sets lie.
         note: told what the user should know.
 
     Raises:
         UserError: there is no such source, or it cannot be had.
     """
-    if _kind(text) != "folder":
+    if (kind := _kind(text)) not in ("folder", "shards"):
         return open_source(text, "train", data_root=data_root, note=note)
-    folder = _existing(text)
+    if kind == "shards":
+        return open_images(text, note)
+    folder = Path(_existing(text))
     if (folder / "train").is_dir() and any((folder / name).is_dir() for name in ("test", "val")):
         folder = folder / "train"
         note(f"images of {folder}: name another folder of {text} for its other images")
-    return scan_folder(folder)
+    return open_shards(str(folder), note) if is_shards(str(folder)) else scan_folder(folder)
 
 
 def _kind(text: str) -> str:
     prefix = text.partition(":")[0].lower()
-    return prefix if ":" in text and prefix in ("torchvision", "hf") else "folder"
+    if ":" in text and prefix in ("torchvision", "hf"):
+        return prefix
+    return "shards" if is_shards(text) else "folder"
 
 
 def _data_root() -> Path:
@@ -124,23 +135,34 @@ def _data_root() -> Path:
 _IMAGENET = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
 
 
-def _existing(text: str) -> Path:
+def _existing(text: str) -> str:
+    """A folder that can hold train/ and test/, or its URL."""
     folder = Path(text)
+    if is_remote(text) and not names_tars(text):
+        return text.rstrip("/")
+    if is_shards(text):
+        raise UserError(f"{text} names shards, of train or test images: name both, with --train SHARDS --test SHARDS")
     if not folder.is_dir():
         meant = f" (or did you mean torchvision:{text}?)" if _torchvision_name(text) else ""
         raise UserError(
             f"no folder {folder}{meant}: --data names a folder that holds train/ and test/ (or val/), torchvision:NAME "
             "or hf:ID"
         )
-    return folder
+    return text
 
 
-def _held_out(folder: Path) -> Path:
+def _below(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if is_remote(folder) else str(Path(folder) / name)
+
+
+def _held_out(folder: str) -> str:
     """test/, or else val/: also where test/ is ImageNet's own, without any labels."""
-    test, val = folder / "test", folder / "val"
-    if test.is_dir() and (_has_folders(test) or _list_beside(test) or not val.is_dir()):
-        return test
-    return val
+    test, val = _below(folder, "test"), _below(folder, "val")
+    if is_remote(folder):
+        return test if holds_shards(test) else val
+    place = Path(test)
+    labelled = place.is_dir() and (_has_folders(place) or _list_beside(place) or is_shards(test))
+    return test if labelled or (place.is_dir() and not Path(val).is_dir()) else val
 
 
 def _has_folders(folder: Path) -> bool:
@@ -148,11 +170,11 @@ def _has_folders(folder: Path) -> bool:
         return any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
 
 
-def _labelled(folder: Path, note: Note) -> ImageSet:
-    """A folder of class folders, these in order: by number if all are numbers, else by name."""
+def _labelled(folder: Path | str, note: Note) -> ImageSet | ShardImages:
+    """Class folders or labelled shards, the classes in order: by number if all are numbers, else by name."""
     from .task import labelled  # not above: task may take its `Images` from here
 
-    images = labelled(folder)
+    images = _labelled_shards(str(folder), note) if is_shards(str(folder)) else labelled(Path(folder))
     assert images.labels is not None
     classes = images.classes or ()
     if all(name.isascii() and name.isdecimal() for name in classes):
@@ -166,15 +188,27 @@ def _labelled(folder: Path, note: Note) -> ImageSet:
     return images
 
 
+def _labelled_shards(text: str, note: Note) -> ShardImages:
+    images = open_shards(text, note)
+    require(
+        images.labels is not None,
+        f"the images in {text} have no classes: shards need KEY.cls beside every KEY.jpg, or class folders inside",
+    )
+    return images
+
+
 def _are_wnids(classes: Sequence[str]) -> bool:
     """Whether these are called as ImageNet's class folders are; their order by name is then the usual one."""
     return all(re.fullmatch(r"n\d{8}", name) for name in classes)
 
 
-def _test_folder(folder: Path, train: Images, rename: Mapping[str, str]) -> ImageSet:
-    """Test images by class folders or by a list, with the train set's class indices."""
+def _test_images(place: Path | str, train: Images, rename: Mapping[str, str], note: Note) -> ImageSet | ShardImages:
+    """Test images by class folders, by shards' labels or by a list, with the train set's class indices."""
     from .task import with_classes_of
 
+    if is_shards(str(place)):
+        return with_classes_of(_labelled_shards(str(place), note), train, rename=rename)
+    folder = Path(place)
     images = scan_folder(folder)
     if not any("/" in path for path in images.paths):
         if (file := _list_beside(folder)) is not None:
@@ -269,7 +303,7 @@ class ArrayImages:
         classes: class names.
     """
 
-    root: Path
+    root: Path | str
     split: Split
     pixels: np.ndarray
     labels: np.ndarray
@@ -282,6 +316,10 @@ class ArrayImages:
     def open(self, index: int) -> Image:
         """One image as RGB."""
         return to_rgb(fromarray(self.pixels[index]))
+
+    def stamp(self, _index: int) -> str:
+        """Nothing: the fingerprint covers the images."""
+        return ""
 
     @cached_property
     def paths(self) -> Sequence[str]:
@@ -419,6 +457,10 @@ class HubImages:
         stored = self.rows[index][self.column] or {"bytes": b""}
         content = stored.get("bytes")
         return open_image(stored["path"] if content is None else io.BytesIO(content))  # type: ignore[arg-type]
+
+    def stamp(self, _index: int) -> str:
+        """Nothing: the fingerprint covers the images."""
+        return ""
 
     @cached_property
     def paths(self) -> Sequence[str]:

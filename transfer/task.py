@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +20,13 @@ from excb.images import Images, ImageSet, scan_folder
 from excb.machine import choose_device, worker_count
 from excb.preprocessing import Preprocessing
 from excb.settings import require
+from excb.shards import ShardImages
 
 from .cache import CachedFeatures
 from .extraction import Extraction, features_of
 from .subjects import Subject
+
+FixedImages = TypeVar("FixedImages", ImageSet, ShardImages)
 
 CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
 
@@ -82,7 +85,7 @@ class Task:
             batch: images at once; "auto" is half of what the GPU can hold, and 64 on the CPU.
             workers: processes that read images.
             rename: see `with_classes_of`.
-            cache: where features are kept, such as `transfer.cache.default_root()`; None keeps none.
+            cache: where features are kept, such as `excb.home.cache_root()`; None keeps none.
             heads: load projector and centroids as well, as `backbone.heads`.
 
         Raises:
@@ -201,14 +204,14 @@ def labelled(folder: Path) -> ImageSet:
     return images
 
 
-def with_classes_of(test: ImageSet, train: Images, *, rename: Mapping[str, str] | None = None) -> ImageSet:
+def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, str] | None = None) -> FixedImages:
     """The test set with the train set's class indices; it may lack any of them.
 
     Classes that only the test set has are numbered after train's: no vote can reach them, so that their images count,
     as wrong. `Task.unknown` names them.
 
     Args:
-        test: labelled by its folders.
+        test: labelled by its folders, or shards with labels.
         train: labelled images.
         rename: folders of the test set that are called otherwise in the train set.
 
@@ -217,9 +220,14 @@ def with_classes_of(test: ImageSet, train: Images, *, rename: Mapping[str, str] 
             not, or a folder to be renamed does not exist.
     """
     assert train.classes is not None
-    if any("/" not in path for path in test.paths):
-        raise _no_classes(test.root)
-    folders = [path.partition("/")[0] for path in test.paths]
+    if isinstance(test, ImageSet):
+        if any("/" not in path for path in test.paths):
+            raise _no_classes(test.root)
+        folders = [path.partition("/")[0] for path in test.paths]
+    else:
+        assert test.labels is not None
+        assert test.classes is not None
+        folders = [test.classes[label] for label in test.labels]
     rename = rename or {}
     for old, new in rename.items():
         for name, known, root in ((old, set(folders), test.root), (new, train.classes, train.root)):
@@ -236,7 +244,7 @@ def with_classes_of(test: ImageSet, train: Images, *, rename: Mapping[str, str] 
     return replace(test, labels=np.array([index[name] for name in names]), classes=classes)
 
 
-def _no_classes(folder: Path) -> UserError:
+def _no_classes(folder: Path | str) -> UserError:
     return UserError(f"{folder} has no classes: put the images of each class into a sub-folder of its own")
 
 

@@ -540,10 +540,17 @@ def test_other_formats_open_whole(tmp_path: Path, name: str) -> None:
     assert np.array_equal(np.asarray(image), np.asarray(open_image(tmp_path / name)))
 
 
-def test_a_set_opens_smaller_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("divisor", [1, 2])
+def test_a_stream_is_read_as_its_file_and_left_open(tmp_path: Path, divisor: int) -> None:
     smooth(32, 24).save(tmp_path / "1.jpg")
-    image, size = ImageSet(tmp_path, ["1.jpg"]).open_smaller(0, lambda _size: 2)
-    assert (image.size, size) == ((16, 12), (32, 24))
+    file = ImageSet(tmp_path, ["1.jpg"]).source(0)
+    stream = io.BytesIO(file.read_bytes())
+    stream.seek(7)  # wherever it stands
+    for _ in range(2):
+        image, size = open_smaller(stream, lambda _size: divisor)
+        expected, whole = open_smaller(file, lambda _size: divisor)
+        assert (image.size, size) == (expected.size, whole) == ((32 // divisor, 24 // divisor), (32, 24))
+        assert np.array_equal(np.asarray(image), np.asarray(expected))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ def test_pixels_are_pillows(tmp_path: Path, mode: str, quality: int, subsampling
     assert found.shape == (65, 97, 3)
     assert found.flags["C_CONTIGUOUS"]
     assert np.array_equal(found, np.asarray(open_image(file)))
+    again = jpeg.pixels(io.BytesIO(file.read_bytes()))
+    assert again is not None
+    assert np.array_equal(found, again)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from excb.errors import UserError
-from excb.transfer.cache import FOLDER, META, CachedFeatures, Store, default_root, entries, remove
+from excb.home import cache_root
+from excb.transfer.cache import FOLDER, META, CachedFeatures, Store, entries, remove
 
 WIDTH = 3
 SHARDS = [range(5), range(5, 10), range(10, 12)]
@@ -146,8 +147,8 @@ def test_where_features_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("EXCB_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert default_root() == tmp_path / ".cache" / "excb"
+    assert cache_root() == tmp_path / ".cache" / "excb"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert default_root() == tmp_path / "xdg" / "excb"
+    assert cache_root() == tmp_path / "xdg" / "excb"
     monkeypatch.setenv("EXCB_CACHE", "~/mine")
-    assert default_root() == tmp_path / "mine"
+    assert cache_root() == tmp_path / "mine"

@@ -201,7 +201,7 @@ def _other(place: Path) -> drawing.Curve:
 
 def _place(images: Images) -> str:
     """A set's name for people: its folder's, and the one above where that is only "train"."""
-    root = images.root
+    root = Path(images.root)
     return "/".join(root.parts[-2:]) if root.name in ("train", "val", "test") else (root.name or str(root))
 
 
