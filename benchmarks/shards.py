@@ -1,0 +1,157 @@
+"""Tar shards against the same images as files: how long they take to index and to open, how fast they are read.
+
+Run: python benchmarks/shards.py [--images 100000] [--shards 100] [--side 16] [--workers 0] [--folder DIR]
+     python benchmarks/shards.py --read 20000        the last part on so many of the images
+
+The images are tiny JPEGs, so that what a set costs beside decoding shows. "Start" is a new Python process that opens
+the set with the index in the cache. An epoch decodes every image once in random order, in this process or in workers;
+the memory at its start, middle and end is what is this process's alone or, with workers, what is theirs alone: copies of
+what they share with it are what grows where a set is a list of texts.
+"""
+
+import argparse
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from excb import jpeg
+from excb.images import CodedImages, scan_folder
+from excb.shards import open_shards
+
+START = """
+import sys, time
+start = time.perf_counter()
+from excb.shards import open_shards
+loaded = time.perf_counter()
+images = open_shards(sys.argv[1])
+images.fingerprint
+print(time.perf_counter() - loaded, time.perf_counter() - start)
+"""
+
+
+class Pixels(Dataset[int]):
+    """Decodes the images of a set in random order."""
+
+    def __init__(self, images: CodedImages, count: int) -> None:
+        self._images, self._order = images, np.random.default_rng(0).permutation(len(images))[:count]
+
+    def __len__(self) -> int:
+        """Images that are read."""
+        return len(self._order)
+
+    def __getitem__(self, item: int) -> int:
+        """Decode one."""
+        pixels = jpeg.pixels(self._images.source(int(self._order[item])))
+        assert pixels is not None
+        return int(pixels.size)
+
+
+def write(folder: Path, shards: Path, *, images: int, count: int, side: int) -> None:
+    """The same images as files in class folders and as shards in WebDataset's layout."""
+    random = np.random.default_rng(0)
+    coded = []
+    for _ in range(64):
+        stream = io.BytesIO()
+        Image.fromarray(random.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(stream, "JPEG")
+        coded.append(stream.getvalue())
+    for label in range(100):
+        (folder / f"{label:02}").mkdir(parents=True)
+    shards.mkdir()
+    for number, keys in enumerate(np.array_split(np.arange(images), count)):
+        with tarfile.open(shards / f"{number:05}.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+            for key in keys.tolist():
+                content = coded[key % len(coded)]
+                (folder / f"{key % 100:02}" / f"{key:08}.jpg").write_bytes(content)
+                for name, data in ((f"{key:08}.jpg", content), (f"{key:08}.cls", str(key % 100).encode())):
+                    info = tarfile.TarInfo(name)
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+
+
+def private() -> float:
+    """Memory of the worker processes, or of this one where there are none, that no other process shares, MiB."""
+    total = 0
+    for process in [child.pid for child in multiprocessing.active_children()] or ["self"]:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    return total / 1024
+
+
+def timed(what: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by the clock, and of this process's processor time."""
+    clock, processor = time.perf_counter(), time.process_time()
+    what()
+    return time.perf_counter() - clock, time.process_time() - processor
+
+
+def epoch(name: str, images: CodedImages, count: int, workers: int) -> float:
+    """Read images once; processor seconds in this process, or seconds by the clock where workers read."""
+    pixels = Pixels(images, count)
+    batches = DataLoader(pixels, batch_size=250, num_workers=workers)
+    memory: list[float] = []
+
+    def read() -> None:
+        for number, _ in enumerate(batches):
+            if number in (len(batches) // 10, len(batches) // 2, len(batches) - 9):
+                memory.append(private())
+
+    clock, processor = timed(read)
+    seconds = clock if workers else processor
+    told = ", ".join(f"{value:.1f}" for value in memory)
+    print(
+        f"{name}: {len(pixels) / clock:,.0f} images/s, {len(pixels) / processor:,.0f} by processor time here; MiB {told}"
+    )
+    return seconds
+
+
+def main() -> None:
+    """Print what each step takes."""
+    parser = argparse.ArgumentParser(description="tar shards against files")
+    for name, default in (
+        ("images", 100_000),
+        ("shards", 100),
+        ("side", 16),
+        ("workers", 0),
+        ("read", 0),
+        ("turns", 1),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--folder", type=Path, help="where to write (default: the folder for temporary files)")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
+        folder, shards = Path(name) / "files", Path(name) / "shards"
+        os.environ["EXCB_CACHE"] = f"{name}/cache"
+        write(folder, shards, images=chosen.images, count=chosen.shards, side=chosen.side)
+        clock, processor = timed(lambda: open_shards(str(shards)))
+        print(
+            f"indexing {chosen.images:,} images in {chosen.shards} shards: {clock:.2f} s ({processor:.2f} s processor)"
+        )
+        size = sum(file.stat().st_size for file in Path(name, "cache").rglob("*.npz"))
+        print(f"index: {size / 2**20:.2f} MiB, {size / chosen.images:.1f} bytes an image")
+        command = [sys.executable, "-c", START, str(shards)]
+        alone, whole = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        print(f"start with the index: {float(alone):.2f} s, {float(whole):.2f} s with imports")
+        clock, processor = timed(lambda: scan_folder(folder).fingerprint)
+        print(f"the same as files, scanned at every start: {clock:.2f} s ({processor:.2f} s processor)")
+        sets: dict[str, CodedImages] = {"files": scan_folder(folder), "shards": open_shards(str(shards))}
+        best: dict[str, float] = {}
+        for _ in range(chosen.turns):
+            for kind, images in sets.items():
+                seconds = epoch(kind, images, chosen.read or chosen.images, chosen.workers)
+                best[kind] = min(best.get(kind, seconds), seconds)
+        print(f"shards are read {best['files'] / best['shards']:.2f} times as fast as files")
+
+
+if __name__ == "__main__":
+    main()
