@@ -4,9 +4,9 @@ Run: python benchmarks/shards.py [--images 100000] [--shards 100] [--side 16] [-
      python benchmarks/shards.py --read 20000        the last part on so many of the images
 
 The images are tiny JPEGs, so that what a set costs beside decoding shows. "Start" is a new Python process that opens
-the set with the index in the cache. An epoch decodes every image once in random order, in this process or in workers;
-the memory at its start, middle and end is what is this process's alone or, with workers, what is theirs alone: copies of
-what they share with it are what grows where a set is a list of texts.
+the set with the index in the cache. An epoch decodes every image once in random order, in this process or in workers.
+Memory, at its start, middle and end, is what this process shares with no other or, with workers, what these do not: it
+grows where they come to copy what they shared with it, as lists of texts are.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def timed(what: Callable[[], object]) -> tuple[float, float]:
 
 
 def epoch(name: str, images: CodedImages, count: int, workers: int) -> float:
-    """Read images once; processor seconds in this process, or seconds by the clock where workers read."""
+    """Read images once; the time that counts: this process's processor seconds, or the clock's where workers read."""
     pixels = Pixels(images, count)
     batches = DataLoader(pixels, batch_size=250, num_workers=workers)
     memory: list[float] = []
@@ -109,9 +109,7 @@ def epoch(name: str, images: CodedImages, count: int, workers: int) -> float:
     clock, processor = timed(read)
     seconds = clock if workers else processor
     told = ", ".join(f"{value:.1f}" for value in memory)
-    print(
-        f"{name}: {len(pixels) / clock:,.0f} images/s, {len(pixels) / processor:,.0f} by processor time here; MiB {told}"
-    )
+    print(f"{name}: {len(pixels) / clock:,.0f} images/s ({len(pixels) / seconds:,.0f} counted); {told} MiB")
     return seconds
 
 

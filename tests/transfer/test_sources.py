@@ -8,16 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torchvision.datasets
 from PIL import Image
 
 from excb.errors import UserError
-from excb.images import BrokenImageError, scan_folder
+from excb.images import BrokenImageError, open_image, scan_folder
 from excb.transfer import sources
 from excb.transfer.sources import ArrayImages, images_of, open_source, train_and_test
 from excb.transfer.task import labelled, with_classes_of
+from tests.excb.shard_files import picture, tar_of, webdataset
 from tests.transfer.labelled_images import CLASSES, write_folder
 
 RANDOM = np.random.default_rng(0)
@@ -471,3 +473,67 @@ def test_sources_can_be_mixed_with_folders(hub: dict[str, FakeDataset], tmp_path
         train_and_test("hf:some/set", tmp_path / "photos")
     with pytest.raises(UserError, match="--rename is for folders of test images"):
         train_and_test("hf:some/set", rename={"a": "b"})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tar shards
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """Folders of shards: train and val with numbers as classes, and the same classes as folders in tars."""
+    for name, keys in (("train", range(12)), ("val", range(12, 17))):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for number in range(2):
+            part = tar_of(webdataset(keys[number::2], 3))
+            (tmp_path / "set" / name / f"{number}.tar").write_bytes(part)
+    return tmp_path / "set"
+
+
+def test_shards_are_evaluated_as_folders_are(packed: Path) -> None:
+    train, test = train_and_test(str(packed))
+    assert (len(train), len(test)) == (12, 5)
+    assert train.classes == test.classes == ("0", "1", "2")
+    assert by_path(train)["0.tar/000004.jpg"] == "1"
+    assert by_path(test)["1.tar/000013.jpg"] == "1"
+    assert np.array_equal(np.asarray(test.open(0)), np.asarray(open_image(io.BytesIO(picture(12)))))
+    again = train_and_test(None, f"{packed}/train/{{0..1}}.tar", f"{packed}/val/*.tar")
+    assert [images.fingerprint for images in again] == [train.fingerprint, test.fingerprint]
+    assert images_of(str(packed)).fingerprint == images_of(f"{packed}/train").fingerprint == train.fingerprint
+
+
+def test_remote_shards_are_evaluated(packed: Path) -> None:
+    system = fsspec.filesystem("memory")
+    for file in packed.rglob("*.tar"):
+        system.pipe(f"memory://evaluated/{file.relative_to(packed).as_posix()}", file.read_bytes())
+    remote, local = train_and_test("memory://evaluated"), train_and_test(str(packed))
+    assert [images.fingerprint for images in remote] == [images.fingerprint for images in local]
+    assert str(remote[1].root) == "memory://evaluated/val"
+    system.store.clear()
+
+
+def test_shards_go_with_folders_of_the_same_classes(packed: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "photos", "2/a.png", "0/b.png", "7/c.png")
+    train, test = train_and_test(None, str(packed / "train"), tmp_path / "photos")
+    assert (train.classes, test.classes) == (("0", "1", "2"), ("0", "1", "2", "7"))
+    assert by_path(test) == {"0/b.png": "0", "2/a.png": "2", "7/c.png": "7"}
+    train, test = train_and_test(None, tmp_path / "photos", f"{packed}/val/*.tar")
+    assert (train.classes, test.classes) == (("0", "2", "7"), ("0", "2", "7", "1"))
+    assert test.labels is not None
+    assert test.labels.tolist() == [0, 1, 3, 3, 0]  # keys 12, 14, 16, 13, 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["SET/train"], "SET/train names shards, of train or test images: name both, with --train SHARDS"),
+        ([None, "SET/plain.tar", "SET/val"], "have no classes: shards need KEY.cls beside every KEY.jpg"),
+        ([None, "SET/train", "SET/none-*.tar"], "no tar at .*none"),
+        (["memory://nothing"], "no tar at memory://nothing/train"),
+    ],
+)
+def test_mistakes_with_shards_are_one_line(packed: Path, arguments: list[str | None], words: str) -> None:
+    (packed / "plain.tar").write_bytes(tar_of({"1.jpg": picture(1), "2.jpg": picture(2)}))
+    with pytest.raises(UserError, match=words.replace("SET", str(packed))):
+        train_and_test(*(argument and argument.replace("SET", str(packed)) for argument in arguments))
