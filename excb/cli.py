@@ -20,15 +20,15 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see `{self.prog} --help`)")
 
 
-def local_folder(text: str) -> Path:
-    """A folder that is written: an argument's type for argparse.
+def local_path(text: str) -> Path:
+    """A file or folder that is written: an argument's type for argparse.
 
     Raises:
         UserError: it is a URL.
     """
     if "://" in text:
         raise UserError(
-            f"cannot write to {text}: name a folder of this machine, or one where the bucket is mounted, and copy it "
-            "there when the run is saved"
+            f"cannot write to {text}: name a place on this machine, or below a folder where the bucket is mounted, and "
+            "copy it from there"
         )
     return Path(text)

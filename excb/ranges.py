@@ -131,8 +131,8 @@ class RangeReader:
             self._system = lru_cache(MOST_OPEN)(filesystem)
             self._process = os.getpid()
         content = self._remote(place, offset, size) if is_remote(place) else self._local(place, expected, offset, size)
-        if len(content) < size:
-            raise EOFError(f"{place} ends before byte {offset + size:,}")
+        if len(content) != size:  # it was cut; or a server gives no ranges but whole files
+            raise ChangedError(f"{place} gave {len(content):,} bytes for {size:,} from byte {offset:,}")
         return content
 
     def _local(self, place: str, expected: str, offset: int, size: int) -> bytes:

@@ -4,7 +4,7 @@ import io
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import overload
@@ -109,6 +109,20 @@ class ShardImages:
     def fingerprint(self) -> str:
         """A hash of the paths and labels."""
         return fingerprint_of(self.paths, self.labels)
+
+    def here(self) -> "ShardImages":
+        """The set as this process sees it, opened by another one, whose machine may hold copies of the shards.
+
+        Raises:
+            UserError: a shard is missing here, or is another file.
+        """
+        if any(map(ranges.is_remote, self.places)):
+            return self
+        stamps = ranges.stamps(list(self.places))
+        for place, stamp, told in zip(self.places, stamps, self.index.stamps, strict=True):
+            if stamp.split()[0] != told.split()[0]:
+                raise UserError(f"{place} has another size here than in process 0: copy the shards again")
+        return replace(self, index=replace(self.index, stamps=tuple(stamps)))
 
     def stamp(self, index: int) -> str:
         """Another text once the image may have changed."""

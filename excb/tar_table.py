@@ -10,6 +10,7 @@ from typing import IO
 from excb.errors import UserError
 from excb.images import DAMAGE, EXTENSIONS
 
+MOST_BYTES = 2**30  # of an image: it is read as a whole
 LABEL_BYTES = 2**20  # of a .cls or .json file at most
 LABEL_FIELDS = ("label", "cls", "class")  # of a .json file
 BLOCK = tarfile.BLOCKSIZE
@@ -39,7 +40,8 @@ def read_table(stream: IO[bytes], place: str) -> TarTable:
     An image is a regular file with an image's extension; hidden files are passed over. Its label is in KEY.cls, or in
     the field "label", "cls" or "class" of KEY.json (WebDataset's layout: the key ends at the first dot of the file's
     name). What no image set needs is passed over and counted: links and devices, sparse files, names that are
-    absolute, hold `..` or control characters, and all but the last of equal names, as unpacking would.
+    absolute, hold `..` or control characters, files of more than 1 GiB, and all but the last of equal names, as
+    unpacking would.
 
     Args:
         stream: at the beginning of the tar; it can seek.
@@ -55,14 +57,7 @@ def read_table(stream: IO[bytes], place: str) -> TarTable:
 
 
 def _read(stream: IO[bytes], place: str) -> TarTable:
-    head = stream.read(6)
-    for magic, (kind, command) in _COMPRESSED.items():
-        if head.startswith(magic):
-            raise UserError(
-                f"{place} is compressed ({kind}), so that no image in it can be read by itself: unpack it to a plain "
-                f".tar with `{command}` (images hardly shrink)"
-            )
-    stream.seek(0)
+    _refuse_compressed(stream, place)
     found: dict[str, tuple[int, int]] = {}
     labels: dict[str, str | None] = {}
     skipped: Counter[str] = Counter()
@@ -99,6 +94,17 @@ def _read(stream: IO[bytes], place: str) -> TarTable:
     )
 
 
+def _refuse_compressed(stream: IO[bytes], place: str) -> None:
+    head = stream.read(6)
+    for magic, (kind, command) in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise UserError(
+                f"{place} is compressed ({kind}), so that no image in it can be read by itself: unpack it to a plain "
+                f".tar with `{command}` (images hardly shrink)"
+            )
+    stream.seek(0)
+
+
 def _unwanted(member: tarfile.TarInfo) -> str | None:
     """The kind of a member that is not to be read."""
     if member.issym() or member.islnk():
@@ -107,6 +113,8 @@ def _unwanted(member: tarfile.TarInfo) -> str | None:
         return "devices and other special files"
     if member.issparse():
         return "sparse files"
+    if member.size > MOST_BYTES:
+        return "files of more than 1 GiB"
     parts = member.name.split("/")
     if not parts[0] or ".." in parts or any(ord(letter) < 32 or letter == "\x7f" for letter in member.name):
         return "names that lead elsewhere"

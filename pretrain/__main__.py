@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb import __version__
-from excb.cli import Parser, local_folder
+from excb.cli import Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
 
@@ -57,7 +57,7 @@ def _parser() -> Parser:
         "are used for figures only",
     )
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path a line, below --data")
-    parser.add_argument("--out", type=local_folder, metavar="RUN", help="the run folder (default: runs/RECIPE)")
+    parser.add_argument("--out", type=local_path, metavar="RUN", help="the run folder (default: runs/RECIPE)")
     parser.add_argument(
         "--gpus",
         type=int,
@@ -111,7 +111,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process."""
-    from excb.collectives import from_first, processes
+    from excb.collectives import from_first, processes, together
 
     out = chosen.out or Path("runs") / chosen.recipe
     if chosen.data is None and chosen.list is None:
@@ -123,10 +123,14 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
 
         code = quickstart(recipe, out, reporter, table=not chosen.json, profile=chosen.profile)
     else:
+        from excb.shards import ShardImages
+
         from .loop import train
 
         # One process reads the folder: a million names from many processes would be slow on a network's disk.
         images = from_first(lambda: _images(chosen.data, chosen.list, reporter))
+        if isinstance(images, ShardImages):
+            images = together(images.here)
         code = train(recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile)
     if chosen.json and code == 0 and is_first():
         reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())
@@ -135,7 +139,8 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
 
 def _images(data: str | None, listed: Path | None, reporter: Reporter) -> "CodedImages":
     from excb.images import read_list
-    from excb.shards import is_shards, open_images
+    from excb.shard_places import is_shards
+    from excb.shards import open_images
 
     if listed is None:
         assert data is not None

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from excb.cli import Parser
+from excb.cli import Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=local_path,
         metavar="DIR",
         default=Path("studies"),
         help="the study goes into DIR/NAME (default: studies)",

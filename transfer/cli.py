@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb import __version__
-from excb.cli import Parser
+from excb.cli import Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
 
@@ -107,7 +107,7 @@ def _add_common(parser: argparse.ArgumentParser, *, result: str = "FILE.json") -
         help="a test folder that is called otherwise in train (may be repeated)",
     )
     _add_pass(parser)
-    add("--out", type=Path, metavar=result, help="write the result here")
+    add("--out", type=local_path, metavar=result, help="write the result here")
 
 
 def _add_pass(parser: argparse.ArgumentParser) -> None:
@@ -215,7 +215,7 @@ def _add_detection(parser: argparse.ArgumentParser) -> None:
     add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; torchrun for many machines")
     add("--workers", type=int, default=None, metavar="N", help="processes that read images")
     add("--dry-run", action="store_true", help="check everything, show every option, and train nothing")
-    add("--out", type=Path, metavar="FILE.json", help="write the result here as well")
+    add("--out", type=local_path, metavar="FILE.json", help="write the result here as well")
     add("--json", action="store_true", help="print the result as JSON instead of a table")
     add("--quiet", action="store_true", help="no notes, no progress")
 
@@ -248,7 +248,12 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
         add(f"--{name}", dest=f"of_{name}", metavar="NAME", help=f"claims of this {name} only")
     add("--status", choices=("runnable", "cannot"), help="only claims that can be checked, or that cannot")
     add("--dry-run", action="store_true", help="say what would be fetched, run and computed, and do nothing")
-    add("--out", type=Path, metavar="DIR", help="write each evaluation's result here, with its claims and verdicts")
+    add(
+        "--out",
+        type=local_path,
+        metavar="DIR",
+        help="write each evaluation's result here, with its claims and verdicts",
+    )
     add("--json", action="store_true", help="print JSON instead of tables")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
     add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
@@ -272,7 +277,7 @@ def _add_clusters(parser: argparse.ArgumentParser) -> None:
     )
     add("--data-root", type=Path, metavar="DIR", help="where torchvision's data sets lie")
     _add_pass(parser)
-    add("--out", type=Path, metavar="DIR", help="write figures, assignments, picture and atlas into this folder")
+    add("--out", type=local_path, metavar="DIR", help="write figures, assignments, picture and atlas into this folder")
     add("--compare", type=Path, nargs="+", default=[], metavar="DIR", help="earlier --out folders, for one picture")
     add("--duplicates", type=float, metavar="COSINE", help="above it two centroids are duplicates (default: 0.99)")
     add("--exemplars", type=int, metavar="N", help="images of a cluster in the atlas (default: 9, and 3 at its border)")
@@ -282,7 +287,7 @@ def _add_clusters(parser: argparse.ArgumentParser) -> None:
 def _add_leaderboard(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("results", nargs="*", type=Path, metavar="RESULTS", help="result files, or folders of them")
-    add("--out", type=Path, metavar="DIR", help="write leaderboard.md, .csv and .html here")
+    add("--out", type=local_path, metavar="DIR", help="write leaderboard.md, .csv and .html here")
     add("--check", action="store_true", help="check that RESULTS may stand in a leaderboard, and write nothing")
     add(
         "--submit",

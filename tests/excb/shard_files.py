@@ -42,7 +42,7 @@ def tar_of(files: Mapping[str, bytes]) -> bytes:
 
 def webdataset(keys: Iterable[int], classes: int) -> dict[str, bytes]:
     """Pictures with their class's number beside them."""
-    files = {}
+    files: dict[str, bytes] = {}
     for key in keys:
         files |= {f"{key:06}.cls": str(key % classes).encode(), f"{key:06}.jpg": picture(key)}
     return files

@@ -3,12 +3,14 @@
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from torch.utils.data import DataLoader
 
 from excb import ranges
@@ -17,7 +19,8 @@ from excb.features import Inputs
 from excb.images import BrokenImageError, scan_folder
 from excb.machine import leave_signals_to_parent
 from excb.shard_index import FOLDER
-from excb.shards import ShardImages, is_shards, open_images, open_shards
+from excb.shard_places import is_shards
+from excb.shards import ShardImages, open_images, open_shards
 from excb.subset import Subset
 from tests.excb.shard_files import pack_folder, picture, tar_of, webdataset
 
@@ -154,6 +157,18 @@ def test_a_shard_that_changes_while_it_is_in_use_is_noticed(shards: Path) -> Non
         images.open(23)
 
 
+def test_copies_on_another_machine_have_times_of_their_own(shards: Path) -> None:
+    images = open_shards(str(shards))
+    os.utime(shards / "train-000.tar", ns=(0, 0))
+    there = pickle.loads(pickle.dumps(images)).here()
+    assert stored(there) == [picture(number) for number in range(30)]
+    assert there.fingerprint == images.fingerprint
+    with (shards / "train-001.tar").open("ab") as stream:
+        stream.write(bytes(512))
+    with pytest.raises(UserError, match=r"train-001\.tar has another size here than in process 0"):
+        images.here()
+
+
 @pytest.mark.parametrize("damage", [b"", b"PK\3\4 no archive", None])
 def test_a_damaged_index_is_made_again(shards: Path, cache: Path, damage: bytes | None) -> None:
     whole = stored(open_shards(str(shards)))
@@ -196,8 +211,8 @@ def test_worker_processes_read_the_same(shards: Path, start: str) -> None:
     assert all(np.array_equal(row, np.asarray(images.open(index))) for index, row in read)
 
 
-def _pixels(image: object) -> np.ndarray:
-    return np.array(image)
+def _pixels(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image))
 
 
 def test_few_files_stay_open_and_none_crosses_a_fork(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,13 +279,29 @@ def test_a_remote_read_is_tried_again(memory: str, cache: Path, monkeypatch: pyt
     def unsteady(system: object, path: str, **options: int) -> bytes:
         if failing.pop(0):
             raise TimeoutError("the line is bad")
-        return read(system, path, **options)  # type: ignore[no-any-return]
+        return read(system, path, **options)
 
     monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "cat_file", unsteady)
     monkeypatch.setattr(ranges, "PAUSES", (0.0, 0.0))
     assert images.source(2).getvalue() == picture(2)
     failing[:] = [1, 1, 1]
     with pytest.raises(BrokenImageError, match="TimeoutError: the line is bad"):
+        images.open(2)
+
+
+@pytest.mark.parametrize("gives", [lambda whole, start, end: whole, lambda whole, start, end: whole[start:end][:-1]])
+def test_a_server_that_gives_other_bytes_than_were_asked_for_is_noticed(
+    memory: str, cache: Path, monkeypatch: pytest.MonkeyPatch, gives: Callable[[bytes, int, int], bytes]
+) -> None:
+    whole = tar_of(webdataset(range(4), 2))
+    fsspec.filesystem("memory").pipe(f"{memory}/t.tar", whole)
+    images = open_shards(f"{memory}/t.tar")
+    monkeypatch.setattr(
+        fsspec.implementations.memory.MemoryFileSystem,
+        "cat_file",
+        lambda _system, _path, start, end: gives(whole, start, end),
+    )
+    with pytest.raises(BrokenImageError, match=r"t\.tar gave .* bytes for .* from byte"):
         images.open(2)
 
 

@@ -13,6 +13,7 @@ from excb.errors import UserError
 from excb.images import CodedImages, scan_folder
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
+from excb.pretrain.data import Batch
 from excb.pretrain.overrides import apply, find_recipe
 from excb.shards import open_shards
 from tests.excb.shard_files import pack_folder, tar_of
@@ -62,7 +63,7 @@ def test_a_stopped_run_on_shards_ends_as_the_undisturbed_one_on_files(
     pretrain(scan_folder(folder), tmp_path / "files")
     step = loop.Run._step
 
-    def interrupted(run: loop.Run, batch: object) -> object:
+    def interrupted(run: loop.Run, batch: Batch) -> object:
         if run.progress.step == 4:
             signal.raise_signal(signal.SIGTERM)
         return step(run, batch)
@@ -100,7 +101,7 @@ def test_a_broken_member_is_replaced_and_named(
         (["--data", "{}/none-*.tar"], "no tar at .*none"),
         (
             ["--data", "{}", "--out", "s3://bucket/run"],
-            "cannot write to s3://bucket/run: name a folder of this",
+            "cannot write to s3://bucket/run: name a place on this",
         ),
     ],
 )
