@@ -456,7 +456,7 @@ class HubImages:
         """
         stored = self.rows[index][self.column] or {"bytes": b""}
         content = stored.get("bytes")
-        return open_image(stored["path"] if content is None else io.BytesIO(content))  # type: ignore[arg-type]
+        return open_image(stored["path"] if content is None else io.BytesIO(content))
 
     def stamp(self, _index: int) -> str:
         """Nothing: the fingerprint covers the images."""

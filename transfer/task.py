@@ -26,7 +26,7 @@ from .cache import CachedFeatures
 from .extraction import Extraction, features_of
 from .subjects import Subject
 
-FixedImages = TypeVar("FixedImages", ImageSet, ShardImages)
+FixedImages = TypeVar("FixedImages", bound=ImageSet | ShardImages)
 
 CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
 

@@ -274,10 +274,10 @@ def test_crops_of_an_image_decoded_smaller_are_near_those_of_the_whole(name: str
     picture = photograph(name)
     picture = picture.crop((0, 0, picture.width - 3, picture.height - 5))  # no multiple of anything
     settings, file = settings_of(global_size=64, local_size=32), as_jpeg(picture)
-    maker, whole = ViewMaker(settings, seed=3, epochs=99), open_image(file)  # type: ignore[arg-type]
+    maker, whole = ViewMaker(settings, seed=3, epochs=99), open_image(file)
     distances, divisors = [], set()
     for epoch in range(20):
-        smaller, size = open_smaller(file, partial(maker.shrink, epoch=epoch, sample=9))  # type: ignore[arg-type]
+        smaller, size = open_smaller(file, partial(maker.shrink, epoch=epoch, sample=9))
         assert size == picture.size
         divisor = round(picture.width / smaller.width)
         divisors.add(divisor)

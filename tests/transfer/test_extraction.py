@@ -24,6 +24,7 @@ from excb.images import ImageSet
 from excb.transfer import cache, extraction
 from excb.transfer.cache import FOLDER, META, entries
 from excb.transfer.extraction import Extraction, files_hash, modules_hash
+from excb.transfer.sources import ArrayImages
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder
@@ -253,7 +254,7 @@ def test_memory_that_does_not_suffice_is_told(place: Path, monkeypatch: pytest.M
 
 
 def test_source_without_files_counts_by_its_fingerprint(place: Path) -> None:
-    memory: Any = range(3)  # a length, and nothing called `file`
+    memory = ArrayImages(place, "test", np.zeros((3, 4, 4), np.uint8), np.arange(3), ("a", "b", "c"))
     assert files_hash(memory) == files_hash(ImageSet(place, []))
     assert files_hash(ImageSet(place, ["nowhere.png"])) != files_hash(ImageSet(place, []))
 
