@@ -32,6 +32,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval linear --ckpt runs/rn18_small --data DIR --protocol fast
   excb-eval semisup --ckpt runs/rn18_small --data DIR --percent 10 --seeds 0 1 2
   excb-eval knn --ckpt timm:resnet50 --data torchvision:CIFAR10
+  excb-eval knn --ckpt timm:resnet50 --train 'DIR/train-*.tar' --test 'DIR/val-*.tar'     tar shards, also s3:// ...
   excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
   excb-eval clusters --ckpt runs/rn18_small --data DIR --out DIR    what is in each cluster: figures and an atlas
   excb-eval all --ckpt runs/rn18_small --data DIR --out REPORT      every protocol that applies, and one report page
