@@ -14,7 +14,9 @@ MOST_OPEN = 128  # local files that one process keeps open; systems usually allo
 PAUSES = (1.0, 4.0)  # seconds before a remote read is tried again
 ASK_TOGETHER = 16  # remote files asked about, or indexed, at once
 READ_AHEAD = 8 * 2**20  # bytes asked for at once while a remote file is read from one end to the other
-_CHANGES = ("size", "ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "md5Hash", "crc32c")
+# What stores tell of a file that changes with it.
+_CHANGES = ("size", "ETag", "etag", "generation", "md5Hash", "crc32c", "Content-MD5", "mtime", "created", "updated")
+_CHANGES += ("LastModified", "Last-Modified", "last_modified")
 
 
 def is_remote(place: str) -> bool:

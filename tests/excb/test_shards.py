@@ -1,5 +1,6 @@
 """Tar shards as a set of images: what is in them, who reads them, what is noticed when they change."""
 
+import io
 import os
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from fsspec.asyn import AsyncFileSystem
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -269,6 +271,35 @@ def test_remote_shards_are_the_local_ones(shards: Path, cache: Path, memory: str
     assert told == ["indexing 3 shards, once"]
     fsspec.filesystem("memory").pipe(f"{memory}/train/t-1.tar", tar_of(webdataset(range(5), 3)))
     assert len(open_images(memory + ending, told.append)) == 25
+
+
+class Asynchronous(AsyncFileSystem):
+    """fsspec's memory, reached as s3fs and gcsfs reach theirs: by an event loop in a thread, which no fork copies."""
+
+    protocol = "asynchronous"
+
+    async def _info(self, path: str, **_options: object) -> dict[str, object]:
+        return {"name": path, "type": "file", "size": len(await self._cat_file(path))}
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_options: object) -> bytes:
+        content: bytes = fsspec.filesystem("memory").cat_file(f"/{path}")
+        return content[start:end]
+
+    def _open(self, path: str, *_options: object, **_named: object) -> io.BytesIO:
+        return io.BytesIO(self.cat_file(path))
+
+
+def test_workers_read_from_asynchronous_stores(memory: str, cache: Path) -> None:
+    fsspec.register_implementation("asynchronous", Asynchronous, clobber=True)
+    fsspec.filesystem("memory").pipe("memory://bucket/t.tar", tar_of(webdataset(range(8), 2)))
+    images = open_shards("asynchronous://bucket/t.tar")
+    assert images.source(0).getvalue() == picture(0)  # the loop's thread runs
+    loader = DataLoader(
+        Inputs(images, _pixels), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60
+    )
+    read = [row for _, rows in loader for row in rows]
+    assert all(np.array_equal(row, np.asarray(images.open(index))) for index, row in enumerate(read))
+    assert len(read) == 8
 
 
 def test_a_remote_read_is_tried_again(memory: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
