@@ -15,8 +15,10 @@ PAUSES = (1.0, 4.0)  # seconds before a remote read is tried again
 ASK_TOGETHER = 16  # remote files asked about, or indexed, at once
 READ_AHEAD = 8 * 2**20  # bytes asked for at once while a remote file is read from one end to the other
 # What stores tell of a file that changes with it.
-_CHANGES = ("size", "ETag", "etag", "generation", "md5Hash", "crc32c", "Content-MD5", "mtime", "created", "updated")
-_CHANGES += ("LastModified", "Last-Modified", "last_modified")
+_CHANGES = (
+    *("size", "ETag", "etag", "generation", "md5Hash", "crc32c", "Content-MD5"),
+    *("mtime", "created", "updated", "LastModified", "Last-Modified", "last_modified"),
+)
 
 
 def is_remote(place: str) -> bool:
