@@ -162,6 +162,18 @@ def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:
     return ImageSet(Path(root) if root is not None else file.parent, paths)
 
 
+def read_training_images(data: Path | None, listed: Path | None = None) -> ImageSet:
+    """The images that a run trains on: those of a list, or below `data/train`, or below `data`.
+
+    Raises:
+        UserError: as `scan_folder` and `read_list`.
+    """
+    if listed is not None:
+        return read_list(listed, data)
+    assert data is not None
+    return scan_folder(data / "train" if (data / "train").is_dir() else data)
+
+
 class BrokenImageError(Exception):
     """A file that is no readable image; the message says why."""
 

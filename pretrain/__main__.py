@@ -12,13 +12,11 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
 
-from . import overrides, study_command
+from . import doctor_command, overrides, study_command
 from .recipes import RECIPES, Recipe
 
 if TYPE_CHECKING:
     import torch
-
-    from excb.images import ImageSet
 
 DESCRIPTION = """\
 Pretrain an image encoder without labels (ExCB).
@@ -27,6 +25,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain list                          the recipes
   excb-pretrain show RECIPE                   every value, where it comes from, what the paper used
   excb-pretrain plan RECIPE --gpus 8          parameters, FLOPs, memory, communication; with a GPU, images/s and hours
+  excb-pretrain doctor RECIPE --data DIR      what would fail or be slow: images, disk, GPUs, limits; and the mends
   excb-pretrain RECIPE --data DIR             pretrain on the images below DIR
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
@@ -40,14 +39,15 @@ A run started again in its folder goes on where it was."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-pretrain` and return its exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if arguments[:1] == ["study"]:
-        return run("excb-pretrain", lambda: study_command.main(arguments[1:]))
+    own = {"study": study_command.main, "doctor": doctor_command.main}.get(arguments[0] if arguments else "")
+    if own is not None:
+        return run("excb-pretrain", lambda: own(arguments[1:]))
     return run("excb-pretrain", lambda: _main(argv))
 
 
 def _parser() -> Parser:
     parser = Parser(prog="excb-pretrain", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or: list, show, plan, quickstart, study")
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe, or: list, show, plan, doctor, quickstart, study")
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values other than the recipe's")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="images, at any depth; labels are used for figures only"
@@ -119,23 +119,16 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
 
         code = quickstart(recipe, out, reporter, table=not chosen.json, profile=chosen.profile)
     else:
+        from excb.images import read_training_images
+
         from .loop import train
 
         # One process reads the folder: a million names from many processes would be slow on a network's disk.
-        images = from_first(lambda: _images(chosen.data, chosen.list))
+        images = from_first(lambda: read_training_images(chosen.data, chosen.list))
         code = train(recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile)
     if chosen.json and code == 0 and is_first():
         reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())
     return code
-
-
-def _images(data: Path | None, listed: Path | None) -> "ImageSet":
-    from excb.images import read_list, scan_folder
-
-    if listed is not None:
-        return read_list(listed, data)
-    assert data is not None
-    return scan_folder(data / "train" if (data / "train").is_dir() else data)
 
 
 def _gpu_overrides(gpus: int | None) -> list[str]:
@@ -155,9 +148,11 @@ def _show(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, rep
 
 def _plan(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, reporter: Reporter) -> int:
     recipe = overrides.apply(recipe, [*_gpu_overrides(chosen.gpus), *values])
+    from excb.images import read_training_images
+
     from .plan import plan
 
-    images = _images(chosen.data, chosen.list) if chosen.data or chosen.list else None
+    images = read_training_images(chosen.data, chosen.list) if chosen.data or chosen.list else None
     return plan(recipe, chosen.gpus, images, reporter, measure=chosen.measure, as_json=chosen.json)
 
 
