@@ -11,6 +11,8 @@ from excb import __version__
 from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
+from excb.slurm import HELP as SLURM_HELP
+from excb.slurm import submit_command
 
 from . import doctor_command, overrides, study_command
 from .recipes import RECIPES, Recipe
@@ -30,6 +32,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
   excb-pretrain study NAME --data DIR         small runs side by side: balancers, batch sizes, components ...
+  excb-pretrain RECIPE --data DIR --slurm partition=gpu,nodes=4,gpus=8,time=24:00:00      as a Slurm job
   torchrun --nnodes 4 --nproc-per-node 8 ... -m excb.pretrain RECIPE --data DIR      on many machines
   excb-pretrain draw KIND --out FILE          the paper's pictures; `excb-pretrain draw --help` lists them
 
@@ -60,6 +63,7 @@ def _parser() -> Parser:
         metavar="N",
         help="GPUs to train on, 0 for the CPU (default: one if there is one)",
     )
+    parser.add_argument("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
     parser.add_argument("--profile", action="store_true", help="record a few steps and say where their time goes")
     parser.add_argument("--measure", action="store_true", help="plan: measure on the CPU where there is no GPU")
     parser.add_argument("--json", action="store_true", help="print the report, or the listing, as JSON")
@@ -81,6 +85,8 @@ def _main(argv: Sequence[str] | None) -> int:
             return _list(reporter, as_json=chosen.json)
         if chosen.measure and chosen.recipe != "plan":
             raise UserError("--measure is for `excb-pretrain plan`: leave it out")
+        if chosen.slurm is not None and chosen.recipe in ("show", "plan"):
+            raise UserError(f"{chosen.recipe} runs here, not under Slurm: leave --slurm out")
         if chosen.recipe in ("show", "plan"):
             if not chosen.overrides:
                 raise UserError(f"{chosen.recipe} which recipe? (`excb-pretrain list` shows all)")
@@ -94,10 +100,15 @@ def _main(argv: Sequence[str] | None) -> int:
     except UserError as error:
         error.told = not is_first()  # every process reads the same command line
         raise
+    arguments = sys.argv[1:] if argv is None else argv
+    jobs = _run_folder(chosen) / "slurm"
+    code = submit_command("excb.pretrain", arguments, chosen.slurm, jobs, reporter, gpus=chosen.gpus)
+    if code is not None:
+        return code
     from excb.launch import launch_on_gpus
     from excb.parallel import run_joined
 
-    code = launch_on_gpus("excb.pretrain", sys.argv[1:] if argv is None else argv, chosen.gpus)
+    code = launch_on_gpus("excb.pretrain", arguments, chosen.gpus)
     if code is not None:
         return code
     return run_joined(
@@ -105,11 +116,15 @@ def _main(argv: Sequence[str] | None) -> int:
     )
 
 
+def _run_folder(chosen: argparse.Namespace) -> Path:
+    return chosen.out or Path("runs") / chosen.recipe
+
+
 def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process."""
     from excb.collectives import from_first, processes
 
-    out = chosen.out or Path("runs") / chosen.recipe
+    out = _run_folder(chosen)
     if chosen.data is None and chosen.list is None:
         if processes() > 1:
             raise UserError(
