@@ -71,7 +71,8 @@ def parse(text: str) -> Request:
     Raises:
         UserError: an unknown name, or a value that is none.
     """
-    types, values = typing.get_type_hints(Request), {}
+    types: dict[str, Any] = typing.get_type_hints(Request)
+    values: dict[str, Any] = {}
     for item in text.split(","):
         name, equals, value = item.strip().partition("=")
         if not equals or not value:

@@ -117,7 +117,8 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _run_folder(chosen: argparse.Namespace) -> Path:
-    return chosen.out or Path("runs") / chosen.recipe
+    out: Path = chosen.out or Path("runs") / chosen.recipe
+    return out
 
 
 def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:

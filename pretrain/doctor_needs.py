@@ -29,8 +29,8 @@ def checkpoint_bytes(recipe: Recipe, images: int) -> int:
     _, model = fake_networks(recipe)
     few = model.student.centroids.weight.shape[0]
     more = width * (method.clusters - few) * method.width
-    student = more + sum(value.nbytes for value in model.student.parameters())
-    networks = 2 * more + sum(value.nbytes for value in model.state_dict().values())
+    student: int = more + sum(value.nbytes for value in model.student.parameters())
+    networks: int = 2 * more + sum(value.nbytes for value in model.state_dict().values())
     states = 2 if recipe.optim.optimizer == "adamw" else int(recipe.optim.momentum > 0)
     return networks + states * student + images * (4 * recipe.views.global_views + 8)
 

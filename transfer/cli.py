@@ -37,7 +37,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
   excb-eval clusters --ckpt runs/rn18_small --data DIR --out DIR    what is in each cluster: figures and an atlas
   excb-eval all --ckpt runs/rn18_small --data DIR --out REPORT      every protocol that applies, and one report page
-  excb-eval linear ... --slurm partition=gpu,gpus=8,time=4:00:00     as a Slurm job
+  excb-eval linear ... --slurm partition=gpu,gpus=8,time=4:00:00    as a Slurm job
   excb-eval compare a.json b.json                                   is the difference real?
   excb-eval reproduce table1/excb --data DIR                        do published figures hold? PASS, FAIL or CANNOT
   excb-eval leaderboard RESULTS --out DIR                           published and measured figures side by side"""

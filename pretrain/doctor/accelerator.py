@@ -76,12 +76,12 @@ def _device(index: int) -> Check:
 
 def _bf16(index: int) -> bool:
     with torch.cuda.device(index):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _nccl(gpus: int) -> Check:
     if dist.is_available() and dist.is_nccl_available():
-        return Check("NCCL", "ok", ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
+        return Check("NCCL", "ok", ".".join(map(str, torch.cuda.nccl.version())))
     if gpus > 1:
         return Check("NCCL", "error", "this torch has none, and several GPUs need it", "install torch's own wheels")
     return Check("NCCL", "ok", "this torch has none; one GPU needs none")

@@ -4,6 +4,7 @@ import io
 import platform
 import warnings
 from importlib import metadata
+from typing import cast
 
 import numpy as np
 import torch
@@ -104,6 +105,6 @@ def _largest_difference() -> int:
     coded = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
     ours = np.asarray(Image.open(stream).convert("RGB")).astype(np.int16)
     with warnings.catch_warnings(action="ignore"):  # as in excb.jpeg: that it may be gone one day
-        decoded = decode_jpeg(coded, ImageReadMode.RGB)
+        decoded = cast(torch.Tensor, decode_jpeg(coded, ImageReadMode.RGB))
     theirs = decoded.permute(1, 2, 0).numpy().astype(np.int16)
     return int(np.abs(ours - theirs).max())

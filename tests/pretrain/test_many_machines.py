@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,8 +110,14 @@ def test_a_slurm_job_at_its_limit_queues_again_and_leaves_no_trace(
     images: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("submitit")
-    run, jobs, submit = tmp_path / "run", [], slurm.submit
-    monkeypatch.setattr(slurm, "submit", lambda *given: jobs.append(submit(*given)) or jobs[0])
+    run, submit = tmp_path / "run", slurm.submit
+    jobs: list[Any] = []
+
+    def keep(*given: Any) -> Any:
+        jobs.append(submit(*given))
+        return jobs[0]
+
+    monkeypatch.setattr(slurm, "submit", keep)
     options = ["--slurm", "cluster=local,tasks=2,time=30"]
     assert main([*command(images, run, *NETWORK, *FILES), *options]) == 0
     wait_until(at_step(run, 5))

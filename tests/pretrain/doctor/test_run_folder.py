@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from excb.pretrain.doctor import run_folder
 from excb.pretrain.doctor.run_folder import check_folder, check_space
 
 GIB = 2**30
@@ -45,7 +44,7 @@ def test_another_process_trains_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("off", "words"), [(60.0, "60 s behind"), (-60.0, "60 s ahead of")])
 def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, words: str) -> None:
     now = time.time
-    monkeypatch.setattr(run_folder.time, "time", lambda: now() + off)
+    monkeypatch.setattr(time, "time", lambda: now() + off)
     check = check_folder(tmp_path)[1]
     assert check.verdict == "warning"
     assert words in check.found
@@ -53,12 +52,12 @@ def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of
 
 @pytest.mark.parametrize(("free", "verdict"), [(4.9, "error"), (5.1, "warning"), (9.9, "warning"), (10.1, "ok")])
 def test_room_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, verdict: str) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(GIB, GIB, int(free * GIB)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(GIB, GIB, int(free * GIB)))
     assert check_space(tmp_path / "new", GIB, keep=3).verdict == verdict
 
 
 def test_checkpoints_that_are_there_need_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(GIB, GIB, 2 * GIB))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(GIB, GIB, 2 * GIB))
     (tmp_path / "checkpoints").mkdir()
     with (tmp_path / "checkpoints" / "step-7.pt").open("wb") as stream:
         stream.truncate(4 * GIB)  # a file of holes
