@@ -20,7 +20,6 @@ from typing import Any, Literal
 from excb.console import Reporter
 from excb.errors import UserError, nearest_name
 from excb.settings import option, require, require_choices
-from excb.signals import LAUNCHER
 
 HELP = "run it as a Slurm job, such as partition=gpu,nodes=2,gpus=8,time=24:00:00 (docs/running.md)"
 POLL = 0.1  # seconds between looks at the process
@@ -263,6 +262,8 @@ def _store(address: str, port: int) -> Any:
 
 def _environment(place: Any, address: str) -> dict[str, str]:
     """Who the process is, in the words that torch reads."""
+    from excb.signals import LAUNCHER
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("SLURM_CPUS_PER_TASK") or str(max(1, cores // place.local_world_size))
     return {

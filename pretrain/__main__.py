@@ -42,10 +42,17 @@ A run started again in its folder goes on where it was."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-pretrain` and return its exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    own = {"study": study_command.main, "doctor": doctor_command.main}.get(arguments[0] if arguments else "")
+    commands = {"study": study_command.main, "doctor": doctor_command.main, "draw": _draw}
+    own = commands.get(arguments[0]) if arguments else None
     if own is not None:
         return run("excb-pretrain", lambda: own(arguments[1:]))
-    return run("excb-pretrain", lambda: _main(argv))
+    return run("excb-pretrain", lambda: _main(arguments))
+
+
+def _draw(arguments: Sequence[str]) -> int:
+    from .draw import main
+
+    return main(arguments)
 
 
 def _parser() -> Parser:
@@ -72,14 +79,9 @@ def _parser() -> Parser:
     return parser
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["draw"]:
-        from .draw import main as draw
-
-        return draw(words[1:])
+def _main(arguments: Sequence[str]) -> int:
     try:
-        chosen = _parser().parse_intermixed_args(argv)
+        chosen = _parser().parse_intermixed_args(arguments)
         reporter = Reporter(quiet=chosen.quiet or not is_first())
         if chosen.recipe == "list":
             return _list(reporter, as_json=chosen.json)
@@ -100,7 +102,6 @@ def _main(argv: Sequence[str] | None) -> int:
     except UserError as error:
         error.told = not is_first()  # every process reads the same command line
         raise
-    arguments = sys.argv[1:] if argv is None else argv
     jobs = _run_folder(chosen) / "slurm"
     code = submit_command("excb.pretrain", arguments, chosen.slurm, jobs, reporter, gpus=chosen.gpus)
     if code is not None:
