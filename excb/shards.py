@@ -14,7 +14,7 @@ from PIL import Image
 
 from excb import ranges
 from excb.errors import UserError
-from excb.images import EXTENSIONS, BrokenImageError, CodedImages, fingerprint_of, open_image, scan_folder
+from excb.images import EXTENSIONS, BrokenImageError, CodedImages, fingerprint_of, open_image, read_list, scan_folder
 from excb.shard_index import ShardIndex, index_of
 from excb.shard_places import find_shards, holds_shards, is_shards, names_tars
 
@@ -195,6 +195,25 @@ def _classes(index: ShardIndex) -> tuple[np.ndarray | None, tuple[str, ...] | No
         return None, None
     number = {name: place for place, name in enumerate(classes)}
     return np.array([number[folder] for folder, _ in folders]), classes
+
+
+def training_images(data: str | None, listed: Path | None, note: Note = lambda _line: None) -> CodedImages:
+    """The images that a run trains on: those of a list, or what `open_images` finds.
+
+    Args:
+        data: a folder or shards; with a list, the folder that its paths start from.
+        listed: a file with one path a line.
+        note: told when shards are indexed.
+
+    Raises:
+        UserError: there are none, or they cannot be used.
+    """
+    if listed is None:
+        assert data is not None
+        return open_images(data, note)
+    if data is not None and is_shards(data):
+        raise UserError(f"--list names files, and {data} holds shards: leave one of them out")
+    return read_list(listed, data)
 
 
 def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:

@@ -11,14 +11,14 @@ from excb import __version__
 from excb.cli import Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
+from excb.slurm import HELP as SLURM_HELP
+from excb.slurm import submit_command
 
-from . import overrides, study_command
+from . import doctor_command, overrides, study_command
 from .recipes import RECIPES, Recipe
 
 if TYPE_CHECKING:
     import torch
-
-    from excb.images import CodedImages
 
 DESCRIPTION = """\
 Pretrain an image encoder without labels (ExCB).
@@ -27,11 +27,13 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain list                          the recipes
   excb-pretrain show RECIPE                   every value, where it comes from, what the paper used
   excb-pretrain plan RECIPE --gpus 8          parameters, FLOPs, memory, communication; with a GPU, images/s and hours
+  excb-pretrain doctor RECIPE --data DIR      what would fail or be slow: images, disk, GPUs, limits; and the mends
   excb-pretrain RECIPE --data DIR             pretrain on the images below DIR
   excb-pretrain RECIPE --data 'shards/*.tar'  on tar shards, here or at s3://, gs://, https://
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
   excb-pretrain study NAME --data DIR         small runs side by side: balancers, batch sizes, components ...
+  excb-pretrain RECIPE --data DIR --slurm partition=gpu,nodes=4,gpus=8,time=24:00:00      as a Slurm job
   torchrun --nnodes 4 --nproc-per-node 8 ... -m excb.pretrain RECIPE --data DIR      on many machines
   excb-pretrain draw KIND --out FILE          the paper's pictures; `excb-pretrain draw --help` lists them
 
@@ -41,14 +43,22 @@ A run started again in its folder goes on where it was."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-pretrain` and return its exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if arguments[:1] == ["study"]:
-        return run("excb-pretrain", lambda: study_command.main(arguments[1:]))
-    return run("excb-pretrain", lambda: _main(argv))
+    commands = {"study": study_command.main, "doctor": doctor_command.main, "draw": _draw}
+    own = commands.get(arguments[0]) if arguments else None
+    if own is not None:
+        return run("excb-pretrain", lambda: own(arguments[1:]))
+    return run("excb-pretrain", lambda: _main(arguments))
+
+
+def _draw(arguments: Sequence[str]) -> int:
+    from .draw import main
+
+    return main(arguments)
 
 
 def _parser() -> Parser:
     parser = Parser(prog="excb-pretrain", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name, or: list, show, plan, quickstart, study")
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe, or: list, show, plan, doctor, quickstart, study")
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values other than the recipe's")
     parser.add_argument(
         "--data",
@@ -64,6 +74,7 @@ def _parser() -> Parser:
         metavar="N",
         help="GPUs to train on, 0 for the CPU (default: one if there is one)",
     )
+    parser.add_argument("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
     parser.add_argument("--profile", action="store_true", help="record a few steps and say where their time goes")
     parser.add_argument("--measure", action="store_true", help="plan: measure on the CPU where there is no GPU")
     parser.add_argument("--json", action="store_true", help="print the report, or the listing, as JSON")
@@ -72,19 +83,16 @@ def _parser() -> Parser:
     return parser
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["draw"]:
-        from .draw import main as draw
-
-        return draw(words[1:])
+def _main(arguments: Sequence[str]) -> int:
     try:
-        chosen = _parser().parse_intermixed_args(argv)
+        chosen = _parser().parse_intermixed_args(arguments)
         reporter = Reporter(quiet=chosen.quiet or not is_first())
         if chosen.recipe == "list":
             return _list(reporter, as_json=chosen.json)
         if chosen.measure and chosen.recipe != "plan":
             raise UserError("--measure is for `excb-pretrain plan`: leave it out")
+        if chosen.slurm is not None and chosen.recipe in ("show", "plan"):
+            raise UserError(f"{chosen.recipe} runs here, not under Slurm: leave --slurm out")
         if chosen.recipe in ("show", "plan"):
             if not chosen.overrides:
                 raise UserError(f"{chosen.recipe} which recipe? (`excb-pretrain list` shows all)")
@@ -98,10 +106,14 @@ def _main(argv: Sequence[str] | None) -> int:
     except UserError as error:
         error.told = not is_first()  # every process reads the same command line
         raise
+    jobs = _run_folder(chosen) / "slurm"
+    code = submit_command("excb.pretrain", arguments, chosen.slurm, jobs, reporter, gpus=chosen.gpus)
+    if code is not None:
+        return code
     from excb.launch import launch_on_gpus
     from excb.parallel import run_joined
 
-    code = launch_on_gpus("excb.pretrain", sys.argv[1:] if argv is None else argv, chosen.gpus)
+    code = launch_on_gpus("excb.pretrain", arguments, chosen.gpus)
     if code is not None:
         return code
     return run_joined(
@@ -109,11 +121,16 @@ def _main(argv: Sequence[str] | None) -> int:
     )
 
 
+def _run_folder(chosen: argparse.Namespace) -> Path:
+    out: Path = chosen.out or Path("runs") / chosen.recipe
+    return out
+
+
 def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process."""
     from excb.collectives import from_first, processes, together
 
-    out = chosen.out or Path("runs") / chosen.recipe
+    out = _run_folder(chosen)
     if chosen.data is None and chosen.list is None:
         if processes() > 1:
             raise UserError(
@@ -123,31 +140,18 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
 
         code = quickstart(recipe, out, reporter, table=not chosen.json, profile=chosen.profile)
     else:
-        from excb.shards import ShardImages
+        from excb.shards import ShardImages, training_images
 
         from .loop import train
 
         # One process reads the folder: a million names from many processes would be slow on a network's disk.
-        images = from_first(lambda: _images(chosen.data, chosen.list, reporter))
+        images = from_first(lambda: training_images(chosen.data, chosen.list, reporter.note))
         if isinstance(images, ShardImages):
             images = together(images.here)
         code = train(recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile)
     if chosen.json and code == 0 and is_first():
         reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())
     return code
-
-
-def _images(data: str | None, listed: Path | None, reporter: Reporter) -> "CodedImages":
-    from excb.images import read_list
-    from excb.shard_places import is_shards
-    from excb.shards import open_images
-
-    if listed is None:
-        assert data is not None
-        return open_images(data, reporter.note)
-    if data is not None and is_shards(data):
-        raise UserError(f"--list names files, and {data} holds shards: leave one of them out")
-    return read_list(listed, data)
 
 
 def _gpu_overrides(gpus: int | None) -> list[str]:
@@ -167,9 +171,11 @@ def _show(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, rep
 
 def _plan(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, reporter: Reporter) -> int:
     recipe = overrides.apply(recipe, [*_gpu_overrides(chosen.gpus), *values])
+    from excb.shards import training_images
+
     from .plan import plan
 
-    images = _images(chosen.data, chosen.list, reporter) if chosen.data or chosen.list else None
+    images = training_images(chosen.data, chosen.list, reporter.note) if chosen.data or chosen.list else None
     return plan(recipe, chosen.gpus, images, reporter, measure=chosen.measure, as_json=chosen.json)
 
 

@@ -10,6 +10,8 @@ from excb import __version__
 from excb.cli import Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
+from excb.slurm import HELP as SLURM_HELP
+from excb.slurm import submit_command
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +38,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
   excb-eval clusters --ckpt runs/rn18_small --data DIR --out DIR    what is in each cluster: figures and an atlas
   excb-eval all --ckpt runs/rn18_small --data DIR --out REPORT      every protocol that applies, and one report page
+  excb-eval linear ... --slurm partition=gpu,gpus=8,time=4:00:00    as a Slurm job
   excb-eval compare a.json b.json                                   is the difference real?
   excb-eval reproduce table1/excb --data DIR                        do published figures hold? PASS, FAIL or CANNOT
   excb-eval leaderboard RESULTS --out DIR                           published and measured figures side by side"""
@@ -119,6 +122,7 @@ def _add_pass(parser: argparse.ArgumentParser) -> None:
     add("--crop", type=int, metavar="PIXELS", help="central square (default: the checkpoint's)")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
     add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
+    add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
     add("--batch-size", type=_batch, default=64, metavar="B", help="images at once, or auto (default: 64)")
     add("--workers", type=int, default=None, metavar="N", help="processes that read images")
     add("--cache", type=Path, metavar="DIR", help="keeps features (default: $EXCB_CACHE, else ~/.cache/excb)")
@@ -214,6 +218,7 @@ def _add_detection(parser: argparse.ArgumentParser) -> None:
     add("--skip-preflight", dest="preflight", action="store_false", help="train at once")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
     add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; torchrun for many machines")
+    add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
     add("--workers", type=int, default=None, metavar="N", help="processes that read images")
     add("--dry-run", action="store_true", help="check everything, show every option, and train nothing")
     add("--out", type=local_path, metavar="FILE.json", help="write the result here as well")
@@ -258,6 +263,7 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON instead of tables")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
     add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
+    add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
     add("--batch-size", type=_batch, default=64, metavar="B", help="images at once, or auto (default: 64)")
     add("--workers", type=int, default=None, metavar="N", help="processes that read images")
     add("--cache", type=Path, metavar="DIR", help="keeps features (default: $EXCB_CACHE, else ~/.cache/excb)")
@@ -321,10 +327,14 @@ def _main(argv: Sequence[str] | None) -> int:
             raise UserError(f"--out {chosen.out} is a file: name a folder", told=not is_first())
     elif chosen.protocol not in ("all", "reproduce") and chosen.out is not None and chosen.out.is_dir():
         raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not is_first())
+    arguments = sys.argv[1:] if argv is None else argv
+    jobs = Path("runs") / "slurm"
+    code = submit_command("excb.transfer.cli", arguments, chosen.slurm, jobs, Reporter(), gpus=chosen.gpus)
+    if code is not None:
+        return code
     from excb.launch import launch_on_gpus
     from excb.parallel import run_joined
 
-    arguments = sys.argv[1:] if argv is None else argv
     answers = (FAILED, NOTHING_CHECKED) if chosen.protocol == "reproduce" else ()
     code = launch_on_gpus("excb.transfer.cli", arguments, chosen.gpus, answers=answers)
     if code is not None:

@@ -1,0 +1,93 @@
+"""Limits of the system that image-reading workers meet: open files, shared memory, cores."""
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+from .verdict import Check, plural, size
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only looked at)
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+TENSORS = 6  # of a batch: each that is on its way to the training process is an open file there
+OWN_FILES = 200  # that Python, torch, sockets and logs have open
+
+
+def check_open_files(workers: int, prefetch: int) -> Check:
+    """`ulimit -n` against what the workers of a process need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = OWN_FILES + workers * (4 + TENSORS * (prefetch + 1))
+    found = f"ulimit -n is {_limit(soft)}; {plural(workers, 'worker')} need about {need:,}"
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return Check("open files", "ok", found)
+    mend = f"ulimit -n {min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536}"
+    if hard != resource.RLIM_INFINITY and hard < need:
+        mend = f"have an administrator raise the hard limit of {hard:,}, or lower efficiency.workers or .prefetch"
+    return Check("open files", "error", found, mend)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
+
+
+def check_shared_memory(batch: int, workers: int, prefetch: int, processes: int) -> Check:
+    """Shared memory, which batches pass through, against those in flight.
+
+    Args:
+        batch: bytes of a process's part of a batch.
+        workers: that read, of each process.
+        prefetch: batches that each of them reads ahead.
+        processes: on this machine.
+    """
+    if not workers:
+        return Check("shared memory", "ok", "not used: no workers")
+    if not SHARED_MEMORY.is_dir():
+        return Check("shared memory", "ok", "this system has no /dev/shm, and so no limit of it")
+    state = os.statvfs(SHARED_MEMORY)
+    free, need = state.f_bavail * state.f_frsize, processes * workers * (prefetch + 1) * batch
+    found = f"{size(free)} free in {SHARED_MEMORY}; batches in flight take {size(need)} at most"
+    mend = "docker run --ipc=host or --shm-size, or lower efficiency.workers or .prefetch"
+    if free < need:
+        return Check("shared memory", "error", found, f"{mend}: workers would die of a bus error")
+    if free < 1.5 * need:
+        return Check("shared memory", "warning", found, mend)
+    return Check("shared memory", "ok", found)
+
+
+def check_cores(workers: int, processes: int) -> Check:
+    """Cores that may be used against threads and workers.
+
+    Args:
+        workers: of each process.
+        processes: on this machine.
+    """
+    seen, allowed = visible_cores(), quota()
+    cores = min(seen, allowed) if allowed is not None else seen
+    threads = torch.get_num_threads()
+    each = f"{plural(threads, 'thread')} and {plural(workers, 'worker')}"
+    found = f"{cores:g} cores; {plural(processes, 'process', 'processes')} of {each}"
+    if allowed is not None and allowed < seen:
+        found += f" (the container may use {allowed:g} of the {seen} it sees)"
+    if processes > 1 and threads * processes > cores and "OMP_NUM_THREADS" in os.environ:
+        return Check("cores", "warning", found, f"OMP_NUM_THREADS={max(1, int(cores // processes))}")
+    if allowed is not None and threads > max(1, allowed):
+        return Check("cores", "warning", found, f"OMP_NUM_THREADS={max(1, int(allowed))}, efficiency.workers too")
+    if workers * processes > cores:
+        mend = f"efficiency.workers={max(1, int(cores // processes))}: more than one a core wait for each other"
+        return Check("cores", "warning", found, mend)
+    return Check("cores", "ok", found)
+
+
+def visible_cores() -> int:
+    """Cores that the system lets this process run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def quota() -> float | None:
+    """CPU time that the container allows, in cores; None where it does not limit it."""
+    try:
+        time, period = QUOTA.read_text(encoding="ascii").split()
+        return None if time == "max" else int(time) / int(period)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,94 @@
+"""The run folder: can it be written, locked and renamed in, is its clock ours, and is there room for checkpoints."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from .verdict import Check, plural, size
+
+CLOCK = 5.0  # seconds that a file server's clock may be off
+AMPLE = 2  # times the room that checkpoints need, below which it is worth a word
+
+
+def check_folder(run: Path) -> list[Check]:
+    """Whether a run can write here; nothing is left behind, and the folder itself is not made."""
+    home = existing(run)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as trial:
+            behind = _exercise(Path(trial))
+    except OSError as error:
+        return [
+            Check("run folder", "error", f"cannot write in {home}: {error.strerror or error}", "choose another --out")
+        ]
+    return [_taken(run), _clock(behind)]
+
+
+def existing(path: Path) -> Path:
+    """The nearest folder on the way to `path` that is there."""
+    return next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))
+
+
+def _exercise(folder: Path) -> float:
+    """Do what a run does there: write, flush, lock, rename; the seconds that the disk's clock is behind ours."""
+    file = folder / "written"
+    with file.open("wb") as stream:
+        stream.write(b"excb")
+        stream.flush()
+        os.fsync(stream.fileno())
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    now = time.time()
+    file.replace(folder / "renamed")
+    return now - (folder / "renamed").stat().st_mtime
+
+
+def _taken(run: Path) -> Check:
+    """Whether another process trains there, or a run is to be gone on with."""
+    lock = run / ".lock"
+    with contextlib.suppress(FileNotFoundError), lock.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return Check(
+                "run folder", "error", f"another process is training in {run}", "wait for it, or choose another --out"
+            )
+    if (run / "recipe.json").is_file():
+        return Check("run folder", "ok", f"{run} holds a run, which the same command goes on with")
+    return Check("run folder", "ok", f"{run} can be written")
+
+
+def _clock(behind: float) -> Check:
+    if abs(behind) > CLOCK:
+        return Check(
+            "clock",
+            "warning",
+            f"the run folder's disk is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} this machine",
+            "set both clocks by NTP: times in logs and results would disagree",
+        )
+    return Check("clock", "ok", "the run folder's disk and this machine agree")
+
+
+def check_space(run: Path, checkpoint: int, keep: int) -> Check:
+    """Whether the disk holds a run's checkpoints.
+
+    Args:
+        run: the run folder, there or not.
+        checkpoint: bytes of one.
+        keep: newest ones kept; besides them there are the best one, and the one being written.
+    """
+    here = existing(run)
+    there = sum(file.stat().st_size for file in (run / "checkpoints").glob("step-*.pt"))
+    need, free = max(0, (keep + 2) * checkpoint - there), shutil.disk_usage(here).free
+    found = f"{size(free)} free; {plural(keep + 2, 'checkpoint')} of {size(checkpoint)} at most need {size(need)} more"
+    if os.statvfs(here).f_files and os.statvfs(here).f_favail < 1000:
+        return Check("disk", "error", f"the disk of {here} has no room for more files (inodes)", "remove small files")
+    if free < need:
+        return Check("disk", "error", found, f"free {size(need - free)}, lower run.keep, or choose another --out")
+    if free < AMPLE * need:
+        return Check(
+            "disk", "warning", found, "that is close, and quotas are not seen here: lower run.keep, or make room"
+        )
+    return Check("disk", "ok", found)

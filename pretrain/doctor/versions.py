@@ -1,0 +1,110 @@
+"""Versions: too old, not made for one another, or with decoders that disagree."""
+
+import io
+import platform
+import warnings
+from importlib import metadata
+from typing import cast
+
+import numpy as np
+import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
+from PIL import Image, features
+
+from excb import __version__
+
+from .verdict import Check
+
+SHOWN = ("torch", "torchvision", "timm", "numpy", "pillow")
+OLDEST = {"torch": "2.11", "timm": "1.0.20"}  # as in pyproject.toml
+EXCLUSIVE = (("faiss-cpu", "faiss-gpu-cu12"), ("pillow", "pillow-simd"))  # both provide one module
+
+
+def check_versions() -> list[Check]:
+    """All checks of installed packages."""
+    return [_versions(), _decoders()]
+
+
+def _versions() -> Check:
+    have = {name: version for name in SHOWN if (version := installed(name)) is not None}
+    shown = ", ".join(f"{name} {version}" for name, version in have.items())
+    found = f"excb {__version__}, Python {platform.python_version()}, {shown}"
+    wrong = [*_missing(have), *_too_old(have), *_unmet(have), *_double()]
+    if wrong:
+        return Check("versions", "error", f"{found}; {'; '.join(wrong)}", "pip install -U excb torch torchvision timm")
+    return Check("versions", "ok", found)
+
+
+def installed(package: str) -> str | None:
+    """The installed version of a package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _missing(have: dict[str, str]) -> list[str]:
+    return [f"{name} is not installed" for name in SHOWN if name not in have]
+
+
+def _too_old(have: dict[str, str]) -> list[str]:
+    return [
+        f"{name} {have[name]} is older than {oldest}"
+        for name, oldest in OLDEST.items()
+        if name in have and Version(have[name]) < Version(oldest)
+    ]
+
+
+def _unmet(have: dict[str, str]) -> list[str]:
+    """What packages say of one another, and pip forgets when one of them is installed anew."""
+    wrong = []
+    for package, own in have.items():
+        for line in metadata.requires(package) or []:
+            wanted = Requirement(line)
+            version = have.get(wanted.name)
+            applies = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+            if applies and version is not None and not wanted.specifier.contains(version, prereleases=True):
+                wrong.append(f"{package} {own} needs {wanted.name}{wanted.specifier}")
+    return wrong
+
+
+def _double() -> list[str]:
+    return [f"{one} and {other} exclude each other" for one, other in EXCLUSIVE if installed(one) and installed(other)]
+
+
+def _decoders() -> Check:
+    """Whether Pillow and torchvision decode a JPEG to the same pixels, as `efficiency.decoder` promises."""
+    turbo = features.version_feature("libjpeg_turbo") if features.check_feature("libjpeg_turbo") else None
+    found = f"Pillow's libjpeg-turbo {turbo}" if turbo else "Pillow's libjpeg is not turbo"
+    try:
+        apart = _largest_difference()
+    except (ImportError, RuntimeError, AttributeError) as error:
+        reason = str(error).partition("\n")[0]
+        return Check(
+            "JPEG decoders",
+            "error",
+            f"{found}; torchvision's decoder does not run ({reason})",
+            "install a torchvision made for this torch, or set efficiency.decoder=pillow",
+        )
+    if apart:
+        mend = (
+            "of no matter within a run; to repeat another machine's to the bit, set efficiency.decoder=pillow there too"
+        )
+        return Check("JPEG decoders", "warning", f"{found}; torchvision differs by up to {apart} of 255", mend)
+    return Check("JPEG decoders", "ok", f"{found}; torchvision gives the same pixels")
+
+
+def _largest_difference() -> int:
+    """Grey levels between both decoders' pixels of a noisy picture."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    coarse = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(coarse).resize((160, 121), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=85)
+    coded = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+    ours = np.asarray(Image.open(stream).convert("RGB")).astype(np.int16)
+    with warnings.catch_warnings(action="ignore"):  # as in excb.jpeg: that it may be gone one day
+        decoded = cast(torch.Tensor, decode_jpeg(coded, ImageReadMode.RGB))
+    theirs = decoded.permute(1, 2, 0).numpy().astype(np.int16)
+    return int(np.abs(ours - theirs).max())

@@ -1,0 +1,85 @@
+"""The doctor's look into files: cut, changed, empty and missing ones are found, where headers or pixels show it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from excb.console import Reporter
+from excb.images import read_list, scan_folder
+from excb.pretrain.doctor import files
+from excb.pretrain.doctor.files import check_files
+from excb.pretrain.doctor.verdict import Check
+from tests.pretrain.small_runs import write_images
+
+QUIET = Reporter(quiet=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "images", classes=2, each=10, side=12)
+
+
+def judged(folder: Path, *, bearable: float = 0.06, side: int | None = 8, everything: bool = False) -> dict[str, Check]:
+    checks = check_files(scan_folder(folder), QUIET, bearable=bearable, side=side, everything=everything)
+    return {check.name: check for check in checks}
+
+
+def test_sound_files(folder: Path) -> None:
+    checks = judged(folder)
+    assert list(checks) == ["headers", "pixels", "image sizes"]
+    assert {check.verdict for check in checks.values()} == {"ok"}
+    assert "all 20 images" in checks["pixels"].found
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n"])
+def test_a_file_without_a_header(folder: Path, content: bytes) -> None:
+    (folder / "class1" / "3.png").write_bytes(content)
+    checks = judged(folder)
+    assert checks["headers"].verdict == "warning"  # one of twenty, 6 % are bearable
+    assert [name.partition(" ")[0] for name in checks["headers"].names] == ["class1/3.png"]
+    assert checks["pixels"].verdict == "ok"  # told once
+    assert judged(folder, bearable=0.01)["headers"].verdict == "error"
+
+
+def write_cut_jpeg(file: Path) -> None:
+    """A picture whose header is whole, and whose pixels end in the middle."""
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(file, "JPEG")
+    file.write_bytes(file.read_bytes()[:3000])
+
+
+def test_a_missing_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("class0/0.png\nnowhere.png\n")
+    check = check_files(read_list(tmp_path / "list.txt", folder), QUIET, bearable=0.01)[0]
+    assert check.verdict == "error"
+    assert check.names[0].startswith("nowhere.png (FileNotFoundError")
+
+
+def test_cut_pixels_are_found_by_decoding(folder: Path) -> None:
+    write_cut_jpeg(folder / "class0" / "2.png")
+    checks = judged(folder)
+    assert checks["headers"].verdict == "ok"
+    assert checks["pixels"].verdict == "warning"
+    assert [name.partition(" ")[0] for name in checks["pixels"].names] == ["class0/2.png"]
+
+
+def test_a_sample_is_spread_over_the_set_and_all_is_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "SAMPLE", 3)
+    write_cut_jpeg(folder / "class1" / "2.png")  # neither at an end nor in the middle
+    sampled = judged(folder)["pixels"]
+    assert sampled.verdict == "ok"
+    assert "3 of 20 images decoded" in sampled.found
+    assert "--all" in sampled.found
+    assert judged(folder, everything=True)["pixels"].verdict == "warning"
+
+
+def test_images_smaller_than_a_view(folder: Path) -> None:
+    assert judged(folder, side=12)["image sizes"].verdict == "ok"
+    for number in range(5):
+        Image.fromarray(np.zeros((9, 30, 3), np.uint8)).save(folder / "class0" / f"{number}.png")
+    check = judged(folder, side=12)["image sizes"]
+    assert check.verdict == "warning"
+    assert "9 to 12 pixels" in check.found
+    assert "25% have fewer" in check.found
