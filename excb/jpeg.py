@@ -8,9 +8,13 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from excb.images import DAMAGE, Source
+
+try:
+    from torchvision.io import ImageReadMode, decode_jpeg
+except ImportError:  # torchvision means to leave decoding to another package one day
+    decode_jpeg = None  # type: ignore[assignment]
 
 UPRIGHT = 1  # of EXIF's orientations
 
@@ -26,6 +30,8 @@ def pixels(source: Source) -> np.ndarray | None:
     Returns:
         RGB [H, W, 3] uint8, or None where the file is anything else, or damaged: `open_image` then knows what to do.
     """
+    if decode_jpeg is None:
+        return None
     try:
         if isinstance(source, (str, Path)):
             with Path(source).open("rb") as stream:

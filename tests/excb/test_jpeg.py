@@ -86,3 +86,9 @@ def test_what_it_reads_of_damaged_files_is_what_pillow_reads(tmp_path: Path) -> 
             assert np.array_equal(found, np.asarray(open_image(file)))
             read += 1
     assert read > 20  # else this shows nothing
+
+
+def test_without_torchvisions_decoder_pillow_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture().save(tmp_path / "1.jpg")
+    monkeypatch.setattr(jpeg, "decode_jpeg", None)
+    assert jpeg.pixels(tmp_path / "1.jpg") is None

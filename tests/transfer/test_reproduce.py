@@ -213,7 +213,7 @@ def test_what_cannot_be_fetched_cannot_be_checked(place: Path, reproduce: Callab
 
 def test_every_command_that_would_run_is_one_that_can(capsys: pytest.CaptureFixture[str]) -> None:
     """The parser takes each, and so do the protocols: what a plan prints may be copied."""
-    from excb.transfer.cli import _parser
+    from excb.transfer.arguments import parser
     from excb.transfer.protocols import choose
 
     assert main(["reproduce", "--list", "--json", "--status", "runnable"]) == 0
@@ -221,7 +221,7 @@ def test_every_command_that_would_run_is_one_that_can(capsys: pytest.CaptureFixt
     assert len(listed) > 100
     by_id = {claim.id: claim for claim in claims()}
     for entry in listed:
-        chosen = _parser().parse_args([*by_id[entry["id"]].protocol.arguments(), "--ckpt", "x", "--data", "DIR"])
+        chosen = parser().parse_args([*by_id[entry["id"]].protocol.arguments(), "--ckpt", "x", "--data", "DIR"])
         if chosen.protocol == "linear":
             choose(chosen.recipe, epochs=chosen.epochs, batch=chosen.train_batch, lr=chosen.lr, weight_decay=chosen.wd)
 

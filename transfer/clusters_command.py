@@ -1,0 +1,77 @@
+"""`excb-eval clusters`: from arguments to figures and files."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from excb.console import Reporter
+from excb.errors import is_first
+
+if TYPE_CHECKING:
+    import torch
+
+    from .clusters.command import Options
+
+
+def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
+    """`excb-eval clusters` in this process, with the others if there are any."""
+    from excb.collectives import together
+    from excb.home import cache_root
+
+    from .clusters import command
+    from .sources import images_of
+    from .task import Task
+
+    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    options = together(lambda: _options(chosen))
+    images = together(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
+    task = together(
+        lambda: Task.prepare(
+            chosen.ckpt,
+            images,
+            images,
+            network=chosen.network,
+            resize=chosen.resize,
+            crop=chosen.crop,
+            device=device,
+            batch=chosen.batch_size,
+            workers=chosen.workers,
+            cache=None if chosen.no_cache else chosen.cache or cache_root(),
+            heads=True,
+        )
+    )
+    heads = together(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
+    if chosen.dry_run:
+        from .features import describe, plan
+
+        found = plan(task, sets=("train",))
+        if is_first():
+            reporter.answer(describe(found))
+        return 0
+    clusters = command.evaluate(
+        heads,
+        task.stored(images, "images", reporter),
+        images,
+        checkpoint=task.describe_checkpoint(),
+        device=device,
+        reporter=reporter,
+        options=options,
+        table=not chosen.json,
+    )
+    result = clusters.result
+    if chosen.out is not None:
+        result, files = command.write(
+            clusters, images, chosen.out, reporter, name=Path(chosen.ckpt).name, options=options
+        )
+        reporter.note(f"wrote {', '.join(map(str, files))}")
+    if chosen.json and is_first():
+        reporter.answer(result.to_json())
+    return 0
+
+
+def _options(chosen: argparse.Namespace) -> "Options":
+    """What was said of the clusters; the rest is as `Options` has it."""
+    from .clusters.command import Options
+
+    said = {name: getattr(chosen, name) for name in ("duplicates", "exemplars", "megabytes", "compare")}
+    return Options(**{name: value for name, value in said.items() if value is not None})

@@ -1,0 +1,180 @@
+"""`excb-eval knn`, `linear`, `semisup`, `finetune`, `features`: from arguments to a result."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from excb.console import Reporter
+from excb.errors import UserError, is_first
+
+if TYPE_CHECKING:
+    import torch
+
+    from excb.features import Kind
+    from excb.results import Result
+
+    from .report import Predictions
+    from .task import Task
+
+
+def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
+    """Evaluate in this process, with the others if there are any."""
+    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    task = task_of(chosen, device, reporter)
+    if chosen.dry_run:
+        from .features import describe, plan
+
+        found = plan(task, kind=_kind(chosen))
+        if is_first():
+            reporter.answer(describe(found))
+        return 0
+    if chosen.protocol == "features":
+        from .features import export
+
+        if chosen.out is None:
+            raise UserError("name the file with --out FILE.npz", told=not is_first())
+        reporter.note(f"wrote {export(task, chosen.out, reporter, kind=chosen.kind)}")
+        return 0
+    result, predictions = run_protocol(chosen, task, reporter)
+    if chosen.out is not None:
+        from .report import write
+
+        files = write(result, predictions, chosen.out)
+        reporter.note(f"wrote {', '.join(map(str, files))}")
+    if chosen.json and is_first():
+        reporter.answer(result.to_json())
+    return 0
+
+
+def _kind(chosen: argparse.Namespace) -> "Kind":
+    """Which features a command uses."""
+    if chosen.protocol == "linear":
+        from .protocols import PROTOCOLS
+
+        return PROTOCOLS[chosen.recipe].features if chosen.recipe in PROTOCOLS else "pooled"
+    return "last4_cls" if getattr(chosen, "kind", "") == "last4_cls" else "pooled"
+
+
+def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter) -> "Task":
+    """Checkpoint and images, checked."""
+    from excb.collectives import together
+    from excb.home import cache_root
+
+    from .sources import train_and_test
+    from .task import Task
+
+    train, test = train_and_test(
+        chosen.data,
+        chosen.train,
+        chosen.test,
+        rename=_renames(chosen.rename),
+        data_root=chosen.data_root,
+        note=reporter.note,
+    )
+    task = together(
+        lambda: Task.prepare(
+            chosen.ckpt,
+            train,
+            test,
+            network=chosen.network,
+            resize=chosen.resize,
+            crop=chosen.crop,
+            device=device,
+            batch=chosen.batch_size,
+            workers=chosen.workers,
+            cache=None if chosen.no_cache else chosen.cache or cache_root(),
+        )
+    )
+    for name, images in task.unknown.items():
+        reporter.warn(
+            f"no train image is of class {name}: its {images} test images count as wrong (--rename {name}=TRAIN_CLASS)"
+        )
+    return task
+
+
+def _renames(pairs: Sequence[str]) -> dict[str, str]:
+    """`--rename TEST=TRAIN` as a mapping."""
+    if wrong := [pair for pair in pairs if pair.count("=") != 1]:
+        raise UserError(f"--rename {wrong[0]}: write TEST=TRAIN, the folder's name in test and its name in train")
+    return dict(pair.split("=") for pair in pairs)
+
+
+def run_protocol(chosen: argparse.Namespace, task: "Task", reporter: Reporter) -> "tuple[Result, Predictions]":
+    """One protocol."""
+    table = not chosen.json and is_first()
+    if chosen.protocol == "knn":
+        from . import knn
+
+        return knn.evaluate(
+            task, reporter, ks=chosen.k, temperatures=chosen.temperature, backend=chosen.backend, table=table
+        )
+    if chosen.protocol == "linear":
+        from . import linear
+
+        return linear.evaluate(
+            task,
+            reporter,
+            protocol=chosen.recipe,
+            epochs=chosen.epochs,
+            batch=chosen.train_batch,
+            lr=chosen.lr,
+            wd=chosen.wd,
+            C=chosen.C,
+            select=chosen.select,
+            seed=chosen.seed,
+            state=chosen.state,
+            table=table,
+        )
+    return _fine_tune(chosen, task, reporter, table=table)
+
+
+def _fine_tune(
+    chosen: argparse.Namespace, task: "Task", reporter: Reporter, *, table: bool
+) -> "tuple[Result, Predictions]":
+    """semisup and finetune."""
+    from dataclasses import replace
+
+    from excb.home import cache_root
+
+    from . import semisup
+    from .splits import simclr_split
+
+    semi = chosen.protocol == "semisup"
+    changes = {
+        "epochs": chosen.epochs,
+        "batch": chosen.train_batch,
+        "backbone_lr": chosen.backbone_lr,
+        "head_lr": chosen.head_lr,
+        "precision": chosen.precision,
+    }
+    settings = replace(
+        semisup.SETTINGS[chosen.percent if semi else 10],
+        **{name: value for name, value in changes.items() if value is not None},
+    )
+    split = None
+    if chosen.split_file is not None or (semi and semisup.is_imagenet(task.train)):
+        split = simclr_split(
+            chosen.percent if semi else 10, task.train, file=chosen.split_file, cache=chosen.cache or cache_root()
+        )
+    if semi:
+        return semisup.evaluate(
+            task,
+            reporter,
+            percent=chosen.percent,
+            split=split,
+            seeds=chosen.seeds,
+            frozen=chosen.frozen,
+            settings=settings,
+            state=chosen.state,
+            table=table,
+        )
+    return semisup.evaluate_fraction(
+        task,
+        reporter,
+        fraction=chosen.fraction,
+        split=split,
+        seeds=chosen.seeds,
+        settings=settings,
+        state=chosen.state,
+        table=table,
+    )
