@@ -40,8 +40,8 @@ def read_table(stream: IO[bytes], place: str) -> TarTable:
     An image is a regular file with an image's extension; hidden files are passed over. Its label is in KEY.cls, or in
     the field "label", "cls" or "class" of KEY.json (WebDataset's layout: the key ends at the first dot of the file's
     name). What no image set needs is passed over and counted: links and devices, sparse files, names that are
-    absolute, hold `..` or control characters, files of more than 1 GiB, and all but the last of equal names, as
-    unpacking would.
+    absolute, hold `..` or control characters, files of more than 1 GiB or of less than nothing, and all but the last of
+    equal names, as unpacking would.
 
     Args:
         stream: at the beginning of the tar; it can seek.
@@ -113,8 +113,8 @@ def _unwanted(member: tarfile.TarInfo) -> str | None:
         return "devices and other special files"
     if member.issparse():
         return "sparse files"
-    if member.size > MOST_BYTES:
-        return "files of more than 1 GiB"
+    if not 0 <= member.size <= MOST_BYTES:  # to read a negative number of bytes would be to read all that follows
+        return "files of more than 1 GiB" if member.size > 0 else "files of negative size"
     parts = member.name.split("/")
     if not parts[0] or ".." in parts or any(ord(letter) < 32 or letter == "\x7f" for letter in member.name):
         return "names that lead elsewhere"

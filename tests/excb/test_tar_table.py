@@ -103,6 +103,17 @@ def test_what_no_image_set_needs_is_passed_over_and_counted() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["b.jpg", "a.cls", "a.json"])
+def test_a_negative_size_reads_nothing_of_what_follows(name: str) -> None:
+    members = [member("a.jpg", picture(0)), member(name, size=-1, pax_headers={"size": "-1"}), member("c.jpg", b"7")]
+    stream = io.BytesIO()
+    for info, content in members:
+        stream.write(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+    found = table(stream.getvalue() + bytes(2 * tarfile.BLOCKSIZE))
+    assert (found.names, found.labels) == (["a.jpg", "c.jpg"], [None, None])
+    assert found.skipped == {"files of negative size": 1}
+
+
 def test_of_equal_names_the_last_counts_as_unpacking_would_give() -> None:
     content = tar([member("a.jpg", b"old"), member("b.jpg", b"b"), member("./a.jpg", b"new")])
     found = table(content)
