@@ -19,12 +19,12 @@ def check_folder(run: Path) -> list[Check]:
     home = existing(run)
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as trial:
-            behind = _exercise(Path(trial))
+            behind, taken = _exercise(Path(trial)), _taken(run)
     except OSError as error:
         return [
             Check("run folder", "error", f"cannot write in {home}: {error.strerror or error}", "choose another --out")
         ]
-    return [_taken(run), _clock(behind)]
+    return [taken, _clock(behind)]
 
 
 def existing(path: Path) -> Path:

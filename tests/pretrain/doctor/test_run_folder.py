@@ -41,6 +41,12 @@ def test_another_process_trains_there(tmp_path: Path) -> None:
     assert check_folder(tmp_path)[0].verdict == "ok"
 
 
+def test_a_lock_that_another_user_holds(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()  # cannot be opened, whoever runs the tests
+    (check,) = check_folder(tmp_path)
+    assert (check.verdict, check.mend) == ("error", "choose another --out")
+
+
 @pytest.mark.parametrize(("off", "words"), [(60.0, "60 s behind"), (-60.0, "60 s ahead of")])
 def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, words: str) -> None:
     now = time.time
