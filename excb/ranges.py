@@ -30,8 +30,10 @@ def failures() -> tuple[type[Exception], ...]:
     """What reading a place may raise; storage libraries have errors of their own that are no OSError."""
     known = (
         ("aiohttp", "ClientError"),
+        ("azure.core.exceptions", "AzureError"),
         ("botocore.exceptions", "BotoCoreError"),
         ("botocore.exceptions", "ClientError"),
+        ("gcsfs.retry", "HttpError"),
         ("google.auth.exceptions", "GoogleAuthError"),
     )
     own = [getattr(sys.modules[module], name) for module, name in known if module in sys.modules]
