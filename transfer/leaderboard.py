@@ -62,6 +62,9 @@ class _Boards:
             group = self._group(kind, place, comparable.of_result(result, kind), result.protocol)
             row = _row_like(group, _measured_row(each))
             cell = row.cells.setdefault(kind.metric, Cell())
+            if cell.measured is not None:  # as of other seeds: the file named first counts, and no figure is lost
+                _add(row.notes, f"{each.source.text} gives {kind.metric} {value:.2f}")
+                continue
             cell.measured, cell.interval = value, result.intervals.get(figure)
             row.sources = [
                 source for source in row.sources if source.text != each.source.text
@@ -72,17 +75,19 @@ class _Boards:
             self._judge(row, cell, each, figure)
 
     def _judge(self, row: Row, cell: Cell, each: Measured, figure: str) -> None:
-        """What `excb-eval reproduce` wrote of this figure, or what it would say of a published one in the same row."""
+        """What `excb-eval reproduce` says of a claim that the file answers, or of a published one in the same row.
+
+        It is judged anew: a verdict in a file is whatever its writer put there.
+        """
         from .verdicts import judge
 
         for claim in self.published:
             if claim.figure != figure:
                 continue
-            if (told := each.result.claims.get(claim.id)) is not None:
-                row.verdicts.add(str(told.get("verdict")))
-                if claim.value not in cell.published:
-                    cell.published.append(claim.value)
-            elif claim.checkpoint == row.model and claim.value in cell.published:
+            answered = claim.id in each.result.claims
+            if answered and claim.value not in cell.published:
+                cell.published.append(claim.value)
+            if answered or (claim.checkpoint == row.model and claim.value in cell.published):
                 row.verdicts.add(judge(claim, each.result).word)
 
     def _group(self, kind: comparable.Kind, place: Place, fields: dict[str, Any], name: str) -> Group:

@@ -110,4 +110,7 @@ def _recount(file: Path) -> str:
         value = round(scoring.percent(hits), 4)
         if name in result.figures and abs(result.figures[name] - value) > 1e-4:
             raise UserError(f"{name} is {result.figures[name]}, and its predictions give {value}")
+        interval = scoring.interval(hits)
+        if name in result.figures and tuple(result.intervals.get(name, interval)) != interval:
+            raise UserError(f"{name} has the interval {result.intervals[name]}, and its predictions give {interval}")
     return f"{len(counted)} figures recounted from {len(predictions.targets):,} predictions"

@@ -82,11 +82,19 @@ def test_published_beside_reproduced(value: float, status: str) -> None:
     assert [source.text for source in row.sources][-1] == "0.json"
 
 
-def test_a_verdict_in_the_file_counts_for_a_checkpoint_of_any_name() -> None:
+@pytest.mark.parametrize(("value", "status"), [(76.5, "reproduced"), (70.0, "not reproduced")])
+def test_a_claim_that_the_file_answers_is_judged_anew_for_a_checkpoint_of_any_name(value: float, status: str) -> None:
     told = {"table1/excb/linear_top1": {"verdict": "PASS", "claimed": "76.5"}}
-    found = linear("my run", 76.5)
+    found = linear("my run", value)
     row = the_row(boards(measured(Result(**{**vars(found), "claims": told})), claims()), "my run")
-    assert (row.status, row.cells["top-1"].published) == ("reproduced", ["76.5"])
+    assert (row.status, row.cells["top-1"].published) == (status, ["76.5"])
+
+
+def test_of_two_files_of_one_row_the_first_counts_and_the_other_is_noted() -> None:
+    own = measured(linear("rn50_400ep", 76.4), linear("rn50_400ep", 60.0, settings={"seed": 1}))
+    row = the_row(boards(own, claims()), "rn50_400ep", status="reproduced")
+    assert row.cells["top-1"].measured == 76.4
+    assert "1.json gives top-1 60.00" in row.notes
 
 
 def test_every_accuracy_of_the_registry_is_there() -> None:

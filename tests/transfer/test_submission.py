@@ -1,6 +1,7 @@
 """Tests of submissions: a sound result passes, and each thing that is wrong with another is named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from excb.errors import UserError
 from excb.results import Result
 from excb.transfer.report import Predictions
 from excb.transfer.report import write as write_all
+from excb.transfer.scoring import interval
 from excb.transfer.submission import check, submit
 from tests.transfer.result_files import result, write
 
@@ -28,13 +30,15 @@ def test_a_sound_result_is_recounted(tmp_path: Path) -> None:
     assert len(check(found)) == 2
 
 
-def predicted(figures: dict[str, float], folder: Path) -> Path:
+def predicted(figures: dict[str, float], folder: Path, **changed: tuple[float, float]) -> Path:
     """A result whose predictions have half of six images right at once, and all among five."""
     targets = torch.tensor([0, 1, 2, 0, 1, 2])
     top5 = torch.stack([torch.tensor([0, 0, 2, 0, 0, 0]), (targets + 0)], dim=1)
     top5[:, 1] = torch.where(top5[:, 0] == targets, (targets + 1) % 3, targets)
+    ranked = {"knn_top1_k20": top5[:, :1], "knn_top5_k20": top5}
+    intervals = {name: interval((each == targets[:, None]).any(1)) for name, each in ranked.items()}
     predictions = Predictions(targets, [f"{n}.png" for n in range(6)], ("a", "b", "c"), {"knn_{}_k20": top5})
-    return write_all(result(figures), predictions, folder / "mine.json")[0]
+    return write_all(replace(result(figures), intervals=intervals | changed), predictions, folder / "mine.json")[0]
 
 
 def read(file: Path) -> Result:
@@ -44,6 +48,12 @@ def read(file: Path) -> Result:
 def test_a_figure_that_its_predictions_do_not_give(tmp_path: Path) -> None:
     file = predicted({"knn_top1_k20": 50.4, "knn_top5_k20": 100.0}, tmp_path)
     with pytest.raises(UserError, match=r"knn_top1_k20 is 50\.4, and its predictions give 50\.0"):
+        check(file)
+
+
+def test_an_interval_that_its_predictions_do_not_give(tmp_path: Path) -> None:
+    file = predicted(FIGURES, tmp_path, knn_top1_k20=(0.0, 100.0))  # it would bear out any claim
+    with pytest.raises(UserError, match=r"knn_top1_k20 has the interval \(0\.0, 100\.0\), and its predictions give"):
         check(file)
 
 
