@@ -11,6 +11,7 @@ from excb.errors import UserError, is_first
 from excb.results import write_text
 
 from . import suite
+from .comparable import kind_of
 from .detection.command import DEPTHS
 from .suite import Outcome, Run
 from .task import Task
@@ -59,7 +60,7 @@ def evaluate_all(
             _show(suite.plan(found, chosen.out), reporter, as_json=chosen.json)
         return 0
     outcomes = suite.evaluate(found, chosen.out, run, reporter)
-    from_first(lambda: _tell(outcomes, chosen.out, reporter, as_json=chosen.json))
+    from_first(lambda: tell(outcomes, chosen.out, reporter, as_json=chosen.json))
     if failed := [one for one in outcomes if one.failed]:
         raise UserError(f"{failed[0].step.title} could not be measured: {failed[0].failed}", told=not is_first())
     return 0
@@ -79,7 +80,12 @@ def _words(command: object) -> Sequence[str]:
     return command if isinstance(command, list) else []
 
 
-def _tell(outcomes: Sequence[Outcome], folder: Path, reporter: Reporter, *, as_json: bool) -> None:
+def tell(outcomes: Sequence[Outcome], folder: Path, reporter: Reporter, *, as_json: bool) -> None:
+    """Write the report page, and print every figure.
+
+    Raises:
+        UserError: the page cannot be written.
+    """
     measured = [one for one in outcomes if one.result is not None]
     if measured:
         from .suite_page import render
@@ -90,10 +96,14 @@ def _tell(outcomes: Sequence[Outcome], folder: Path, reporter: Reporter, *, as_j
         reporter.answer(json.dumps(suite.to_dict(outcomes), indent=2, ensure_ascii=False))
         return
     rows = [
-        [figure, f"{value:.2f}", "{:.1f} to {:.1f}".format(*one.result.intervals[figure]), one.step.title]
+        [figure, f"{value:.2f}", _interval(one.result.intervals.get(figure)), one.step.title]
         for one in measured
         if one.result is not None
         for figure, value in one.result.figures.items()
-        if figure in one.result.intervals
+        if kind_of(figure) is not None  # detection has no intervals
     ]
     reporter.table(f"Results in {folder}", ["figure", "percent", "95 % interval", "protocol"], rows)
+
+
+def _interval(found: tuple[float, float] | None) -> str:
+    return "" if found is None else "{:.1f} to {:.1f}".format(*found)

@@ -13,9 +13,9 @@ import pytest
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.results import write_text
-from excb.transfer import suite
+from excb.transfer import suite, suite_command
 from excb.transfer.cli import main
-from excb.transfer.suite import Step
+from excb.transfer.suite import Outcome, Step
 from excb.transfer.suite_page import render
 from tests.browser import chromium
 from tests.run_files import tiny_recipe, write_run
@@ -116,6 +116,13 @@ def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) 
     outcomes = suite.evaluate(two_steps(), tmp_path, second, QUIET)
     assert (first.made, second.made) == (["semisup", "knn"], ["semisup"])
     assert [one.before for one in outcomes] == [False, True]
+
+
+def test_figures_without_an_interval_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = replace(result({"bbox_AP": 31.25}, protocol="detection"), intervals={})
+    outcomes = [Outcome(Step("detection", "Detection", []), tmp_path / "detection.json", found)]
+    suite_command.tell(outcomes, tmp_path, QUIET, as_json=False)
+    assert "bbox_AP    31.25" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
