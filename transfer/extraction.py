@@ -136,17 +136,23 @@ class Extraction:
         passed = self._pass(mine)
         broken: dict[str, str] = {}
         for number, whole in batches.items():
-            parts = []
-            for turn, part in enumerate(islice(passed, len(whole[rank() :: processes()]))):
-                parts.append(part)
-                progress(sum(map(len, whole[turn * processes() : (turn + 1) * processes()])))
-            everywhere = gather_objects(parts)
+            # Memory may not suffice in one process alone: the others must hear of it where they wait for its rows.
+            everywhere = gather_objects(together(partial(self._parts, passed, whole, progress)))
             in_order = [everywhere[turn % processes()][turn // processes()] for turn in range(len(whole))]
             bad = {path: reason for part in in_order for path, reason in part.broken.items()}
             broken |= bad
             if not bad:
                 yield number, torch.cat([part.rows for part in in_order]).numpy()
         refuse_broken(broken, self.images, told=rank() > 0)
+
+    @staticmethod
+    def _parts(passed: Iterator[Features], whole: Sequence[range], progress: Callable[[int], None]) -> list[Features]:
+        """This process's part of a shard's batches."""
+        parts = []
+        for turn, part in enumerate(islice(passed, len(whole[rank() :: processes()]))):
+            parts.append(part)
+            progress(sum(map(len, whole[turn * processes() : (turn + 1) * processes()])))
+        return parts
 
     def _pass(self, batches: Sequence[range]) -> Iterator[Features]:
         inputs = Inputs(self.images, self.preprocessing)

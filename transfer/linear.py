@@ -234,7 +234,9 @@ class _Probe:
         first, steps = state.load(banks), batches.steps
         title = f"linear heads ({len(banks[0])})" if len(banks[0]) > 1 else "linear head"
         with evaluating(encoder), self.reporter.progress(title, plan.epochs * steps, done=first * steps) as bar:
-            for number, batch in enumerate(batches.run(first=first, last=plan.epochs), start=first * steps):
+            views = batches.run(first=first, last=plan.epochs)
+            for number in range(first * steps, plan.epochs * steps):
+                batch = together(lambda: next(views))  # one process alone may meet an image that cannot be read
                 epoch, step = divmod(number, steps)
                 factor = plan.schedule_factor(epoch)
                 features = self._encode(encoder, batch.images, banks[0])

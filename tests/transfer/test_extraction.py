@@ -243,10 +243,11 @@ def test_modules_are_told_apart_by_settings_not_by_where_they_lie_in_memory() ->
     assert modules_hash(Activated(first, 1)) != modules_hash(Activated(first, 2))
 
 
-def test_memory_that_does_not_suffice_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_arguments: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory\nand many more lines")
+def full(*_arguments: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory\nand many more lines")
 
+
+def test_memory_that_does_not_suffice_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = prepare(place, None)
     monkeypatch.setattr(task.backbone.network, "forward", full)
     with pytest.raises(UserError, match="3 images at once do not fit into the memory of cpu: name a smaller"):
@@ -282,6 +283,13 @@ def work_together(place: Path, out: Path, processes: int, rank: int) -> None:
             task.features(changed(task.train, root=place / "broken"), "broken", Reporter())
         except UserError as error:
             (out / f"{rank}.txt").write_text(f"{error.told} {error}")
+        task = prepare(place, None)
+        if rank == 1:
+            task.backbone.network.forward = full
+        try:
+            task.features(task.test, "test", QUIET)
+        except UserError as error:
+            (out / f"{rank}.full.txt").write_text(f"{error.told} {error}")
     dist.destroy_process_group()
 
 
@@ -315,6 +323,10 @@ def test_many_processes_give_the_rows_of_one(place: Path, tmp_path: Path, proces
         assert told == str(rank > 0)
         assert "1 of 14 images" in text
         assert "bee/1.png" in text
+        told, _, text = (tmp_path / f"{rank}.full.txt").read_text().partition(" ")
+        assert told == str(rank != 1)
+        assert text.startswith(f"process 1 of {processes}: ")
+        assert "do not fit into the memory" in text
         log = (tmp_path / f"{rank}.log").read_text()
         assert log.count("is damaged: its features are computed again") == (rank == 0)
         assert (log == "") == (rank > 0)
