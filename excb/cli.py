@@ -24,8 +24,10 @@ def local_path(text: str) -> Path:
     """A file or folder that is written: an argument's type for argparse.
 
     Raises:
-        UserError: it is a URL.
+        UserError: it is a URL, or empty: that would be the current folder.
     """
+    if not text:
+        raise UserError("the place to write to is empty: name it (is a shell variable unset?)")
     if "://" in text:
         raise UserError(
             f"cannot write to {text}: name a place on this machine, or below a folder where the bucket is mounted, and "

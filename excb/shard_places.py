@@ -17,7 +17,13 @@ _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
 def is_shards(text: str) -> bool:
-    """Whether a text names shards rather than a folder of images."""
+    """Whether a text names shards rather than a folder of images.
+
+    Raises:
+        UserError: it is empty, as that of a shell's variable without a value, or a remote folder cannot be read.
+    """
+    if not text:
+        raise UserError("the place of the images is empty: name a folder, or shards (is a shell variable unset?)")
     if ranges.is_remote(text):
         return True
     return holds_shards(text) if Path(text).is_dir() else names_tars(text)

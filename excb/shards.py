@@ -170,9 +170,8 @@ def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:
     places = find_shards(text)
     index = index_of(places, note)
     if not len(index.offsets):
-        raise UserError(
-            f"no image in the {len(places):,} shards {text}: they need files ending in {' '.join(EXTENSIONS)}"
-        )
+        size = f"{len(places):,} shard{'s' * (len(places) > 1)}"
+        raise UserError(f"no image in {text} ({size}): it needs files ending in {' '.join(EXTENSIONS)}")
     skipped = sum(map(Counter, index.skipped), Counter[str]())
     if skipped:
         note(f"passed over in {text}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items())))

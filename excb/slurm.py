@@ -55,6 +55,7 @@ class Request:
         require(self.nodes >= 1, "--slurm nodes must be at least 1")
         require(self.cluster == "slurm" or self.nodes == 1, "--slurm cluster=local is one node")
         require(not (self.gpus and self.tasks), "--slurm takes gpus= or tasks=, not both: a process runs for each GPU")
+        require(self.cpus is None or self.cpus >= 1, "--slurm cpus must be at least 1")
         for name in ("gpus", "tasks", "grace", "requeues"):
             require(getattr(self, name) >= 0, f"--slurm {name} must not be negative")
 
@@ -79,6 +80,8 @@ def parse(text: str) -> Request:
         if name not in types:
             known = ", ".join(field.name for field in fields(Request))
             raise UserError(f"--slurm knows no {name!r}{nearest_name(name, types)}; it takes {known}")
+        if name in values:
+            raise UserError(f"--slurm names {name} twice: leave one out")
         whole = int in (types[name], *typing.get_args(types[name]))
         if whole and not value.isdecimal():
             raise UserError(f"--slurm {name} takes a whole number, not {value!r}")

@@ -58,7 +58,9 @@ def _draw(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="excb-pretrain", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe, or: list, show, plan, doctor, quickstart, study")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a recipe, or: list, show, plan, doctor, quickstart, study, draw"
+    )
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values other than the recipe's")
     parser.add_argument(
         "--data",

@@ -45,9 +45,9 @@ def main(argv: Sequence[str]) -> int:
     chosen = parser.parse_intermixed_args(argv)
     if chosen.gpus is not None and chosen.gpus < 0:
         raise UserError("--gpus takes 0 (the CPU) or more")
+    recipe = overrides.apply(overrides.find_recipe(chosen.recipe), chosen.values) if chosen.recipe else None
     if chosen.data is None and chosen.list is None:
         raise UserError("name the folder of images with --data DIR, or a list of them with --list FILE")
-    recipe = overrides.apply(overrides.find_recipe(chosen.recipe), chosen.values) if chosen.recipe else None
     from excb.images import ImageSet
     from excb.shards import training_images
 

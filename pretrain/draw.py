@@ -1,6 +1,7 @@
 """`excb-pretrain draw`: the paper's pictures, of a run, of the method and of published figures."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +107,8 @@ def _tsne(chosen: argparse.Namespace) -> "Figure":
 
     if chosen.each is not None and chosen.each < 1:
         raise UserError("--each must be at least 1")
+    if not 0 <= chosen.seed < 2**32:
+        raise UserError(f"--seed must be from 0 to {2**32 - 1}")
     plane = embed(
         chosen.checkpoint,
         chosen.data,
@@ -121,7 +124,7 @@ def _tsne(chosen: argparse.Namespace) -> "Figure":
 def _balancing(chosen: argparse.Namespace) -> "Figure":
     from .diagrams import balancing_curves
 
-    if chosen.clusters < 2 or any(abs(z) > 1 for z in chosen.similarities):
+    if chosen.clusters < 2 or not all(abs(z) <= 1 for z in chosen.similarities):  # NaN is none, either
         raise UserError("--clusters must be at least 2, and --similarities are cosines from -1 to 1")
     return balancing_curves(clusters=chosen.clusters, similarities=chosen.similarities)
 
@@ -129,8 +132,8 @@ def _balancing(chosen: argparse.Namespace) -> "Figure":
 def _boundary(chosen: argparse.Namespace) -> "Figure":
     from .diagrams import boundary_shift
 
-    if any(ratio <= 0 for ratio in chosen.ratios) or not 0 < chosen.angle <= 180:
-        raise UserError("--ratios must be above 0, and --angle lies above 0 and up to 180 degrees")
+    if not all(0 < ratio < math.inf for ratio in chosen.ratios) or not 0 < chosen.angle <= 180:
+        raise UserError("--ratios must be above 0 and finite, and --angle lies above 0 and up to 180 degrees")
     return boundary_shift(ratios=chosen.ratios, angle=chosen.angle)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb.backbones import uncompiled
 from excb.collectives import from_first, gather_rows, mean_over_ranks, processes, rank, share, together
@@ -16,7 +17,7 @@ from excb.console import Progressor, Reporter, duration
 from excb.errors import UserError
 from excb.images import CodedImages
 from excb.machine import choose_device, peak_memory, worker_count
-from excb.method import Step
+from excb.method import ExCB, Step
 from excb.results import environment
 from excb.signals import StopRequest
 
@@ -100,6 +101,16 @@ def _check(recipe: Recipe, images: CodedImages) -> None:
     recipe.micro_batch(processes())
 
 
+def _build(recipe: Recipe) -> ExCB:
+    """The model of a recipe, unless its batches are too small for it."""
+    model, accumulate = build_model(recipe), recipe.efficiency.accumulate
+    if recipe.optim.batch // accumulate < 2 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise UserError(
+            f"BatchNorm needs two images at once: raise optim.batch to {2 * accumulate}, or lower efficiency.accumulate"
+        )
+    return model
+
+
 class Run:
     """One process's part of a run; process 0 alone writes files and talks.
 
@@ -126,7 +137,7 @@ class Run:
     ) -> None:
         self.recipe, self.images, self.folder, self.reporter, self._table = recipe, images, folder, reporter, table
         self.workers = worker_count(recipe.efficiency.workers)
-        model = together(lambda: build_model(recipe))
+        model = together(lambda: _build(recipe))
         resumed = from_first(self._resume)
         if resumed is None and recipe.init is not None:
             reporter.note(from_first(lambda: start_from(model, recipe, images)))

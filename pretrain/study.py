@@ -141,12 +141,19 @@ def study(
         UserError: the study cannot be run as it was asked for.
     """
     selected = chosen.select(cells)
-    grid = Grid(chosen, find_sets(data), out / chosen.name, values)
+    sets = find_sets(data)
+    if len(sets.train) < 2:
+        raise UserError(f"{sets.train.root} holds one image: a study needs many, a few hundred at the least")
+    grid = Grid(chosen, sets, out / chosen.name, values)
     jobs = grid.jobs(selected, seeds)
     left = grid.left(jobs)
     if dry_run:
         _tell_plan(grid, jobs, left, reporter, as_json=as_json)
         return 0
+    try:
+        grid.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write the study's folder {grid.folder}: {error}: choose another --out") from None
     code, failed = _run(left, grid, reporter)
     if code:
         reporter.note("stopped: the same command goes on where the study is")

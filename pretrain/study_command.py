@@ -9,6 +9,7 @@ from excb.cli import Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError
 
+from . import overrides
 from .studies import BASE, STUDIES, find_study
 
 DESCRIPTION = f"""\
@@ -55,6 +56,9 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--seeds takes 1 or more")
     if chosen.data is None:
         raise UserError("name the folder of images with --data DIR")
+    cells = [name.strip() for name in chosen.cells.split(",")] if chosen.cells is not None else None
+    found.select(cells)  # mistakes are told before the seconds that torch takes to load
+    overrides.apply(overrides.find_recipe(BASE), chosen.values)
     from .study import study
 
     return study(
@@ -63,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         chosen.out,
         reporter,
         seeds=chosen.seeds,
-        cells=[name.strip() for name in chosen.cells.split(",")] if chosen.cells else None,
+        cells=cells,
         values=chosen.values,
         dry_run=chosen.dry_run,
         as_json=chosen.json,

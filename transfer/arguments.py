@@ -32,30 +32,32 @@ def parser() -> Parser:
     whole = Parser(prog="excb-eval", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     whole.add_argument("--version", action="version", version=f"excb {__version__}")
     protocols = whole.add_subparsers(dest="protocol", metavar="COMMAND", required=True)
-    _add_knn(protocols.add_parser("knn", help="weighted k-nearest-neighbour vote on frozen features (DINO's protocol)"))
-    _add_linear(protocols.add_parser("linear", help="linear heads on the frozen backbone"))
-    _add_semisup(protocols.add_parser("semisup", help="fine-tuning on 1 %% or 10 %% of the labels"))
-    _add_finetune(protocols.add_parser("finetune", help="fine-tuning on any share of the labels"))
-    _add_detection(protocols.add_parser("detection", help="Mask R-CNN on COCO, or on any set in its format"))
-    _add_clusters(
-        protocols.add_parser("clusters", help="assign images to clusters: sizes, purity, and an atlas to see")
-    )
-    _add_all(protocols.add_parser("all", help="every protocol that applies, resumable, with one report page"))
-    features = protocols.add_parser("features", help="compute, keep and export features")
+
+    def command(name: str, text: str) -> Parser:
+        escaped = text.replace("%", "%%")  # argparse formats help, and leaves descriptions as they are
+        made: Parser = protocols.add_parser(name, help=escaped, description=f"{text[0].upper()}{text[1:]}.")
+        return made
+
+    _add_knn(command("knn", "weighted k-nearest-neighbour vote on frozen features (DINO's protocol)"))
+    _add_linear(command("linear", "linear heads on the frozen backbone"))
+    _add_semisup(command("semisup", "fine-tuning on 1 % or 10 % of the labels"))
+    _add_finetune(command("finetune", "fine-tuning on any share of the labels"))
+    _add_detection(command("detection", "Mask R-CNN on COCO, or on any set in its format"))
+    _add_clusters(command("clusters", "assign images to clusters: sizes, purity, and an atlas to see"))
+    _add_all(command("all", "every protocol that applies, resumable, with one report page"))
+    features = command("features", "compute, keep and export features")
     _add_common(features, result="FILE.npz")
     features.add_argument(
         "--kind", choices=("pooled", "last4_cls"), default="pooled", help="last4_cls: DINO's input of linear heads"
     )
-    compare = protocols.add_parser("compare", help="is the difference of two results real? (McNemar, paired bootstrap)")
+    compare = command("compare", "is the difference of two results real? (McNemar, paired bootstrap)")
     compare.add_argument("first", type=Path, metavar="A.json")
     compare.add_argument("second", type=Path, metavar="B.json")
     compare.add_argument("--figure", metavar="NAME", help="one figure, or A:B where they are called otherwise")
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    reproduce = protocols.add_parser("reproduce", help="check published figures: PASS, FAIL or CANNOT, and why")
-    _add_reproduce(reproduce)
-    board = protocols.add_parser("leaderboard", help="results beside published figures: Markdown, CSV and a web page")
-    _add_leaderboard(board)
-    cache = protocols.add_parser("cache", help="what the feature cache holds; --clear empties it")
+    _add_reproduce(command("reproduce", "check published figures: PASS, FAIL or CANNOT, and why"))
+    _add_leaderboard(command("leaderboard", "results beside published figures: Markdown, CSV and a web page"))
+    cache = command("cache", "what the feature cache holds; --clear empties it")
     cache.add_argument("--cache", type=Path, metavar="DIR", help="default: $EXCB_CACHE, else ~/.cache/excb")
     cache.add_argument("--clear", action="store_true", help="delete all features in it")
     return whole
@@ -104,7 +106,9 @@ def _add_pass(parser: argparse.ArgumentParser) -> None:
 
 
 def _batch(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    if text == "auto" or text.isdecimal():
+        return text if text == "auto" else int(text)
+    raise argparse.ArgumentTypeError(f"takes a number of images, or auto, not {text!r}")
 
 
 def _add_knn(parser: argparse.ArgumentParser) -> None:

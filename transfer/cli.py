@@ -32,10 +32,10 @@ def _main(argv: Sequence[str] | None) -> int:
         from .leaderboard_command import leaderboard
 
         return leaderboard(chosen, Reporter(quiet=chosen.quiet))
-    if chosen.protocol == "clusters":
+    if chosen.protocol in ("all", "clusters", "reproduce"):
         if chosen.out is not None and chosen.out.exists() and not chosen.out.is_dir():
             raise UserError(f"--out {chosen.out} is a file: name a folder", told=not is_first())
-    elif chosen.protocol not in ("all", "reproduce") and chosen.out is not None and chosen.out.is_dir():
+    elif chosen.out is not None and chosen.out.is_dir():
         raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not is_first())
     arguments = sys.argv[1:] if argv is None else argv
     jobs = Path("runs") / "slurm"

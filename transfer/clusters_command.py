@@ -1,11 +1,12 @@
 """`excb-eval clusters`: from arguments to figures and files."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.console import Reporter
-from excb.errors import is_first
+from excb.errors import UserError, is_first
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +20,15 @@ def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
     from excb.home import cache_root
 
     from .clusters import command
+    from .clusters.files import read_sizes
     from .sources import images_of
     from .task import Task
 
     reporter = Reporter(quiet=chosen.quiet or not is_first())
+    if chosen.compare and chosen.out is None:
+        raise UserError("--compare draws into a folder: name it with --out DIR", told=not is_first())
+    for place in chosen.compare:
+        together(partial(read_sizes, place))  # a wrong one is told before images are read
     options = together(lambda: _options(chosen))
     images = together(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
     task = together(

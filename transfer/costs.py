@@ -5,6 +5,7 @@ from typing import Any
 from excb.architecture import Architecture
 from excb.catalogue import Checkpoint
 from excb.claim import Claim, Data
+from excb.console import duration
 from excb.exported import WEIGHTS
 from excb.hub import here
 
@@ -65,6 +66,6 @@ def describe(claim: Claim, row: Checkpoint) -> list[str]:
     total = images * flops
     return [
         *lines,
-        f"work: as {images:,.0f} forward passes of {flops / 1e9:.1f} GFLOP, "
-        f"{total / 1e15:,.2f} PFLOP: about {total / RATE / 3600:,.2f} h at {RATE / 1e12:.0f} TFLOP/s",
+        f"work: as {images:,.0f} forward passes of {flops / 1e9:.2f} GFLOP, "
+        f"{total / 1e12:,.1f} TFLOP: about {duration(total / RATE)} at {RATE / 1e12:.0f} TFLOP/s",
     ]

@@ -24,13 +24,26 @@ def gather(named: Sequence[Path], out: Path) -> list[Measured]:
         out: folder of the page, which links to files near it.
 
     Raises:
-        UserError: something is missing, or no result of this version.
+        UserError: something is missing, a folder holds no result, or it is none of this version.
     """
     found: dict[str, Measured] = {}
-    for file in [*(each for path in named for each in _files(path)), *_files(BUNDLED)]:
+    for file in [*results_of(named), *_files(BUNDLED)]:
         result = read(file)
         found.setdefault(result.to_json(), Measured(result, _source(file, out), _checkpoint(result, file)))
     return list(found.values())
+
+
+def results_of(named: Sequence[Path]) -> list[Path]:
+    """The result files that are named, or that lie in a folder that is.
+
+    Raises:
+        UserError: a folder holds none.
+    """
+    found = {path: list(_files(path)) for path in named}
+    for path, files in found.items():
+        if not files:
+            raise UserError(f"no result of `excb-eval` below {path}: name a file that --out wrote, or a folder of them")
+    return [file for files in found.values() for file in files]
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from excb.results import write_text
 
 from . import leaderboard_figure, leaderboard_page, leaderboard_tables
 from .board import MEASURED, PUBLISHED
-from .gather import gather
+from .gather import gather, results_of
 from .leaderboard import boards
 
 FILES = ("leaderboard.md", "leaderboard.csv", "leaderboard.html")
@@ -58,14 +58,15 @@ def _check(chosen: argparse.Namespace, reporter: Reporter) -> int:
     from .submission import check, submit
 
     if not chosen.results:
-        raise UserError("name the result files to check")
-    done = {str(file): check(file) for file in chosen.results}
+        raise UserError("name the result files to check, or folders of them")
+    files = results_of(chosen.results)
+    done = {str(file): check(file) for file in files}
     if chosen.submit is not None:
-        for file in chosen.results:
+        for file in files:
             reporter.note(f"wrote {submit(file, chosen.submit)}")
     if chosen.json:
         reporter.answer(json.dumps({"checked": done}, indent=2, ensure_ascii=False))
     else:
-        for file, words in done.items():
-            reporter.answer(f"{file}: {', '.join(words)}")
+        for name, words in done.items():
+            reporter.answer(f"{name}: {', '.join(words)}")
     return 0

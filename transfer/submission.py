@@ -27,8 +27,8 @@ def check(file: Path) -> list[str]:
     result = read(file)
     done = [f"schema {result.schema}", f"protocol {result.protocol} {result.protocol_hash}"]
     try:
+        _figures(result)  # first: a result of another kind, such as of clusters, has none of the rest
         _hashes(result)
-        _figures(result)
         _protocol(result)
         if result.predictions and file.with_name(str(result.predictions.get("file"))).is_file():
             done.append(_recount(file))

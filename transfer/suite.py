@@ -13,7 +13,9 @@ from excb.collectives import from_first
 from excb.console import Reporter
 from excb.errors import UserError, is_first, nearest_name
 from excb.results import Result, write_text
+from excb.settings import require
 
+from . import protocols
 from .detection.command import DEPTHS
 from .extraction import files_hash
 from .task import Task
@@ -107,8 +109,11 @@ def steps(
         only: names of protocols, such as "knn"; empty is all.
 
     Raises:
-        UserError: one of `only` is none.
+        UserError: one of `only` is none, there is no such protocol of linear heads, or a seed is there twice.
     """
+    if linear != "logreg":
+        protocols.choose(linear)
+    require(len(set(seeds)) == len(seeds), "--seeds names a seed twice")
     seed = ["--seeds", *map(str, seeds)]
     hangs_on = _hangs_on(task, network)
     found = [

@@ -13,6 +13,7 @@ from excb.results import write_text
 from . import suite
 from .comparable import kind_of
 from .detection.command import DEPTHS
+from .detection.settings import settings_for
 from .suite import Outcome, Run
 from .task import Task
 
@@ -36,12 +37,11 @@ def evaluate_all(
         reporter: where to talk.
 
     Raises:
-        UserError: --out is missing or no folder, a protocol could not be measured, or the report not be written.
+        UserError: --out is missing, a protocol could not be measured, or the report not be written.
     """
     if chosen.out is None and not chosen.dry_run:
         raise UserError("name the folder for results and report with --out DIR", told=not is_first())
-    if chosen.out is not None and chosen.out.exists() and not chosen.out.is_dir():
-        raise UserError(f"--out {chosen.out} is a file: name a folder", told=not is_first())
+    settings_for(chosen.schedule)
     detection = None
     if chosen.coco is not None and task.backbone.entry.architecture.name in DEPTHS:
         words = ["--data", str(chosen.coco), "--schedule", chosen.schedule, "--engine", chosen.engine]

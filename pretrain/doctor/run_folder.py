@@ -17,6 +17,8 @@ AMPLE = 2  # times the room that checkpoints need, below which it is worth a wor
 def check_folder(run: Path) -> list[Check]:
     """Whether a run can write here; nothing is left behind, and the folder itself is not made."""
     home = existing(run)
+    if (file := next((path for path in (run, *run.parents) if path.is_file()), None)) is not None:
+        return [Check("run folder", "error", f"{file} is a file", "choose another --out")]
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as trial:
             behind, taken = _exercise(Path(trial)), _taken(run)

@@ -345,7 +345,7 @@ def test_a_server_that_gives_other_bytes_than_were_asked_for_is_noticed(
         ("TMP/none-*.tar", "no tar at .*none"),
         ("TMP/none.tar", r"cannot find .*none\.tar .*No such file"),
         ("TMP/{0..99999999}.tar", "stands for more than 1,000,000 shards"),
-        ("TMP/text.tar", r"text\.tar: they need files ending in .jpg"),
+        ("TMP/text.tar", r"text\.tar \(1 shard\): it needs files ending in .jpg"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, cache: Path, memory: str, text: str, words: str) -> None:

@@ -79,6 +79,8 @@ def test_times_are_slurms(text: str, expected: int) -> None:
         ("time=0", "above zero"),
         ("time=3", "longer than grace=180"),
         ("time=60,nodes=0", "nodes must be at least 1"),
+        ("time=60,cpus=0", "cpus must be at least 1"),
+        ("time=60,time=90", "names time twice"),
         ("time=60,gpus=2,tasks=2", "gpus= or tasks="),
         ("time=60,cluster=pbs", "must be one of slurm, local"),
         ("time=60,cluster=local,nodes=2", "one node"),

@@ -467,6 +467,8 @@ def test_bad_input_is_one_line(images: Path, tmp_path: Path, capsys: pytest.Capt
     )
     assert "24 training views for 25 clusters" in kmeans
     assert "larger than the set of 27" in refused(capsys, *command(images, out, "optim.batch=28"))
+    for values in (("optim.batch=1",), ("optim.batch=4", "efficiency.accumulate=4")):
+        assert "BatchNorm needs two images at once" in refused(capsys, *command(images, out, *values))
     assert "--data" in refused(capsys, "rn18_small")
     assert "no backbone" in refused(capsys, *command(images, out, "model.backbone=resnet49", "model.options={}"))
     assert "cannot take images" in refused(

@@ -98,6 +98,8 @@ def test_a_broken_member_is_replaced_and_named(
     ("arguments", "words"),
     [
         (["--data", "{}/*.tar", "--list", "{}/list.txt"], "--list names files, and .* holds shards"),
+        (["--data", ""], "the place of the images is empty"),
+        (["--data", "{}", "--out", ""], "the place to write to is empty"),
         (["--data", "{}/none-*.tar"], "no tar at .*none"),
         (
             ["--data", "{}", "--out", "s3://bucket/run"],

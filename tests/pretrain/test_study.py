@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import typing
 from pathlib import Path
@@ -261,6 +262,18 @@ def test_mistakes_are_one_line(
     assert told in error
     assert error.count("\n") == 1
     assert cell(finished, "linear", 0) == before
+
+
+def test_folders_that_cannot_do(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(command(images, tmp_path / "file")) == 2
+    assert "cannot write the study's folder" in capsys.readouterr().err
+    one = tmp_path / "one"
+    one.mkdir()
+    shutil.copy(next(images.rglob("*.png")), one)
+    assert main([*command(one, tmp_path / "out"), "optim.batch=1"]) == 2
+    assert "holds one image" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_images_and_unknown_studies_are_refused(

@@ -214,6 +214,7 @@ DATA = ("--data", "{place}/data")
         ((*DATA, "--resize", "0"), "--resize"),
         ((*DATA, "--crop", "40", "--resize", "30"), "--crop"),
         ((*DATA, "--batch-size", "0"), "--batch-size must be at least 1"),
+        ((*DATA, "--batch-size", "x"), "argument --batch-size: takes a number of images, or auto, not 'x'"),
         ((*DATA, "--device", "gpu"), "device 'gpu' cannot be used here"),
         ((*DATA, "--backend", "annoy"), "invalid choice: 'annoy'"),
         ((*DATA, "--network", "both"), "invalid choice: 'both'"),
@@ -241,6 +242,13 @@ def test_wrong_command_is_one_line_that_points_to_help(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "--help`)" in err
+
+
+@pytest.mark.parametrize(("command", "words"), [("clusters", "Assign images to clusters"), ("semisup", "1 % or 10 %")])
+def test_help_of_a_command_says_what_it_does(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert words in capsys.readouterr().out.partition("options:")[0]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("run", ["taken", "taken/run"])
+def test_a_file_in_the_way(tmp_path: Path, run: str) -> None:
+    (tmp_path / "taken").touch()
+    (check,) = check_folder(tmp_path / run)
+    assert check.verdict == "error"
+    assert check.found == f"{tmp_path / 'taken'} is a file"
+
+
 def test_another_process_trains_there(tmp_path: Path) -> None:
     with (tmp_path / ".lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -146,7 +146,11 @@ def test_several_checkpoints_in_one_picture(place: Path, tmp_path: Path, capsys:
     assert (tmp_path / "two" / "sizes.svg").read_text() != (tmp_path / "one" / "sizes.svg").read_text()
     capsys.readouterr()
     assert call(*words, "--out", tmp_path / "three", "--compare", place / "run") == 2
-    assert "name a folder of `excb-eval clusters --out`" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "name a folder of `excb-eval clusters --out`" in err
+    assert out == ""  # before the work, not after it
+    assert call(*words, "--compare", tmp_path / "one") == 2
+    assert "name it with --out DIR" in capsys.readouterr().err
     assert not (tmp_path / "three").exists()
     (tmp_path / "one" / "assignments.csv").write_text("path,cluster\n")
     with pytest.raises(UserError, match="does not hold the assignments of"):
