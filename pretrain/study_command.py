@@ -23,6 +23,8 @@ Compare recipes: a grid of small runs on any folder of images, several seeds, on
 Images are those of DIR/train, or DIR. With labels (a folder a class), k-NN is asked about DIR/test or else DIR/val, or
 about every training image by the others. Cells change the recipe {BASE}; overrides are for all cells."""
 
+MOST_SEEDS = 1000  # more is a slip of the finger
+
 
 def main(argv: Sequence[str]) -> int:
     """Run `excb-pretrain study` with its own arguments, and return the exit code."""
@@ -31,9 +33,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("name", metavar="NAME", nargs="?", default="list", help="the study; none lists all")
     parser.add_argument("values", metavar="section.field=value", nargs="*", help="values for all cells")
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="images, at any depth; labels are used for figures only"
-    )
+    parser.add_argument("--data", metavar="DIR", help="images, at any depth; labels are used for figures only")
     parser.add_argument(
         "--out",
         type=local_path,
@@ -52,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
     if chosen.list or chosen.name == "list":
         return _list(reporter, as_json=chosen.json)
     found = find_study(chosen.name)
-    if chosen.seeds < 1:
-        raise UserError("--seeds takes 1 or more")
-    if chosen.data is None:
+    if not 1 <= chosen.seeds <= MOST_SEEDS:
+        raise UserError(f"--seeds takes 1 to {MOST_SEEDS:,}")
+    if not chosen.data:
         raise UserError("name the folder of images with --data DIR")
     cells = [name.strip() for name in chosen.cells.split(",")] if chosen.cells is not None else None
     found.select(cells)  # mistakes are told before the seconds that torch takes to load
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
     return study(
         found,
-        chosen.data,
+        Path(chosen.data),
         chosen.out,
         reporter,
         seeds=chosen.seeds,

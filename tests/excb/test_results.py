@@ -90,6 +90,14 @@ def changed(**values: Any) -> str:
         (changed(extra=1), r"FILE lacks or adds fields of schema 2 \(extra\)"),
         ('{"schema": 2}', "lacks or adds"),
         (changed(settings={"k": [10]}), "FILE was changed"),
+        (changed(figures={"knn_top1_k20": "57.3"}), "FILE: figures.knn_top1_k20 is not of the form"),
+        (changed(figures={"knn_top1_k20": True}), "FILE: figures.knn_top1_k20 is not"),
+        (changed(figures={"knn_top1_k20": 57.3}).replace("57.3", "NaN"), "FILE: figures.knn_top1_k20 is not"),
+        (changed(figures=[57.3]), "FILE: figures is not"),
+        (changed(intervals={"knn_top1_k20": [1.0]}), "FILE: intervals.knn_top1_k20 is not"),
+        (changed(checkpoint="x"), "FILE: checkpoint is not"),
+        (changed(seconds=None), "FILE: seconds is not"),
+        (changed(protocol=7), "FILE: protocol is not"),
     ],
 )
 def test_other_texts_are_refused_in_one_line(text: str, message: str) -> None:
