@@ -137,7 +137,12 @@ class Result:
 
 def _check_types(values: dict[str, Any], source: str) -> None:
     """Raise UserError unless a result's fields are what readers count on: files may have been edited by hand."""
-    kinds = {"protocol": str, "created": str, "seconds": (int, float), "notes": list}
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "protocol": str,
+        "created": str,
+        "seconds": (int, float),
+        "notes": list,
+    }
     wrong = [
         name
         for name, value in values.items()
