@@ -93,6 +93,15 @@ def _add_pass(parser: argparse.ArgumentParser) -> None:
     add("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
     add("--resize", type=int, metavar="PIXELS", help="shorter side (default: the checkpoint's)")
     add("--crop", type=int, metavar="PIXELS", help="central square (default: the checkpoint's)")
+    _add_machine(parser)
+    add("--dry-run", action="store_true", help="say what it will take, and do nothing")
+    add("--json", action="store_true", help="print the result as JSON instead of a table")
+    add("--quiet", action="store_true", help="no notes, no progress")
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    """Where a pass over images runs, and what it keeps."""
+    add = parser.add_argument
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
     add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
     add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
@@ -100,9 +109,6 @@ def _add_pass(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, default=None, metavar="N", help="processes that read images")
     add("--cache", type=Path, metavar="DIR", help="keeps features (default: $EXCB_CACHE, else ~/.cache/excb)")
     add("--no-cache", action="store_true", help="keep no features")
-    add("--dry-run", action="store_true", help="say what it will take, and do nothing")
-    add("--json", action="store_true", help="print the result as JSON instead of a table")
-    add("--quiet", action="store_true", help="no notes, no progress")
 
 
 def _batch(text: str) -> int | str:
@@ -236,13 +242,7 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
         help="write each evaluation's result here, with its claims and verdicts",
     )
     add("--json", action="store_true", help="print JSON instead of tables")
-    add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
-    add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
-    add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
-    add("--batch-size", type=_batch, default=64, metavar="B", help="images at once, or auto (default: 64)")
-    add("--workers", type=int, default=None, metavar="N", help="processes that read images")
-    add("--cache", type=Path, metavar="DIR", help="keeps features (default: $EXCB_CACHE, else ~/.cache/excb)")
-    add("--no-cache", action="store_true", help="keep no features")
+    _add_machine(parser)
     add("--quiet", action="store_true", help="no notes, no progress")
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from excb.console import Reporter
 from excb.errors import UserError, is_first
 
+from .task_command import prepared
+
 if TYPE_CHECKING:
     import torch
 
@@ -17,12 +19,10 @@ if TYPE_CHECKING:
 def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval clusters` in this process, with the others if there are any."""
     from excb.collectives import together
-    from excb.home import cache_root
 
     from .clusters import command
     from .clusters.files import read_sizes
     from .sources import images_of
-    from .task import Task
 
     reporter = Reporter(quiet=chosen.quiet or not is_first())
     if chosen.compare and chosen.out is None:
@@ -31,21 +31,7 @@ def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
         together(partial(read_sizes, place))  # a wrong one is told before images are read
     options = together(lambda: _options(chosen))
     images = together(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
-    task = together(
-        lambda: Task.prepare(
-            chosen.ckpt,
-            images,
-            images,
-            network=chosen.network,
-            resize=chosen.resize,
-            crop=chosen.crop,
-            device=device,
-            batch=chosen.batch_size,
-            workers=chosen.workers,
-            cache=None if chosen.no_cache else chosen.cache or cache_root(),
-            heads=True,
-        )
-    )
+    task = prepared(chosen, images, images, device, heads=True)
     heads = together(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
     if chosen.dry_run:
         from .features import describe, plan

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from excb.features import Kind
+    from excb.images import Images
     from excb.results import Result
 
     from .report import Predictions
@@ -57,11 +58,7 @@ def _kind(chosen: argparse.Namespace) -> "Kind":
 
 def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter) -> "Task":
     """Checkpoint and images, checked."""
-    from excb.collectives import together
-    from excb.home import cache_root
-
     from .sources import train_and_test
-    from .task import Task
 
     train, test = train_and_test(
         chosen.data,
@@ -71,7 +68,24 @@ def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Report
         data_root=chosen.data_root,
         note=reporter.note,
     )
-    task = together(
+    task = prepared(chosen, train, test, device)
+    for name, images in task.unknown.items():
+        reporter.warn(
+            f"no train image is of class {name}: its {images} test images count as wrong (--rename {name}=TRAIN_CLASS)"
+        )
+    return task
+
+
+def prepared(
+    chosen: argparse.Namespace, train: "Images", test: "Images", device: "torch.device", *, heads: bool = False
+) -> "Task":
+    """The checkpoint on its device, with images and cache as the arguments say; checked by all processes together."""
+    from excb.collectives import together
+    from excb.home import cache_root
+
+    from .task import Task
+
+    return together(
         lambda: Task.prepare(
             chosen.ckpt,
             train,
@@ -83,13 +97,9 @@ def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Report
             batch=chosen.batch_size,
             workers=chosen.workers,
             cache=None if chosen.no_cache else chosen.cache or cache_root(),
+            heads=heads,
         )
     )
-    for name, images in task.unknown.items():
-        reporter.warn(
-            f"no train image is of class {name}: its {images} test images count as wrong (--rename {name}=TRAIN_CLASS)"
-        )
-    return task
 
 
 def _renames(pairs: Sequence[str]) -> dict[str, str]:
