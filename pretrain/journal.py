@@ -44,15 +44,18 @@ class EpochStatistics:
         self._used[self._filled : stop] = batch.used
         self._filled, self._steps = stop, self._steps + 1
 
-    def summary(self) -> dict[str, float]:
+    def summary(self, state: dict[str, Any] | None = None) -> dict[str, float]:
         """The epoch so far: means of loss, confidence (Eq. 11) and agreement (Eq. 12), clusters, purity with labels.
 
         Cluster sizes are counted over the epoch's assignments and relative to 1/K: 1 is balanced.
+
+        Args:
+            state: of `state`, where it is at hand: all processes gather for it.
         """
-        state = self.state()
+        state = state or self.state()
         loss, confidence, agreement = (state["sums"] / max(1, self._steps)).tolist()
         winners, used = state["winners"].numpy(), state["used"].numpy()
-        counts = np.bincount(winners.ravel(), minlength=self._clusters)
+        counts = self.counts(state).numpy()
         relative = counts * self._clusters / max(1, winners.size)
         figures = {
             "loss": loss,
@@ -67,9 +70,9 @@ class EpochStatistics:
             figures["purity"] = purity(winners.ravel(), labels.ravel())
         return figures
 
-    def counts(self) -> torch.Tensor:
-        """Assignments to every cluster in the epoch so far, all processes together: [K] int64 on the CPU."""
-        return torch.bincount(self.state()["winners"].flatten(), minlength=self._clusters)
+    def counts(self, state: dict[str, Any]) -> torch.Tensor:
+        """Assignments to every cluster in a `state`, all processes together: [K] int64 on the CPU."""
+        return torch.bincount(state["winners"].flatten(), minlength=self._clusters)
 
     def reset(self) -> None:
         """Start the next epoch."""

@@ -321,8 +321,9 @@ class Run:
         """Sum up the epoch and measure if it is time; whether a checkpoint is due."""
         progress, recipe = self.progress, self.recipe
         epoch = progress.step // self.trainer.schedules.steps_per_epoch
-        figures: dict[str, Any] = {"epoch": epoch} | self.statistics.summary()
-        progress.counts = self.statistics.counts()
+        state = self.statistics.state()
+        figures: dict[str, Any] = {"epoch": epoch} | self.statistics.summary(state)
+        progress.counts = self.statistics.counts(state)
         self.statistics.reset()
         figures["coincident_centroids"] = coincident(self.trainer.model.teacher.centroids.weight)
         last = epoch == recipe.optim.epochs
