@@ -22,6 +22,7 @@ from excb.preprocessing import Preprocessing
 
 from .initialise import build_model
 from .loop import train
+from .mirror import Place
 from .recipes import Recipe
 from .run_state import CURVES, REPORT, RunFolder
 
@@ -44,7 +45,7 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
         The exit code.
     """
     start = time.monotonic()
-    folder = RunFolder(out)  # only to fail early: training locks it again
+    folder = RunFolder(Place(out), reporter.warn)  # only to fail early: training locks it again
     folder.close()
     data = out / "data"
     with reporter.progress("patches of photographs", len(PHOTOGRAPHS) * (TRAIN + TEST)) as bar:
