@@ -15,7 +15,7 @@ from .mirror import Place, run_place
 from .recipes import Recipe
 
 if TYPE_CHECKING:
-    from excb.images import ImageSet
+    from excb.images import CodedImages
 
     from .doctor.verdict import Check
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="check what this recipe's run needs, too")
     parser.add_argument("values", metavar="section.field=value", nargs="*", help="values other than the recipe's")
-    parser.add_argument("--data", metavar="DIR", help="a folder of images, as for a run")
+    parser.add_argument("--data", metavar="DIR", help="a folder of images, or tar shards, as for a run")
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path a line, below --data")
     parser.add_argument("--out", type=run_place, metavar="RUN", help="the run folder (default: runs/RECIPE)")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of this machine that the run is to use; 0: the CPU")
@@ -49,13 +49,10 @@ def main(argv: Sequence[str]) -> int:
     recipe = overrides.apply(overrides.find_recipe(chosen.recipe), chosen.values) if chosen.recipe else None
     if chosen.data is None and chosen.list is None:
         raise UserError("name the folder of images with --data DIR, or a list of them with --list FILE")
-    from excb.images import ImageSet
     from excb.shards import training_images
 
     reporter = Reporter(quiet=chosen.quiet)
     images = training_images(chosen.data, chosen.list, reporter.note)
-    if not isinstance(images, ImageSet):
-        raise UserError(f"doctor looks at files: {chosen.data} holds shards, checked when they are indexed")
     checks = examine(
         images,
         recipe,
@@ -69,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine(
-    images: "ImageSet",
+    images: "CodedImages",
     recipe: Recipe | None,
     run: Place,
     reporter: Reporter,

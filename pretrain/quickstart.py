@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from excb import hub
 from excb.console import Reporter, duration
 from excb.features import Inputs, extract
-from excb.images import ImageSet, scan_folder
+from excb.images import Images, ImageSet, scan_folder
 from excb.knn import accuracy, nearest, vote
 from excb.photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
 from excb.preprocessing import Preprocessing
@@ -101,7 +101,7 @@ def knn(network: nn.Module, transform: Callable[[Image.Image], Tensor], bank: Im
 
 
 @torch.no_grad()
-def settle_statistics(network: nn.Module, images: ImageSet, preprocessing: Preprocessing) -> None:
+def settle_statistics(network: nn.Module, images: Images, preprocessing: Preprocessing) -> None:
     """Give an untrained network's BatchNorms the statistics of the images: without them it would be judged too low."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
