@@ -27,6 +27,7 @@ from .data import Batch, BrokenFiles, loader
 from .health import Alarm, Health, Memory, coincident
 from .initialise import build_model, start_from, state_tensors
 from .journal import EpochStatistics, Journal
+from .lanes import State, StreamSchedule, all_lanes, lanes_of, told
 from .mirror import Place
 from .monitor import Monitor
 from .optim import Schedules, build_optimizer
@@ -34,6 +35,7 @@ from .profiling import StepProfile
 from .recipes import Recipe
 from .run_state import CURVES, RunFolder, describe
 from .step import NotFiniteError, Trainer, prepare
+from .stream_images import StreamImages
 
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training
 
@@ -53,7 +55,7 @@ class Progress:
 
 def train(
     recipe: Recipe,
-    images: CodedImages,
+    images: CodedImages | StreamImages,
     out: Path | Place,
     reporter: Reporter,
     *,
@@ -79,6 +81,8 @@ def train(
         UserError: recipe, images or folder cannot make a run, or the loss is not finite any more.
     """
     together(lambda: _check(recipe, images))
+    if isinstance(images, StreamImages):
+        reporter.note(told(images, recipe.optim.batch, lanes_of(images, recipe.optim.batch, processes())))
     device = device or choose_device(recipe.efficiency.device)
     folder: RunFolder | None = None
     place = Place(out) if isinstance(out, Path) else out
@@ -95,12 +99,14 @@ def train(
             folder.close()
 
 
-def _check(recipe: Recipe, images: CodedImages) -> None:
+def _check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
     """Refuse what cannot make a run."""
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, a few thousand at the least")
     recipe.steps_per_epoch(len(images))
     recipe.micro_batch(processes())
+    if isinstance(images, StreamImages):
+        lanes_of(images, recipe.optim.batch, processes())
 
 
 def _build(recipe: Recipe) -> ExCB:
@@ -129,7 +135,7 @@ class Run:
     def __init__(
         self,
         recipe: Recipe,
-        images: CodedImages,
+        images: CodedImages | StreamImages,
         folder: RunFolder | None,
         reporter: Reporter,
         device: torch.device,
@@ -139,6 +145,10 @@ class Run:
     ) -> None:
         self.recipe, self.images, self.folder, self.reporter, self._table = recipe, images, folder, reporter, table
         self.workers = worker_count(recipe.efficiency.workers)
+        self.stream: StreamSchedule | None = None
+        self._stream_state: State | None = None
+        # What can be asked for by its number: of a stream, a few images.
+        self.stored = together(lambda: images.kept) if isinstance(images, StreamImages) else images
         model = together(lambda: _build(recipe))
         resumed = from_first(self._resume)
         if resumed is None and recipe.init is not None:
@@ -155,7 +165,7 @@ class Run:
             device=device,
         )
         self.monitor = Monitor(
-            images, recipe.monitor, recipe.views, seed=recipe.run.seed, device=device, workers=self.workers
+            self.stored, recipe.monitor, recipe.views, seed=recipe.run.seed, device=device, workers=self.workers
         )
         self.broken = BrokenFiles()
         self.progress = Progress()
@@ -250,9 +260,15 @@ class Run:
 
     def _batches(self, start: int, stop: int) -> Iterable[Batch]:
         """This process's part of the batches from one step to another."""
-        recipe, efficiency = self.recipe, self.recipe.efficiency
+        recipe, efficiency, images = self.recipe, self.recipe.efficiency, self.images
+        if isinstance(images, StreamImages):
+            before = self._stream_state if start else None
+            share, batch, seed = (rank(), processes()), recipe.optim.batch, recipe.run.seed
+            self.stream = together(
+                lambda: StreamSchedule(images, batch, seed=seed, start=start, stop=stop, share=share, state=before)
+            )
         return loader(
-            self.images,
+            self.stored,
             recipe.views,
             seed=recipe.run.seed,
             epochs=recipe.optim.epochs,
@@ -264,6 +280,7 @@ class Run:
             prefetch=efficiency.prefetch,
             scaled_decoding=efficiency.scaled_decoding,
             decoder=efficiency.decoder,
+            schedule=self.stream,
         )
 
     def _step(self, batch: Batch) -> tuple[Step, float]:
@@ -382,6 +399,7 @@ class Run:
         """What a checkpoint holds; nothing in it depends on the number of processes."""
         recipe, progress = self.recipe, self.progress
         statistics = self.statistics.state()
+        stream = all_lanes(self.stream.state_after(progress.step)) if self.stream is not None else None
         if self.folder is None:
             return {}
         return {
@@ -394,6 +412,7 @@ class Run:
             "model": state_tensors(self.trainer.model),
             **self.trainer.state(),
             "statistics": statistics,
+            "stream": stream,
             "broken": {"seen": self.broken.seen, "found": self.broken.found},
             "seconds": progress.seconds,
             "images": progress.images,
@@ -408,6 +427,7 @@ class Run:
         self.trainer.model.load_state_dict(contents["model"])
         self.trainer.restore(contents)
         self.statistics.restore(contents["statistics"])
+        self._stream_state = contents.get("stream")
         self.broken = BrokenFiles(**contents["broken"])
         known = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints know fewer
         self.progress = Progress(**{name: contents[name] for name in known})
