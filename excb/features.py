@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from excb.backbones import evaluating
 from excb.images import BrokenImageError, Images
-from excb.machine import leave_signals_to_parent
+from excb.machine import follow_parent
 
 Kind = Literal["pooled", "last4_cls"]  # of features: what the backbone returns, or `excb.outputs.LastClassTokens`
 
@@ -88,7 +88,7 @@ def stream(
         batch_sampler=batches,  # type: ignore[arg-type]  # any sequence of indices will do, such as a range
         num_workers=workers,
         collate_fn=_collate,
-        worker_init_fn=leave_signals_to_parent,
+        worker_init_fn=follow_parent,
         pin_memory=torch.device(device).type == "cuda",
     )
     dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)

@@ -14,7 +14,7 @@ from excb import jpeg, seeding
 from excb.collectives import gather_numbers, gather_objects, processes, rank
 from excb.errors import UserError
 from excb.images import BrokenImageError, CodedImages, open_image, open_smaller
-from excb.machine import leave_signals_to_parent
+from excb.machine import follow_parent
 
 from .recipes import ViewSettings
 from .views import ViewMaker
@@ -244,7 +244,7 @@ def loader(
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pin_memory,
-        worker_init_fn=leave_signals_to_parent,
+        worker_init_fn=follow_parent,
         prefetch_factor=prefetch if workers else None,
     )
 

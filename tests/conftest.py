@@ -49,6 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for marker in ("slow", "gpu", "detectron2", "browser"):
         marked = [item for item in items if item.get_closest_marker(marker)]
+        if marker != "gpu":
+            for item in marked:
+                item.add_marker(pytest.mark.timeout(0))  # long by nature, or as slow as what they start
         if marked and (reason := _reason_to_skip(marker, config)):
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
