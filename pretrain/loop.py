@@ -3,10 +3,10 @@
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -34,6 +34,7 @@ from .recipes import Recipe
 from .run_state import CURVES, RunFolder, describe
 from .step import NotFiniteError, Trainer, prepare
 
+T = TypeVar("T")
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training
 
 
@@ -213,11 +214,14 @@ class Run:
             output, norm = self._step(batch)
             now = time.monotonic()
             progress.seconds, clock = progress.seconds + now - clock, now
-            if progress.step % recipe.run.log_steps == 0:
-                self._log_step(float(mean_over_ranks(output.loss)), norm, bar)
             asked = stop.agreed()
+            logs, ends = progress.step % recipe.run.log_steps == 0, progress.step % schedules.steps_per_epoch == 0
             due = asked or (recipe.run.save_steps is not None and progress.step % recipe.run.save_steps == 0)
-            if progress.step % schedules.steps_per_epoch == 0:
+            if logs or ends or due:
+                self._unless_diverged(self.trainer.settle)
+            if logs:
+                self._log_step(float(mean_over_ranks(output.loss)), float(norm), bar)
+            if ends:
                 due |= self._end_epoch()
             if due:
                 self._save()
@@ -249,22 +253,29 @@ class Run:
             decoder=efficiency.decoder,
         )
 
-    def _step(self, batch: Batch) -> tuple[Step, float]:
+    def _step(self, batch: Batch) -> tuple[Step, torch.Tensor]:
         """One step and what is counted of it."""
         for file in self.broken.count(batch):
             self.reporter.warn(f"{file.path} cannot be read ({file.reason}); {file.replacement} takes its place")
         if self.profile is not None:
             self.profile.data_came()
-        try:
-            output, norm = self.trainer.step(batch, self.progress.step)
-        except NotFiniteError as error:
-            raise self._diverged(str(error)) from None
+        output, norm = self._unless_diverged(lambda: self.trainer.step(batch, self.progress.step))
         if self.profile is not None and (told := self.profile.step_done()):
             self.reporter.note(told)
         self.statistics.add(output, batch)
         self.progress.step += 1
         self.progress.images += self.recipe.optim.batch
         return output, norm
+
+    def _unless_diverged(self, work: Callable[[], T]) -> T:
+        """Do it; if the newest step that was counted turns out to be refused, take it back and stop the run."""
+        try:
+            return work()
+        except NotFiniteError as error:
+            self.statistics.take_back()
+            self.progress.images -= self.recipe.optim.batch * (self.progress.step - error.step)
+            self.progress.step = error.step
+            raise self._diverged(str(error)) from None
 
     def _log_step(self, loss: float, norm: float, bar: Progressor) -> None:
         """Write a step's line and show it."""
