@@ -27,6 +27,7 @@ from .data import Batch, BrokenFiles, loader
 from .health import Alarm, Health, Memory, coincident
 from .initialise import build_model, start_from, state_tensors
 from .journal import EpochStatistics, Journal
+from .mirror import Place
 from .monitor import Monitor
 from .optim import Schedules, build_optimizer
 from .profiling import StepProfile
@@ -54,7 +55,7 @@ class Progress:
 def train(
     recipe: Recipe,
     images: CodedImages,
-    out: Path,
+    out: Path | Place,
     reporter: Reporter,
     *,
     device: torch.device | None = None,
@@ -66,7 +67,7 @@ def train(
     Args:
         recipe: the run's recipe.
         images: the training images, the same in all processes.
-        out: the run folder; process 0 alone uses it.
+        out: the run folder, perhaps kept at a URL; process 0 alone uses it.
         reporter: where to talk.
         device: where this process trains; by default the recipe's.
         table: print the last epoch's figures at the end.
@@ -81,10 +82,11 @@ def train(
     together(lambda: _check(recipe, images))
     device = device or choose_device(recipe.efficiency.device)
     folder: RunFolder | None = None
+    place = Place(out) if isinstance(out, Path) else out
 
     def lock() -> None:
         nonlocal folder
-        folder = RunFolder(out)
+        folder = RunFolder(place, reporter.warn)
 
     from_first(lock)
     try:
@@ -176,24 +178,39 @@ class Run:
         if progress.step >= schedules.steps:
             self.reporter.note(f"the run is finished: {schedules.steps} steps")
             self._finish()
+            self._leave()
             return 0
         if progress.step:
             epoch = progress.step / schedules.steps_per_epoch
             self.reporter.note(f"going on from step {progress.step} (epoch {epoch:.2f})")
-        with (
-            StopRequest() as stop,
-            Journal(self.folder.path if self.folder else None, step=progress.step, wandb=self._wandb()) as self.journal,
-        ):
-            kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not progress.step
-            asked = kmeans and self._start_centroids(stop)
-            if not asked:
-                with self.reporter.progress(self.recipe.name, schedules.steps, done=progress.step) as bar:
-                    asked = self._train(stop, bar)
-        if asked and stop.received is not None:
-            self.reporter.note(f"stopped by {stop.received.name} after step {progress.step}: the same command goes on")
-            return stop.exit_code
-        self._finish()
-        return 0
+        with StopRequest() as stop:
+            asked = self._go(stop)
+            if asked and stop.received is not None:
+                told = f"stopped by {stop.received.name} after step {progress.step}: the same command goes on"
+                self.reporter.note(told)
+            else:
+                self._finish()
+            self._leave()  # a first signal that comes meanwhile waits for it
+        return stop.exit_code if asked else 0
+
+    def _go(self, stop: StopRequest) -> bool:
+        """Start the centroids where that is due, and train; whether the run was asked to stop."""
+        folder, step = self.folder.path if self.folder else None, self.progress.step
+        with Journal(folder, step=step, wandb=self._wandb()) as self.journal:
+            kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not step
+            if kmeans and self._start_centroids(stop):
+                return True
+            with self.reporter.progress(self.recipe.name, self.trainer.schedules.steps, done=step) as bar:
+                return self._train(stop, bar)
+
+    def _leave(self) -> None:
+        """Wait until the run is where it is kept, all processes together."""
+
+        def finish() -> None:
+            assert self.folder is not None
+            self.folder.finish()
+
+        from_first(finish)
 
     def _wandb(self) -> dict[str, Any] | None:
         """What Weights & Biases is told of the run, if it is wanted."""
@@ -474,4 +491,4 @@ class Run:
         if progress.best is not None:
             said.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
         self.reporter.note("; ".join(said))
-        self.reporter.note(f"run folder {self.folder.path}: {newest}, {CURVES}, metrics.jsonl, report.json")
+        self.reporter.note(f"run folder {self.folder.place}: {newest}, {CURVES}, metrics.jsonl, report.json")
