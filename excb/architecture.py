@@ -28,7 +28,7 @@ FORBIDDEN = {
     *("checkpoint_path", "cache_dir", "features_only", "scriptable", "exportable", "no_jit", "weights"),
 }
 
-MOST_TENSORS = 20_000  # of a network; the largest ones that are known have a tenth of them
+MOST_TENSORS = 5_000  # of a network; the largest ones that are known have 1,400
 
 # How networks refuse options and images.
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
