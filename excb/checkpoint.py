@@ -111,6 +111,8 @@ def _check(file: Path) -> None:
             if bad := archive.testzip():
                 raise zipfile.BadZipFile(f"checksum of {bad}")
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+        if isinstance(error, PermissionError):
+            raise UserError(f"cannot read {file} ({error.strerror}): let it be read, then start again") from None
         if ours:
             raise DamagedFileError(f"{file} is damaged ({error})") from None
     if not ours:

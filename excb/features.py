@@ -9,6 +9,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from excb.arriving import arriving
 from excb.backbones import evaluating
 from excb.images import BrokenImageError, Images
 from excb.machine import follow_parent
@@ -93,7 +94,7 @@ def stream(
     )
     dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
     with evaluating(backbone):
-        for indices, stacked, bad in loader:
+        for indices, stacked, bad in arriving(loader):
             broken = {inputs.images.paths[index]: reason for index, reason in bad}
             if stacked is None:
                 yield Features(torch.empty(0, 0), indices, broken)

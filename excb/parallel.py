@@ -65,8 +65,9 @@ def joined(device: str) -> Iterator[torch.device]:
         raise UserError(f"this process cannot join the others ({reason}): start it with --gpus N or torchrun") from None
     try:
         yield chosen
-    except UserError:
-        dist.destroy_process_group()  # raised where all had met: nothing is under way
+    except UserError as error:
+        if not error.alone:
+            dist.destroy_process_group()  # raised where all had met: nothing is under way
         raise
     except RuntimeError as error:
         if any(word in str(error) for word in _LOST_WORDS):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
+from excb.arriving import arriving
 from excb.collectives import processes, rank
 from excb.errors import UserError
 from excb.images import BrokenImageError, Images
@@ -130,7 +131,7 @@ class TrainingBatches:
             worker_init_fn=follow_parent,
             prefetch_factor=4 if self._workers else None,
         )
-        for number, (views, samples, reasons) in enumerate(loader):
+        for number, (views, samples, reasons) in enumerate(arriving(loader)):
             if reasons:
                 path, reason = reasons[0]
                 raise UserError(f"{path} cannot be read ({reason}): mend or remove it")

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
+from excb.arriving import arriving
 from excb.errors import UserError
 from excb.machine import follow_parent
 
@@ -220,7 +221,7 @@ def _load(
         worker_init_fn=follow_parent,
         generator=torch.Generator(),  # or it would take a number from torch's own, which engines draw from
     )
-    for batch in loader:
+    for batch in arriving(loader):
         for sample in batch:
             if isinstance(sample, str):
                 raise UserError(sample)
