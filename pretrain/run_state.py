@@ -76,7 +76,7 @@ class RunFolder:
             if old_data["fingerprint"] != data["fingerprint"]:
                 raise UserError(
                     f"{self.path} holds a run on other images ({old_data['images']} from {old_data['root']}, now "
-                    f"{data['images']}): choose another --out, with init={self.path} to start from its weights"
+                    f"{data['images']}): bring those back, or choose another --out (init={self.path} takes its weights)"
                 )
         write_text(
             json.dumps({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, indent=2) + "\n", file
