@@ -5,6 +5,7 @@ is `excb-pretrain ...` with the deed done to it, and `start` in `tests.faults.ru
 """
 
 import ctypes
+import inspect
 import json
 import os
 import resource
@@ -150,9 +151,10 @@ def worker_fails(sample: str, _run: Path) -> None:
 def orphan(worker: str, _run: Path) -> None:
     """SIGKILL to this process from one of its data workers, at the first thing that worker does."""
     real = torch_worker._worker_loop
+    names = inspect.signature(real)
 
     def loop(*arguments: Any) -> None:
-        if arguments[9] == int(worker):  # worker_id
+        if names.bind(*arguments).arguments["worker_id"] == int(worker):
             parent = os.getppid()
             os.kill(parent, signal.SIGKILL)
             while os.getppid() == parent:

@@ -172,6 +172,29 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     assert figures(finished) == figures(tmp_path)
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux, to name an open file")
+def test_lines_are_on_the_disk_before_a_checkpoint(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        done.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
+        sync(descriptor)
+
+    def note_name(self: Path, target: Path) -> Path:
+        done.append(f"name {target.name}")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_name)
+    assert pretrain(images, tmp_path, "optim.epochs=1", "run.save_steps=2") == 0
+    for file in ("step-2.pt", "step-3.pt"):
+        place = done.index(f"name {file}")
+        assert done[place - 2 : place] == ["sync metrics.jsonl", f"sync .{file}.tmp"]
+
+
 def test_the_newest_n_checkpoints_and_the_best_are_kept(images: Path, tmp_path: Path) -> None:
     pretrain(images, tmp_path, "run.keep=1", "run.save_steps=1", "optim.epochs=4")
     steps = {checkpoint.step_of(file) for file in checkpoint.in_run(tmp_path)}
