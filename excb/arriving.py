@@ -61,6 +61,8 @@ def arriving(loader: DataLoader[Any]) -> Iterator[Any]:
         del iterator
         end.cancel()
         _kill(workers)
+        for worker in workers:
+            worker.join(PATIENCE)
 
 
 def _kill(workers: Sequence[BaseProcess]) -> None:

@@ -161,7 +161,7 @@ def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) 
     if old_data["fingerprint"] != data["fingerprint"]:
         raise UserError(
             f"{place} holds a run on other images ({old_data['images']} from {old_data['root']}, now "
-            f"{data['images']}): choose another --out, with init={place} to start from its weights"
+            f"{data['images']}): bring those back, or choose another --out (init={place} takes its weights)"
         )
 
 
