@@ -107,10 +107,13 @@ def load(
         UserError: nothing of that name, nowhere to be had, not as its sha256 says, not a checkpoint, or any tensor
             missing, unexpected or misshapen.
     """
+    from excb.coverage import blueprint
     from excb.outputs import resampled, resized_preprocessing, sized
 
     found = locate(name, network=network, heads=heads)
     architecture, preprocessing = found.architecture, found.preprocessing
+    # First without memory for weights: what a file says of its network may be terabytes, and its tensors are not.
+    stored.check_fit(blueprint(architecture), found.tensors, what=f"{found.file} ({architecture.name})")
     if img_size is not None:
         architecture = sized(architecture, img_size)
         preprocessing = resized_preprocessing(preprocessing, img_size)

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from excb import atomic
 from excb.errors import UserError
 
 SCHEMA = 2
@@ -191,6 +192,7 @@ def write_bytes(contents: bytes, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.write_bytes(contents)
+            atomic.flush(temporary)  # before it has its name: after a power cut, too, the file is whole
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)

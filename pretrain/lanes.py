@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from excb import seeding
+from excb.arriving import PATIENCE, ReadingError
 from excb.collectives import gather_rows
 from excb.errors import UserError
 
@@ -25,6 +26,7 @@ from .stream_images import StreamImages, image_name
 
 MOST = 64  # lanes: each of them keeps a shard open
 AHEAD = 4  # batches that a thread reads ahead of the workers
+KEPT_BEHIND = 2  # steps that may be taken back after a state was asked for
 State = dict[str, Tensor]
 
 
@@ -189,8 +191,8 @@ class StreamSchedule(Sampler[list[Slot]]):
         return self._stop - self._start
 
     def state_after(self, step: int) -> State:
-        """The state of this process's lanes after so many steps of the run, the newest asked for or a later one."""
-        for older in [known for known in self._states if known < step]:
+        """The state of this process's lanes after so many steps, of which a few may be taken back later."""
+        for older in [known for known in list(self._states) if known < step - KEPT_BEHIND]:
             del self._states[older]
         return self._states[step]
 
@@ -199,7 +201,11 @@ class StreamSchedule(Sampler[list[Slot]]):
         return {"counts": torch.tensor(counts), "waiting": torch.from_numpy(np.stack(waiting))}
 
     def __iter__(self) -> Iterator[list[Slot]]:
-        """Go through the batches; once."""
+        """Go through the batches; once.
+
+        Raises:
+            ReadingError: a shard cannot be read; in this process alone.
+        """
         ready: queue.Queue[Any] = queue.Queue(AHEAD)
         left = threading.Event()
         thread = threading.Thread(target=self._read, args=(ready, left), name="stream", daemon=True)
@@ -207,14 +213,17 @@ class StreamSchedule(Sampler[list[Slot]]):
         try:
             for _ in range(self._start, self._stop):
                 item = ready.get()
+                if isinstance(item, UserError):
+                    raise ReadingError(str(item), alone=True)
                 if isinstance(item, Exception):
                     raise item
                 yield item
         finally:
             left.set()
-            thread.join()
-            for lane in self._lanes:
-                lane.close()
+            thread.join(PATIENCE)
+            if not thread.is_alive():
+                for lane in self._lanes:
+                    lane.close()
 
     def _read(self, ready: "queue.Queue[Any]", left: threading.Event) -> None:
         """Put the batches into a queue, or what went wrong, until the reader has left."""

@@ -3,11 +3,15 @@
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from excb import __version__, checkpoint
+from excb.collectives import processes
 from excb.errors import UserError
 from excb.images import Images
 from excb.results import write_text
@@ -41,9 +45,12 @@ class RunFolder:
             raise UserError(f"cannot write the run folder {path}: {error}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it however the process ends
-        except OSError:
+        except BlockingIOError:
             self._lock.close()
             raise UserError(f"another process is training in {path}: wait for it, or choose another --out") from None
+        except OSError as error:
+            self._lock.close()
+            raise UserError(f"cannot lock the run folder {path} ({error}): choose an --out on another disk") from None
         try:
             self._mirror = Mirror(place.url, path, warn) if place.url else None
         except UserError:
@@ -93,9 +100,10 @@ class RunFolder:
         """
         file = self.path / checkpoint.FOLDER / f"step-{step}.pt"
         checkpoint.write(contents, file)
-        for old in checkpoint.in_run(self.path)[keep:]:
-            if checkpoint.step_of(old) != best_step:
-                old.unlink()
+        with _changing(file.parent):
+            for old in checkpoint.in_run(self.path)[keep:]:
+                if checkpoint.step_of(old) != best_step:
+                    old.unlink()
         if self._mirror is not None:
             self._mirror.changed()
         return file
@@ -112,17 +120,20 @@ class RunFolder:
         """The newest intact checkpoint's contents, or None in a new run; half-written and damaged files are removed.
 
         Raises:
-            UserError: there are checkpoints, but none is intact.
+            UserError: there are checkpoints, but none is intact, or the folder cannot be written.
         """
-        for leftover in (self.path / checkpoint.FOLDER).glob(".*.tmp"):
-            leftover.unlink()
+        folder = self.path / checkpoint.FOLDER
+        with _changing(folder):
+            for leftover in folder.glob(".*.tmp"):
+                leftover.unlink()
         found = checkpoint.read_newest(self.path, warn)
         if found is None:
             return None
         file, contents = found
-        for newer in checkpoint.in_run(self.path):
-            if checkpoint.step_of(newer) > checkpoint.step_of(file):
-                newer.replace(newer.with_suffix(".damaged"))
+        with _changing(folder):
+            for newer in checkpoint.in_run(self.path):
+                if checkpoint.step_of(newer) > checkpoint.step_of(file):
+                    newer.replace(newer.with_suffix(".damaged"))
         return contents
 
     def report(self, figures: dict[str, Any]) -> None:
@@ -150,8 +161,38 @@ def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) 
     if old_data["fingerprint"] != data["fingerprint"]:
         raise UserError(
             f"{place} holds a run on other images ({old_data['images']} from {old_data['root']}, now "
-            f"{data['images']}): choose another --out, with init={place} to start from its weights"
+            f"{data['images']}): bring those back, or choose another --out (init={place} takes its weights)"
         )
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot change {folder} ({error}): let it be written, then start again") from None
+
+
+def arithmetic(device: torch.device) -> dict[str, Any]:
+    """What the last bits of a run depend on, besides its recipe and images."""
+    gpu = device.type == "cuda"
+    return {
+        "processes": processes(),
+        "device": torch.cuda.get_device_name(device) if gpu else device.type,
+        "threads": None if gpu else torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+
+
+def rounded_otherwise(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What to say where a run goes on with another `arithmetic`, or an empty string; what is not known is not told."""
+    changed = [f"{name} {old[name]}, now {value}" for name, value in new.items() if old.get(name, value) != value]
+    if not changed:
+        return ""
+    return (
+        f"until here {'; '.join(changed)}: the order of images stays, but sums are rounded otherwise, so that the run "
+        "is no longer equal to the last bit to one that went through"
+    )
 
 
 def describe(images: Images) -> dict[str, Any]:

@@ -144,8 +144,7 @@ class StreamImages:
                     first = max(0, first - size)
         except expected as error:
             raise UserError(
-                f"cannot read {self.files[shard]} ({ranges.reason(error)}): the same command goes on from the newest "
-                "checkpoint"
+                f"cannot read {self.files[shard]} ({ranges.reason(error)}): check your access to it"
             ) from None
 
     @cached_property

@@ -172,7 +172,7 @@ def study(
     )
     if failed:
         reporter.warn(
-            f"{len(failed)} of {len(left)} cells failed ({', '.join(failed)}): the same command tries them again"
+            f"{len(failed)} of {len(left)} cells have no result ({', '.join(failed)}): the same command tries again"
         )
     return USER_ERROR if failed else 0
 

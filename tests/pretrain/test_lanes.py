@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from excb import checkpoint, seeding
+from excb.arriving import ReadingError
 from excb.errors import UserError
 from excb.images import BrokenImageError
 from excb.pretrain import loop
@@ -145,8 +147,9 @@ def test_an_error_in_the_thread_is_the_runs(monkeypatch: pytest.MonkeyPatch) -> 
         raise UserError("the network is gone")
 
     monkeypatch.setattr(Lane, "draw", fail)
-    with pytest.raises(UserError, match="the network is gone"):
+    with pytest.raises(ReadingError, match="the network is gone") as caught:
         list(schedule)
+    assert caught.value.alone
 
 
 def test_shards_that_hold_nothing() -> None:
@@ -197,7 +200,7 @@ def test_files_elsewhere_are_read_by_range(stream: StreamImages) -> None:
     remote = replace(stream, files=tuple(f"memory://stream/{shard}.parquet" for shard in range(4)))
     assert list(remote.rows(2, 5)) == list(stream.rows(2, 5))
     memory.rm("/stream", recursive=True)
-    with pytest.raises(UserError, match=r"cannot read memory://stream/2\.parquet .*goes on from the newest"):
+    with pytest.raises(UserError, match=r"cannot read memory://stream/2\.parquet .*check your access"):
         list(remote.rows(2))
 
 
@@ -293,6 +296,31 @@ def test_another_buffer_is_another_run(folder: Path, tmp_path: Path, capsys: pyt
     other = [word.replace("buffer=6", "buffer=8") for word in command(folder, tmp_path / "run", "optim.epochs=1")]
     assert main(other) == 2
     assert "holds a run on other images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_fails_during_the_run_loses_nothing(
+    folder: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(folder, tmp_path / "whole", "optim.epochs=20")) == 0
+    usual = Lane._next
+
+    def fail(lane: Lane) -> tuple[int, int, bytes]:
+        if lane._draws == 60:  # 2 images of each lane a step
+            raise UserError("cannot read the shard")
+        return usual(lane)
+
+    words = ("optim.epochs=20", f"efficiency.workers={workers}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Lane, "_next", fail)
+        assert main(command(folder, tmp_path / "run", *words)) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    found = re.search(r"error: cannot read the shard; step (\d+) is saved: the same command goes on", told)
+    assert found is not None
+    assert 24 <= int(found[1]) <= 30  # but for what workers had not read yet
+    assert main(command(folder, tmp_path / "run", *words)) == 0
+    one, other = state(tmp_path / "whole"), state(tmp_path / "run")
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.slow
