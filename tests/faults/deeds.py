@@ -29,19 +29,24 @@ CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.
 
 
 def kill_at_change(number: str, run: Path) -> None:
-    """SIGKILL just before the n-th time, from 1, that this process changes the run folder: opens, renames, syncs."""
+    """SIGKILL at the n-th time, from 1, that this process changes the run folder: opens, renames, removes, syncs.
+
+    Just before it, but for a file that is opened to be written anew: that one is empty by then.
+    """
     below, left, sync = os.fspath(run) + os.sep, int(number), os.fsync
 
-    def count() -> None:
+    def count(emptied: Path | None = None) -> None:
         nonlocal left
         left -= 1
         if left == 0:
+            if emptied is not None and emptied.is_file():
+                os.truncate(emptied, 0)  # is heard as well, and counts below zero
             os.kill(os.getpid(), signal.SIGKILL)
 
     def hear(event: str, values: tuple[Any, ...]) -> None:
         changes = values[2] & WRITES if event == "open" else event in CHANGES
         if changes and isinstance(values[0], str | os.PathLike) and os.fspath(values[0]).startswith(below):
-            count()
+            count(Path(values[0]) if event == "open" and values[2] & os.O_TRUNC else None)
 
     def counted_sync(descriptor: int) -> None:
         count()
