@@ -1,5 +1,7 @@
 """Architectures by name, as data: torchvision's and timm's networks; torch is imported to build one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,8 +28,14 @@ FORBIDDEN = {
     *("checkpoint_path", "cache_dir", "features_only", "scriptable", "exportable", "no_jit", "weights"),
 }
 
+MOST_TENSORS = 5_000  # of a network; the largest ones that are known have 1,400
+
 # How networks refuse options and images.
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class EndlessError(UserError):
+    """Options of which no network is made."""
 
 
 def first_line(error: Exception) -> str:
@@ -74,9 +82,11 @@ class Architecture:
         if self.name in TORCHVISION:
             return self._build_torchvision(drop_path)
         if self.name.startswith(_TORCHVISION_PREFIX):
-            return self._build_any_of_torchvision(drop_path)
+            with _bounded():
+                return self._build_any_of_torchvision(drop_path)
         wanted = drop_path > 0 or "drop_path_rate" in self.options
-        return seed_drop_path(self._build_timm(drop_path), wanted=wanted)
+        with _bounded():
+            return seed_drop_path(self._build_timm(drop_path), wanted=wanted)
 
     def _build_torchvision(self, drop_path: float) -> "nn.Module":
         import torchvision
@@ -127,6 +137,28 @@ class Architecture:
             except REFUSALS as error:
                 reason = first_line(error)
         raise UserError(f"timm's {name} does not take these options: {reason}")
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Stop the building of a network that would go on for hours, as with a depth of millions in a file's options."""
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    number = 0
+
+    def count(*_: object) -> None:
+        nonlocal number
+        number += 1
+        if number > MOST_TENSORS:
+            raise EndlessError(
+                f"these options make a network of more than {MOST_TENSORS:,} tensors: choose smaller ones"
+            )
+
+    counter = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        counter.remove()
 
 
 def _without_classifier(network: Any, name: str) -> "nn.Module":

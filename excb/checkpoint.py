@@ -7,12 +7,14 @@ find truncated and altered files; `weights_only=True` keeps a file from running 
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from excb.errors import UserError
+from excb.untrusted import REFUSALS, repeated
 
 FORMAT = "excb-run"
 VERSION = 1
@@ -75,14 +77,22 @@ def read(file: Path) -> dict[str, Any]:
         raise UserError(f"no checkpoint file {file}")
     _check(file)
     try:
-        contents = torch.load(file, map_location="cpu", weights_only=True)
+        # Of a path torch would look at the name's end first; and its warnings of odd files are not the user's to mend.
+        with warnings.catch_warnings(action="ignore"), file.open("rb") as stream:
+            contents = torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ForeignFileError(f"{file} holds more than tensors and plain values and could run code: refused") from None
-    except (RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise DamagedFileError(f"{file} is damaged ({str(error).splitlines()[0]})") from None
+    except REFUSALS as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DamagedFileError(f"{file} is damaged ({reason})") from None
+    if told := repeated(contents):
+        raise ForeignFileError(f"{file} {told}")
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise ForeignFileError(f"{file} is not a run checkpoint of excb: expected a file that excb-pretrain wrote")
-    if contents["version"] > VERSION:
+    version = contents.get("version")
+    if not isinstance(version, int):
+        raise DamagedFileError(f"{file} is damaged (version {version!r})")
+    if version > VERSION:
         raise UserError(f"{file} was written by a newer excb: upgrade with `pip install -U excb`")
     return contents
 
@@ -122,10 +132,19 @@ def step_of(file: Path) -> int:
     return int(match[1])
 
 
+def is_name(name: str) -> bool:
+    """Whether a file of this name is a run's checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
 def in_run(run: Path) -> list[Path]:
     """The checkpoint files of a run folder, newest first."""
-    files = (file for file in (run / FOLDER).glob("step-*.pt") if _NAME.fullmatch(file.name))
-    return sorted(files, key=step_of, reverse=True)
+    return among(run / FOLDER)
+
+
+def among(folder: Path) -> list[Path]:
+    """The checkpoint files right in a folder, newest first."""
+    return sorted((file for file in folder.glob("step-*.pt") if is_name(file.name)), key=step_of, reverse=True)
 
 
 def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:

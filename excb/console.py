@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from excb.errors import printable
+
 PLAIN_SECONDS = 10.0  # between progress lines in a pipe
 
 
@@ -43,7 +45,7 @@ class Reporter:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._notes = Console(stderr=True, quiet=quiet, highlight=False)
-        self._results = Console(highlight=False)
+        self._results = Console(highlight=False, markup=False)  # "[/]" in a name is no command of rich's
         self.quiet = quiet
         self._live: Progress | None = None
 
@@ -56,6 +58,7 @@ class Reporter:
         self._say(f"warning: {text}", "yellow")
 
     def _say(self, text: str, style: str) -> None:
+        text = printable(text)
         if self._notes.is_terminal:
             console = self._live.console if self._live else self._notes
             console.print(text, style=style or None, markup=False, soft_wrap=True)
@@ -64,13 +67,14 @@ class Reporter:
 
     def answer(self, text: str) -> None:
         """Print part of the result on stdout."""
-        print(text)
+        print(printable(text))
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table on stdout, numbers to the right: drawn on a terminal, aligned plain text in a pipe."""
+        rows = [list(map(printable, row)) for row in rows]
         right = [column > 0 and all(map(_numeric, cells)) for column, cells in enumerate(zip(*rows, strict=True))]
         if self._results.is_terminal:
-            table = Table(title=title, title_justify="left", header_style="bold")
+            table = Table(title=printable(title), title_justify="left", header_style="bold")
             for number, name in enumerate(header):
                 table.add_column(name, justify="right" if rows and right[number] else "left", overflow="fold")
             for row in rows:
@@ -78,7 +82,7 @@ class Reporter:
             self._results.print(table)
             return
         widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-        print(title)
+        print(printable(title))
         for row in [header, *rows]:
             cells = [
                 cell.rjust(width) if rows and right[column] else cell.ljust(width)
@@ -89,11 +93,12 @@ class Reporter:
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Progressor]:
         """Show progress with ETA while the block runs: a live bar on a terminal, a line now and then in a pipe."""
+        title = printable(title)
         if self.quiet or not self._notes.is_terminal or self._live is not None:
             yield Progressor(title, total, done, None if self.quiet else sys.stderr, None)
             return
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from excb.architecture import TIMM_NAMES, Architecture
+from excb.architecture import TIMM_NAMES, Architecture, EndlessError
 from excb.errors import UserError
 
 # torchvision's ResNets by the lengths of their stages and whether blocks are bottlenecks.
@@ -72,6 +72,8 @@ def blueprint(architecture: Architecture) -> dict[str, Tensor]:
     try:
         with torch.device("meta"):
             return dict(architecture.build().state_dict())
+    except EndlessError:
+        raise
     except (NotImplementedError, UserError):  # some networks look at values while they are built
         return dict(architecture.build().state_dict())
 

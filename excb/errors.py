@@ -3,9 +3,12 @@
 import difflib
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable
 
+LONGEST_LINE = 2000  # characters of an error; what to do stands at its end, what is wrong at its beginning
 USER_ERROR = 2  # exit code of every mistake that the user can mend
+_SHOWN = "\n\t\u200c\u200d"  # joiners and non-joiners of letters belong to words of several scripts
 
 
 class UserError(Exception):
@@ -33,10 +36,32 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+def printable(text: str) -> str:
+    """A text as any terminal takes it: what names of files may hold to command a terminal, or to mislead, is escaped.
+
+    That is control characters, those that turn the direction of writing, and bytes that are no UTF-8. Escapes are those
+    of JSON, so that a JSON text stays one.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        _escaped(sign) if sign not in _SHOWN and unicodedata.category(sign) in ("Cc", "Cf", "Cs") else sign
+        for sign in text
+    )
+
+
+def _escaped(sign: str) -> str:
+    units = sign.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
 def tell(program: str, error: UserError) -> int:
     """Print a user's error as one line on stderr, unless another process does, and give the exit code."""
     if not error.told:
-        print(f"{program}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        line = printable(" ".join(str(error).splitlines()))
+        if len(line) > LONGEST_LINE:
+            line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+        print(f"{program}: error: {line}", file=sys.stderr)
     return USER_ERROR
 
 

@@ -26,6 +26,7 @@ FILES = frozenset({WEIGHTS, CONFIG, HEADS, SELFTEST, CARD, RESULTS})  # all that
 _NAME = re.compile(r"(timm:|torchvision:)?[A-Za-z0-9]\w*(\.\w+)?", re.ASCII)
 _CONFIG_BYTES = 2**24  # timm's with the names of 21,000 classes has 2 MiB
 _LARGEST_SIDE = 2**14  # pixels
+_LARGEST_OPTION = 2**20  # such as a width; a list of a billion stages would fill the memory before it is refused
 _FACTS: dict[str, tuple[type, ...]] = {
     "version": (str,),
     "network": (str,),
@@ -154,9 +155,11 @@ def read(folder: Path, *, verify: bool = True) -> Exported:
     config = read_config(folder)
     try:
         block = config["excb"] if "excb" in config else timm_format.block_of(config)
-        architecture, preprocessing = _architecture(block["architecture"]), _preprocessing(block["preprocessing"])
-        for name, types in _FACTS.items():
-            _require(name not in block or isinstance(block[name], types), f"another kind of value of {name}")
+        architecture, preprocessing = (
+            architecture_from(block["architecture"]),
+            preprocessing_from(block["preprocessing"]),
+        )
+        facts_from(block)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder / CONFIG} was not written by `excb-zoo export` or timm ({reason})") from None
@@ -234,16 +237,45 @@ def _require(condition: bool, expected: str) -> None:
         raise ValueError(f"expected {expected}")
 
 
-def _architecture(values: dict[str, Any]) -> Architecture:
+def facts_from(block: dict[str, Any]) -> dict[str, Any]:
+    """The same block, whose facts of a run are of the kinds that readers count on.
+
+    Raises:
+        TypeError, ValueError: one is not.
+    """
+    for name, types in _FACTS.items():
+        _require(name not in block or isinstance(block[name], types), f"another kind of value of {name}")
+    return block
+
+
+def architecture_from(values: dict[str, Any]) -> Architecture:
+    """The architecture that a file of unknown origin states.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it states none, or more than an architecture.
+    """
     name, options = values["name"], values["options"]
     _require(isinstance(name, str) and _NAME.fullmatch(name) is not None, "architecture.name to be a plain name")
     _require(isinstance(options, dict), "architecture.options to be an object")
+    _require(_in_bounds(options), f"architecture.options with numbers up to {_LARGEST_OPTION:,}")
     refused = sorted(FORBIDDEN & options.keys())
     _require(not refused, f"an architecture without the option {', '.join(refused)}")
     return Architecture(name, options)
 
 
-def _preprocessing(values: dict[str, Any]) -> Preprocessing:
+def _in_bounds(value: Any) -> bool:
+    """Whether every number in a value is one that a network could be built with."""
+    if isinstance(value, dict | list):
+        return all(map(_in_bounds, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int | float) or abs(value) <= _LARGEST_OPTION
+
+
+def preprocessing_from(values: dict[str, Any]) -> Preprocessing:
+    """The preprocessing that a file of unknown origin states.
+
+    Raises:
+        ArithmeticError, AttributeError, KeyError, TypeError, ValueError: it states none that an image can pass.
+    """
     found = Preprocessing.from_dict(values)
     for side in (found.resize, found.crop):
         _require(type(side) is int and 0 < side <= _LARGEST_SIDE, "resize and crop in pixels")

@@ -2,11 +2,12 @@
 
 import hashlib
 import os
+import stat
 import struct
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -18,6 +19,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from excb.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
+
+PART = 2**20  # pixels
 
 Source = Path | str | IO[bytes]  # an image as it is stored: a file, or a stream of its bytes
 Shrink = Callable[[tuple[int, int]], int]  # upright width and height -> 1, 2, 4 or 8
@@ -111,7 +114,7 @@ class ImageSet:
         """The file's size and time of change; "none" where there is none: whoever opens the image says so."""
         try:
             status = self.file(index).stat()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a zero byte in the name
             return "none"
         return f"{status.st_size} {status.st_mtime_ns}"
 
@@ -141,18 +144,7 @@ def scan_folder(folder: Path | str) -> ImageSet:
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"no folder {root}: name the folder that holds your images")
-    paths: list[str] = []
-    seen: set[str] = set()
-    for here, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(here)
-        if real in seen:  # a link back into the tree
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        below = Path(here).relative_to(root).as_posix()
-        prefix = "" if below == "." else f"{below}/"
-        paths += [prefix + name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith(".")]
+    paths = [below + name for below, names in _walk(root) for name in names if name.lower().endswith(EXTENSIONS)]
     if not paths:
         tars = f"; name tars as '{root}/*.tar'" if any(root.glob("*.tar")) else ""
         raise UserError(f"no image below {root}: it needs files ending in {' '.join(EXTENSIONS)}{tars}")
@@ -163,6 +155,41 @@ def scan_folder(folder: Path | str) -> ImageSet:
         return ImageSet(root, paths)
     index = {name: number for number, name in enumerate(classes)}
     return ImageSet(root, paths, np.array([index[top] for top in tops]), classes)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Every folder below a folder once, links followed: its path and a slash ("" is the folder itself), and its files.
+
+    `os.walk` calls itself for every level, and to resolve every path anew would take a time that grows with its square.
+    """
+    waiting, seen = [("", os.path.realpath(root))], set[str]()
+    while waiting:
+        below, real = waiting.pop()
+        if real in seen:  # a link back into the tree
+            continue
+        seen.add(real)
+        try:
+            with os.scandir(root / below) as found:
+                entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda e: e.name)
+        except OSError:
+            continue
+        folders, files = list[os.DirEntry[str]](), list[str]()
+        for entry in entries:
+            if _is_folder(entry):
+                folders.append(entry)
+            else:
+                files.append(entry.name)
+        yield below, files
+        for entry in reversed(folders):
+            there = os.path.realpath(entry.path) if entry.is_symlink() else f"{real}/{entry.name}"
+            waiting.append((f"{below}{entry.name}/", there))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:
@@ -208,6 +235,12 @@ DAMAGE = (
 )
 
 
+def refuse_special(source: Source) -> None:
+    """Raise OSError for a file that is there and is none to be read: one would wait for a named pipe's writer for ever."""
+    if isinstance(source, (str, Path)) and not stat.S_ISREG(os.stat(source).st_mode):  # noqa: PTH116 - either kind
+        raise OSError("it is no regular file")
+
+
 def open_image(source: Source) -> Image.Image:
     """Open an image of any format and mode as upright 8-bit RGB.
 
@@ -239,6 +272,7 @@ def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int
     """
     try:
         # Pillow warns of large images and of odd metadata: neither is the user's to mend, nor changes the pixels.
+        refuse_special(source)
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
             whole = None
             if isinstance(image, JpegImageFile):
@@ -259,14 +293,15 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
     return (image.height, image.width) if turned else image.size
 
 
-def stored_and_upright_size(file: Path | str) -> tuple[tuple[int, int], tuple[int, int]]:
+def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int, int]]:
     """Width and height of an image as it is stored and as `open_image` gives it, without decoding a pixel.
 
     Raises:
         BrokenImageError: the file is missing, or no image.
     """
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:  # as `open_image`
+        refuse_special(source)
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:  # as `open_image`
             return image.size, _upright_size(image)
     except DAMAGE as error:
         raise BrokenImageError(f"{type(error).__name__}: {error}") from None
@@ -275,12 +310,20 @@ def stored_and_upright_size(file: Path | str) -> tuple[tuple[int, int], tuple[in
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any mode to RGB without a warning; Pillow alone would clip deep greys to white."""
     if image.mode.startswith("I") or image.mode == "F":
-        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-        if image.mode == "F":
-            top = 1.0 if values.max(initial=0) <= 1 else 255.0
-        else:
-            top = 65_535.0 if values.max(initial=0) > 255 else 255.0  # 8-bit values in a deep mode stay as they are
-        image = Image.fromarray((values.clip(0, top) * (255 / top)).round().astype(np.uint8))
+        image = _to_8_bits(image)
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # from P straight to RGB, Pillow would warn that transparency is lost
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale deep or floating-point greys, a part at a time: doubles of a whole one may take gigabytes."""
+    values = np.asarray(image)
+    flat, scaled = values.reshape(-1), np.empty(values.size, np.uint8)
+    parts = [slice(start, start + PART) for start in range(0, values.size, PART)]
+    highest = max((np.nan_to_num(flat[part]).max() for part in parts), default=0)
+    low, high = (1.0, 255.0) if image.mode == "F" else (255.0, 65_535.0)
+    top = low if highest <= low else high  # 8-bit values in a deep mode stay as they are
+    for part in parts:
+        scaled[part] = (np.nan_to_num(flat[part].astype(np.float64)).clip(0, top) * (255 / top)).round()
+    return Image.fromarray(scaled.reshape(values.shape))

@@ -9,7 +9,7 @@ import torch
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from excb.images import DAMAGE, Source
+from excb.images import DAMAGE, Source, refuse_special
 
 try:
     from torchvision.io import ImageReadMode, decode_jpeg
@@ -34,6 +34,7 @@ def pixels(source: Source) -> np.ndarray | None:
         return None
     try:
         if isinstance(source, (str, Path)):
+            refuse_special(source)
             with Path(source).open("rb") as stream:
                 return pixels(stream)
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:

@@ -10,6 +10,7 @@ from torch import Tensor
 from excb.architecture import Architecture
 from excb.coverage import Coverage, blueprint, cover, coverage_error, own, recognise
 from excb.errors import UserError, nearest_name
+from excb.exported import architecture_from
 from excb.finding import ORDER, Dictionaries, File, Found, Place, dictionaries_of, find, find_in_order
 from excb.layout_table import CLASSIFIERS, LAYOUTS, NOT_HEADS, USUAL, Layout
 from excb.preprocessing import Preprocessing
@@ -143,8 +144,11 @@ def _renamed(name: str, renames: Mapping[str, str]) -> str:
 def _architecture_of_run(contents: Mapping[Any, Any]) -> Architecture | None:
     """What a run's checkpoint of this package says of itself."""
     match contents:
-        case {"format": "excb-run", "architecture": {"name": str(name), "options": dict(options)}}:
-            return Architecture(name, options)
+        case {"format": "excb-run", "architecture": {"name": str(), "options": dict()} as stated}:
+            try:
+                return architecture_from(stated)
+            except ValueError:
+                return None
     return None
 
 

@@ -82,17 +82,26 @@ def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (),
 
 
 def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
+    from excb import exported
+
     prefix = f"{network}.backbone."
-    model: dict[str, Tensor] = contents["model"]
-    return Stored(
-        file,
-        {key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)},
-        Architecture(**contents["architecture"]),
-        Preprocessing.from_dict(contents["preprocessing"]),
-        {key: value for key, value in model.items() if not key.startswith(NOT_HEADS)},
-        {"network": network} | {name: contents.get(name) for name in ("step", "epoch", "recipe")},
-        contents,
-    )
+    try:
+        model: dict[str, Tensor] = contents["model"]
+        if odd := [key for key, value in model.items() if not (isinstance(key, str) and isinstance(value, Tensor))]:
+            raise TypeError(f"{odd[0]!r} is no tensor by name")
+        facts = exported.facts_from({name: contents.get(name) for name in ("step", "epoch", "recipe")})
+        return Stored(
+            file,
+            {key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)},
+            exported.architecture_from(contents["architecture"]),
+            exported.preprocessing_from(contents["preprocessing"]),
+            {key: value for key, value in model.items() if not key.startswith(NOT_HEADS)},
+            {"network": network} | facts,
+            contents,
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{file} is no whole checkpoint of a run ({reason}): use another one of the run") from None
 
 
 def _from_exported(folder: Path, network: Which, *, heads: bool) -> Stored:
@@ -141,7 +150,16 @@ def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], *, what: str
     Raises:
         UserError: naming what is missing, unexpected and misshapen; the module is then unchanged.
     """
-    expected = module.state_dict()
+    check_fit(module.state_dict(), tensors, what=what)
+    module.load_state_dict(dict(tensors))
+
+
+def check_fit(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, what: str) -> None:
+    """Compare tensors with those of a network, which may be its blueprint (`excb.coverage.blueprint`).
+
+    Raises:
+        UserError: naming what is missing, unexpected and misshapen.
+    """
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]
     misshapen = [
@@ -153,7 +171,6 @@ def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], *, what: str
         parts = [("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)]
         found = "; ".join(f"{len(names)} {kind} ({_few(names)})" for kind, names in parts if names)
         raise UserError(f"{what} does not fit the network, nothing was loaded: {found}")
-    module.load_state_dict(dict(tensors))
 
 
 def _few(names: list[str]) -> str:

@@ -66,8 +66,11 @@ _OTHER_PICKLE = (
     "could run code; convert it to PyTorch or safetensors where you trust it"
 )
 
+SHARED = 16  # times that a file's tensors may take the memory that they share
+SMALL = 2**26  # bytes beside that
+
 # How torch and zipfile refuse what is no checkpoint, besides `pickle.UnpicklingError`.
-_REFUSALS = (
+REFUSALS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -109,11 +112,38 @@ def read(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]:
         raise UserError(f"{file} {told}")
     try:
         contents = _read_safetensors(file) if _is_safetensors(file, head) else _read_torch(file, head, set(allow))
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise UserError(f"{file} is damaged or incomplete ({_first_line(error)}): fetch it again") from None
     if not isinstance(contents, Mapping):
         raise UserError(f"{file} holds a {type(contents).__name__}, not tensors by name: save the model's state_dict()")
+    if told := repeated(contents):
+        raise UserError(f"{file} {told}")
     return dict(contents)
+
+
+def repeated(contents: Any) -> str | None:
+    """What to tell of contents whose tensors repeat what memory they have: copied, they would fill any machine's.
+
+    A pickle states sizes and strides of a tensor: with strides of zero, a few bytes are terabytes. None where tensors
+    share no more than those of several networks in one file do.
+    """
+    import torch
+
+    whole, stored = 0, dict[int, int]()
+    waiting, seen = [contents], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            storage = value.untyped_storage()
+            stored[storage._cdata] = storage.nbytes()
+            whole += value.numel() * value.element_size()
+        elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(value.values() if isinstance(value, Mapping) else value)
+    held = sum(stored.values())
+    if whole <= SHARED * held + SMALL:
+        return None
+    return f"holds tensors of {whole / 1e9:,.1f} GB in {held / 1e9:,.3f} GB, which repeat themselves: refused"
 
 
 def _told(file: Path, head: bytes, tail: bytes) -> str | None:
@@ -189,7 +219,7 @@ def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:
     if zipped:
         try:
             names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-        except (pickle.UnpicklingError, *_REFUSALS):
+        except (pickle.UnpicklingError, *REFUSALS):
             pass  # then the first of them must do
     if harmful := sorted(names - ADMISSIBLE.keys()):
         return UserError(

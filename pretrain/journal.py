@@ -40,14 +40,20 @@ class EpochStatistics:
         self._winners = torch.zeros(globals_, slots, dtype=torch.int32, device=device)
         self._used = torch.zeros(slots, dtype=torch.int64)
         self._filled = self._steps = 0
+        self._before = self._sums.clone(), 0, 0  # the newest step
 
     def add(self, output: Step, batch: Batch) -> None:
         """Count one step."""
+        self._before = self._sums.clone(), self._filled, self._steps
         stop = self._filled + len(batch.used)
         self._sums += torch.stack([output.loss.detach(), output.confidence, output.agreement]).double()
         self._winners[:, self._filled : stop] = output.winners
         self._used[self._filled : stop] = batch.used
         self._filled, self._steps = stop, self._steps + 1
+
+    def take_back(self) -> None:
+        """Forget the newest step."""
+        self._sums, self._filled, self._steps = self._before
 
     def summary(self, state: dict[str, Any] | None = None) -> dict[str, float]:
         """The epoch so far: means of loss, confidence (Eq. 11) and agreement (Eq. 12), clusters, purity with labels.

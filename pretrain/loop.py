@@ -3,10 +3,10 @@
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -28,6 +28,7 @@ from .data import Batch, BrokenFiles, loader
 from .health import Alarm, Health, Memory, coincident
 from .initialise import build_model, start_from, state_tensors
 from .journal import EpochStatistics, Journal
+from .mirror import Place
 from .monitor import Monitor, StoppedError
 from .optim import Schedules, build_optimizer
 from .profiling import StepProfile
@@ -35,6 +36,7 @@ from .recipes import Recipe
 from .run_state import CURVES, RunFolder, arithmetic, describe, rounded_otherwise
 from .step import NotFiniteError, Trainer, prepare
 
+T = TypeVar("T")
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training
 
 
@@ -54,7 +56,7 @@ class Progress:
 def train(
     recipe: Recipe,
     images: CodedImages,
-    out: Path,
+    out: Path | Place,
     reporter: Reporter,
     *,
     device: torch.device | None = None,
@@ -66,7 +68,7 @@ def train(
     Args:
         recipe: the run's recipe.
         images: the training images, the same in all processes.
-        out: the run folder; process 0 alone uses it.
+        out: the run folder, perhaps kept at a URL; process 0 alone uses it.
         reporter: where to talk.
         device: where this process trains; by default the recipe's.
         table: print the last epoch's figures at the end.
@@ -81,10 +83,11 @@ def train(
     together(lambda: _check(recipe, images))
     device = device or choose_device(recipe.efficiency.device)
     folder: RunFolder | None = None
+    place = Place(out) if isinstance(out, Path) else out
 
     def lock() -> None:
         nonlocal folder
-        folder = RunFolder(out)
+        folder = RunFolder(place, reporter.warn)
 
     from_first(lock)
     try:
@@ -177,27 +180,42 @@ class Run:
         if progress.step >= schedules.steps and not self.statistics.complete:
             self.reporter.note(f"the run is finished: {schedules.steps} steps")
             self._finish()
+            self._leave()
             return 0
         if progress.step:
             epoch = progress.step / schedules.steps_per_epoch
             self.reporter.note(f"going on from step {progress.step} (epoch {epoch:.2f})")
-        with (
-            StopRequest() as stop,
-            Journal(self.folder.path if self.folder else None, step=progress.step, wandb=self._wandb()) as self.journal,
-        ):
-            kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not progress.step
-            asked = kmeans and self._start_centroids(stop)
-            if not asked:
-                with self.reporter.progress(self.recipe.name, schedules.steps, done=progress.step) as bar:
-                    try:
-                        asked = self._train(stop, bar)
-                    except ReadingError as error:
-                        raise self._unread(error) from None
-        if asked and stop.received is not None:
-            self.reporter.note(f"stopped by {stop.received.name} after step {progress.step}: the same command goes on")
-            return stop.exit_code
-        self._finish()
-        return 0
+        with StopRequest() as stop:
+            asked = self._go(stop)
+            if asked and stop.received is not None:
+                told = f"stopped by {stop.received.name} after step {progress.step}: the same command goes on"
+                self.reporter.note(told)
+            else:
+                self._finish()
+            self._leave()  # a first signal that comes meanwhile waits for it
+        return stop.exit_code if asked else 0
+
+    def _go(self, stop: StopRequest) -> bool:
+        """Start the centroids where that is due, and train; whether the run was asked to stop."""
+        folder, step = self.folder.path if self.folder else None, self.progress.step
+        with Journal(folder, step=step, wandb=self._wandb()) as self.journal:
+            kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not step
+            if kmeans and self._start_centroids(stop):
+                return True
+            with self.reporter.progress(self.recipe.name, self.trainer.schedules.steps, done=step) as bar:
+                try:
+                    return self._train(stop, bar)
+                except ReadingError as error:
+                    raise self._unread(error) from None
+
+    def _leave(self) -> None:
+        """Wait until the run is where it is kept, all processes together."""
+
+        def finish() -> None:
+            assert self.folder is not None
+            self.folder.finish()
+
+        from_first(finish)
 
     def _wandb(self) -> dict[str, Any] | None:
         """What Weights & Biases is told of the run, if it is wanted."""
@@ -220,10 +238,13 @@ class Run:
             output, norm = self._step(batch)
             now = time.monotonic()
             progress.seconds, clock = progress.seconds + now - clock, now
-            if progress.step % recipe.run.log_steps == 0:
-                self._log_step(float(mean_over_ranks(output.loss)), norm, bar)
             asked = stop.agreed()
+            logs = progress.step % recipe.run.log_steps == 0
             due = asked or (recipe.run.save_steps is not None and progress.step % recipe.run.save_steps == 0)
+            if logs or self.statistics.complete:
+                self._settle()
+            if logs:
+                self._log_step(float(mean_over_ranks(output.loss)), float(norm), bar)
             if self.statistics.complete and not asked:
                 measured, asked = self._end_epoch(stop)
                 due |= measured or asked
@@ -258,22 +279,33 @@ class Run:
         )
         return arriving(batches)
 
-    def _step(self, batch: Batch) -> tuple[Step, float]:
+    def _step(self, batch: Batch) -> tuple[Step, torch.Tensor]:
         """One step and what is counted of it."""
         for file in self.broken.count(batch):
             self.reporter.warn(f"{file.path} cannot be read ({file.reason}); {file.replacement} takes its place")
         if self.profile is not None:
             self.profile.data_came()
-        try:
-            output, norm = self.trainer.step(batch, self.progress.step)
-        except NotFiniteError as error:
-            raise self._diverged(str(error)) from None
+        output, norm = self._unless_diverged(lambda: self.trainer.step(batch, self.progress.step))
         if self.profile is not None and (told := self.profile.step_done()):
             self.reporter.note(told)
         self.statistics.add(output, batch)
         self.progress.step += 1
         self.progress.images += self.recipe.optim.batch
         return output, norm
+
+    def _settle(self) -> None:
+        """Wait for the newest step, and stop the run if it was refused."""
+        self._unless_diverged(self.trainer.settle)
+
+    def _unless_diverged(self, work: Callable[[], T]) -> T:
+        """Do it; if the newest step that was counted turns out to be refused, take it back and stop the run."""
+        try:
+            return work()
+        except NotFiniteError as error:
+            self.statistics.take_back()
+            self.progress.images -= self.recipe.optim.batch * (self.progress.step - error.step)
+            self.progress.step = error.step
+            raise self._diverged(str(error)) from None
 
     def _log_step(self, loss: float, norm: float, bar: Progressor) -> None:
         """Write a step's line and show it."""
@@ -391,6 +423,7 @@ class Run:
         Raises:
             UserError: weights are NaN or infinite; such a state never replaces a good one.
         """
+        self._settle()
         state = {name: value for name, value in self.trainer.model.state_dict().items() if value.is_floating_point()}
         finite = torch.stack([value.isfinite().all() for value in state.values()])
         if not finite.all():
@@ -522,4 +555,4 @@ class Run:
         if progress.best is not None:
             said.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
         self.reporter.note("; ".join(said))
-        self.reporter.note(f"run folder {self.folder.path}: {newest}, {CURVES}, metrics.jsonl, report.json")
+        self.reporter.note(f"run folder {self.folder.place}: {newest}, {CURVES}, metrics.jsonl, report.json")

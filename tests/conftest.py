@@ -5,6 +5,8 @@ import os
 # Set before anything reads them: no test may reach a hub, and no plot may need a screen.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+if "PYTEST_XDIST_WORKER" in os.environ:  # `-n`: there is a process for every core already
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import importlib.util
 import shutil

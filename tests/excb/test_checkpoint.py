@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from excb import checkpoint
+from excb import checkpoint, stored, untrusted
 from excb.checkpoint import DamagedFileError
 from excb.errors import UserError
 
@@ -402,3 +402,46 @@ def test_run_without_checkpoints_has_none(tmp_path: Path) -> None:
     assert checkpoint.read_newest(tmp_path, print) is None
     (tmp_path / "checkpoints").mkdir()
     assert checkpoint.read_newest(tmp_path, print) is None
+
+
+@pytest.mark.parametrize("version", [None, "1", [1]])
+def test_a_version_that_is_no_number(tmp_path: Path, version: Any) -> None:
+    contents = {"format": "excb-run"} | ({} if version is None else {"version": version})
+    (tmp_path / "step-1.pt").write_bytes(saved(contents))
+    with pytest.raises(DamagedFileError, match="version"):
+        checkpoint.read(tmp_path / "step-1.pt")
+
+
+@pytest.mark.parametrize("lacking", ["model", "architecture", "preprocessing"])
+def test_a_file_that_lacks_a_part_is_no_whole_checkpoint(tmp_path: Path, lacking: str) -> None:
+    contents = {
+        "model": {"teacher.backbone.a": torch.ones(1)},
+        "architecture": {"name": "resnet18", "options": {}},
+        "preprocessing": {},
+    }
+    assert stored.read(written(tmp_path / "step-1.pt", **contents)).tensors.keys() == {"a"}
+    with pytest.raises(UserError, match=r"no whole checkpoint of a run .*: use another one"):
+        stored.read(written(tmp_path / "step-2.pt", **contents | {lacking: None}))
+
+
+def test_tensors_that_would_fill_any_memory_are_refused(tmp_path: Path) -> None:
+    """A view with strides of zero takes four bytes in the file, and terabytes once it is copied."""
+    (tmp_path / "step-1.pt").write_bytes(
+        saved(CONTENTS | {"format": "excb-run", "version": 1, "a": torch.zeros(1).expand(10**12)})
+    )
+    with pytest.raises(checkpoint.ForeignFileError, match=r"tensors of 4,000\.0 GB in 0\.000 GB"):
+        checkpoint.read(tmp_path / "step-1.pt")
+    with pytest.raises(UserError, match="repeat themselves: refused"):
+        untrusted.read(tmp_path / "step-1.pt")
+
+
+def test_networks_that_share_their_tensors_are_read(tmp_path: Path) -> None:
+    weight = torch.ones(3_000_000)
+    file = written(tmp_path / "step-1.pt", student={"a": weight}, teacher={"a": weight, "view": weight[::2]})
+    assert checkpoint.read(file)["teacher"]["view"].sum() == 1_500_000
+
+
+def saved(contents: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(contents, stream)
+    return stream.getvalue()

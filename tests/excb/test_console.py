@@ -222,3 +222,34 @@ def test_quiet_terminal_shows_nothing_but_tables(monkeypatch: pytest.MonkeyPatch
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Names that somebody else gave
+# ---------------------------------------------------------------------------------------------------------------------
+
+ODD = "[/]\x1b[2Jcaf\udce9"
+SHOWN = r"[/]\u001b[2Jcaf\udce9"
+
+
+def test_odd_names_in_a_pipe(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    reporter = Reporter()
+    reporter.note(ODD)
+    reporter.table(ODD, ["name", "value"], [[ODD, "1"]])
+    reporter.answer(ODD)
+    sys.stdout.flush()
+    out, err = capfdbinary.readouterr()
+    assert err.decode() == f"{SHOWN}\n"
+    assert out.decode().count(SHOWN) == 3
+
+
+def test_odd_names_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = on_terminal(monkeypatch)
+    reporter = Reporter()
+    reporter.note(ODD)
+    reporter.table(ODD, ["name"], [[ODD]])
+    with reporter.progress(ODD, 2) as bar:
+        bar.advance()
+    assert stream.getvalue().count("[/]") >= 4
+    assert "\x1b[2Jcaf" not in stream.getvalue()
+    assert "\udce9" not in stream.getvalue()

@@ -1,5 +1,6 @@
 """Tests of how programs end: a user's mistake in one line and exit code 2, an interrupt, a closed pipe quietly."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from excb.errors import UserError, nearest_name, run
+from excb.errors import UserError, nearest_name, printable, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,3 +90,35 @@ def test_nearest_name() -> None:
     assert nearest_name("zzzz", ["batch", "epochs"]) == ""
     assert nearest_name("x", []) == ""
     assert nearest_name("resnet5", (name for name in ("resnet18", "resnet50"))) == "; did you mean 'resnet50'?"
+
+
+def test_names_that_command_a_terminal_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise UserError("no file \x1b]0;owned\x07\x9b2J\u202egpj.caf\udce9.jpg \U000e0001")
+
+    assert run("program", main) == 2
+    shown = r"no file \u001b]0;owned\u0007\u009b2J\u202egpj.caf\udce9.jpg \udb40\udc01"
+    assert capsys.readouterr() == ("", f"program: error: {shown}\n")
+
+
+@pytest.mark.parametrize("text", ["Käse 照片\u3000\xa0.jpg", "می\u200cخواهم", "👩\u200d🔬", "two\nlines\tof"])
+def test_words_of_every_script_stay_as_they_are(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_an_escaped_text_of_json_is_equal_json() -> None:
+    values = {"name\x7f\u202e": "\x9b", "\U000e0001": ["\udce9"]}
+    text = json.dumps(values, ensure_ascii=False)
+    assert printable(text) != text
+    assert json.loads(printable(text)) == values
+
+
+def test_a_message_without_end_is_cut_in_its_middle(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise UserError(f"no folder {'x' * 1_000_000}: name one")
+
+    assert run("program", main) == 2
+    line = capsys.readouterr().err
+    assert len(line) < 2100
+    assert line.startswith("program: error: no folder x")
+    assert line.endswith("x: name one\n")

@@ -549,3 +549,22 @@ def test_hashes_lead_to_no_other_file(tmp_path: Path) -> None:
     config["excb"]["sha256"]["../../secret"] = "0" * 64
     rewrite(folder, config)
     assert exported.read(folder).tensors.keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("vit_tiny", {"depth": 10**9}, "numbers up to 1,048,576"),
+        ("vit_tiny", {"depth": 10**6, "embed_dim": 8, "num_heads": 2}, "more than 5,000 tensors"),
+        ("timm:convnext_atto", {"dims": [30_000] * 4}, "does not fit the network"),
+        ("timm:convnext_atto", {"dims": [[float("inf")]]}, "numbers up to"),
+    ],
+)
+def test_networks_larger_than_any_machine_are_not_built(
+    tmp_path: Path, name: str, options: dict[str, Any], words: str
+) -> None:
+    config = config_of(write(tmp_path / "folder"))
+    config["excb"]["architecture"] = {"name": name, "options": options}
+    rewrite(tmp_path / "folder", config)
+    with pytest.raises(UserError, match=words):
+        excb.load(tmp_path / "folder", network="student")

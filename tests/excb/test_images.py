@@ -4,9 +4,11 @@ import io
 import os
 import random
 import struct
+import tracemalloc
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,18 @@ from PIL import Image, UnidentifiedImageError
 from PIL.Image import DecompressionBombError
 from PIL.PngImagePlugin import PngImageFile
 
+from excb import jpeg
 from excb.errors import UserError
-from excb.images import BrokenImageError, ImageSet, open_image, open_smaller, read_list, scan_folder, to_rgb
+from excb.images import (
+    BrokenImageError,
+    ImageSet,
+    open_image,
+    open_smaller,
+    read_list,
+    scan_folder,
+    stored_and_upright_size,
+    to_rgb,
+)
 
 drawn = hypothesis.settings(deadline=None, database=None, derandomize=True, max_examples=100)
 
@@ -32,16 +44,17 @@ def touch(root: Path, *paths: str) -> Path:
     return root
 
 
-def shuffled(walk: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-    """`os.walk` on a file system that lists its entries in another order."""
+def shuffled(scan: Callable[..., Any]) -> Callable[..., Any]:
+    """`os.scandir` on a file system that lists its entries in another order."""
 
-    def walk_shuffled(*args: Any, **options: Any) -> Iterator[Any]:
-        for here, folders, files in walk(*args, **options):
-            folders.reverse()
-            random.Random(2).shuffle(files)
-            yield here, folders, files
+    @contextmanager
+    def scan_shuffled(folder: Any) -> Iterator[list[os.DirEntry[str]]]:
+        with scan(folder) as found:
+            entries = list(found)
+        random.Random(2).shuffle(entries)
+        yield entries
 
-    return walk_shuffled
+    return scan_shuffled
 
 
 def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
@@ -126,7 +139,7 @@ def test_order_depends_on_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
     expected = scan_folder(tmp_path)
     assert list(expected.paths) == sorted(paths)
 
-    monkeypatch.setattr(os, "walk", shuffled(os.walk))
+    monkeypatch.setattr(os, "scandir", shuffled(os.scandir))
     again = scan_folder(tmp_path)
     assert again.paths == expected.paths
     assert again.classes == expected.classes
@@ -157,7 +170,7 @@ def test_links_that_meet_each_other_end(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "b" / "to_a").symlink_to(tmp_path / "a")
     images = scan_folder(tmp_path)
     assert sorted(Path(path).name for path in images.paths) == ["1.jpg", "2.jpg"]  # every file once
-    monkeypatch.setattr(os, "walk", shuffled(os.walk))
+    monkeypatch.setattr(os, "scandir", shuffled(os.scandir))
     assert scan_folder(tmp_path).paths == images.paths
 
 
@@ -702,3 +715,51 @@ def test_an_interrupt_is_no_broken_image(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(PngImageFile, "load_end", interrupt)
     with pytest.raises(KeyboardInterrupt):
         open_image(tmp_path / "1.png")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What no image set should hold
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_a_pipe_or_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    images = scan_folder(tmp_path)
+    assert images.paths == ["pipe.jpg", "zero.jpg"]
+    for file in map(images.file, range(2)):
+        with pytest.raises(BrokenImageError, match="it is no regular file"):
+            open_image(file)
+        with pytest.raises(BrokenImageError, match="it is no regular file"):
+            stored_and_upright_size(file)
+        assert jpeg.pixels(file) is None
+
+
+def test_a_name_that_no_system_takes_is_a_broken_image(tmp_path: Path) -> None:
+    images = ImageSet(tmp_path, ["a\0.jpg"])
+    assert images.stamp(0) == "none"
+    with pytest.raises(BrokenImageError):
+        images.open(0)
+
+
+def test_a_tree_deeper_than_python_calls_itself(tmp_path: Path) -> None:
+    folder = tmp_path
+    for _ in range(1200):
+        folder /= "d"
+        folder.mkdir()
+    (folder / "1.jpg").touch()
+    (folder / "up").symlink_to(tmp_path)
+    assert scan_folder(tmp_path).paths == ["d/" * 1200 + "1.jpg"]
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("I;16", np.uint16), ("I", np.int32), ("F", np.float32)])
+def test_deep_greys_take_little_more_memory_than_their_pixels(mode: str, kind: type) -> None:
+    image = Image.fromarray(np.arange(4_000_000, dtype=kind).reshape(2000, 2000))
+    assert image.mode == mode
+    tracemalloc.start()
+    try:
+        to_rgb(image)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64_000_000  # doubles of all pixels, thrice, were 100 MB and more

@@ -448,9 +448,10 @@ def test_a_folder_with_another_run_is_left_alone(
 
 
 def test_two_processes_do_not_train_in_one_folder(images: Path, tmp_path: Path) -> None:
+    from excb.pretrain.mirror import Place
     from excb.pretrain.run_state import RunFolder
 
-    folder = RunFolder(tmp_path)
+    folder = RunFolder(Place(tmp_path), print)
     with pytest.raises(UserError, match="another process"):
         pretrain(images, tmp_path)
     folder.close()

@@ -1,0 +1,24 @@
+"""Which lane this run takes, and the line that says how many inputs were tried."""
+
+import pytest
+
+from tests.fuzz.lane import LANE
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    LANE.slow = bool(config.getoption("--run-slow"))
+    given = config.getoption("--hypothesis-seed", default=None)
+    if given is not None:
+        LANE.seed = int(given)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if LANE.tried:
+        terminalreporter.write_line(LANE.summary())
+        if LANE.slow:
+            terminalreporter.write_line(f"fuzz: the same inputs again with --run-slow --hypothesis-seed {LANE.seed}")
+
+
+@pytest.fixture(autouse=True)
+def one_thread_each(one_thread: None) -> None:
+    """Tiny inputs gain nothing from threads."""
