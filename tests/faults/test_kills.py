@@ -15,10 +15,21 @@ from tests.faults.runs import GONE, Running, assert_equal, at_step, check_whole,
 LONGER = ("optim.epochs=12", "efficiency.workers=2")
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_killed_at_every_change_of_its_folder(images: Path, undisturbed: Path, tmp_path: Path, stride: int) -> None:
-    """The n-th start is killed just before its n-th change: every place between two changes is a place to die."""
+@pytest.mark.parametrize(
+    ("begun", "stride"),
+    [(True, 4), *(pytest.param(begun, 1, marks=pytest.mark.slow) for begun in (True, False))],
+)
+def test_killed_at_every_change_of_its_folder(
+    images: Path, undisturbed: Path, tmp_path: Path, begun: bool, stride: int
+) -> None:
+    """The n-th start is killed at its n-th change, from the first changes of a new run or of one that goes on."""
     out, saved, kills = tmp_path / "run", 0, 0
+    if begun:
+        running = start(images, out, deed="pause_at=5")
+        running.until_stopped()
+        running.kill_all()
+        saved = check_whole(out)
+        assert saved == 4
     for number in range(1, 1000, stride):
         ended = run(images, out, deed=f"kill_at_change={number}")
         if ended.code == 0:
