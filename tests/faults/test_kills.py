@@ -1,6 +1,5 @@
 """SIGKILL, as of a job system or for want of memory: at every change of the run folder, within a write, at any time."""
 
-import os
 import random
 import shutil
 import signal
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import GONE, assert_equal, check_whole, kill, run, start, start_program
+from tests.faults.runs import GONE, assert_equal, check_whole, kill, kill_group, run, start, start_program
 
 LONGER = ("optim.epochs=20", "efficiency.workers=2")
 
@@ -77,10 +76,7 @@ def random_kills(images: Path, folder: Path, *, kills: int, seed: int) -> None:
         running = (start_program if fresh else start)(images, out, *LONGER)
         starts += 1
         if killed < kills and running.wait_for(chance.uniform(0, length)) is None:
-            if chance.random() < 0.5:
-                os.killpg(running.pid, signal.SIGKILL)
-            else:
-                kill(running.pid)
+            (kill_group if chance.random() < 0.5 else kill)(running.pid)
         ended = running.wait()
         if ended.code == 0:
             assert_equal(folder / "undisturbed", out)
