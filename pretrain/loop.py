@@ -210,13 +210,13 @@ class Run:
         folder, step = self.folder.path if self.folder else None, self.progress.step
         with Journal(folder, step=step, wandb=self._wandb()) as self.journal:
             kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not step
-            if kmeans and self._start_centroids(stop):
-                return True
-            with self.reporter.progress(self.recipe.name, self.trainer.schedules.steps, done=step) as bar:
-                try:
+            try:
+                if kmeans and self._start_centroids(stop):
+                    return True
+                with self.reporter.progress(self.recipe.name, self.trainer.schedules.steps, done=step) as bar:
                     return self._train(stop, bar)
-                except ReadingError as error:
-                    raise self._unread(error) from None
+            except ReadingError as error:
+                raise self._unread(error) from None
 
     def _leave(self) -> None:
         """Wait until the run is where it is kept, all processes together."""
@@ -459,7 +459,7 @@ class Run:
     def _unread(self, error: ReadingError) -> UserError:
         """Keep what was trained, where this process can do so alone: others may wait for it in the middle of a step."""
         kept = ""
-        if processes() == 1:
+        if processes() == 1 and self.progress.step:
             self._save()
             kept = f"step {self.progress.step} is saved: "
         return UserError(f"{error}; {kept}the same command goes on", alone=True)
