@@ -52,9 +52,9 @@ def test_whoever_stops_early_leaves_no_worker() -> None:
     ("deed", "words"),
     [
         ("SIGKILL", "killed by SIGKILL, most often because memory ran out"),
-        ("SIGBUS", "killed by SIGBUS, most often because shared memory is full"),
-        ("SIGSEGV", "killed by SIGSEGV, a fault of a decoder or of the machine"),
-        ("exits", "ended with exit code 3"),
+        pytest.param("SIGBUS", "killed by SIGBUS, most often because shared memory is full", marks=pytest.mark.slow),
+        pytest.param("SIGSEGV", "killed by SIGSEGV, a fault of a decoder or of the machine", marks=pytest.mark.slow),
+        pytest.param("exits", "ended with exit code 3", marks=pytest.mark.slow),
         ("fails", "failed (KeyError: 'a fault'); efficiency.workers=0 shows where"),
     ],
 )
