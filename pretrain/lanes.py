@@ -190,10 +190,13 @@ class StreamSchedule(Sampler[list[Slot]]):
         """Number of steps."""
         return self._stop - self._start
 
-    def state_after(self, step: int) -> State:
-        """The state of this process's lanes after so many steps, of which a few may be taken back later."""
+    def passed(self, step: int) -> None:
+        """Keep no states for the time before so many steps, of which a few may be taken back later."""
         for older in [known for known in list(self._states) if known < step - KEPT_BEHIND]:
             del self._states[older]
+
+    def state_after(self, step: int) -> State:
+        """The state of this process's lanes after so many steps, the newest that `passed` was told or later ones."""
         return self._states[step]
 
     def _state(self) -> State:

@@ -308,6 +308,8 @@ class Run:
         self.statistics.add(output, batch)
         self.progress.step += 1
         self.progress.images += self.recipe.optim.batch
+        if self.stream is not None:
+            self.stream.passed(self.progress.step)
         return output, norm
 
     def _settle(self) -> None:

@@ -139,6 +139,14 @@ def test_a_state_is_gone_on_from_exactly(stop: int) -> None:
     assert [one + other for one, other in zip(*halves, strict=True)] == whole[stop:]
 
 
+def test_states_that_nobody_will_ask_for_are_forgotten() -> None:
+    schedule = batches(numbers(12), range(40))
+    for step, _ in enumerate(schedule, start=1):
+        schedule.passed(step)
+        assert len(schedule._states) < 12  # those read ahead and a few behind, however long the run
+    assert schedule.state_after(40).keys() == {"counts", "waiting"}
+
+
 def test_an_error_in_the_thread_is_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = numbers(4, (40,))
     schedule = batches(stream, range(20))
