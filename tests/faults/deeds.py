@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data._utils import worker as torch_worker
@@ -24,7 +23,7 @@ from torch.utils.data._utils import worker as torch_worker
 from excb import features
 from excb.pretrain import monitor, step
 from excb.pretrain.__main__ import main
-from excb.pretrain.data import TrainingViews
+from excb.pretrain.data import Slot, TrainingViews
 
 PATCH = pytest.MonkeyPatch()  # never undone: the process is the run's
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -193,14 +192,13 @@ def _before_step(deed: Callable[[step.Trainer, Any, int], None]) -> None:
 
 
 def _before_image(deed: Callable[[TrainingViews, int], None]) -> None:
-    real = TrainingViews._open
+    real = TrainingViews.__getitem__
 
-    def opened(views: TrainingViews, index: int, slot: Any) -> tuple[np.ndarray, tuple[int, int]]:
-        deed(views, index)
-        result: tuple[np.ndarray, tuple[int, int]] = real(views, index, slot)
-        return result
+    def read(views: TrainingViews, slot: Slot) -> Any:
+        deed(views, slot.sample)
+        return real(views, slot)
 
-    PATCH.setattr(TrainingViews, "_open", opened)
+    PATCH.setattr(TrainingViews, "__getitem__", read)
 
 
 DEEDS: dict[str, Callable[[str, Path], None]] = {
