@@ -110,7 +110,7 @@ class _Registry:
                 self.titles | {name: table["title"] for name, table in tables.items()},
             )
             found = [claim for name, table in tables.items() for claim in new._claims(name, table)]
-        except (OSError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (OSError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise UserError(f"{file} cannot be read as claims ({type(error).__name__}: {error}): mend it") from None
         return _Registry(new.protocols, new.data, new.recipes, new.titles, tuple(found))
 

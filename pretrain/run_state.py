@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from excb import __version__, checkpoint
+from excb import __version__, checkpoint, json_text
 from excb.errors import UserError
 from excb.images import Images
 from excb.results import write_text
@@ -55,7 +55,7 @@ class RunFolder:
         file = self.path / RECIPE
         if file.is_file():
             try:
-                old = json.loads(file.read_text(encoding="utf-8"))
+                old = json_text.parse(file.read_text(encoding="utf-8"))
                 changed = differences(old["recipe"], recipe.to_dict())
                 old_data = old["data"]
             except (ValueError, KeyError, TypeError, AttributeError):

@@ -3,6 +3,7 @@
 Python's own audit events are the witness, so that nothing here trusts the code that is tested.
 """
 
+import importlib
 import io
 import os
 import resource
@@ -16,6 +17,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
+from unittest import mock
 
 from excb.errors import USER_ERROR, UserError, tell
 
@@ -25,6 +27,7 @@ ADDRESS_SPACE = 8 << 30  # beyond what is mapped: protects the machine where a t
 LONGEST_LINE = 4000  # of a message
 CANARY = "excb_fuzz_canary"  # a module that is not there: to look for it is to run what an input says
 
+_PLACES = ("EXCB_HOME", "EXCB_CACHE", "EXCB_DATA", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 _PROCESSES = ("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "subprocess.Popen")
 _CODE = ("pickle.find_class", "pty.spawn")
 _CHANGES = (
@@ -58,8 +61,11 @@ class _Watch:
     def _offence(self, event: str, arguments: tuple[Any, ...]) -> str | None:
         if event in ("import", "compile", "exec"):  # which Python itself does all the time
             return f"{event} of {CANARY}" if _names_canary(arguments[0]) else None
-        if event in (*_PROCESSES, *_CODE) or (event == "ctypes.dlopen" and arguments[0] is not None):
+        if event in (*_PROCESSES, *_CODE):
             return f"{event} {arguments!r}"
+        if event == "ctypes.dlopen":  # libraries load their own parts when first used
+            own = arguments[0] is None or str(arguments[0]).startswith((sys.prefix, sys.base_prefix))
+            return None if own else f"{event} {arguments!r}"
         if event == "socket.connect":
             address = arguments[1]
             inside = isinstance(address, tuple) and address[0] in ("127.0.0.1", "::1")
@@ -169,12 +175,36 @@ def _check_printable(text: str) -> None:
     assert not odd, f"{odd} in {text[:500]!r}"
 
 
+def import_all() -> None:
+    """Import what reading any input may import: compilers make folders then, and libraries load their parts."""
+    for module in (
+        *("torchvision.io", "timm", "torch.utils.tensorboard", "matplotlib.backends.backend_agg", "pycocotools.mask"),
+        *(
+            "excb.jpeg",
+            "excb.hub",
+            "excb.pretrain.curves",
+            "excb.pretrain.loop",
+            "excb.transfer.report",
+            "huggingface_hub",
+        ),
+        *(
+            "excb.transfer.leaderboard_page",
+            "excb.transfer.task",
+            "matplotlib.backends.backend_svg",
+            "sklearn.neighbors",
+        ),
+    ):
+        importlib.import_module(module)
+
+
 @contextmanager
 def guard() -> Iterator[Guard]:
     """A guard with a folder of its own, which goes with all that is in it."""
     # Not below /tmp itself, where pytest keeps what it wrote: nothing of that may be taken for the target.
     with tempfile.TemporaryDirectory(prefix="excb-fuzz-", ignore_cleanup_errors=True) as name:
-        yield Guard(Path(name).resolve())
+        places = {variable: f"{name}/{variable.lower()}" for variable in _PLACES}
+        with mock.patch.dict(os.environ, places | {"NO_PROXY": "*", "no_proxy": "*"}):
+            yield Guard(Path(name).resolve())
 
 
 def _watched(folder: Path, call: Callable[[], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -160,9 +161,12 @@ def test_depths(guard: Guard, levels: int, name: str) -> None:
         stream.write(files()["one.png"])
     os.close(here)
     (root / "0.png").write_bytes(files()["one.png"])
-    images = guard.run(lambda: scan_folder(root))
-    assert images is not None
-    read_all(guard, images)
+    try:
+        images = guard.run(lambda: scan_folder(root))
+        assert images is not None
+        read_all(guard, images)
+    finally:  # Python's own `rmtree` calls itself for every level
+        subprocess.run(["rm", "-rf", str(root)], check=True, timeout=60)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
