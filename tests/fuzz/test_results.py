@@ -176,7 +176,7 @@ def metrics(draw: st.DrawFn) -> bytes:
 
 @fuzz(
     "runs",
-    inputs=45,
+    inputs=20,
     text=metrics(),
     recipe=hostile.json_text({"recipe": {"method": {"clusters": 8}}}),
     name=st.sampled_from(("run", "$x$ {y} \\frac", "a\x1b[31m", "\u202egnp")),

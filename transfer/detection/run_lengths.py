@@ -1,4 +1,4 @@
-"""COCO's compressed run-length codes, read here first: COCO's own tools write beyond their memory for a broken one."""
+"""COCO's compressed run-length codes, read here first: its own tools read beyond the end of a broken one."""
 
 import numpy as np
 
