@@ -17,14 +17,32 @@ from tests.fuzz.lane import fuzz
 from tests.transfer.detection.tiny_coco import write_coco
 
 FILE = "annotations/instances_{}2017.json"
-CODES = ("", "0", "o", "oooooooooooo", "1" * 5000, "PPPPPPPP", "\x7f", "\ud800", "é", "0" * 100_000, "zzzz0", "_" * 64, "5\0o")
-codes = st.one_of(st.sampled_from(CODES), st.text(st.characters(min_codepoint=48, max_codepoint=111), max_size=40), hostile.names)
+CODES = (
+    "",
+    "0",
+    "o",
+    "oooooooooooo",
+    "1" * 5000,
+    "PPPPPPPP",
+    "\x7f",
+    "\ud800",
+    "é",
+    "0" * 100_000,
+    "zzzz0",
+    "_" * 64,
+    "5\0o",
+)
+codes = st.one_of(
+    st.sampled_from(CODES), st.text(st.characters(min_codepoint=48, max_codepoint=111), max_size=40), hostile.names
+)
 far = st.one_of(hostile.numbers, st.integers(-300, 300), st.floats(-300, 300), st.sampled_from((1e6, 1e9, -1e9, 4e9)))
 segments = st.one_of(
     st.lists(st.lists(far, max_size=9), max_size=3),
     st.lists(st.lists(st.integers(-90, 190), min_size=6, max_size=6), min_size=1, max_size=2),
     st.fixed_dictionaries({"size": st.just([64, 96]), "counts": codes}),
-    st.fixed_dictionaries({"size": st.just([64, 96]), "counts": st.lists(st.one_of(far, st.just(64 * 96)), max_size=5)}),
+    st.fixed_dictionaries(
+        {"size": st.just([64, 96]), "counts": st.lists(st.one_of(far, st.just(64 * 96)), max_size=5)}
+    ),
     st.just({"size": [64, 96], "counts": [64 * 96 + 5, -5]}),
     hostile.values,
 )
@@ -52,12 +70,23 @@ def annotations(draw: st.DrawFn, split: str) -> bytes:
             whole = draw(hostile.changed(whole))
         case _:
             for entry in draw(st.lists(st.sampled_from(whole["annotations"]), min_size=1, max_size=3)):
-                field, new = draw(st.sampled_from((("segmentation", segments), ("segmentation", segments), ("bbox", boxes), ("area", far))))
+                field, new = draw(
+                    st.sampled_from(
+                        (("segmentation", segments), ("segmentation", segments), ("bbox", boxes), ("area", far))
+                    )
+                )
                 entry[field] = draw(new)
     return json.dumps(whole).encode()
 
 
-@fuzz("annotations", inputs=130, train=annotations("train"), val=annotations("val"), both=st.integers(0, 2), seed=st.integers(0, 9))
+@fuzz(
+    "annotations",
+    inputs=130,
+    train=annotations("train"),
+    val=annotations("val"),
+    both=st.integers(0, 2),
+    seed=st.integers(0, 9),
+)
 def test_annotations(guard: Guard, train: bytes, val: bytes, both: int, seed: int) -> None:
     root = guard.folder / "set"
     for name, data in tree().items():
@@ -86,5 +115,14 @@ def test_the_command(guard: Guard, train: bytes) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     (root / FILE.format("train")).write_bytes(train)
-    words = ("--ckpt", "nowhere.pt", "--data", str(root), "--schedule", "smoke", "--out", str(guard.folder / "out.json"))
+    words = (
+        "--ckpt",
+        "nowhere.pt",
+        "--data",
+        str(root),
+        "--schedule",
+        "smoke",
+        "--out",
+        str(guard.folder / "out.json"),
+    )
     guard.command(main, "detection", *words)

@@ -257,7 +257,17 @@ def test_names_to_load(guard: Guard, name: str, prefix: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 CLAIMS: dict[str, Any] = {
-    "protocols": {"p": {"command": "knn", "options": {"k": 20}, "metrics": ["knn_top1"], "spread": 0.1}},
+    "protocols": {
+        "p": {
+            "command": "knn",
+            "options": {"k": [20], "temperature": [0.07]},
+            "metrics": ["knn_top1"],
+            "spread": 0.1,
+            "source": "words",
+            "tables": ["mytable"],
+            "architectures": ["resnet50"],
+        }
+    },
     "data": {"photos": {"title": "Photos", "classes": 3, "test": 5}},
     "recipes": {"mine": "quickstart run.seed=1"},
     "mytable": {

@@ -63,10 +63,14 @@ contents = st.one_of(
     hostile.names.map(lambda name: f"attachment; filename*=UTF-8''{name}"),
     hostile.numbers.map(str),
     hostile.names,
-    st.sampled_from(("chunked", "text/html", "bytes 0-5/2", "close", "file:///etc/passwd", "http://127.0.0.1:1/x", "/again")),
+    st.sampled_from(
+        ("chunked", "text/html", "bytes 0-5/2", "close", "file:///etc/passwd", "http://127.0.0.1:1/x", "/again")
+    ),
 )
 headers = st.lists(st.tuples(st.sampled_from(HEADERS), contents), max_size=4)
-bodies = st.one_of(st.binary(max_size=50), st.just(b"x" * 3000), st.just(b"<!DOCTYPE html><p>"), st.just(b"ffffffff\r\nxx"))
+bodies = st.one_of(
+    st.binary(max_size=50), st.just(b"x" * 3000), st.just(b"<!DOCTYPE html><p>"), st.just(b"ffffffff\r\nxx")
+)
 statuses = st.sampled_from((200, 200, 200, 200, 206, 302, 301, 404, 403, 416, 500, 429, 0, 999))
 
 
@@ -127,7 +131,9 @@ MODEL = {
     etag=st.one_of(st.just("abc"), hostile.names),
     body=bodies,
 )
-def test_the_hub(guard: Guard, listing: bytes, lines: list[tuple[str, str]], commit: str, etag: str, body: bytes) -> None:
+def test_the_hub(
+    guard: Guard, listing: bytes, lines: list[tuple[str, str]], commit: str, etag: str, body: bytes
+) -> None:
     clean = [("X-Repo-Commit", commit), ("ETag", f'"{etag}"'), ("Content-Length", str(len(body)))]
 
     def answer(request: bytes) -> bytes:

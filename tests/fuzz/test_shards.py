@@ -25,7 +25,17 @@ TYPES = (
     *(tarfile.REGTYPE, tarfile.REGTYPE, tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE),
     *(tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.GNUTYPE_SPARSE, tarfile.CONTTYPE, b"V", b"X"),
 )
-PAX = ("path", "size", "linkpath", "GNU.sparse.map", "GNU.sparse.major", "GNU.sparse.size", "mtime", "hdrcharset", "uid")
+PAX = (
+    "path",
+    "size",
+    "linkpath",
+    "GNU.sparse.map",
+    "GNU.sparse.major",
+    "GNU.sparse.size",
+    "mtime",
+    "hdrcharset",
+    "uid",
+)
 labels = st.one_of(hostile.names, hostile.numbers.map(str), st.just('{"label": 3}'), st.just('{"cls": "\\ud800"}'))
 
 
@@ -37,7 +47,9 @@ def tars(draw: st.DrawFn) -> bytes:
         name = draw(st.one_of(st.sampled_from((f"a/{number}.jpg", f"b/{number}.png", f"{number}.jpg")), hostile.names))
         fields: dict[str, Any] = {"type": draw(st.sampled_from(TYPES)), "linkname": draw(hostile.names)}
         if draw(st.booleans()):
-            fields["pax_headers"] = {draw(st.sampled_from(PAX)): draw(st.one_of(hostile.names, hostile.numbers.map(str)))}
+            fields["pax_headers"] = {
+                draw(st.sampled_from(PAX)): draw(st.one_of(hostile.names, hostile.numbers.map(str)))
+            }
         members.append(member(name, picture(number), **fields))
         if draw(st.booleans()):
             ending = draw(st.sampled_from(("cls", "json")))
@@ -68,7 +80,12 @@ def sized(content: bytes, size: int) -> bytes:
     return bytes(header) + content[512:]
 
 
-@fuzz(KIND, inputs=110, contents=st.lists(tars(), min_size=1, max_size=2), name=st.sampled_from(("0.tar", "\x1b[2J.tar", "0.tar.gz")))
+@fuzz(
+    KIND,
+    inputs=110,
+    contents=st.lists(tars(), min_size=1, max_size=2),
+    name=st.sampled_from(("0.tar", "\x1b[2J.tar", "0.tar.gz")),
+)
 def test_shards(guard: Guard, contents: list[bytes], name: str) -> None:
     for number, content in enumerate(contents):
         (guard.folder / f"{number}{name}").write_bytes(content)

@@ -16,7 +16,7 @@ def run_lengths(code: str) -> np.ndarray:
     """
     signs = np.frombuffer(code.encode("ascii"), np.uint8).astype(np.int64) - 48  # UnicodeEncodeError is a ValueError
     last = (signs & 32) == 0
-    if not (len(signs) and last[-1] and (0 <= signs.min()) and (signs.max() < 64)):
+    if not (len(signs) and last[-1] and (signs.min() >= 0) and (signs.max() < 64)):
         raise ValueError("its run-length code is cut or no such code")
     ends = np.flatnonzero(last) + 1
     starts = np.concatenate(([0], ends[:-1]))
