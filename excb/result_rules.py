@@ -86,7 +86,9 @@ _INNER: dict[str, Rule] = {
     "claims.*": _table,
     "settings.settings": _table,
     "settings.share": _or_none(_table),
-    **{f"checkpoint.{name}": _or_none(_text) for name in ("name", "source", "architecture", "weights_sha256", "recipe")},
+    **{
+        f"checkpoint.{name}": _or_none(_text) for name in ("name", "source", "architecture", "weights_sha256", "recipe")
+    },
     **{f"checkpoint.{name}": _or_none(_table) for name in ("preprocessing", "pretraining")},
     **{f"checkpoint.{name}": _or_none(is_number) for name in ("epoch", "step")},
     **{f"checkpoint.pretraining.{name}": _or_none(_text) for name in ("method", "crops")},
