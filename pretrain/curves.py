@@ -58,8 +58,8 @@ class Curves:
             raise UserError(f"{folder} holds no {METRICS} with an epoch in it: name the folder of a run")
         try:
             recipe = json_text.parse((folder / RECIPE).read_text(encoding="utf-8"))
-            clusters = int(recipe["recipe"]["method"]["clusters"])
-            clusters = clusters if 1 < clusters < LARGEST else None
+            stated = int(recipe["recipe"]["method"]["clusters"])
+            clusters = stated if 1 < stated < LARGEST else None
         except (OSError, ArithmeticError, ValueError, LookupError, TypeError):
             clusters = None  # a copied metrics.jsonl is enough for curves
         return cls(_literally(label or folder.resolve().name), clusters, lines)

@@ -59,26 +59,25 @@ class _Watch:
             raise ForbiddenError(offence)
 
     def _offence(self, event: str, arguments: tuple[Any, ...]) -> str | None:
+        """What is forbidden about an event, or None."""
+        first = arguments[0] if arguments else None
         if event in ("import", "compile", "exec"):  # which Python itself does all the time
-            return f"{event} of {CANARY}" if _names_canary(arguments[0]) else None
-        if event in (*_PROCESSES, *_CODE):
-            return f"{event} {arguments!r}"
-        if event == "ctypes.dlopen":  # libraries load their own parts when first used
-            own = arguments[0] is None or str(arguments[0]).startswith((sys.prefix, sys.base_prefix))
-            return None if own else f"{event} {arguments!r}"
-        if event == "socket.connect":
+            wrong = _names_canary(first)
+        elif event == "ctypes.dlopen":  # libraries load their own parts when first used
+            wrong = first is not None and not str(first).startswith((sys.prefix, sys.base_prefix))
+        elif event == "socket.connect":
             address = arguments[1]
-            inside = isinstance(address, tuple) and address[0] in ("127.0.0.1", "::1")
-            return None if inside else f"{event} {address!r}"
-        if event == "open":
-            path, mode, flags = arguments
+            wrong = not (isinstance(address, tuple) and address[0] in ("127.0.0.1", "::1"))
+        elif event == "open":
+            _, mode, flags = arguments
             writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) or set(str(mode or "r")) & set("wax+")
-            return f"open for writing {path!r}" if writes and self._elsewhere(path, -1) else None
-        if event in _CHANGES:
-            places = arguments[: _PATHS.get(event, 1)]
+            wrong = bool(writes) and self._elsewhere(first, -1)
+        elif event in _CHANGES:
             at = arguments[-1] if event in ("os.remove", "os.rmdir", "os.mkdir") else -1
-            return f"{event} {arguments!r}" if any(self._elsewhere(place, at) for place in places) else None
-        return None
+            wrong = any(self._elsewhere(place, at) for place in arguments[: _PATHS.get(event, 1)])
+        else:
+            wrong = event in (*_PROCESSES, *_CODE)
+        return f"{event} {arguments!r}" if wrong else None
 
     def _elsewhere(self, path: Any, folder: int) -> bool:
         if isinstance(path, int) or self.folder is None:

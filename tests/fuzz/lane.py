@@ -1,4 +1,4 @@
-"""How many inputs are tried, which ones, and the count of those that really were: a short lane for CI and a long one."""
+"""How many inputs are tried, which ones, and how many really were: a short lane for CI and a long one."""
 
 import os
 from collections import Counter

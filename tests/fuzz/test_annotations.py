@@ -1,7 +1,7 @@
 """COCO's annotations of anybody: other values, boxes and polygons of nonsense, run-length codes that lead nowhere."""
 
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -98,10 +98,10 @@ def test_annotations(guard: Guard, train: bytes, val: bytes, both: int, seed: in
     sets = guard.run(lambda: open_coco(root, check_all=bool(seed % 2)))
     for images in sets or ():
         for index, entry in enumerate(images.images):
-            guard.run(lambda index=index: images.open(index))
+            guard.run(partial(images.open, index))
             for each in entry.annotations:
                 if each.trainable:
-                    masks = guard.run(lambda each=each: each.mask_at(np.array((0.5, 0.5)), 40, 50, flip=bool(seed % 3)))
+                    masks = guard.run(partial(each.mask_at, np.array((0.5, 0.5)), 40, 50, flip=bool(seed % 3)))
                     assert masks.shape == (40, 50)
     if sets is not None:
         guard.run(lambda: score(sets[1], []))

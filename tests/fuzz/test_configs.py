@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -212,9 +212,9 @@ def test_catalogues(guard: Guard, text: bytes, name: str) -> None:
     guard.command(zoo, "list", "--json")
     for row in found:
         if row not in catalogue.checkpoints(Path("nowhere")):
-            guard.run(lambda row=row: home.folder_of(row.name))
-            guard.run(lambda row=row: catalogue.add(row, place / "copy.toml"))
-            guard.run(lambda row=row: excb.load(row.name))
+            guard.run(partial(home.folder_of, row.name))
+            guard.run(partial(catalogue.add, row, place / "copy.toml"))
+            guard.run(partial(excb.load, row.name))
             guard.command(zoo, "show", row.name)
 
 

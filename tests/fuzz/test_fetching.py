@@ -131,7 +131,7 @@ MODEL = {
     etag=st.one_of(st.just("abc"), hostile.names),
     body=bodies,
 )
-def test_the_hub(
+def test_the_hub(  # noqa: PLR0917 - named by the strategies
     guard: Guard, listing: bytes, lines: list[tuple[str, str]], commit: str, etag: str, body: bytes
 ) -> None:
     clean = [("X-Repo-Commit", commit), ("ETag", f'"{etag}"'), ("Content-Length", str(len(body)))]

@@ -3,7 +3,7 @@
 import os
 import socket
 import subprocess
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,9 @@ def read_all(guard: Guard, images: ImageSet) -> None:
     training = TrainingViews(images, views(), seed=0, epochs=1)
     inputs = Inputs(images, Preprocessing(36, 32))
     for index in range(min(len(images), 8)):
-        _, used, _, broken = guard.run(lambda index=index: training[Slot(0, 0, index)])
+        _, used, _, broken = guard.run(partial(training.__getitem__, Slot(0, 0, index)))
         assert used != NO_IMAGE or broken
-        guard.run(lambda index=index: inputs[index])
+        guard.run(partial(inputs.__getitem__, index))
     guard.run(lambda: files_hash(images))
 
 
@@ -74,7 +74,7 @@ KINDS = (
 )
 
 
-def make(place: Path, kind: str, outside: Path) -> None:
+def make(place: Path, kind: str, outside: Path) -> None:  # noqa: C901, PLR0912 - one case for each kind
     """Put one thing into a tree."""
     match kind:
         case "image":

@@ -135,7 +135,7 @@ def predictions(draw: st.DrawFn) -> bytes:
         else:
             arrays[name] = draw(ARRAYS)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()
 
 
@@ -183,7 +183,9 @@ def metrics(draw: st.DrawFn) -> bytes:
     labels=st.lists(hostile.names.map(lambda name: name.replace("\0", "0")), max_size=2),
     svg=st.booleans(),
 )
-def test_metrics(guard: Guard, text: bytes, recipe: bytes, name: str, labels: list[str], svg: bool) -> None:
+def test_metrics(  # noqa: PLR0917 - named by the strategies
+    guard: Guard, text: bytes, recipe: bytes, name: str, labels: list[str], svg: bool
+) -> None:
     run, other = guard.folder / name, guard.folder / "other"
     for folder, content in ((run, text), (other, "\n".join(map(json.dumps, LINES)).encode())):
         folder.mkdir()

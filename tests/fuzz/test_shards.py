@@ -4,7 +4,7 @@ import io
 import json
 import os
 import tarfile
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,7 @@ def test_shards(guard: Guard, contents: list[bytes], name: str) -> None:
     assert guard.run(lambda: images.fingerprint)
     for index in range(len(images)):
         assert ".." not in images.paths[index].split("/")
-        guard.run(lambda index=index: images.open(index), declared=(BrokenImageError,))
+        guard.run(partial(images.open, index), declared=(BrokenImageError,))
 
 
 META = {"stamps": ["1 2"], "label_names": ["a"], "skipped": [{}]}
@@ -136,8 +136,8 @@ def test_forged_indexes(guard: Guard, meta: bytes, changed: str, numbers: list[i
         else:
             arrays[changed] = np.array(numbers)
         stream = io.BytesIO()
-        np.savez(stream, **arrays)  # type: ignore[arg-type]
+        np.savez(stream, **arrays)
         file.write_bytes(stream.getvalue())
     images = guard.run(lambda: open_shards(str(shards)))
     for index in range(len(images) if images is not None else 0):
-        guard.run(lambda index=index: images.open(index), declared=(BrokenImageError,))
+        guard.run(partial(images.open, index), declared=(BrokenImageError,))

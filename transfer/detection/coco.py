@@ -223,5 +223,10 @@ def _check_files(images: CocoSet) -> None:
 def _check_masks(images: CocoSet) -> None:
     """Every object of a validation set has a mask: COCO's evaluation stops at one that has not."""
     for image in images.images:
-        if any(annotation.mask is None for annotation in image.annotations):
+        if not all(_is_mask(annotation.mask) for annotation in image.annotations):
             raise UserError(f"{images.source}: an object of image {image.id} has no mask: add or remove it")
+
+
+def _is_mask(mask: tuple[np.ndarray, ...] | dict[str, Any] | None) -> bool:
+    """Whether COCO's evaluation takes a mask: of polygons it looks at the first, and takes four numbers for a box."""
+    return mask is not None and (isinstance(mask, dict) or (len(mask[0]) > 4 and all(map(len, mask))))
