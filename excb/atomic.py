@@ -21,7 +21,7 @@ def new_file(target: Path) -> Iterator[Path]:
     """
     with _made_beside(target) as made:
         yield made
-        _flush(made)
+        flush(made)
         made.replace(target)
 
 
@@ -38,8 +38,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         made.mkdir()
         yield made
         for file in sorted(made.rglob("*")):
-            _flush(file)
-        _flush(made)
+            flush(file)
+        flush(made)
         _put(made, target)
 
 
@@ -51,7 +51,7 @@ def _made_beside(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield made
-            _flush(target.parent)
+            flush(target.parent)
         finally:
             _remove(made)
     except OSError as error:
@@ -65,7 +65,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Have the disk hold a file, or a folder's list of names, before anything else happens."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -111,6 +111,8 @@ def _check(file: Path) -> None:
             if bad := archive.testzip():
                 raise zipfile.BadZipFile(f"checksum of {bad}")
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+        if isinstance(error, PermissionError):
+            raise UserError(f"cannot read {file} ({error.strerror}): let it be read, then start again") from None
         if ours:
             raise DamagedFileError(f"{file} is damaged ({error})") from None
     if not ours:
@@ -130,10 +132,19 @@ def step_of(file: Path) -> int:
     return int(match[1])
 
 
+def is_name(name: str) -> bool:
+    """Whether a file of this name is a run's checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
 def in_run(run: Path) -> list[Path]:
     """The checkpoint files of a run folder, newest first."""
-    files = (file for file in (run / FOLDER).glob("step-*.pt") if _NAME.fullmatch(file.name))
-    return sorted(files, key=step_of, reverse=True)
+    return among(run / FOLDER)
+
+
+def among(folder: Path) -> list[Path]:
+    """The checkpoint files right in a folder, newest first."""
+    return sorted((file for file in folder.glob("step-*.pt") if is_name(file.name)), key=step_of, reverse=True)
 
 
 def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:

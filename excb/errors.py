@@ -17,11 +17,12 @@ class UserError(Exception):
     Args:
         message: the line.
         told: another process of the run tells the user.
+        alone: the other processes of the run do not know of it, and may wait for this one.
     """
 
-    def __init__(self, message: str, *, told: bool = False) -> None:
+    def __init__(self, message: str, *, told: bool = False, alone: bool = False) -> None:
         super().__init__(message)
-        self.told = told
+        self.told, self.alone = told, alone
 
 
 def is_first() -> bool:

@@ -9,9 +9,10 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from excb.arriving import arriving
 from excb.backbones import evaluating
 from excb.images import BrokenImageError, Images
-from excb.machine import leave_signals_to_parent
+from excb.machine import follow_parent
 
 Kind = Literal["pooled", "last4_cls"]  # of features: what the backbone returns, or `excb.outputs.LastClassTokens`
 
@@ -88,12 +89,12 @@ def stream(
         batch_sampler=batches,  # type: ignore[arg-type]  # any sequence of indices will do, such as a range
         num_workers=workers,
         collate_fn=_collate,
-        worker_init_fn=leave_signals_to_parent,
+        worker_init_fn=follow_parent,
         pin_memory=torch.device(device).type == "cuda",
     )
     dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
     with evaluating(backbone):
-        for indices, stacked, bad in loader:
+        for indices, stacked, bad in arriving(loader):
             broken = {inputs.images.paths[index]: reason for index, reason in bad}
             if stacked is None:
                 yield Features(torch.empty(0, 0), indices, broken)

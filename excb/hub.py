@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from excb import stored
+from excb import ranges, stored
 from excb.architecture import Architecture
 from excb.catalogue import Checkpoint, checkpoints, find
 from excb.console import Reporter
@@ -91,7 +91,8 @@ def load(
 
     Args:
         name: a name of `excb.checkpoints()`; a run folder (its newest intact checkpoint), a checkpoint file of ours or
-            of any known layout, or an exported folder; "hf-hub:user/repo[@revision]"; "https://..."; or "timm:NAME".
+            of any known layout, or an exported folder, each also at s3://, gs:// and all that fsspec reaches;
+            "hf-hub:user/repo[@revision]"; "https://..."; or "timm:NAME".
         network: the EMA teacher, which the paper evaluates, or the student. Exported folders hold one of them.
         features: what the backbone returns. "pool" [B, D]; "last4" [B, 4 D], the class tokens of a ViT's last four
             blocks; "map" [B, D, H / stride, W / stride]; "pyramid", four maps of strides 4, 8, 16 and 32.
@@ -186,9 +187,17 @@ def obtain(name: str | Path, *, network: Which = "teacher") -> Path:
         return _from_hub(name, Reporter())
     if name.startswith(WEB):
         return _from_web(name, network)
+    if ranges.is_remote(name):
+        from excb.kept_elsewhere import fetch_kept
+
+        return fetch_kept(name, Reporter())
     if (row := find(name)) is not None:
         return _of_row(row, network)
-    if not Path(name).exists() and "/" not in name and not Path(name).suffix:
+    try:
+        there = Path(name).exists()
+    except OSError as error:  # such as a name that is too long
+        raise UserError(f"no checkpoint can lie at '{name}': {error.strerror}") from None
+    if not there and "/" not in name and not Path(name).suffix:
         names = [row.name for row in checkpoints()]
         raise UserError(
             f"no checkpoint is called '{name}'{nearest_name(name, names)}, and nothing lies at that path: "

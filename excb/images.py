@@ -293,15 +293,15 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
     return (image.height, image.width) if turned else image.size
 
 
-def stored_and_upright_size(file: Path | str) -> tuple[tuple[int, int], tuple[int, int]]:
+def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int, int]]:
     """Width and height of an image as it is stored and as `open_image` gives it, without decoding a pixel.
 
     Raises:
         BrokenImageError: the file is missing, or no image.
     """
     try:
-        refuse_special(file)
-        with warnings.catch_warnings(action="ignore"), Image.open(file) as image:  # as `open_image`
+        refuse_special(source)
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:  # as `open_image`
             return image.size, _upright_size(image)
     except DAMAGE as error:
         raise BrokenImageError(f"{type(error).__name__}: {error}") from None

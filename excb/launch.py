@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from excb.errors import USER_ERROR, UserError, is_first
-from excb.parallel import LOST, started_together
-from excb.signals import LAUNCHER, StopRequest
+from excb.parallel import started_together
+from excb.signals import LAUNCHER, LOST, StopRequest
 
 GRACE = 5.0  # seconds from one process's failure until the others are killed
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of processes that were asked to stop, and saved

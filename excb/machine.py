@@ -1,9 +1,11 @@
 """The machine: which device computes, how many processes read images, and who answers signals."""
 
+import multiprocessing.connection
 import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -63,10 +65,20 @@ def available_memory() -> int:
         return available
 
 
-def leave_signals_to_parent(_worker: int) -> None:
-    """Start of a worker process: Ctrl-C and SIGTERM reach the whole process group, but only the parent answers them.
+def follow_parent(_worker: int) -> None:
+    """Start of a worker process: the parent answers the signals, and the worker ends when the parent does.
 
-    A worker that died of them would take the parent down in the middle of a step. Workers end with their parent.
+    Ctrl-C and SIGTERM reach the whole process group. A worker that died of them would take the parent down in the
+    middle of a step. The loader's own watch over the parent starts later and takes whoever is the parent then for it: a
+    worker whose parent was killed before would wait for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)

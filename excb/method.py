@@ -23,7 +23,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from excb import seeding
 from excb.backbones import drop_path_names, feature_width, has_batchnorm
@@ -386,12 +385,12 @@ class ExCB(nn.Module):
         self.sizes.lerp_(share, 1 - self.settings.sizes_momentum)
 
     @torch.no_grad()
-    def update(self, counted: Tensor, momentum: float, balance: Tensor | None = None) -> None:
+    def update(self, counted: Tensor, momentum: float | Tensor, balance: Tensor | None = None) -> None:
         """After the optimizer's step: count the batch into s (Eq. 9), move the teacher by EMA (Sec. 3.1).
 
         Args:
             counted: `Step.counted` of the batch, [G, B].
-            momentum: m of theta_t = m theta_t + (1 - m) theta_s.
+            momentum: m of theta_t = m theta_t + (1 - m) theta_s; as a tensor [], it may still be computed.
             balance: `Step.balance` of the batch.
         """
         self.balancer.update(balance)
@@ -401,13 +400,12 @@ class ExCB(nn.Module):
         if self.settings.teacher_centroids == "unit":
             student["centroids.weight"] = nn.Parameter(self.student.centroids().to(self.student.centroids.weight.dtype))
         teacher = dict(self.teacher.named_parameters())
-        average = get_ema_multi_avg_fn(momentum)
-        average(list(teacher.values()), [student[name] for name in teacher], 0)
+        _average(list(teacher.values()), [student[name] for name in teacher], momentum)
         if self.settings.teacher_statistics == "averaged":
             buffers = {n: b for n, b in self.teacher.named_buffers() if b.is_floating_point()}
             source = dict(self.student.named_buffers())
             if buffers:
-                average(list(buffers.values()), [source[name] for name in buffers], 0)
+                _average(list(buffers.values()), [source[name] for name in buffers], momentum)
 
     @torch.no_grad()
     def project(self, views: Tensor) -> Tensor:
@@ -431,6 +429,14 @@ class ExCB(nn.Module):
         means = spherical_kmeans(samples, settings.clusters, iterations=settings.kmeans_iterations, seed=seed)
         self.teacher.centroids.weight.copy_(unit(means))
         self.student.centroids.weight.copy_(means)
+
+
+def _average(averages: list[Tensor], values: list[Tensor], momentum: float | Tensor) -> None:
+    """Move averages by EMA towards values."""
+    change = torch._foreach_sub(values, averages)
+    weight = 1 - momentum
+    torch._foreach_mul_(change, weight.to(change[0].dtype) if isinstance(weight, Tensor) else weight)
+    torch._foreach_add_(averages, change)
 
 
 def _rounded_type(device: torch.device) -> torch.dtype | None:

@@ -22,9 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from excb.collectives import mean_over_ranks, processes
 from excb.errors import UserError, is_first, tell
+from excb.heartbeat import watched
 from excb.machine import choose_device
+from excb.signals import LOST, ending_with_launcher
 
-LOST = 75  # exit code of a process that lost another one: not the cause of a run's end
 # How gloo and NCCL say that the other side is gone.
 _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited")
 
@@ -59,14 +60,16 @@ def joined(device: str) -> Iterator[torch.device]:
     # gloo beside NCCL: what processes agree on by the way must not wait for a GPU.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=TIMEOUT, device_id=chosen if chosen.type == "cuda" else None)
+        with ending_with_launcher():
+            dist.init_process_group(backend, timeout=TIMEOUT, device_id=chosen if chosen.type == "cuda" else None)
     except (ValueError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"this process cannot join the others ({reason}): start it with --gpus N or torchrun") from None
     try:
         yield chosen
-    except UserError:
-        dist.destroy_process_group()  # raised where all had met: nothing is under way
+    except UserError as error:
+        if not error.alone:
+            dist.destroy_process_group()  # raised where all had met: nothing is under way
         raise
     except RuntimeError as error:
         if any(word in str(error) for word in _LOST_WORDS):
@@ -100,7 +103,8 @@ def _own_device(device: str) -> torch.device:
 def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -> int:
     """Join the other processes, do the work, and give its exit code; one of several processes leaves with it at once.
 
-    A mistake that several processes find is told by one of them; `LOST` is the exit code where another one is gone.
+    A mistake that several processes find is told by one of them; `LOST` is the exit code where another one is gone. A
+    process that hangs is named, and ends the others (`excb.heartbeat`).
 
     Raises:
         UserError: as `joined`, or of the work, in a process that is alone.
@@ -109,7 +113,8 @@ def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -
     try:
         with joined(device) as place:
             many = processes() > 1
-            code = _once(work, place) if many else work(place)
+            with watched(program):
+                code = _once(work, place) if many else work(place)
     except LostProcessError as error:
         sys.stderr.write(f"{program}: another process is gone ({error})\n")
         code = LOST

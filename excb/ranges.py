@@ -15,6 +15,7 @@ MOST_OPEN = 128  # local files that one process keeps open; systems usually allo
 PAUSES = (1.0, 4.0)  # seconds before a remote read is tried again
 ASK_TOGETHER = 16  # remote files asked about, or indexed, at once
 READ_AHEAD = 8 * 2**20  # bytes asked for at once while a remote file is read from one end to the other
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "https", "https": "https"}  # of pyproject.toml
 # What stores tell of a file that changes with it.
 _CHANGES = (
     *("size", "ETag", "etag", "generation", "md5Hash", "crc32c", "Content-MD5"),
@@ -48,10 +49,20 @@ def reason(error: Exception) -> str:
 
 
 def filesystem(place: str) -> tuple[Any, str]:
-    """fsspec's file system for a URL, made in this process, and the path in it."""
+    """fsspec's file system for a URL, made in this process, and the path in it.
+
+    Raises:
+        UserError: it needs a package that is not installed.
+        failures(): there is no such file system.
+    """
     import fsspec
 
-    return fsspec.url_to_fs(place)  # type: ignore[no-any-return]
+    try:
+        return fsspec.url_to_fs(place)  # type: ignore[no-any-return]
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol := place.partition("://")[0])
+        mend = f"pip install 'excb[{extra}]'" if extra else reason(error)
+        raise UserError(f"{protocol}:// needs a package that is not installed: {mend}") from None
 
 
 def stream(place: str) -> AbstractContextManager[IO[bytes]]:

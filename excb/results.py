@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from excb import json_text, result_rules
+from excb import atomic, json_text, result_rules
 from excb.errors import UserError
 
 SCHEMA = 2
@@ -168,6 +168,7 @@ def write_bytes(contents: bytes, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.write_bytes(contents)
+            atomic.flush(temporary)  # before it has its name: after a power cut, too, the file is whole
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)

@@ -139,6 +139,8 @@ class ShardImages:
         place, stamp = self.places[shard], self.index.stamps[shard]
         try:
             content = self._reader.read(place, stamp, int(self.index.offsets[index]), int(self.index.sizes[index]))
+        except UserError as error:  # a package is missing on this machine
+            raise BrokenImageError(str(error)) from None
         except ranges.failures() as error:
             raise BrokenImageError(f"{type(error).__name__}: {ranges.reason(error)}") from None
         return _Member(content, self.paths[index])

@@ -2,11 +2,16 @@
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from excb.collectives import gather_numbers
 
+LOST = 75  # exit code of a process that lost its launcher or another one: not the cause of a run's end
+POLL = 1.0  # seconds between looks at the launcher
 ONE_REQUEST = 1.0  # seconds in which repeats are one request: job systems signal a launcher and its processes
 LAUNCHER = "EXCB_LAUNCHER"  # environment variable: the process that started this one as one of several
 
@@ -66,3 +71,22 @@ class StopRequest:
     def exit_code(self) -> int:
         """128 + the signal's number, as shells count: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (self.received or signal.SIGINT)
+
+
+@contextmanager
+def ending_with_launcher() -> Iterator[None]:
+    """Have this process end where its launcher ends while the block runs: it would wait for others that never come."""
+    done = threading.Event()
+    launcher = int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None
+
+    def watch() -> None:
+        while not done.wait(POLL):
+            if os.getppid() != launcher:
+                os._exit(LOST)
+
+    if launcher is not None:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb import __version__
-from excb.cli import Parser, local_path
+from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
 from excb.slurm import HELP as SLURM_HELP
 from excb.slurm import submit_command
 
 from . import doctor_command, overrides, study_command
+from .mirror import Place, run_place
 from .recipes import RECIPES, Recipe
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ def _parser() -> Parser:
         "are used for figures only",
     )
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path a line, below --data")
-    parser.add_argument("--out", type=local_path, metavar="RUN", help="the run folder (default: runs/RECIPE)")
+    parser.add_argument(
+        "--out", type=run_place, metavar="RUN", help="the run folder, also s3://... or gs://... (default: runs/RECIPE)"
+    )
     parser.add_argument(
         "--gpus",
         type=int,
@@ -108,7 +111,8 @@ def _main(arguments: Sequence[str]) -> int:
     except UserError as error:
         error.told = not is_first()  # every process reads the same command line
         raise
-    jobs = _run_folder(chosen) / "slurm"
+    place = _place(chosen)
+    jobs = (Path("runs") if place.url else place.folder) / "slurm"
     code = submit_command("excb.pretrain", arguments, chosen.slurm, jobs, reporter, gpus=chosen.gpus)
     if code is not None:
         return code
@@ -123,24 +127,26 @@ def _main(arguments: Sequence[str]) -> int:
     )
 
 
-def _run_folder(chosen: argparse.Namespace) -> Path:
-    out: Path = chosen.out or Path("runs") / chosen.recipe
-    return out
+def _place(chosen: argparse.Namespace) -> Place:
+    place: Place = chosen.out or Place(Path("runs") / chosen.recipe)
+    return place
 
 
 def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process."""
     from excb.collectives import from_first, processes, together
 
-    out = _run_folder(chosen)
+    place = _place(chosen)
     if chosen.data is None and chosen.list is None:
         if processes() > 1:
             raise UserError(
                 "the quickstart is made for one process: give it --data DIR to use more", told=not is_first()
             )
+        if place.url:
+            raise UserError("the quickstart writes to this machine: name a folder in --out, or images in --data")
         from .quickstart import quickstart
 
-        code = quickstart(recipe, out, reporter, table=not chosen.json, profile=chosen.profile)
+        code = quickstart(recipe, place.folder, reporter, table=not chosen.json, profile=chosen.profile)
     else:
         from excb.shards import ShardImages, training_images
 
@@ -150,9 +156,9 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
         images = from_first(lambda: training_images(chosen.data, chosen.list, reporter.note))
         if isinstance(images, ShardImages):
             images = together(images.here)
-        code = train(recipe, images, out, reporter, device=device, table=not chosen.json, profile=chosen.profile)
+        code = train(recipe, images, place, reporter, device=device, table=not chosen.json, profile=chosen.profile)
     if chosen.json and code == 0 and is_first():
-        reporter.answer((out / "report.json").read_text(encoding="utf-8").rstrip())
+        reporter.answer((place.folder / "report.json").read_text(encoding="utf-8").rstrip())
     return code
 
 

@@ -14,7 +14,7 @@ from excb import jpeg, seeding
 from excb.collectives import gather_numbers, gather_objects, processes, rank
 from excb.errors import UserError
 from excb.images import BrokenImageError, CodedImages, open_image, open_smaller
-from excb.machine import leave_signals_to_parent
+from excb.machine import follow_parent
 
 from .recipes import ViewSettings
 from .views import ViewMaker
@@ -244,7 +244,7 @@ def loader(
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pin_memory,
-        worker_init_fn=leave_signals_to_parent,
+        worker_init_fn=follow_parent,
         prefetch_factor=prefetch if workers else None,
     )
 
@@ -253,10 +253,15 @@ class BrokenFiles:
     """Counts broken files, names each once, and refuses a set that is more than 1 % broken.
 
     Counts are those of all processes, names those of this one.
+
+    Args:
+        seen: images that earlier parts of the run have seen.
+        found: how many of them were broken. They are not judged again: the set may have been mended.
     """
 
     def __init__(self, seen: int = 0, found: int = 0) -> None:
         self.seen, self.found = seen, found
+        self._before = seen, found
         self._named: set[str] = set()
 
     def count(self, batch: Batch) -> list[Broken]:
@@ -275,11 +280,12 @@ class BrokenFiles:
         seen, found, hopeless = gather_numbers(mine).sum(0).tolist()
         self.seen += seen
         self.found += found
-        if hopeless or (self.seen >= BROKEN_SEEN and self.found > BROKEN_SHARE * self.seen):
+        seen, found = self.seen - self._before[0], self.found - self._before[1]
+        if hopeless or (seen >= BROKEN_SEEN and found > BROKEN_SHARE * seen):
             names = ", ".join(sorted(set().union(*gather_objects(self._named)))[:3])
             raise UserError(
-                f"{self.found} of {self.seen} images seen are broken (more than 1 %), such as {names}: mend or remove "
-                "them, then start again in the same folder",
+                f"{found} of {seen} images seen are broken (more than 1 %), such as {names}: mend them, and the same "
+                "command goes on; without them it is another run (another --out, with init=RUN for its weights)",
                 told=rank() > 0,
             )
         return new

@@ -11,10 +11,11 @@ from excb.console import Reporter
 from excb.errors import UserError
 
 from . import overrides
+from .mirror import Place, run_place
 from .recipes import Recipe
 
 if TYPE_CHECKING:
-    from excb.images import ImageSet
+    from excb.images import CodedImages
 
     from .doctor.verdict import Check
 
@@ -35,9 +36,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="check what this recipe's run needs, too")
     parser.add_argument("values", metavar="section.field=value", nargs="*", help="values other than the recipe's")
-    parser.add_argument("--data", metavar="DIR", help="a folder of images, as for a run")
+    parser.add_argument("--data", metavar="DIR", help="a folder of images, or tar shards, as for a run")
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path a line, below --data")
-    parser.add_argument("--out", type=Path, metavar="RUN", help="the run folder (default: runs/RECIPE)")
+    parser.add_argument("--out", type=run_place, metavar="RUN", help="the run folder (default: runs/RECIPE)")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of this machine that the run is to use; 0: the CPU")
     parser.add_argument("--all", action="store_true", help="decode every image, not a sample of them")
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
@@ -48,17 +49,14 @@ def main(argv: Sequence[str]) -> int:
     recipe = overrides.apply(overrides.find_recipe(chosen.recipe), chosen.values) if chosen.recipe else None
     if chosen.data is None and chosen.list is None:
         raise UserError("name the folder of images with --data DIR, or a list of them with --list FILE")
-    from excb.images import ImageSet
     from excb.shards import training_images
 
     reporter = Reporter(quiet=chosen.quiet)
     images = training_images(chosen.data, chosen.list, reporter.note)
-    if not isinstance(images, ImageSet):
-        raise UserError(f"doctor looks at files: {chosen.data} holds shards, checked when they are indexed")
     checks = examine(
         images,
         recipe,
-        chosen.out or Path("runs") / (chosen.recipe or ""),
+        chosen.out or Place(Path("runs") / (chosen.recipe or "")),
         reporter,
         gpus=chosen.gpus,
         everything=chosen.all,
@@ -68,9 +66,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine(
-    images: "ImageSet",
+    images: "CodedImages",
     recipe: Recipe | None,
-    run: Path,
+    run: Place,
     reporter: Reporter,
     *,
     gpus: int | None = None,
@@ -81,7 +79,7 @@ def examine(
     Args:
         images: the training images.
         recipe: adds what its run needs; without one, the usual values are judged.
-        run: the run folder, there or not.
+        run: the run folder, there or not, and where it is kept.
         reporter: shows progress.
         gpus: GPUs of this machine that the run is to use; None for one if there is one.
         everything: decode every image.
@@ -95,7 +93,7 @@ def examine(
     from .doctor.accelerator import check_accelerator
     from .doctor.files import check_files
     from .doctor.limits import check_cores, check_open_files, check_shared_memory
-    from .doctor.run_folder import check_folder, check_space
+    from .doctor.run_folder import check_folder, check_space, check_store
     from .doctor.tree import check_tree
     from .doctor.versions import check_versions
 
@@ -108,13 +106,15 @@ def examine(
     checks += check_versions()
     checks += check_accelerator(efficiency.device, efficiency.precision, gpus)
     checks += [check_cores(workers, processes), check_open_files(workers, efficiency.prefetch)]
-    checks += check_folder(run)
+    checks += check_folder(run.folder)
+    if run.url is not None:
+        checks.append(check_store(run.url))
     if recipe is not None:
         from .doctor_needs import batch_bytes, checkpoint_bytes
 
         batch = batch_bytes(recipe, processes)
         checks.append(check_shared_memory(batch, workers, efficiency.prefetch, processes))
-        checks.append(check_space(run, checkpoint_bytes(recipe, len(images)), recipe.run.keep))
+        checks.append(check_space(run.folder, checkpoint_bytes(recipe, len(images)), recipe.run.keep))
         checks += _step(recipe, processes, gpus, checks)
     side = recipe.views.global_size if recipe else None
     return checks + check_files(images, reporter, bearable=BROKEN_SHARE, side=side, everything=everything)

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ from excb.collectives import gather_rows, mean_over_ranks, processes, rank
 from excb.errors import UserError
 from excb.images import Images
 from excb.method import Step
+from excb.results import write_text
 
+from .board import Board
 from .data import Batch
 
 METRICS = "metrics.jsonl"
@@ -36,14 +41,20 @@ class EpochStatistics:
         self._winners = torch.zeros(globals_, slots, dtype=torch.int32, device=device)
         self._used = torch.zeros(slots, dtype=torch.int64)
         self._filled = self._steps = 0
+        self._before = self._sums.clone(), 0, 0  # the newest step
 
     def add(self, output: Step, batch: Batch) -> None:
         """Count one step."""
+        self._before = self._sums.clone(), self._filled, self._steps
         stop = self._filled + len(batch.used)
         self._sums += torch.stack([output.loss.detach(), output.confidence, output.agreement]).double()
         self._winners[:, self._filled : stop] = output.winners
         self._used[self._filled : stop] = batch.used
         self._filled, self._steps = stop, self._steps + 1
+
+    def take_back(self) -> None:
+        """Forget the newest step."""
+        self._sums, self._filled, self._steps = self._before
 
     def summary(self, state: dict[str, Any] | None = None) -> dict[str, float]:
         """The epoch so far: means of loss, confidence (Eq. 11) and agreement (Eq. 12), clusters, purity with labels.
@@ -74,6 +85,11 @@ class EpochStatistics:
     def counts(self, state: dict[str, Any]) -> torch.Tensor:
         """Assignments to every cluster in a `state`, all processes together: [K] int64 on the CPU."""
         return torch.bincount(state["winners"].flatten(), minlength=self._clusters)
+
+    @property
+    def complete(self) -> bool:
+        """Whether a whole epoch is counted, and waits to be summed up."""
+        return self._filled == len(self._used)
 
     def reset(self) -> None:
         """Start the next epoch."""
@@ -115,26 +131,28 @@ class Journal:
         wandb: arguments of `wandb.init`, or None.
 
     Raises:
-        UserError: Weights & Biases is wanted but not installed.
+        UserError: Weights & Biases is wanted but not installed, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path | None, *, step: int, wandb: dict[str, Any] | None = None) -> None:
-        self._file, self._board, self._wandb = folder and folder / METRICS, None, None
-        if folder is None or self._file is None:
+        self._file: Path | None = None
+        self._board: Board | None = None
+        self._wandb: Any = None
+        if folder is None:
             return
         if wandb is not None:
             try:
                 import wandb as weights_and_biases
             except ImportError:
-                raise UserError("monitor.wandb needs Weights & Biases: run `pip install wandb`") from None
+                raise UserError("monitor.wandb needs Weights & Biases: run `pip install wandb`", alone=True) from None
             # One run folder is one run there, however often it is started.
             name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
             self._wandb = weights_and_biases.init(id=name, resume="allow", dir=str(folder), **wandb)
-        from torch.utils.tensorboard import SummaryWriter
-
+        self._file = folder / METRICS
         kept = [line for line in read_metrics(folder) if line["step"] <= step] if step else []
-        self._file.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        with _telling(self._file):
+            write_text("".join(json.dumps(line) + "\n" for line in kept), self._file)  # whole, whenever it is killed
+            self._board = Board(folder / "tensorboard", step=step)
 
     def __enter__(self) -> "Journal":
         return self
@@ -143,27 +161,57 @@ class Journal:
         self.close()
 
     def write(self, kind: str, step: int, figures: dict[str, Any]) -> None:
-        """Write one line: kind `step`, `epoch` or `alarm`, the number of steps done, and the figures."""
-        if self._file is None:
+        """Write one line: kind `step`, `epoch` or `alarm`, the number of steps done, and the figures.
+
+        Raises:
+            UserError: the disk is full or the folder cannot be written.
+        """
+        if self._file is None or self._board is None:
             return
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"kind": kind, "step": step} | figures) + "\n")
         numbers = {f"{kind}/{name}": value for name, value in figures.items() if not isinstance(value, str)}
-        if self._board is not None and kind != "alarm":
-            for name, value in numbers.items():
-                self._board.add_scalar(name, value, step)
+        with _telling(self._file):
+            with self._file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"kind": kind, "step": step} | figures) + "\n")
+            if kind != "alarm":
+                self._board.add(numbers, step)
         if self._wandb is not None:
             if kind == "alarm":
                 self._wandb.alert(title=figures["name"], text=figures["message"])
             else:
                 self._wandb.log(numbers, step=step)
 
+    def settle(self) -> None:
+        """Have the disk hold all lines: a checkpoint written next never knows of more steps than they tell.
+
+        Raises:
+            UserError: the disk is full or the folder cannot be written.
+        """
+        if self._file is not None:
+            with _telling(self._file), self._file.open("rb") as stream:
+                os.fsync(stream.fileno())
+
     def close(self) -> None:
-        """Flush what is written to."""
+        """End what is written to."""
         if self._board is not None:
             self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+@contextmanager
+def _telling(file: Path) -> Iterator[None]:
+    """Turn a failure to write into one line; process 0 alone knows of it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {file} ({error}): make room, or let it be written; the same command then goes on from the "
+            "newest checkpoint",
+            alone=True,
+        ) from None
+    except UserError as error:
+        error.alone = True
+        raise
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -3,14 +3,15 @@
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from excb.arriving import ReadingError, arriving
 from excb.backbones import uncompiled
 from excb.collectives import from_first, gather_rows, mean_over_ranks, processes, rank, share, together
 from excb.console import Progressor, Reporter, duration
@@ -27,13 +28,15 @@ from .data import Batch, BrokenFiles, loader
 from .health import Alarm, Health, Memory, coincident
 from .initialise import build_model, start_from, state_tensors
 from .journal import EpochStatistics, Journal
-from .monitor import Monitor
+from .mirror import Place
+from .monitor import Monitor, StoppedError
 from .optim import Schedules, build_optimizer
 from .profiling import StepProfile
 from .recipes import Recipe
-from .run_state import CURVES, RunFolder, describe
+from .run_state import CURVES, RunFolder, arithmetic, describe, rounded_otherwise
 from .step import NotFiniteError, Trainer, prepare
 
+T = TypeVar("T")
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training
 
 
@@ -53,7 +56,7 @@ class Progress:
 def train(
     recipe: Recipe,
     images: CodedImages,
-    out: Path,
+    out: Path | Place,
     reporter: Reporter,
     *,
     device: torch.device | None = None,
@@ -65,7 +68,7 @@ def train(
     Args:
         recipe: the run's recipe.
         images: the training images, the same in all processes.
-        out: the run folder; process 0 alone uses it.
+        out: the run folder, perhaps kept at a URL; process 0 alone uses it.
         reporter: where to talk.
         device: where this process trains; by default the recipe's.
         table: print the last epoch's figures at the end.
@@ -80,10 +83,11 @@ def train(
     together(lambda: _check(recipe, images))
     device = device or choose_device(recipe.efficiency.device)
     folder: RunFolder | None = None
+    place = Place(out) if isinstance(out, Path) else out
 
     def lock() -> None:
         nonlocal folder
-        folder = RunFolder(out)
+        folder = RunFolder(place, reporter.warn)
 
     from_first(lock)
     try:
@@ -157,6 +161,7 @@ class Run:
         )
         self.broken = BrokenFiles()
         self.progress = Progress()
+        self.arithmetic = arithmetic(device)
         if resumed is not None:
             self._restore(resumed)
         assignments = schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
@@ -172,27 +177,45 @@ class Run:
     def go(self) -> int:
         """Train from where the run is to its end."""
         schedules, progress = self.trainer.schedules, self.progress
-        if progress.step >= schedules.steps:
+        if progress.step >= schedules.steps and not self.statistics.complete:
             self.reporter.note(f"the run is finished: {schedules.steps} steps")
             self._finish()
+            self._leave()
             return 0
         if progress.step:
             epoch = progress.step / schedules.steps_per_epoch
             self.reporter.note(f"going on from step {progress.step} (epoch {epoch:.2f})")
-        with (
-            StopRequest() as stop,
-            Journal(self.folder.path if self.folder else None, step=progress.step, wandb=self._wandb()) as self.journal,
-        ):
-            kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not progress.step
-            asked = kmeans and self._start_centroids(stop)
-            if not asked:
-                with self.reporter.progress(self.recipe.name, schedules.steps, done=progress.step) as bar:
-                    asked = self._train(stop, bar)
-        if asked and stop.received is not None:
-            self.reporter.note(f"stopped by {stop.received.name} after step {progress.step}: the same command goes on")
-            return stop.exit_code
-        self._finish()
-        return 0
+        with StopRequest() as stop:
+            asked = self._go(stop)
+            if asked and stop.received is not None:
+                told = f"stopped by {stop.received.name} after step {progress.step}: the same command goes on"
+                self.reporter.note(told)
+            else:
+                self._finish()
+            self._leave()  # a first signal that comes meanwhile waits for it
+        return stop.exit_code if asked else 0
+
+    def _go(self, stop: StopRequest) -> bool:
+        """Start the centroids where that is due, and train; whether the run was asked to stop."""
+        folder, step = self.folder.path if self.folder else None, self.progress.step
+        with Journal(folder, step=step, wandb=self._wandb()) as self.journal:
+            kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not step
+            if kmeans and self._start_centroids(stop):
+                return True
+            with self.reporter.progress(self.recipe.name, self.trainer.schedules.steps, done=step) as bar:
+                try:
+                    return self._train(stop, bar)
+                except ReadingError as error:
+                    raise self._unread(error) from None
+
+    def _leave(self) -> None:
+        """Wait until the run is where it is kept, all processes together."""
+
+        def finish() -> None:
+            assert self.folder is not None
+            self.folder.finish()
+
+        from_first(finish)
 
     def _wandb(self) -> dict[str, Any] | None:
         """What Weights & Biases is told of the run, if it is wanted."""
@@ -207,18 +230,24 @@ class Run:
     def _train(self, stop: StopRequest, bar: Progressor) -> bool:
         """Step after step, epoch after epoch; whether the run was asked to stop."""
         recipe, schedules, progress = self.recipe, self.trainer.schedules, self.progress
+        if self._late_end(stop):
+            return True
         batches = moved_ahead(self._batches(progress.step, schedules.steps), self.trainer.device)
         drawn = clock = time.monotonic()
         for batch in batches:
             output, norm = self._step(batch)
             now = time.monotonic()
             progress.seconds, clock = progress.seconds + now - clock, now
-            if progress.step % recipe.run.log_steps == 0:
-                self._log_step(float(mean_over_ranks(output.loss)), norm, bar)
             asked = stop.agreed()
+            logs = progress.step % recipe.run.log_steps == 0
             due = asked or (recipe.run.save_steps is not None and progress.step % recipe.run.save_steps == 0)
-            if progress.step % schedules.steps_per_epoch == 0:
-                due |= self._end_epoch()
+            if logs or self.statistics.complete:
+                self._settle()
+            if logs:
+                self._log_step(float(mean_over_ranks(output.loss)), float(norm), bar)
+            if self.statistics.complete and not asked:
+                measured, asked = self._end_epoch(stop)
+                due |= measured or asked
             if due:
                 self._save()
             if now - drawn > CURVES_SECONDS and progress.step % schedules.steps_per_epoch == 0:
@@ -234,7 +263,7 @@ class Run:
     def _batches(self, start: int, stop: int) -> Iterable[Batch]:
         """This process's part of the batches from one step to another."""
         recipe, efficiency = self.recipe, self.recipe.efficiency
-        return loader(
+        batches = loader(
             self.images,
             recipe.views,
             seed=recipe.run.seed,
@@ -248,23 +277,35 @@ class Run:
             scaled_decoding=efficiency.scaled_decoding,
             decoder=efficiency.decoder,
         )
+        return arriving(batches)
 
-    def _step(self, batch: Batch) -> tuple[Step, float]:
+    def _step(self, batch: Batch) -> tuple[Step, torch.Tensor]:
         """One step and what is counted of it."""
         for file in self.broken.count(batch):
             self.reporter.warn(f"{file.path} cannot be read ({file.reason}); {file.replacement} takes its place")
         if self.profile is not None:
             self.profile.data_came()
-        try:
-            output, norm = self.trainer.step(batch, self.progress.step)
-        except NotFiniteError as error:
-            raise self._diverged(str(error)) from None
+        output, norm = self._unless_diverged(lambda: self.trainer.step(batch, self.progress.step))
         if self.profile is not None and (told := self.profile.step_done()):
             self.reporter.note(told)
         self.statistics.add(output, batch)
         self.progress.step += 1
         self.progress.images += self.recipe.optim.batch
         return output, norm
+
+    def _settle(self) -> None:
+        """Wait for the newest step, and stop the run if it was refused."""
+        self._unless_diverged(self.trainer.settle)
+
+    def _unless_diverged(self, work: Callable[[], T]) -> T:
+        """Do it; if the newest step that was counted turns out to be refused, take it back and stop the run."""
+        try:
+            return work()
+        except NotFiniteError as error:
+            self.statistics.take_back()
+            self.progress.images -= self.recipe.optim.batch * (self.progress.step - error.step)
+            self.progress.step = error.step
+            raise self._diverged(str(error)) from None
 
     def _log_step(self, loss: float, norm: float, bar: Progressor) -> None:
         """Write a step's line and show it."""
@@ -317,19 +358,38 @@ class Run:
                 "alarm", self.progress.step, {"epoch": epoch, "name": alarm.name, "message": alarm.message}
             )
 
-    def _end_epoch(self) -> bool:
-        """Sum up the epoch and measure if it is time; whether a checkpoint is due."""
+    def _late_end(self, stop: StopRequest) -> bool:
+        """Sum up an epoch at whose end the run was stopped: that is saved without waiting for figures.
+
+        Returns:
+            Whether the run was asked to stop again.
+        """
+        if not self.statistics.complete:
+            return False
+        due, asked = self._end_epoch(stop)
+        if due:
+            self._save()
+        return asked
+
+    def _end_epoch(self, stop: StopRequest) -> tuple[bool, bool]:
+        """Sum up the epoch and measure if it is time.
+
+        Returns:
+            Whether a checkpoint is due, and whether the run was asked to stop meanwhile; then nothing has changed.
+        """
         progress, recipe = self.progress, self.recipe
         epoch = progress.step // self.trainer.schedules.steps_per_epoch
         state = self.statistics.state()
         figures: dict[str, Any] = {"epoch": epoch} | self.statistics.summary(state)
-        progress.counts = self.statistics.counts(state)
-        self.statistics.reset()
         figures["coincident_centroids"] = coincident(self.trainer.model.teacher.centroids.weight)
         last = epoch == recipe.optim.epochs
         if last or epoch % recipe.monitor.every_epochs == 0:
-            with self.reporter.progress(f"measuring epoch {epoch}", self.monitor.passes) as bar:
-                figures |= self.monitor.measure(self.trainer.model.teacher.backbone, bar.advance)
+            try:
+                figures |= self._measure(epoch, stop)
+            except StoppedError:
+                return False, True
+        progress.counts = self.statistics.counts(state)
+        self.statistics.reset()
         alarms = self.health.judge(figures)
         progress.health = asdict(self.health.memory)
         # The newest epoch's figures stay visible although it may not have been measured.
@@ -339,7 +399,23 @@ class Run:
             progress.best = {"step": progress.step} | figures
         self.journal.write("epoch", progress.step, figures)
         self._ring(alarms, epoch)
-        return measured or last or epoch % recipe.run.save_epochs == 0
+        return measured or last or epoch % recipe.run.save_epochs == 0, False
+
+    def _measure(self, epoch: int, stop: StopRequest) -> dict[str, float]:
+        """The monitor's figures.
+
+        Raises:
+            StoppedError: the run was asked to stop.
+        """
+        with self.reporter.progress(f"measuring epoch {epoch}", self.monitor.passes) as bar:
+
+            def advance(images: int) -> None:
+                bar.advance(images)
+                if stop.received is not None:
+                    raise StoppedError
+
+            backbone = self.trainer.model.teacher.backbone
+            return self.monitor.measure(backbone, advance, agreed=stop.agreed)
 
     def _save(self) -> None:
         """Write a checkpoint of everything the run is.
@@ -347,6 +423,7 @@ class Run:
         Raises:
             UserError: weights are NaN or infinite; such a state never replaces a good one.
         """
+        self._settle()
         state = {name: value for name, value in self.trainer.model.state_dict().items() if value.is_floating_point()}
         finite = torch.stack([value.isfinite().all() for value in state.values()])
         if not finite.all():
@@ -356,13 +433,22 @@ class Run:
 
         def write() -> None:
             assert self.folder is not None
+            self.journal.settle()
             best_step = progress.best["step"] if progress.best else None
             self.folder.save(contents, step=progress.step, keep=self.recipe.run.keep, best_step=best_step)
 
         from_first(write)  # all wait: a disk that is full, or a process that ends, must find the others where they are
 
+    def _unread(self, error: ReadingError) -> UserError:
+        """Keep what was trained, where this process can do so alone: others may wait for it in the middle of a step."""
+        kept = ""
+        if processes() == 1:
+            self._save()
+            kept = f"step {self.progress.step} is saved: "
+        return UserError(f"{error}; {kept}the same command goes on", alone=True)
+
     def _contents(self) -> dict[str, Any]:
-        """What a checkpoint holds; nothing in it depends on the number of processes."""
+        """What a checkpoint holds; but for `arithmetic`, nothing in it depends on the number of processes."""
         recipe, progress = self.recipe, self.progress
         statistics = self.statistics.state()
         if self.folder is None:
@@ -384,6 +470,7 @@ class Run:
             "last": progress.last,
             "health": progress.health,
             "counts": progress.counts,
+            "arithmetic": self.arithmetic,
         }
 
     def _restore(self, contents: dict[str, Any]) -> None:
@@ -394,6 +481,8 @@ class Run:
         self.broken = BrokenFiles(**contents["broken"])
         known = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints know fewer
         self.progress = Progress(**{name: contents[name] for name in known})
+        if changed := rounded_otherwise(contents.get("arithmetic", {}), self.arithmetic):
+            self.reporter.note(changed)
 
     def _start_centroids(self, stop: StopRequest) -> bool:
         """k-means of projected training views: those of the first epoch, global views 1 and 2 in turn by batch.
@@ -426,7 +515,10 @@ class Run:
         if self.folder is None:
             return
         title = f"{self.recipe.name}, seed {self.recipe.run.seed}"
-        curves.draw(self.folder.path, clusters=self.recipe.method.clusters, title=title)
+        try:
+            curves.draw(self.folder.path, clusters=self.recipe.method.clusters, title=title)
+        except UserError as error:
+            self.reporter.warn(f"{error}; the run goes on without")
 
     def _finish(self) -> None:
         """Draw, write `report.json`, and sum up."""
@@ -463,4 +555,4 @@ class Run:
         if progress.best is not None:
             said.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
         self.reporter.note("; ".join(said))
-        self.reporter.note(f"run folder {self.folder.path}: {newest}, {CURVES}, metrics.jsonl, report.json")
+        self.reporter.note(f"run folder {self.folder.place}: {newest}, {CURVES}, metrics.jsonl, report.json")

@@ -5,7 +5,8 @@ of an image's nearest neighbours that stay the same when every image is seen thr
 features come to follow content. Their product says which checkpoint to keep where there are no labels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -24,6 +25,10 @@ from .recipes import MonitorSettings, ViewSettings
 from .views import ViewMaker, augment
 
 KNN_TEMPERATURE = 0.07  # DINO's
+
+
+class StoppedError(Exception):
+    """A measurement is to end early, without a result."""
 
 
 class AugmentedInputs(Inputs):
@@ -76,27 +81,42 @@ class Monitor:
         """Images that one measurement reads in this process, for progress."""
         return 2 * len(self._mine)
 
-    def measure(self, backbone: nn.Module, progress: Callable[[int], None] = lambda _done: None) -> dict[str, float]:
+    def measure(
+        self,
+        backbone: nn.Module,
+        progress: Callable[[int], None] = lambda _done: None,
+        *,
+        agreed: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float]:
         """Measure; the backbone's state is untouched.
+
+        Args:
+            backbone: [B, 3, H, W] -> [B, D].
+            progress: told the number of images done after every batch; it may raise StoppedError.
+            agreed: asked by all processes together, whether any of them was stopped.
 
         Returns:
             effective_rank; neighbour_agreement in percent; knn_top1 in percent, leave-one-out, where labels exist; and
             score, the figure to choose a checkpoint by: knn_top1, or else neighbour_agreement x effective_rank / D.
+
+        Raises:
+            StoppedError: `agreed` said so.
         """
-        with uncompiled(backbone):
-            plain, seen = self._features(backbone, progress)
+        mine: list[Features] = []
+        with uncompiled(backbone), suppress(StoppedError):
+            mine += self._features(backbone, progress)
+        if agreed():
+            raise StoppedError
+        plain, seen = map(self._all, mine)
         return from_first(lambda: self._figures(plain, seen))
 
-    def _features(self, backbone: nn.Module, progress: Callable[[int], None]) -> tuple[Features, Features]:
-        """Of the plain images and of the augmented ones."""
-        plain, seen = (
-            self._all(extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress))
-            for inputs in (
-                Inputs(self._images, self._views.preprocessing, chosen=self._mine),
-                AugmentedInputs(self._images, self._views, seed=self._seed, chosen=self._mine),
-            )
-        )
-        return plain, seen
+    def _features(self, backbone: nn.Module, progress: Callable[[int], None]) -> Iterator[Features]:
+        """Of this process's plain images and of the augmented ones."""
+        for inputs in (
+            Inputs(self._images, self._views.preprocessing, chosen=self._mine),
+            AugmentedInputs(self._images, self._views, seed=self._seed, chosen=self._mine),
+        ):
+            yield extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress)
 
     def _all(self, features: Features) -> Features:
         """The features of all processes, in the order of the images."""

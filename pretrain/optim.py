@@ -69,18 +69,32 @@ def build_optimizer(student: nn.Module, settings: OptimSettings, *, fused: bool 
     Args:
         student: on the device where it trains.
         settings: the recipe's optimizer.
-        fused: update all tensors in one kernel on CUDA; otherwise list by list (torch's foreach).
+        fused: update all tensors in one kernel; otherwise list by list (torch's foreach).
     """
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "centroids": []}
     for name, parameter in student.named_parameters():
         kind = "centroids" if name == "centroids.weight" else "no_decay" if parameter.ndim <= 1 else "weights"
         groups[kind].append(parameter)
     parameters = [{"params": members, "name": name} for name, members in groups.items()]
-    fused = fused and all(parameter.is_cuda for parameter in student.parameters())
     if settings.optimizer == "adamw":
         betas = settings.momentum, 0.999
         return AdamW(parameters, lr=0.0, betas=betas, weight_decay=0.0, fused=fused, foreach=not fused)
-    return SGD(parameters, lr=0.0, momentum=settings.momentum, weight_decay=0.0, fused=fused, foreach=not fused)
+    sgd = SGD(parameters, lr=0.0, momentum=settings.momentum, weight_decay=0.0, fused=fused, foreach=not fused)
+    if settings.momentum:
+        # As from a first step, but written: a first step that is left out would leave the fused kernel's unwritten.
+        for parameter in student.parameters():
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd
+
+
+def step_if(optimizer: Optimizer, taken: Tensor) -> None:
+    """Let the optimizer take its step where `taken` [] is true; only one that is not fused must wait to learn it."""
+    if optimizer.defaults["fused"]:
+        # How torch's GradScaler tells a fused optimizer to leave a step out.
+        optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]
+        optimizer.step()
+    elif taken:
+        optimizer.step()
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -15,13 +15,14 @@ from torch.utils.data import DataLoader
 from excb import hub
 from excb.console import Reporter, duration
 from excb.features import Inputs, extract
-from excb.images import ImageSet, scan_folder
+from excb.images import Images, ImageSet, scan_folder
 from excb.knn import accuracy, nearest, vote
 from excb.photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
 from excb.preprocessing import Preprocessing
 
 from .initialise import build_model
 from .loop import train
+from .mirror import Place
 from .recipes import Recipe
 from .run_state import CURVES, REPORT, RunFolder
 
@@ -44,7 +45,7 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
         The exit code.
     """
     start = time.monotonic()
-    folder = RunFolder(out)  # only to fail early: training locks it again
+    folder = RunFolder(Place(out), reporter.warn)  # only to fail early: training locks it again
     folder.close()
     data = out / "data"
     with reporter.progress("patches of photographs", len(PHOTOGRAPHS) * (TRAIN + TEST)) as bar:
@@ -100,7 +101,7 @@ def knn(network: nn.Module, transform: Callable[[Image.Image], Tensor], bank: Im
 
 
 @torch.no_grad()
-def settle_statistics(network: nn.Module, images: ImageSet, preprocessing: Preprocessing) -> None:
+def settle_statistics(network: nn.Module, images: Images, preprocessing: Preprocessing) -> None:
     """Give an untrained network's BatchNorms the statistics of the images: without them it would be judged too low."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -194,7 +194,7 @@ class EfficiencySettings:
     )
     channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
     fused: bool = option(
-        True, "one kernel for the optimizer's update of all tensors, where the device has one (CUDA)", source="ours"
+        True, "one kernel for the optimizer's update of all tensors; without, steps wait for the norm", source="ours"
     )
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
     prefetch: int = option(2, "batches that each of these processes reads ahead", source="ours")

@@ -3,14 +3,20 @@
 import fcntl
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from excb import __version__, checkpoint, json_text
+from excb.collectives import processes
 from excb.errors import UserError
 from excb.images import Images
 from excb.results import write_text
 
+from .mirror import Mirror, Place
 from .recipes import Recipe
 
 RECIPE, REPORT, CURVES, DIVERGED = "recipe.json", "report.json", "curves.png", "diverged"
@@ -22,14 +28,16 @@ class RunFolder:
     """The folder of one run.
 
     Args:
-        path: the folder; it is made.
+        place: the folder, which is made; with a URL, what is written goes there as well.
+        warn: told of what could not be sent to the URL.
 
     Raises:
         UserError: it cannot be written, or another process is training in it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, place: Place, warn: Callable[[str], None]) -> None:
+        self.place, self.path = place, place.folder
+        path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("a+")
@@ -37,78 +45,154 @@ class RunFolder:
             raise UserError(f"cannot write the run folder {path}: {error}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it however the process ends
-        except OSError:
+        except BlockingIOError:
             self._lock.close()
             raise UserError(f"another process is training in {path}: wait for it, or choose another --out") from None
+        except OSError as error:
+            self._lock.close()
+            raise UserError(f"cannot lock the run folder {path} ({error}): choose an --out on another disk") from None
+        try:
+            self._mirror = Mirror(place.url, path, warn) if place.url else None
+        except UserError:
+            self._lock.close()
+            raise
+
+    def finish(self) -> None:
+        """Wait until all that was written is at the URL, if there is one.
+
+        Raises:
+            UserError: something could not be sent.
+        """
+        if self._mirror is not None:
+            self._mirror.finish()
 
     def close(self) -> None:
         """Let other processes train here."""
+        if self._mirror is not None:
+            self._mirror.close()
         self._lock.close()
 
     def begin(self, recipe: Recipe, images: Images) -> None:
-        """Write `recipe.json`, or hold the one that is there against recipe and images.
+        """Write `recipe.json`, or hold the one that is there against recipe and images; fetch what is at the URL only.
 
         Raises:
-            UserError: the folder belongs to a run with another recipe or other images.
+            UserError: the folder belongs to a run with another recipe or other images; or the URL cannot be used.
         """
-        data = describe(images)
-        file = self.path / RECIPE
+        data, file = describe(images), self.path / RECIPE
+        there = self._mirror.text(RECIPE) if self._mirror is not None else None
+        if there is not None:
+            _refuse_others(there, recipe, data, str(self.place))
         if file.is_file():
-            try:
-                old = json_text.parse(file.read_text(encoding="utf-8"))
-                changed = differences(old["recipe"], recipe.to_dict())
-                old_data = old["data"]
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise UserError(f"{file} is damaged: move the folder away, or choose another --out") from None
-            if changed:
-                raise UserError(
-                    f"{self.path} holds a run with other settings ({'; '.join(changed)}): repeat them to go on, "
-                    "or choose another --out"
-                )
-            if old_data["fingerprint"] != data["fingerprint"]:
-                raise UserError(
-                    f"{self.path} holds a run on other images ({old_data['images']} from {old_data['root']}, now "
-                    f"{data['images']}): choose another --out, with init={self.path} to start from its weights"
-                )
+            _refuse_others(file.read_text(encoding="utf-8"), recipe, data, os.fspath(self.path))
+        if self._mirror is not None:
+            self._mirror.receive()
         write_text(
             json.dumps({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, indent=2) + "\n", file
         )
+        if self._mirror is not None:
+            self._mirror.claim(RECIPE)
 
     def save(self, contents: dict[str, Any], *, step: int, keep: int, best_step: int | None) -> Path:
-        """Write a checkpoint and remove those that are neither among the newest `keep` nor the best one."""
+        """Write a checkpoint and remove those that are neither among the newest `keep` nor the best one.
+
+        Raises:
+            UserError: it cannot be written, or another process has taken over the run at the URL.
+        """
         file = self.path / checkpoint.FOLDER / f"step-{step}.pt"
         checkpoint.write(contents, file)
-        for old in checkpoint.in_run(self.path)[keep:]:
-            if checkpoint.step_of(old) != best_step:
-                old.unlink()
+        with _changing(file.parent):
+            for old in checkpoint.in_run(self.path)[keep:]:
+                if checkpoint.step_of(old) != best_step:
+                    old.unlink()
+        if self._mirror is not None:
+            self._mirror.changed()
         return file
 
     def save_diverged(self, contents: dict[str, Any], *, step: int) -> Path:
         """Write the state of a run that cannot go on; it is for people to look at, no run goes on from it by itself."""
         file = self.path / DIVERGED / f"step-{step}.pt"
         checkpoint.write(contents, file)
+        if self._mirror is not None:
+            self._mirror.settle()
         return file
 
     def resume(self, warn: Any) -> dict[str, Any] | None:
         """The newest intact checkpoint's contents, or None in a new run; half-written and damaged files are removed.
 
         Raises:
-            UserError: there are checkpoints, but none is intact.
+            UserError: there are checkpoints, but none is intact, or the folder cannot be written.
         """
-        for leftover in (self.path / checkpoint.FOLDER).glob(".*.tmp"):
-            leftover.unlink()
+        folder = self.path / checkpoint.FOLDER
+        with _changing(folder):
+            for leftover in folder.glob(".*.tmp"):
+                leftover.unlink()
         found = checkpoint.read_newest(self.path, warn)
         if found is None:
             return None
         file, contents = found
-        for newer in checkpoint.in_run(self.path):
-            if checkpoint.step_of(newer) > checkpoint.step_of(file):
-                newer.replace(newer.with_suffix(".damaged"))
+        with _changing(folder):
+            for newer in checkpoint.in_run(self.path):
+                if checkpoint.step_of(newer) > checkpoint.step_of(file):
+                    newer.replace(newer.with_suffix(".damaged"))
         return contents
 
     def report(self, figures: dict[str, Any]) -> None:
         """Write `report.json`."""
         write_text(json.dumps(figures, indent=2) + "\n", self.path / REPORT)
+
+
+def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) -> None:
+    """Hold what a run remembers against recipe and images.
+
+    Raises:
+        UserError: it is another run, or the text is none of ours.
+    """
+    try:
+        old = json_text.parse(text)
+        changed = differences(old["recipe"], recipe.to_dict())
+        old_data = old["data"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{place}/{RECIPE} is damaged: move the folder away, or choose another --out") from None
+    if changed:
+        raise UserError(
+            f"{place} holds a run with other settings ({'; '.join(changed)}): repeat them to go on, or choose another "
+            "--out"
+        )
+    if old_data["fingerprint"] != data["fingerprint"]:
+        raise UserError(
+            f"{place} holds a run on other images ({old_data['images']} from {old_data['root']}, now "
+            f"{data['images']}): bring those back, or choose another --out (init={place} takes its weights)"
+        )
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot change {folder} ({error}): let it be written, then start again") from None
+
+
+def arithmetic(device: torch.device) -> dict[str, Any]:
+    """What the last bits of a run depend on, besides its recipe and images."""
+    gpu = device.type == "cuda"
+    return {
+        "processes": processes(),
+        "device": torch.cuda.get_device_name(device) if gpu else device.type,
+        "threads": None if gpu else torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+
+
+def rounded_otherwise(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What to say where a run goes on with another `arithmetic`, or an empty string; what is not known is not told."""
+    changed = [f"{name} {old[name]}, now {value}" for name, value in new.items() if old.get(name, value) != value]
+    if not changed:
+        return ""
+    return (
+        f"until here {'; '.join(changed)}: the order of images stays, but sums are rounded otherwise, so that the run "
+        "is no longer equal to the last bit to one that went through"
+    )
 
 
 def describe(images: Images) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from excb.method import ExCB, Step
 from excb.parallel import average_gradients, synchronise_batchnorm
 
 from .data import Batch
-from .optim import Schedules, clip_each, gradient_norms, restore_optimizer, set_schedules
+from .optim import Schedules, clip_each, gradient_norms, restore_optimizer, set_schedules, step_if
 from .recipes import Recipe
 from .views import augment
 
@@ -24,7 +24,72 @@ SMALLEST_SCALE = 2.0**-10  # of fp16's loss: below it, gradients overflow whatev
 
 
 class NotFiniteError(Exception):
-    """A loss or a gradient is NaN or infinite; the message says which. Weights are as before the step."""
+    """A loss or a gradient is NaN or infinite; the message says which. Everything is as before that step.
+
+    Args:
+        cause: what is not finite.
+        step: the number of the step that was refused, and after which none was taken.
+    """
+
+    def __init__(self, cause: str, step: int) -> None:
+        super().__init__(cause)
+        self.step = step
+
+
+class Verdict:
+    """Whether a step was taken: known on the device at once, here once the device has come so far.
+
+    Args:
+        step: its number.
+        going: [] bool, whether it and all before it may stay.
+        loss: [].
+        norms: [] of every gradient.
+    """
+
+    def __init__(self, step: int, going: Tensor, loss: Tensor, norms: dict[str, Tensor]) -> None:
+        self.step, self._loss, self._norms = step, loss, norms
+        self._going, self._arrived = going, None
+        if going.is_cuda:
+            self._going = torch.empty(going.shape, dtype=going.dtype, pin_memory=True).copy_(going, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> None:
+        """Wait for the step; raise NotFiniteError, in all processes alike, if it was refused."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        if self._going.numpy():
+            return
+        mean = float(mean_over_ranks(self._loss.clone()))
+        wrong = [name for name, value in self._norms.items() if not math.isfinite(value)] or ["all weights together"]
+        rest = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise NotFiniteError(f"the loss is {mean:.4g}, the gradient of {wrong[0]}{rest} is not finite", self.step)
+
+
+class Before:
+    """Copies of a model's buffers, for a step that turns out to be refused: BatchNorm's move in the forward pass.
+
+    Args:
+        buffers: at least one.
+    """
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        self._kinds = [[one for one in buffers if one.dtype is dtype] for dtype in {one.dtype for one in buffers}]
+        self._kept: list[Tensor] = []
+
+    def keep(self) -> None:
+        """Copy what is there now."""
+        self._kept = [_flat(kind) for kind in self._kinds]
+
+    def restore_unless(self, going: Tensor) -> None:
+        """Take the copies back where `going` [] is false; nothing waits to learn whether it is."""
+        for kind, kept in zip(self._kinds, self._kept, strict=True):
+            chosen = torch.where(going, _flat(kind), kept).split([one.numel() for one in kind])
+            torch._foreach_copy_(kind, [new.view_as(old) for new, old in zip(chosen, kind, strict=True)])
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([one.flatten() for one in tensors])
 
 
 def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
@@ -68,9 +133,9 @@ class Trainer:
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
         self._autocast = AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        # BatchNorm's statistics move in the forward pass already: copies, for a step that must not be taken.
-        self._buffers = list(model.buffers())
-        self._before = [buffer.clone() for buffer in self._buffers]
+        self._before = Before(list(model.buffers()))
+        self._going = torch.ones((), dtype=torch.bool, device=device)  # no step was refused so far
+        self._verdict: Verdict | None = None  # of the newest step
 
     def views(self, crops: Tensor | None, parameters: Tensor | None) -> Tensor | None:
         """Augment crops [V, B, S, S, 3] into views [V, B, 3, S, S] on the device."""
@@ -80,20 +145,23 @@ class Trainer:
         rows = augment(moved, parameters.flatten(0, 1), self.recipe.views).to(self._dtype)
         return rows.view(*crops.shape[:2], *rows.shape[1:])
 
-    def step(self, batch: Batch, step: int) -> tuple[Step, float]:
+    def step(self, batch: Batch, step: int) -> tuple[Step, Tensor]:
         """Train on one batch: loss, gradient, optimizer, sizes and teacher.
+
+        A step whose gradient is not finite is refused where it is computed: it and all after it change nothing. This
+        is told one step later, so that a GPU always has work while this process waits for it; `settle` tells it now.
 
         Args:
             batch: this process's views.
             step: the step's number, from 0; with the recipe's seed it names every random choice outside the views.
 
         Returns:
-            What the method returned for this process's images, and the norm of the whole batch's gradient.
+            What the method returned for this process's images, and the norm [] of the whole batch's gradient.
 
         Raises:
-            NotFiniteError: in all processes alike, before anything has moved.
+            NotFiniteError: the step before was refused; in all processes alike.
         """
-        torch._foreach_copy_(self._before, self._buffers)
+        self._before.keep()
         set_schedules(self.optimizer, self.schedules, step)
         self.optimizer.zero_grad(set_to_none=True)
         parts = batch.split(self.recipe.efficiency.accumulate)
@@ -107,18 +175,28 @@ class Trainer:
         output = join(outputs)
         self.scaler.unscale_(self.optimizer)
         norms = gradient_norms(self.model.student)
-        # The only place where a GPU is waited for: the step must be refused before anything moves.
-        norm = float(torch.linalg.vector_norm(torch.stack(list(norms.values()))))
-        self._check(output.loss, norms, norm)
+        norm = torch.linalg.vector_norm(torch.stack(list(norms.values())))
+        finite = norm.isfinite()
+        self._going = self._going & (finite | self._overflowed(output.loss))
         if self.recipe.optim.clip is not None:
             clip_each(self.model.student, norms, self.recipe.optim.clip)
         if self.schedules.centroids_frozen(step):
             self.model.student.centroids.weight.grad = None  # no gradient: no decay and no momentum either
-        if math.isfinite(norm):  # else fp16 overflowed, and SGD's fused kernel would start from momenta never written
-            self.scaler.step(self.optimizer)
+        step_if(self.optimizer, finite & self._going)
         self.scaler.update()
-        self.model.update(output.counted, self.schedules.teacher_momentum(step), output.balance)
+        momentum = 1 - self._going.double() * (1 - self.schedules.teacher_momentum(step))  # 1: the teacher stays
+        self.model.update(output.counted, momentum, output.balance)
+        self._before.restore_unless(self._going)
+        before, self._verdict = self._verdict, Verdict(step, self._going, output.loss, norms)
+        if before is not None:
+            before.read()
         return output, norm
+
+    def settle(self) -> None:
+        """Wait for the newest step; raise NotFiniteError, in all processes alike, if it was refused."""
+        if self._verdict is not None:
+            self._verdict.read()
+            self._verdict = None
 
     def _forward(self, part: Batch, step: int) -> Step:
         """The loss of a micro-batch."""
@@ -137,17 +215,12 @@ class Trainer:
             )
         return output
 
-    def _check(self, loss: Tensor, norms: dict[str, Tensor], norm: float) -> None:
-        """Raise NotFiniteError unless the step may be taken. Gradients are those of all processes, so all agree."""
-        if math.isfinite(norm):
-            return
-        mean = float(mean_over_ranks(loss.detach().clone()))
-        if self.scaler.is_enabled() and math.isfinite(mean) and self.scaler.get_scale() > SMALLEST_SCALE:
-            return  # fp16 overflowed: the scaler leaves the step out and lowers its scale
-        torch._foreach_copy_(self._buffers, self._before)
-        wrong = [name for name, value in norms.items() if not math.isfinite(value)] or ["all weights together"]
-        rest = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise NotFiniteError(f"the loss is {mean:.4g}, the gradient of {wrong[0]}{rest} is not finite")
+    def _overflowed(self, loss: Tensor) -> Tensor:
+        """Whether [] a gradient that is not finite is fp16's: the scaler leaves the step out and lowers its scale."""
+        if not self.scaler.is_enabled():
+            return torch.zeros_like(self._going)
+        scale = self.scaler.scale(torch.ones_like(loss))
+        return mean_over_ranks(loss.clone()).isfinite() & (scale > SMALLEST_SCALE)
 
     def state(self) -> dict[str, Any]:
         """What `restore` goes on from, besides the model."""

@@ -14,7 +14,8 @@ from excb.results import write_text
 from . import overrides, study_figures
 from .recipes import Recipe
 from .studies import BASE, Cell, Study
-from .study_cell import UNTRAINED, Job, Sets, find_sets, run_cell
+from .study_cell import UNTRAINED, Job, run_cell
+from .study_sets import Sets, find_sets
 from .study_table import Row, Table
 
 # The base recipe at its own sizes on one x86 core, measuring included: a guess until a cell has been timed.
@@ -111,7 +112,7 @@ class Grid:
 
 def study(
     chosen: Study,
-    data: Path,
+    data: str,
     out: Path,
     reporter: Reporter,
     *,
@@ -125,7 +126,7 @@ def study(
 
     Args:
         chosen: the study.
-        data: the folder of images; see `study_cell.find_sets`.
+        data: the images; see `study_sets.find_sets`.
         out: the folder of all studies.
         reporter: where to talk.
         seeds: number of seeds.
@@ -141,7 +142,7 @@ def study(
         UserError: the study cannot be run as it was asked for.
     """
     selected = chosen.select(cells)
-    sets = find_sets(data)
+    sets = find_sets(data, reporter.note)
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs many, a few hundred at the least")
     grid = Grid(chosen, sets, out / chosen.name, values)
@@ -171,7 +172,7 @@ def study(
     )
     if failed:
         reporter.warn(
-            f"{len(failed)} of {len(left)} cells failed ({', '.join(failed)}): the same command tries them again"
+            f"{len(failed)} of {len(left)} cells have no result ({', '.join(failed)}): the same command tries again"
         )
     return USER_ERROR if failed else 0
 

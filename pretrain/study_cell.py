@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from excb import checkpoint, hub, json_text
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import Features, Inputs, extract
-from excb.images import ImageSet, scan_folder
+from excb.images import Images
 from excb.knn import accuracy, nearest, vote
 from excb.machine import choose_device, worker_count
 from excb.results import environment, write_text
+from excb.subset import Subset
 from excb.trained_heads import NetworkHeads
 
 from .initialise import build_model
@@ -26,69 +27,15 @@ from .loop import train
 from .monitor import KNN_TEMPERATURE, Monitor
 from .quickstart import settle_statistics
 from .recipes import Recipe
-from .run_state import FREE, RECIPE, REPORT, describe, differences
+from .run_state import FREE, RECIPE, REPORT, differences
+from .study_sets import Sets
 
 SCHEMA, FILE, UNTRAINED = 1, "cell.json", "untrained"
 K = 20  # neighbours of the k-NN figure
-HELD_OUT = ("test", "val")  # folders beside `train` that k-NN is asked about, the first that is there
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the relative cluster sizes
 SETTLED_ON = 10_000  # images that give an untrained network's BatchNorms their statistics, at most
 MEASURING = ("monitor.images", "monitor.k")  # besides what moves the weights, these move figures
 ROWS = 4096  # features whose similarities with all centroids are held at once
-
-
-@dataclass(frozen=True)
-class Sets:
-    """The images of a study: those that are trained on, and labelled ones that are held out, where there are any."""
-
-    train: ImageSet
-    held_out: ImageSet | None
-
-    @property
-    def judged_on(self) -> str:
-        """What the k-NN figure is a figure of."""
-        if self.train.labels is None:
-            return "no labels"
-        return (
-            f"{len(self.held_out):,} held-out images" if self.held_out is not None else "training images, each left out"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """What a cell remembers of its images."""
-        held_out = describe(self.held_out) if self.held_out is not None else None
-        return {"train": describe(self.train), "held_out": held_out, "judged_on": self.judged_on}
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal images and labels."""
-        held_out = self.held_out.fingerprint if self.held_out is not None else ""
-        return hashlib.sha256(f"{self.train.fingerprint} {held_out}".encode()).hexdigest()
-
-
-def find_sets(data: Path) -> Sets:
-    """The images below `data/train`, or `data`; those of `data/test` or else `data/val` are held out where labelled.
-
-    Held-out images of classes that the training images lack are left out: no neighbour could vote for them.
-
-    Raises:
-        UserError: there is no image.
-    """
-    if not (data / "train").is_dir():
-        return Sets(scan_folder(data), None)
-    images = scan_folder(data / "train")
-    folder = next((data / name for name in HELD_OUT if (data / name).is_dir()), None)
-    if folder is None or images.classes is None:
-        return Sets(images, None)
-    held_out = scan_folder(folder)
-    if held_out.classes is None or held_out.labels is None:
-        return Sets(images, None)
-    number = {name: index for index, name in enumerate(images.classes)}
-    named = [(path, held_out.classes[label]) for path, label in zip(held_out.paths, held_out.labels, strict=True)]
-    known = [(path, number[name]) for path, name in named if name in number]
-    if not known:
-        return Sets(images, None)
-    labels = np.array([label for _, label in known], np.int64)
-    return Sets(images, replace(held_out, paths=[path for path, _ in known], labels=labels, classes=images.classes))
 
 
 @dataclass(frozen=True)
@@ -247,7 +194,7 @@ def _judge_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, An
     recipe, images = job.recipe, sets.train
     backbone = build_model(recipe).teacher.backbone.to(device)
     every = -(-len(images) // SETTLED_ON)
-    settle_statistics(backbone, replace(images, paths=images.paths[::every], labels=None), recipe.views.preprocessing)
+    settle_statistics(backbone, Subset(images, np.arange(0, len(images), every)), recipe.views.preprocessing)
     monitor = Monitor(
         images,
         recipe.monitor,
@@ -267,7 +214,7 @@ def _of_features(measured: dict[str, float]) -> dict[str, float]:
     return figures | ({"knn_leave_one_out": measured["knn_top1"]} if "knn_top1" in measured else {})
 
 
-def _features(network: nn.Module, images: ImageSet, recipe: Recipe, device: torch.device) -> Features:
+def _features(network: nn.Module, images: Images, recipe: Recipe, device: torch.device) -> Features:
     inputs, workers = Inputs(images, recipe.views.preprocessing), worker_count(recipe.efficiency.workers)
     return extract(network, inputs, device=device, workers=workers)
 

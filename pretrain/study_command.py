@@ -20,8 +20,9 @@ Compare recipes: a grid of small runs on any folder of images, several seeds, on
   excb-pretrain study balancers --data DIR --dry-run
   excb-pretrain study batch-size --data DIR --seeds 5 --cells excb-32,excb-256 optim.epochs=12
 
-Images are those of DIR/train, or DIR. With labels (a folder a class), k-NN is asked about DIR/test or else DIR/val, or
-about every training image by the others. Cells change the recipe {BASE}; overrides are for all cells."""
+Images are those of DIR/train, or DIR, as files or as tar shards. With labels (a folder a class), k-NN is asked about
+DIR/test or else DIR/val, or about every training image by the others. Cells change the recipe {BASE}; overrides
+are for all cells."""
 
 MOST_SEEDS = 1000  # more is a slip of the finger
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("name", metavar="NAME", nargs="?", default="list", help="the study; none lists all")
     parser.add_argument("values", metavar="section.field=value", nargs="*", help="values for all cells")
-    parser.add_argument("--data", metavar="DIR", help="images, at any depth; labels are used for figures only")
+    parser.add_argument("--data", metavar="DIR", help="images at any depth, or tar shards; labels are for figures only")
     parser.add_argument(
         "--out",
         type=local_path,
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
     return study(
         found,
-        Path(chosen.data),
+        chosen.data,
         chosen.out,
         reporter,
         seeds=chosen.seeds,

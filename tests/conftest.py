@@ -5,6 +5,8 @@ import os
 # Set before anything reads them: no test may reach a hub, and no plot may need a screen.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+if "PYTEST_XDIST_WORKER" in os.environ:  # `-n`: there is a process for every core already
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import importlib.util
 import shutil
@@ -49,6 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for marker in ("slow", "gpu", "detectron2", "browser"):
         marked = [item for item in items if item.get_closest_marker(marker)]
+        if marker != "gpu":
+            for item in marked:
+                item.add_marker(pytest.mark.timeout(0))  # long by nature, or as slow as what they start
         if marked and (reason := _reason_to_skip(marker, config)):
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,6 +1,7 @@
 """The repository's shape as a test: who may import whom, what is packaged, and how light the entry points stay."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+RELIABILITY = ROOT / "docs" / "reliability.md"
 CORE = "excb"
 LEAVES = ("pretrain", "transfer", "zoo")
 FOLDERS = (CORE, *LEAVES, "tests")
@@ -143,6 +145,16 @@ def test_every_file_says_its_purpose_in_its_first_line() -> None:
 def test_no_file_or_folder_has_a_vague_name() -> None:
     paths = (path for folder in FOLDERS for path in ((ROOT / folder), *(ROOT / folder).rglob("*")))
     assert [where(path) for path in paths if path.stem.lower() in VAGUE_NAMES] == []
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    rows = [line for line in RELIABILITY.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    promises = [row for row in rows if not row.startswith(("| what", "| ---"))]
+    offences = [row for row in promises if "::test_" not in row]
+    for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", "\n".join(promises)):
+        names = [node.name for node in ast.walk(parse(ROOT / "tests" / file)) if isinstance(node, ast.FunctionDef)]
+        offences += [f"{file}::{test}"] if test not in names else []
+    assert offences == []
 
 
 def test_importing_excb_is_light() -> None:

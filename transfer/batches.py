@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
+from excb.arriving import arriving
 from excb.collectives import processes, rank
 from excb.errors import UserError
 from excb.images import BrokenImageError, Images
-from excb.machine import leave_signals_to_parent
+from excb.machine import follow_parent
 from excb.preprocessing import Preprocessing
 
 
@@ -127,10 +128,10 @@ class TrainingBatches:
             batch_sampler=_Order(self._chosen, self._batch, self._seed, first, last),
             collate_fn=_collate,
             num_workers=self._workers,
-            worker_init_fn=leave_signals_to_parent,
+            worker_init_fn=follow_parent,
             prefetch_factor=4 if self._workers else None,
         )
-        for number, (views, samples, reasons) in enumerate(loader):
+        for number, (views, samples, reasons) in enumerate(arriving(loader)):
             if reasons:
                 path, reason = reasons[0]
                 raise UserError(f"{path} cannot be read ({reason}): mend or remove it")

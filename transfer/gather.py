@@ -20,11 +20,11 @@ def gather(named: Sequence[Path], out: Path) -> list[Measured]:
     """Read results; one that is there twice counts once.
 
     Args:
-        named: result files, and folders that hold some at any depth; other files of a folder are passed over.
+        named: result files, and folders that hold some at any depth; JSON of other kinds is passed over there.
         out: folder of the page, which links to files near it.
 
     Raises:
-        UserError: something is missing, a folder holds no result, or it is none of this version.
+        UserError: something is missing or damaged, a folder holds no result, or it is none of this version.
     """
     found: dict[str, Measured] = {}
     for file in [*results_of(named), *_files(BUNDLED)]:
@@ -37,7 +37,7 @@ def results_of(named: Sequence[Path]) -> list[Path]:
     """The result files that are named, or that lie in a folder that is.
 
     Raises:
-        UserError: a folder holds none.
+        UserError: a folder holds none, or a file in it that cannot be told from a damaged result.
     """
     found = {path: list(_files(path)) for path in named}
     for path, files in found.items():
@@ -59,8 +59,8 @@ def _files(path: Path) -> Iterator[Path]:
 def _is_result(file: Path) -> bool:
     try:
         found = json_text.parse(file.read_bytes())
-    except (OSError, ValueError):
-        return False
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read as JSON ({error}): mend it, or move it out of the folder") from None
     return isinstance(found, dict) and {"schema", "protocol", "figures"} <= found.keys()
 
 

@@ -109,7 +109,8 @@ def steps(
         only: names of protocols, such as "knn"; empty is all.
 
     Raises:
-        UserError: one of `only` is none, there is no such protocol of linear heads, or a seed is there twice.
+        UserError: one of `only` is none, or none of them applies; there is no such protocol of linear heads; a seed is
+            there twice.
     """
     if linear != "logreg":
         protocols.choose(linear)
@@ -136,7 +137,10 @@ def steps(
         raise UserError(
             f"--only {wrong[0]}: no such protocol{nearest_name(wrong[0], names)}; there are {', '.join(names)}"
         )
-    return [step for step in found if not only or step.name in only]
+    chosen = [step for step in found if not only or step.name in only]
+    if all(step.skipped for step in chosen):
+        raise UserError(f"nothing to evaluate: {chosen[0].name} does not apply ({chosen[0].skipped})")
+    return chosen
 
 
 def _hangs_on(task: Task, network: str) -> dict[str, Any]:
@@ -163,7 +167,7 @@ def _detection_step(
     name = task.backbone.entry.architecture.name
     common = {key: hangs_on[key] for key in ("weights", "network", "version")}
     if name not in DEPTHS:
-        return Step("detection", "Detection", ["detection"], skipped=f"it takes a {', '.join(DEPTHS)}, not a {name}")
+        return Step("detection", "Detection", ["detection"], skipped=f"it takes a {' or '.join(DEPTHS)}, not a {name}")
     if detection is None:
         return Step("detection", "Detection", ["detection"], skipped="name images for it with --coco DIR")
     words, images = detection

@@ -1,4 +1,4 @@
-"""The run folder: can it be written, locked and renamed in, is its clock ours, and is there room for checkpoints."""
+"""The run folder: can it be written, locked and renamed in, is its clock ours, is there room; and where it is kept."""
 
 import contextlib
 import fcntl
@@ -6,7 +6,11 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from pathlib import Path
+
+from excb.errors import UserError
+from excb.object_store import Store, StoreError
 
 from .verdict import Check, plural, size
 
@@ -60,6 +64,24 @@ def _taken(run: Path) -> Check:
     if (run / "recipe.json").is_file():
         return Check("run folder", "ok", f"{run} holds a run, which the same command goes on with")
     return Check("run folder", "ok", f"{run} can be written")
+
+
+def check_store(url: str) -> Check:
+    """Whether a run can be kept at a URL: a file is written there, read and removed."""
+    name, content = f"doctor-{uuid.uuid4().hex}", b"excb"
+    start = time.monotonic()
+    try:
+        store = Store(url)
+        store.write(content, name)
+        back = store.read(name)
+        store.remove(name)
+    except (StoreError, UserError) as error:
+        return Check("object store", "error", str(error), "check the name, and your access to it")
+    if back != content:
+        return Check("object store", "error", f"{url} gives back other bytes than were written", "use another store")
+    return Check(
+        "object store", "ok", f"{url} can be written, read and removed from, in {time.monotonic() - start:.1f} s"
+    )
 
 
 def _clock(behind: float) -> Check:

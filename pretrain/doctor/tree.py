@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from excb.images import ImageSet
+from excb.images import BrokenImageError, CodedImages
+from excb.shards import ShardImages
 
 from .verdict import Check, plural, such_as
 
@@ -16,7 +17,7 @@ SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 BEGINNING = 2**16  # bytes that are read of files with one name and one size
 
 
-def check_tree(images: ImageSet, batch: int | None = None) -> list[Check]:
+def check_tree(images: CodedImages, batch: int | None = None) -> list[Check]:
     """All checks of the tree, without opening an image.
 
     Args:
@@ -26,7 +27,7 @@ def check_tree(images: ImageSet, batch: int | None = None) -> list[Check]:
     return [_images(images, batch), _classes(images), _copies(images)]
 
 
-def _images(images: ImageSet, batch: int | None) -> Check:
+def _images(images: CodedImages, batch: int | None) -> Check:
     kinds = Counter(PurePosixPath(path).suffix.lower() for path in images.paths)
     formats = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
     found = f"{plural(len(images), 'image')} below {images.root}: {formats}"
@@ -39,7 +40,7 @@ def _images(images: ImageSet, batch: int | None) -> Check:
     return Check("images", "ok", found)
 
 
-def _classes(images: ImageSet) -> Check:
+def _classes(images: CodedImages) -> Check:
     if images.classes is None or images.labels is None:
         return Check("classes", "ok", "no labels (not every image lies in a class's folder): k-NN is not measured")
     names = images.classes
@@ -48,7 +49,7 @@ def _classes(images: ImageSet) -> Check:
             "classes",
             "error",
             f"the classes are called {', '.join(names)}: these look like parts of a set",
-            f"name the training part alone: --data {images.root / names[0]}",
+            f"name the training part alone: --data {images.root}/{names[0]}",
             names,
         )
     sizes = np.bincount(images.labels, minlength=len(names))
@@ -65,7 +66,7 @@ def _classes(images: ImageSet) -> Check:
     return Check("classes", "ok", found)
 
 
-def _copies(images: ImageSet) -> Check:
+def _copies(images: CodedImages) -> Check:
     """Files of one name, one size and one beginning in several folders: what copying folders leaves."""
     copies = list(_equal_files(images))
     if not copies:
@@ -81,34 +82,39 @@ def _copies(images: ImageSet) -> Check:
     )
 
 
-def _equal_files(images: ImageSet) -> Iterator[list[str]]:
+def _equal_files(images: CodedImages) -> Iterator[list[str]]:
     """Groups of equal files; only those that share a name are looked at."""
-    named: defaultdict[str, list[str]] = defaultdict(list)
-    for path in images.paths:
-        named[PurePosixPath(path).name].append(path)
-    for paths in named.values():
-        if len(paths) < 2:
+    named: defaultdict[str, list[int]] = defaultdict(list)
+    for index, path in enumerate(images.paths):
+        named[PurePosixPath(path).name].append(index)
+    for indices in named.values():
+        if len(indices) < 2:
             continue
-        equal: defaultdict[tuple[int, bytes], list[str]] = defaultdict(list)
-        sizes = {path: _bytes(images.root / path) for path in paths}
+        sizes = {index: _bytes(images, index) for index in indices}
         shared = Counter(sizes.values())
-        for path, count in sizes.items():
+        equal: defaultdict[tuple[int, bytes], list[str]] = defaultdict(list)
+        for index, count in sizes.items():
             if count and shared[count] > 1:
-                equal[count, _beginning(images.root / path)].append(path)
+                equal[count, _beginning(images, index)].append(images.paths[index])
         yield from (group for group in equal.values() if len(group) > 1)
 
 
-def _bytes(file: Path) -> int:
-    """The file's size; 0 where it is missing, which is for the check of files to tell."""
+def _bytes(images: CodedImages, index: int) -> int:
+    """An image's size; 0 where it is missing, which is for the check of files to tell."""
+    if isinstance(images, ShardImages):
+        return int(images.index.sizes[index])
+    source = images.source(index)
+    assert isinstance(source, str | Path)
     try:
-        return file.stat().st_size
+        return Path(source).stat().st_size
     except OSError:
         return 0
 
 
-def _beginning(file: Path) -> bytes:
+def _beginning(images: CodedImages, index: int) -> bytes:
     try:
-        with file.open("rb") as stream:
+        source = images.source(index)
+        with Path(source).open("rb") if isinstance(source, str | Path) else source as stream:
             return hashlib.sha256(stream.read(BEGINNING)).digest()
-    except OSError:
+    except (OSError, BrokenImageError):
         return b""

@@ -1,6 +1,7 @@
 """The machine: devices by name, counts of workers, and workers that leave signals to their parent."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +30,34 @@ def test_worker_counts() -> None:
 
 def test_workers_ignore_signals_meant_for_the_group() -> None:
     program = (
-        "import os, signal; from excb.machine import leave_signals_to_parent; leave_signals_to_parent(0);"
+        "import os, signal; from excb.machine import follow_parent; follow_parent(0);"
         "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM); print('alive')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, cwd=Path.cwd())
     assert done.stdout == "alive\n"
+
+
+ORPHANS = """
+import os, signal
+from torch.utils.data import DataLoader
+from excb.machine import follow_parent
+
+def start(worker):
+    follow_parent(worker)
+    if worker == 1:
+        parent = os.getppid()
+        os.kill(parent, signal.SIGKILL)
+        while os.getppid() == parent:
+            pass
+
+next(iter(DataLoader(range(8), num_workers=2, worker_init_fn=start)))
+"""
+
+
+def test_workers_whose_parent_is_killed_while_they_start_end_too() -> None:
+    # They hold the pipe that the output is read from: it ends when the last of them has.
+    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
 def test_command_lines_let_waiting_threads_sleep() -> None:

@@ -371,8 +371,20 @@ def test_momentum_of_one_keeps_the_teacher_and_of_zero_copies_the_student(moment
     student = dict(model.student.named_parameters())
     model.update(torch.zeros(2, 3, dtype=torch.int64), momentum)
     for name, value in model.teacher.named_parameters():
-        assert torch.equal(value, before[name] if momentum else student[name])
+        if momentum:
+            assert torch.equal(value, before[name])
+        else:
+            torch.testing.assert_close(value, student[name], rtol=1e-6, atol=1e-7)
         assert not torch.equal(before[name], student[name])
+
+
+def test_a_momentum_that_is_still_computed_is_as_good_as_a_number() -> None:
+    known, computed = build(), build()
+    computed.load_state_dict(known.state_dict())
+    counted = torch.zeros(2, 3, dtype=torch.int64)
+    known.update(counted, 0.99996)
+    computed.update(counted, torch.tensor(0.99996, dtype=torch.float64))
+    assert all(torch.equal(value, known.state_dict()[name]) for name, value in computed.state_dict().items())
 
 
 def test_evaluation_never_counts() -> None:

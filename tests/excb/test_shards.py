@@ -19,7 +19,7 @@ from excb import ranges
 from excb.errors import UserError
 from excb.features import Inputs
 from excb.images import BrokenImageError, scan_folder
-from excb.machine import leave_signals_to_parent
+from excb.machine import follow_parent
 from excb.shard_index import FOLDER
 from excb.shard_places import is_shards
 from excb.shards import ShardImages, open_images, open_shards
@@ -206,7 +206,7 @@ def test_worker_processes_read_the_same(shards: Path, start: str) -> None:
         batch_size=4,
         num_workers=2,
         multiprocessing_context=start,
-        worker_init_fn=leave_signals_to_parent,
+        worker_init_fn=follow_parent,
     )
     read = [row for indices, rows in loader for row in zip(indices.tolist(), rows, strict=True)]
     assert [index for index, _ in read] == list(range(30))

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import CodeType, FrameType
@@ -131,7 +131,7 @@ class Guard:
         """The output of a command that did its work, or None where it ended with exit code 2 and one line on stderr."""
         out, err = _Terminal(), _Terminal()
         with redirect_stdout(out), redirect_stderr(err):
-            code = _watched(self.folder, lambda: main(list(words)))
+            code = _watched(self.folder, lambda: _ended(main, words))
         assert code in (0, USER_ERROR), f"exit code {code}: {err.text}"
         _check_printable(out.text)
         _check_printable(err.text)
@@ -142,6 +142,15 @@ class Guard:
         assert ": error: " in last, err.text
         assert len(last) <= LONGEST_LINE, len(last)
         return None
+
+
+def _ended(main: Callable[[list[str]], int], words: Sequence[str]) -> int:
+    """The exit code; argparse ends the program itself once it has shown its help."""
+    try:
+        return main(list(words))
+    except SystemExit as stop:
+        assert stop.code in (0, None), stop.code
+        return 0
 
 
 class _Terminal(io.TextIOWrapper):

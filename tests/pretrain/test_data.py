@@ -420,8 +420,9 @@ def test_files_of_one_batch_are_named_once() -> None:
     ],
 )
 def test_a_set_is_refused_above_one_percent_of_at_least_200(seen: int, found: int, refused: bool) -> None:
-    """The last image of so many decides; those before were counted by the run's first part."""
-    counter = BrokenFiles(seen=seen - 1, found=found - 1)
+    """The last image of so many decides."""
+    counter = BrokenFiles()
+    counter.seen, counter.found = seen - 1, found - 1
     batch = stand_in(1, broken=["last.png"])
     if not refused:
         assert len(counter.count(batch)) == 1
@@ -480,6 +481,14 @@ def test_counts_go_on_from_a_checkpoint(damaged: ImageSet) -> None:
         second.count(batch)
     assert (second.seen, second.found) == (whole.seen, whole.found)
     assert whole.found > 0
+
+
+def test_a_mended_set_is_not_refused_for_what_it_was() -> None:
+    resumed = BrokenFiles(seen=200, found=150)
+    for _ in range(30):
+        resumed.count(stand_in(10))
+    resumed.count(stand_in(10, broken=["a.png"]))
+    assert (resumed.seen, resumed.found) == (510, 151)
 
 
 def test_collating_stacks_view_by_view() -> None:

@@ -2,11 +2,8 @@
 
 import json
 import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -175,21 +172,27 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     assert figures(finished) == figures(tmp_path)
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
-    images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux, to name an open file")
+def test_lines_are_on_the_disk_before_a_checkpoint(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretrain(images, tmp_path)
-    files = checkpoint.in_run(tmp_path)
-    contents = bytearray(files[0].read_bytes())
-    contents[len(contents) // 2] ^= 1
-    files[0].write_bytes(contents)
-    recipe = apply(find_recipe("quickstart"), OVERRIDES)
-    loop.train(recipe, scan_folder(images), tmp_path, Reporter(), table=False)
-    said = capsys.readouterr().err
-    assert files[0].name in said
-    assert "damaged" in said
-    assert f"from step {checkpoint.step_of(files[1])}" in said
-    assert_same(newest(finished), newest(tmp_path))
+    done: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        done.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
+        sync(descriptor)
+
+    def note_name(self: Path, target: Path) -> Path:
+        done.append(f"name {target.name}")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_name)
+    assert pretrain(images, tmp_path, "optim.epochs=1", "run.save_steps=2") == 0
+    for file in ("step-2.pt", "step-3.pt"):
+        place = done.index(f"name {file}")
+        assert done[place - 2 : place] == ["sync metrics.jsonl", f"sync .{file}.tmp"]
 
 
 def test_the_newest_n_checkpoints_and_the_best_are_kept(images: Path, tmp_path: Path) -> None:
@@ -373,58 +376,6 @@ def test_large_k_with_a_small_batch(images: Path, tmp_path: Path) -> None:
     assert newest(tmp_path)["model"]["sizes"].shape == (65_536,)
 
 
-KILLED = """
-import os, signal, sys, threading
-from excb.pretrain import step
-from excb.pretrain.__main__ import main
-real, delay = step.Trainer.step, float(sys.argv[1])
-
-def counted(self, batch, number):
-    if not armed:
-        armed.append(threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)))
-        armed[0].daemon = True
-        armed[0].start()
-    return real(self, batch, number)
-
-armed = []
-if delay:
-    step.Trainer.step = counted
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-@pytest.mark.parametrize("seed", [0])
-def test_kill_9_at_random_moments_loses_nothing(images: Path, tmp_path: Path, seed: int) -> None:
-    """Three processes with data workers killed at random moments, then one that ends: the undisturbed run's weights."""
-    moments = random.Random(seed)
-
-    def run(out: Path, delay: float) -> int:
-        arguments = ["quickstart", *OVERRIDES, "efficiency.workers=2", "optim.epochs=12", "run.save_steps=2"]
-        command = [
-            sys.executable,
-            "-c",
-            KILLED,
-            str(delay),
-            *arguments,
-            "--data",
-            str(images),
-            "--out",
-            str(out),
-            "--quiet",
-        ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, check=False)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-        return done.returncode
-
-    assert run(tmp_path / "undisturbed", 0) == 0
-    kills = sum(run(tmp_path / "killed", moments.uniform(0.02, 1.2)) == -signal.SIGKILL for _ in range(3))
-    assert kills
-    assert run(tmp_path / "killed", 0) == 0
-    assert_same(newest(tmp_path / "undisturbed"), newest(tmp_path / "killed"))
-    assert figures(tmp_path / "undisturbed") == figures(tmp_path / "killed")
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # What is refused: one line, exit code 2, nothing lost
 # ---------------------------------------------------------------------------------------------------------------------
@@ -497,9 +448,10 @@ def test_a_folder_with_another_run_is_left_alone(
 
 
 def test_two_processes_do_not_train_in_one_folder(images: Path, tmp_path: Path) -> None:
+    from excb.pretrain.mirror import Place
     from excb.pretrain.run_state import RunFolder
 
-    folder = RunFolder(tmp_path)
+    folder = RunFolder(Place(tmp_path), print)
     with pytest.raises(UserError, match="another process"):
         pretrain(images, tmp_path)
     folder.close()

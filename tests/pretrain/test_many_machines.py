@@ -16,7 +16,8 @@ import pytest
 from excb import checkpoint, slurm
 from excb.pretrain.__main__ import main
 from excb.pretrain.journal import read_metrics
-from tests.pretrain.test_parallel import FILES, NETWORK, assert_same_run, command, images, one_thread_each, ranks
+from tests.faults.runs import ranks
+from tests.pretrain.test_parallel import FILES, NETWORK, assert_same_run, command, images, one_thread_each
 
 __all__ = ["images", "one_thread_each"]  # fixtures
 pytestmark = [

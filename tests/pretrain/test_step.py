@@ -45,7 +45,8 @@ def trainer(
         model.double()
     model.to(device)
     schedules = Schedules(recipe.optim, recipe.method, steps_per_epoch=4)
-    return Trainer(model.train(), build_optimizer(model.student, recipe.optim), schedules, recipe, torch.device(device))
+    optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused)
+    return Trainer(model.train(), optimizer, schedules, recipe, torch.device(device))
 
 
 def batch_of(trainer: Trainer, number: int, images: int = 8) -> Batch:
@@ -70,7 +71,7 @@ def batch_of(trainer: Trainer, number: int, images: int = 8) -> Batch:
 def steps(trainer: Trainer, count: int = 6) -> list[float]:
     """Train; loss and gradient norm of every step."""
     done = [trainer.step(batch_of(trainer, step), step) for step in range(count)]
-    return [figure for output, norm in done for figure in (float(output.loss), norm)]
+    return [float(figure) for output, norm in done for figure in (output.loss, norm)]
 
 
 def assert_close(first: Trainer, second: Trainer, tolerance: float) -> None:
@@ -108,7 +109,7 @@ def test_accumulation_with_batchnorm_differs_by_batch_statistics_only() -> None:
             [],
         )
         output, norm = each.step(twice, 0)
-        results.append((float(output.loss), norm))
+        results.append((float(output.loss), float(norm)))
     assert results[0] == pytest.approx(results[1], rel=1e-9)
     torch.testing.assert_close(whole.model.sizes, split.model.sizes, rtol=1e-12, atol=0)
     weights = [dict(each.model.student.named_parameters()) for each in (whole, split)]
@@ -185,26 +186,69 @@ def test_an_overflow_of_fp16_leaves_the_step_out_and_lowers_the_scale(optimizer:
     half.scaler.load_state_dict(half.scaler.state_dict() | {"scale": 2.0**40})
     before = copy.deepcopy(dict(half.model.student.named_parameters()))
     half.step(batch_of(half, 0), 0)
-    assert not half.optimizer.state  # no momentum of a step that was not taken
+    half.settle()
+    for values in half.optimizer.state.values():  # no momentum of a step that was not taken
+        assert not any(value.any() for value in values.values())
     assert half.scaler.get_scale() == 2.0**39
     for name, value in half.model.student.named_parameters():
         assert torch.equal(value, before[name])
-    again = trainer(*VIT, "efficiency.precision=fp16")
+    again = trainer(*VIT, "efficiency.precision=fp16", f"optim.optimizer={optimizer}")
     again.restore(half.state())
     assert again.scaler.get_scale() == 2.0**39
 
 
-@pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_what_is_not_finite_is_named_and_moves_nothing(precision: str, network: tuple[str, ...]) -> None:
-    ill = trainer(*network, f"efficiency.precision={precision}")
-    with torch.no_grad():
-        next(ill.model.student.backbone.parameters()).view(-1)[0] = float("nan")
-    before = copy.deepcopy(ill.model.state_dict())
-    with pytest.raises(NotFiniteError, match=r"the loss is nan, the gradient of backbone\..* more is not finite"):
-        ill.step(batch_of(ill, 0), 0)
-    for name, value in ill.model.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+def everything(trainer: Trainer) -> dict[str, Tensor]:
+    """Copies of all that steps move: networks, sizes, momenta."""
+    momenta = {
+        f"{number} {name}": value
+        for number, values in enumerate(trainer.optimizer.state.values())
+        for name, value in values.items()
+    }
+    return {name: value.clone() for name, value in (trainer.model.state_dict() | momenta).items()}
+
+
+Views = Callable[[Tensor | None, Tensor | None], Tensor | None]
+
+
+def spoilt(views: Views) -> Views:
+    """Views of which one image's are NaN."""
+
+    def make(crops: Tensor | None, parameters: Tensor | None) -> Tensor | None:
+        made = views(crops, parameters)
+        return made if made is None else made.index_fill(1, torch.tensor([0], device=made.device), float("nan"))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        VIT,
+        RESNET,
+        (*VIT, "efficiency.precision=fp16"),  # where convolutions in fp16 would take minutes on a CPU
+        (*VIT, "efficiency.fused=false"),
+        (*RESNET, "efficiency.fused=false", "efficiency.accumulate=2"),
+        (*RESNET, "method.teacher_statistics=averaged", "method.balancing=centering"),
+        (*VIT, "method.sizes_updated=after_loss", "method.teacher_centroids=unit", "optim.clip=0.5"),
+    ],
+    ids=["vit", "resnet18", "fp16", "not fused", "micro-batches", "averaged statistics", "as published"],
+)
+@pytest.mark.parametrize("told", ["when asked", "by the next step"])
+def test_what_is_not_finite_is_named_and_moves_nothing(settings: tuple[str, ...], told: str) -> None:
+    ill = trainer(*settings)
+    ill.step(batch_of(ill, 0), 0)
+    good = batch_of(ill, 1)
+    before = everything(ill)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ill, "views", spoilt(ill.views))
+        ill.step(good, 1)
+    with pytest.raises(NotFiniteError, match=r"the loss is nan, the gradient of .* more is not finite") as refusal:
+        ill.settle() if told == "when asked" else ill.step(good, 2)  # which alone could be taken
+    assert refusal.value.step == 1
+    after = everything(ill)
+    assert after.keys() == before.keys()
+    for name, value in after.items():
+        assert torch.equal(value, before[name]), name
 
 
 class NumbersRead(TorchDispatchMode):
@@ -219,14 +263,27 @@ class NumbersRead(TorchDispatchMode):
         return function(*inputs, **(keywords or {}))
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
-def test_a_step_reads_one_number(network: tuple[str, ...]) -> None:
-    # SGD: AdamW's own count of steps lies on the CPU, where reading it is nothing to wait for.
-    one = trainer(*network, "efficiency.accumulate=2", "optim.clip=0.5", "optim.optimizer=sgd")
+def test_a_step_reads_no_number(network: tuple[str, ...], optimizer: str, precision: str) -> None:
+    settings = f"optim.optimizer={optimizer}", f"efficiency.precision={precision}"
+    one = trainer(*network, "efficiency.accumulate=2", "optim.clip=0.5", *settings)
     one.step(batch_of(one, 0), 0)
     with NumbersRead() as read:
         one.step(batch_of(one, 1), 1)
-    assert read.count == 1  # the norm of the gradient, by which a step is refused
+    assert read.count == 0
+    with read:  # so that the count is sharp
+        torch.ones(()).item()
+    assert read.count == 1
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_fused_optimizer_takes_the_steps_of_one_that_is_not(optimizer: str) -> None:
+    settings = (*VIT, f"optim.optimizer={optimizer}", "efficiency.precision=fp64")
+    fused, listed = trainer(*settings), trainer(*settings, "efficiency.fused=false")
+    assert steps(fused) == pytest.approx(steps(listed), rel=1e-9)
+    assert_close(fused, listed, 1e-9)
 
 
 @pytest.mark.slow
@@ -259,6 +316,37 @@ def test_a_gpu_takes_the_cpus_steps(network: tuple[str, ...], precision: str, to
     gpu = trainer(*settings, f"efficiency.precision={precision}", device="cuda")
     assert steps(gpu)[::2] == pytest.approx(steps(cpu)[::2], rel=tolerance)  # losses
     torch.testing.assert_close(gpu.model.sizes.cpu(), cpu.model.sizes, rtol=0, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
+def test_a_step_does_not_wait_for_a_gpu(network: tuple[str, ...]) -> None:
+    one = trainer(*network, "efficiency.precision=bf16", "optim.clip=0.5", device="cuda")
+    for number in (0, 1):
+        one.step(batch_of(one, number), number)
+    batch = batch_of(one, 2).pin_memory()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        one.step(batch, 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_a_refused_step_moves_nothing_on_a_gpu() -> None:
+    ill = trainer(*RESNET, "efficiency.precision=bf16", device="cuda")
+    ill.step(batch_of(ill, 0), 0)
+    ill.settle()
+    before = everything(ill)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ill, "views", spoilt(ill.views))
+        ill.step(batch_of(ill, 1), 1)
+    with pytest.raises(NotFiniteError) as refusal:
+        ill.step(batch_of(ill, 2), 2)
+    assert refusal.value.step == 1
+    for name, value in everything(ill).items():
+        assert torch.equal(value, before[name]), name
 
 
 @pytest.mark.gpu

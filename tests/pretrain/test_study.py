@@ -19,12 +19,13 @@ from PIL import Image
 import excb
 from excb.errors import UserError
 from excb.images import scan_folder
-from excb.pretrain import step, study, study_cell, study_figures
+from excb.pretrain import step, study, study_cell, study_figures, study_sets
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.studies import BASE, STUDIES
 from excb.pretrain.study_table import Row, Table
 from excb.settings import MethodSettings
+from tests.excb.shard_files import pack_folder
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,6 +108,16 @@ def test_a_study_stopped_between_and_inside_cells_repeats_nothing(
     trained.clear()
     assert main(command(images, tmp_path)) == 0
     assert trained == []
+
+
+def test_shards_are_studied_as_their_files_are(images: Path, finished: Path, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        pack_folder(images / part, tmp_path / "shards" / part, count=2)
+    assert main([*command(tmp_path / "shards", tmp_path), "--cells", "linear", "--seeds", "1"]) == 0
+    for name in ("untrained", "linear"):
+        packed, plain = cell(tmp_path / "form", name, 0), cell(finished, name, 0)
+        assert packed["figures"] == plain["figures"]
+        assert packed["data"]["judged_on"] == plain["data"]["judged_on"] == "6 held-out images"
 
 
 def test_table_is_what_the_cells_say(
@@ -192,7 +203,7 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
     chosen = STUDIES[name]
     model = cell(finished, "linear", 0)
     known = [one for one in chosen.cells if _balancing(one.overrides) in _balancings()]
-    grid = study.Grid(chosen, study_cell.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:8]])
+    grid = study.Grid(chosen, study_sets.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:8]])
     made_up = {"training": [1.5, 1.0, 1.0, 0.5], "by_z": [2.0, 1.0, 1.0, 0.0]}
     rows = []
     for place, one in enumerate(known):

@@ -194,17 +194,22 @@ def test_files_and_folders_are_gathered_once(tmp_path: Path, capsys: pytest.Capt
     [
         (["leaderboard"], "name the folder to write with --out DIR"),
         (["leaderboard", "{place}/none.json", "--out", "{place}/out"], "cannot read the result"),
-        (["leaderboard", "{place}/odd.json", "--out", "{place}/out"], "is no result of `excb-eval`"),
-        (["leaderboard", "--out", "{place}/odd.json"], "is a file: name a folder"),
+        (["leaderboard", "{place}/odd/b.json", "--out", "{place}/out"], "is no result of `excb-eval`"),
+        (["leaderboard", "--out", "{place}/odd/b.json"], "is a file: name a folder"),
         (["leaderboard", "--check"], "name the result files to check"),
-        (["leaderboard", "{place}", "--check"], "no result of `excb-eval` below {place}"),
-        (["leaderboard", "{place}", "--out", "{place}/out"], "no result of `excb-eval` below {place}"),
+        (["leaderboard", "{place}/odd", "--check"], "no result of `excb-eval` below {place}/odd"),
+        (["leaderboard", "{place}/odd", "--out", "{place}/out"], "no result of `excb-eval` below {place}/odd"),
+        (["leaderboard", "{place}/cut", "--out", "{place}/out"], "{place}/cut/a.json cannot be read as JSON"),
     ],
 )
 def test_mistakes_are_one_line(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "odd.json").write_text("{}", encoding="utf-8")
+    odd = tmp_path / "odd" / "b.json"
+    odd.parent.mkdir()
+    odd.write_text("{}", encoding="utf-8")
+    cut = write(tmp_path / "cut", "a.json", result({"knn_top1_k20": 50}))
+    cut.write_bytes(cut.read_bytes()[:-20])
     assert main([word.format(place=tmp_path) for word in words]) == 2
     err = capsys.readouterr().err
     assert message.format(place=tmp_path) in err

@@ -78,6 +78,7 @@ def test_all_that_applies_once_from_shared_features(place: Path, capsys: pytest.
         (("--dry-run", "--seeds", "0", "0"), "--seeds names a seed twice"),
         (("--dry-run", "--schedule", "3x"), "no schedule is called '3x'"),
         (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'?; there are knn, "),
+        (("--out", "{place}/x", "--only", "detection"), "nothing to evaluate: detection does not apply (it takes a "),
     ],
 )
 def test_mistakes_are_one_line(
@@ -160,7 +161,11 @@ def test_other_settings_and_changed_files_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("network", "options", "told"),
     [
-        ("vit_small", (["--data", "D"], {"train": "f"}), "it takes a resnet50, resnet101, resnet152, not a vit_small"),
+        (
+            "vit_small",
+            (["--data", "D"], {"train": "f"}),
+            "it takes a resnet50 or resnet101 or resnet152, not a vit_small",
+        ),
         ("resnet50", None, "name images for it with --coco DIR"),
         ("resnet50", (["--data", "D"], {"train": "f"}), ""),
     ],

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
+from excb.arriving import arriving
 from excb.errors import UserError
-from excb.machine import leave_signals_to_parent
+from excb.machine import follow_parent
 
 from .annotations import CocoSet
 from .settings import DetectionSettings
@@ -217,10 +218,10 @@ def _load(
         batch_sampler=plan,
         collate_fn=list,
         num_workers=workers,
-        worker_init_fn=leave_signals_to_parent,
+        worker_init_fn=follow_parent,
         generator=torch.Generator(),  # or it would take a number from torch's own, which engines draw from
     )
-    for batch in loader:
+    for batch in arriving(loader):
         for sample in batch:
             if isinstance(sample, str):
                 raise UserError(sample)

@@ -11,6 +11,8 @@ from excb.images import read_list, scan_folder
 from excb.pretrain.doctor import files
 from excb.pretrain.doctor.files import check_files
 from excb.pretrain.doctor.verdict import Check
+from excb.shards import open_shards
+from tests.excb.shard_files import pack_folder
 from tests.pretrain.small_runs import write_images
 
 QUIET = Reporter(quiet=True)
@@ -70,7 +72,7 @@ def test_a_sample_is_spread_over_the_set_and_all_is_all(folder: Path, monkeypatc
     write_cut_jpeg(folder / "class1" / "2.png")  # neither at an end nor in the middle
     sampled = judged(folder)["pixels"]
     assert sampled.verdict == "ok"
-    assert "3 of 20 images decoded" in sampled.found
+    assert "3 of 20 images" in sampled.found
     assert "--all" in sampled.found
     assert judged(folder, everything=True)["pixels"].verdict == "warning"
 
@@ -83,3 +85,18 @@ def test_images_smaller_than_a_view(folder: Path) -> None:
     assert check.verdict == "warning"
     assert "9 to 12 pixels" in check.found
     assert "25% have fewer" in check.found
+
+
+def test_images_in_shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "class1" / "3.png").write_bytes(b"no image")
+    shards = open_shards(str(pack_folder(folder, tmp_path / "shards", count=2)))
+    whole = {check.name: check for check in check_files(shards, QUIET, bearable=0.06, side=8, everything=True)}
+    assert {name: check.verdict for name, check in whole.items()} == {
+        "headers": "warning",
+        "pixels": "ok",
+        "image sizes": "ok",
+    }
+    assert whole["headers"].names[0].startswith("001.tar/class1/3.png (")
+    monkeypatch.setattr(files, "SAMPLE", 5)
+    sample = check_files(shards, QUIET, bearable=0.06)
+    assert [check.found.partition(":")[0] for check in sample] == ["5 of 20 images"] * 2

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from excb.pretrain.doctor.run_folder import check_folder, check_space
+from excb import object_store
+from excb.pretrain.doctor.run_folder import check_folder, check_space, check_store
+from tests.faulty_store import FaultyStore
 
 GIB = 2**30
 
@@ -76,3 +78,19 @@ def test_checkpoints_that_are_there_need_no_room(tmp_path: Path, monkeypatch: py
     with (tmp_path / "checkpoints" / "step-7.pt").open("wb") as stream:
         stream.truncate(4 * GIB)  # a file of holes
     assert check_space(tmp_path, GIB, keep=3).verdict == "ok"
+
+
+def test_a_store_that_can_be_used_is_left_as_it_was() -> None:
+    FaultyStore.reset()
+    assert check_store("faulty://bucket/run").verdict == "ok"
+    assert FaultyStore.names() == set()
+
+
+@pytest.mark.parametrize("kind", ["put", "get", "rm"])
+def test_a_store_that_cannot_be_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "PAUSES", ())
+    FaultyStore.reset()
+    FaultyStore.fails[kind] = 9
+    check = check_store("faulty://bucket/run")
+    FaultyStore.reset()
+    assert (check.verdict, "the store is down" in check.found) == ("error", True)

@@ -8,6 +8,8 @@ import pytest
 from excb.images import read_list, scan_folder
 from excb.pretrain.doctor.tree import check_tree
 from excb.pretrain.doctor.verdict import Check
+from excb.shards import open_shards
+from tests.excb.shard_files import pack_folder
 from tests.pretrain.small_runs import write_images
 
 
@@ -65,3 +67,12 @@ def test_copies_are_named_and_namesakes_are_not(folder: Path) -> None:
     check = judged(folder)["copies"]
     assert check.verdict == "warning"
     assert check.names == ("class0/0.png = class2/0.png",)
+
+
+def test_a_tree_in_shards(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "class0" / "0.png", folder / "class2" / "0.png")
+    packed = check_tree(open_shards(str(pack_folder(folder, tmp_path / "shards", count=1))))
+    plain = check_tree(scan_folder(folder))
+    assert [check.verdict for check in packed] == [check.verdict for check in plain] == ["ok", "ok", "warning"]
+    assert [check.found for check in packed[1:2]] == [check.found for check in plain[1:2]]
+    assert packed[2].names == ("000.tar/class0/0.png = 000.tar/class2/0.png",)

@@ -1,0 +1,39 @@
+"""What all tests of faults share: images, and a run that nothing happens to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.runs import STARTED, run
+from tests.pretrain.small_runs import write_images
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread_each() -> None:
+    """Processes beside each other are quickest with a thread each."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_over() -> Iterator[None]:
+    """Whatever a test that fails has left running or stopped is ended."""
+    yield
+    while STARTED:
+        STARTED.pop().kill_all()
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """27 labelled pictures."""
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from beginning to end."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    ended = run(images, out)
+    assert ended.code == 0, ended.said
+    return out
