@@ -149,8 +149,9 @@ def _ended(main: Callable[[list[str]], int], words: Sequence[str]) -> int:
     try:
         return main(list(words))
     except SystemExit as stop:
-        assert stop.code in (0, None), stop.code
-        return 0
+        code = stop.code
+    assert code in (0, None), code
+    return 0
 
 
 class _Terminal(io.TextIOWrapper):
