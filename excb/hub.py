@@ -255,7 +255,7 @@ def _from_web(address: str, network: Which) -> Path:
     from excb.home import folder_of
     from excb.importing import import_file
 
-    name = f"web-{hashlib.sha256(f'{network} {address}'.encode()).hexdigest()[:16]}"
+    name = f"web-{hashlib.sha256(f'{network} {address}'.encode(errors='surrogatepass')).hexdigest()[:16]}"
     if not (folder_of(name) / CONFIG).is_file():
         reporter = Reporter()
         file = fetch_url(address, digest=None, reporter=reporter, name=address)
