@@ -48,6 +48,8 @@ def arriving(loader: DataLoader[Any]) -> Iterator[Any]:
                 batch = next(iterator)
             except StopIteration:
                 return
+            except ReadingError:  # of what says which images to read
+                raise
             except Exception as error:  # noqa: BLE001  # a worker's, of whatever kind
                 failure = _told(error, workers)
             if failure is not None:  # not in the handler: its traceback would keep the iterator

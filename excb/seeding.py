@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     TRANSFER_WEIGHTS = 13
     SPLIT = 14
     BOOTSTRAP = 15
+    STREAM = 16
 
 
 def _signed(value: int) -> int:

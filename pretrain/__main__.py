@@ -31,6 +31,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain doctor RECIPE --data DIR      what would fail or be slow: images, disk, GPUs, limits; and the mends
   excb-pretrain RECIPE --data DIR             pretrain on the images below DIR
   excb-pretrain RECIPE --data 'shards/*.tar'  on tar shards, here or at s3://, gs://, https://
+  excb-pretrain RECIPE --data hf-stream:ID --out s3://bucket/run      a stream of the Hub; a run kept in a bucket
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
   excb-pretrain study NAME --data DIR         small runs side by side: balancers, batch sizes, components ...
@@ -66,8 +67,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="images at any depth, or tar shards: a folder of them or 'DIR/*.tar', also s3://, gs://, https://; labels "
-        "are used for figures only",
+        help="images at any depth, or tar shards: a folder of them or 'DIR/*.tar', also s3://, gs://, https://; or "
+        "hf-stream:ID; labels are used for figures only",
     )
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path a line, below --data")
     parser.add_argument(
@@ -148,12 +149,13 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
 
         code = quickstart(recipe, place.folder, reporter, table=not chosen.json, profile=chosen.profile)
     else:
-        from excb.shards import ShardImages, training_images
+        from excb.shards import ShardImages
 
+        from .hub_stream import open_training
         from .loop import train
 
         # One process reads the folder: a million names from many processes would be slow on a network's disk.
-        images = from_first(lambda: training_images(chosen.data, chosen.list, reporter.note))
+        images = from_first(lambda: open_training(chosen.data, chosen.list, reporter.note))
         if isinstance(images, ShardImages):
             images = together(images.here)
         code = train(recipe, images, place, reporter, device=device, table=not chosen.json, profile=chosen.profile)
@@ -181,8 +183,10 @@ def _plan(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, rep
     recipe = overrides.apply(recipe, [*_gpu_overrides(chosen.gpus), *values])
     from excb.shards import training_images
 
+    from .hub_stream import refuse_stream
     from .plan import plan
 
+    refuse_stream(chosen.data, "plan")
     images = training_images(chosen.data, chosen.list, reporter.note) if chosen.data or chosen.list else None
     return plan(recipe, chosen.gpus, images, reporter, measure=chosen.measure, as_json=chosen.json)
 

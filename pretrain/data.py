@@ -1,5 +1,6 @@
 """Training batches: an order that depends on the seed only, views cut in worker processes, broken files replaced."""
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from excb import jpeg, seeding
 from excb.collectives import gather_numbers, gather_objects, processes, rank
 from excb.errors import UserError
-from excb.images import BrokenImageError, CodedImages, open_image, open_smaller
+from excb.images import BrokenImageError, CodedImages, Source, open_image, open_smaller
 from excb.machine import follow_parent
 
 from .recipes import ViewSettings
@@ -31,6 +32,8 @@ class Slot(NamedTuple):
     epoch: int
     position: int  # in the epoch
     sample: int  # index in the image set
+    content: bytes | None = None  # the image as it is stored, where no set gives it by its index
+    name: str = ""  # of such an image
 
 
 class Broken(NamedTuple):
@@ -163,12 +166,13 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
         used, broken = slot.sample, []
         for attempt in range(REPLACEMENTS):
             try:
-                pixels, size = self._open(used, slot)
+                pixels, size = self._open(self._source(used, slot), slot)
                 break
             except BrokenImageError as error:
                 random = seeding.generator(seeding.Purpose.REPLACEMENT, self._seed, slot.epoch, slot.position, attempt)
                 replacement = int(random.integers(len(self._images)))
-                broken.append(Broken(self._images.paths[used], str(error), self._images.paths[replacement]))
+                name = slot.name if used == slot.sample and slot.name else self._images.paths[used]
+                broken.append(Broken(name, str(error), self._images.paths[replacement]))
                 used = replacement
         else:
             # Raising here would reach the user as a worker's traceback; `BrokenFiles` refuses the run instead.
@@ -178,9 +182,14 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
         arrays = self._maker.cut(pixels, epoch=slot.epoch, sample=slot.sample, views=views, size=size)
         return slot, used, arrays, broken
 
-    def _open(self, index: int, slot: Slot) -> tuple[np.ndarray, tuple[int, int]]:
+    def _source(self, index: int, slot: Slot) -> Source:
+        """An image as it is stored."""
+        if index == slot.sample and slot.content is not None:
+            return io.BytesIO(slot.content)
+        return self._images.source(index)
+
+    def _open(self, source: Source, slot: Slot) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded smaller, and its whole size."""
-        source = self._images.source(index)
         if not self._scaled:
             array = jpeg.pixels(source) if self._decoder == "torchvision" else None
             if array is None:
@@ -220,6 +229,7 @@ def loader(
     prefetch: int = 2,
     scaled_decoding: bool = False,
     decoder: Literal["torchvision", "pillow"] = "torchvision",
+    schedule: Sampler[list[Slot]] | None = None,
 ) -> DataLoader[Batch]:
     """This process's part of the batches from step `start` to `stop`; nothing but these two numbers is state.
 
@@ -236,11 +246,14 @@ def loader(
         prefetch: batches that each worker reads ahead.
         scaled_decoding: decode large JPEGs smaller (`ViewMaker.shrink`): quicker, pixels differ a little.
         decoder: who decodes JPEGs in full.
+        schedule: the batches, where they are not those of the set: slots with contents, for whose broken images those
+            of the set stand in.
     """
     views = TrainingViews(images, settings, seed=seed, epochs=epochs, scaled_decoding=scaled_decoding, decoder=decoder)
+    order = Schedule(len(images), batch, seed=seed, start=start, stop=stop, share=(rank(), processes()))
     return DataLoader(
         views,  # type: ignore[arg-type]
-        batch_sampler=Schedule(len(images), batch, seed=seed, start=start, stop=stop, share=(rank(), processes())),
+        batch_sampler=schedule or order,
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pin_memory,

@@ -51,6 +51,9 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("name the folder of images with --data DIR, or a list of them with --list FILE")
     from excb.shards import training_images
 
+    from .hub_stream import refuse_stream
+
+    refuse_stream(chosen.data, "doctor")
     reporter = Reporter(quiet=chosen.quiet)
     images = training_images(chosen.data, chosen.list, reporter.note)
     checks = examine(

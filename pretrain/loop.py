@@ -28,6 +28,7 @@ from .data import Batch, BrokenFiles, loader
 from .health import Alarm, Health, Memory, coincident
 from .initialise import build_model, start_from, state_tensors
 from .journal import EpochStatistics, Journal
+from .lanes import State, StreamSchedule, all_lanes, lanes_of, told
 from .mirror import Place
 from .monitor import Monitor, StoppedError
 from .optim import Schedules, build_optimizer
@@ -35,6 +36,7 @@ from .profiling import StepProfile
 from .recipes import Recipe
 from .run_state import CURVES, RunFolder, arithmetic, describe, rounded_otherwise
 from .step import NotFiniteError, Trainer, prepare
+from .stream_images import StreamImages
 
 T = TypeVar("T")
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training
@@ -55,7 +57,7 @@ class Progress:
 
 def train(
     recipe: Recipe,
-    images: CodedImages,
+    images: CodedImages | StreamImages,
     out: Path | Place,
     reporter: Reporter,
     *,
@@ -81,6 +83,8 @@ def train(
         UserError: recipe, images or folder cannot make a run, or the loss is not finite any more.
     """
     together(lambda: _check(recipe, images))
+    if isinstance(images, StreamImages):
+        reporter.note(told(images, recipe.optim.batch, lanes_of(images, recipe.optim.batch, processes())))
     device = device or choose_device(recipe.efficiency.device)
     folder: RunFolder | None = None
     place = Place(out) if isinstance(out, Path) else out
@@ -97,12 +101,14 @@ def train(
             folder.close()
 
 
-def _check(recipe: Recipe, images: CodedImages) -> None:
+def _check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
     """Refuse what cannot make a run."""
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, a few thousand at the least")
     recipe.steps_per_epoch(len(images))
     recipe.micro_batch(processes())
+    if isinstance(images, StreamImages):
+        lanes_of(images, recipe.optim.batch, processes())
 
 
 def _build(recipe: Recipe) -> ExCB:
@@ -131,7 +137,7 @@ class Run:
     def __init__(
         self,
         recipe: Recipe,
-        images: CodedImages,
+        images: CodedImages | StreamImages,
         folder: RunFolder | None,
         reporter: Reporter,
         device: torch.device,
@@ -141,6 +147,10 @@ class Run:
     ) -> None:
         self.recipe, self.images, self.folder, self.reporter, self._table = recipe, images, folder, reporter, table
         self.workers = worker_count(recipe.efficiency.workers)
+        self.stream: StreamSchedule | None = None
+        self._stream_state: State | None = None
+        # What can be asked for by its number: of a stream, a few images.
+        self.stored = together(lambda: images.kept) if isinstance(images, StreamImages) else images
         model = together(lambda: _build(recipe))
         resumed = from_first(self._resume)
         if resumed is None and recipe.init is not None:
@@ -157,7 +167,7 @@ class Run:
             device=device,
         )
         self.monitor = Monitor(
-            images, recipe.monitor, recipe.views, seed=recipe.run.seed, device=device, workers=self.workers
+            self.stored, recipe.monitor, recipe.views, seed=recipe.run.seed, device=device, workers=self.workers
         )
         self.broken = BrokenFiles()
         self.progress = Progress()
@@ -200,13 +210,13 @@ class Run:
         folder, step = self.folder.path if self.folder else None, self.progress.step
         with Journal(folder, step=step, wandb=self._wandb()) as self.journal:
             kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not step
-            if kmeans and self._start_centroids(stop):
-                return True
-            with self.reporter.progress(self.recipe.name, self.trainer.schedules.steps, done=step) as bar:
-                try:
+            try:
+                if kmeans and self._start_centroids(stop):
+                    return True
+                with self.reporter.progress(self.recipe.name, self.trainer.schedules.steps, done=step) as bar:
                     return self._train(stop, bar)
-                except ReadingError as error:
-                    raise self._unread(error) from None
+            except ReadingError as error:
+                raise self._unread(error) from None
 
     def _leave(self) -> None:
         """Wait until the run is where it is kept, all processes together."""
@@ -262,9 +272,15 @@ class Run:
 
     def _batches(self, start: int, stop: int) -> Iterable[Batch]:
         """This process's part of the batches from one step to another."""
-        recipe, efficiency = self.recipe, self.recipe.efficiency
+        recipe, efficiency, images = self.recipe, self.recipe.efficiency, self.images
+        if isinstance(images, StreamImages):
+            before = self._stream_state if start else None
+            share, batch, seed = (rank(), processes()), recipe.optim.batch, recipe.run.seed
+            self.stream = together(
+                lambda: StreamSchedule(images, batch, seed=seed, start=start, stop=stop, share=share, state=before)
+            )
         batches = loader(
-            self.images,
+            self.stored,
             recipe.views,
             seed=recipe.run.seed,
             epochs=recipe.optim.epochs,
@@ -276,6 +292,7 @@ class Run:
             prefetch=efficiency.prefetch,
             scaled_decoding=efficiency.scaled_decoding,
             decoder=efficiency.decoder,
+            schedule=self.stream,
         )
         return arriving(batches)
 
@@ -291,6 +308,8 @@ class Run:
         self.statistics.add(output, batch)
         self.progress.step += 1
         self.progress.images += self.recipe.optim.batch
+        if self.stream is not None:
+            self.stream.passed(self.progress.step)
         return output, norm
 
     def _settle(self) -> None:
@@ -442,7 +461,7 @@ class Run:
     def _unread(self, error: ReadingError) -> UserError:
         """Keep what was trained, where this process can do so alone: others may wait for it in the middle of a step."""
         kept = ""
-        if processes() == 1:
+        if processes() == 1 and self.progress.step:
             self._save()
             kept = f"step {self.progress.step} is saved: "
         return UserError(f"{error}; {kept}the same command goes on", alone=True)
@@ -451,6 +470,7 @@ class Run:
         """What a checkpoint holds; but for `arithmetic`, nothing in it depends on the number of processes."""
         recipe, progress = self.recipe, self.progress
         statistics = self.statistics.state()
+        stream = self._stream_state if self.stream is None else all_lanes(self.stream.state_after(progress.step))
         if self.folder is None:
             return {}
         return {
@@ -463,6 +483,7 @@ class Run:
             "model": state_tensors(self.trainer.model),
             **self.trainer.state(),
             "statistics": statistics,
+            "stream": stream,
             "broken": {"seen": self.broken.seen, "found": self.broken.found},
             "seconds": progress.seconds,
             "images": progress.images,
@@ -478,6 +499,7 @@ class Run:
         self.trainer.model.load_state_dict(contents["model"])
         self.trainer.restore(contents)
         self.statistics.restore(contents["statistics"])
+        self._stream_state = contents.get("stream")
         self.broken = BrokenFiles(**contents["broken"])
         known = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints know fewer
         self.progress = Progress(**{name: contents[name] for name in known})

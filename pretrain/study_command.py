@@ -60,8 +60,10 @@ def main(argv: Sequence[str]) -> int:
     cells = [name.strip() for name in chosen.cells.split(",")] if chosen.cells is not None else None
     found.select(cells)  # mistakes are told before the seconds that torch takes to load
     overrides.apply(overrides.find_recipe(BASE), chosen.values)
+    from .hub_stream import refuse_stream
     from .study import study
 
+    refuse_stream(chosen.data, "study")
     return study(
         found,
         chosen.data,

@@ -17,38 +17,46 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from excb.pretrain import step
+from excb import features
+from excb.pretrain import monitor, step
 from excb.pretrain.__main__ import main
 from excb.pretrain.data import TrainingViews
 
+PATCH = pytest.MonkeyPatch()  # never undone: the process is the run's
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 
 
 def kill_at_change(number: str, run: Path) -> None:
-    """SIGKILL just before the n-th time, from 1, that this process changes the run folder: opens, renames, syncs."""
+    """SIGKILL at the n-th time, from 1, that this process changes the run folder: opens, renames, removes, syncs.
+
+    Just before it, but for a file that is opened to be written anew: that one is empty by then.
+    """
     below, left, sync = os.fspath(run) + os.sep, int(number), os.fsync
 
-    def count() -> None:
+    def count(emptied: Path | None = None) -> None:
         nonlocal left
         left -= 1
         if left == 0:
+            if emptied is not None and emptied.is_file():
+                os.truncate(emptied, 0)  # is heard as well, and counts below zero
             os.kill(os.getpid(), signal.SIGKILL)
 
     def hear(event: str, values: tuple[Any, ...]) -> None:
         changes = values[2] & WRITES if event == "open" else event in CHANGES
         if changes and isinstance(values[0], str | os.PathLike) and os.fspath(values[0]).startswith(below):
-            count()
+            count(Path(values[0]) if event == "open" and values[2] & os.O_TRUNC else None)
 
     def counted_sync(descriptor: int) -> None:
         count()
         sync(descriptor)
 
     sys.addaudithook(hear)
-    os.fsync = counted_sync  # type: ignore[assignment]
+    PATCH.setattr(os, "fsync", counted_sync)
 
 
 def kill_at_byte(place: str, _run: Path) -> None:
@@ -85,9 +93,7 @@ def pause_at(number: str, _run: Path) -> None:
 
 def pause_in_measuring(number: str, _run: Path) -> None:
     """Stop this process, as SIGSTOP does, at its n-th pass over the images to be measured; there are two each time."""
-    from excb.pretrain import monitor
-
-    real, left = monitor.extract, int(number)
+    real, left = features.extract, int(number)
 
     def extract(*arguments: Any, **options: Any) -> Any:
         nonlocal left
@@ -96,7 +102,7 @@ def pause_in_measuring(number: str, _run: Path) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         return real(*arguments, **options)
 
-    monitor.extract = extract
+    PATCH.setattr(monitor, "extract", extract)
 
 
 def slow(seconds: str, _run: Path) -> None:
@@ -125,7 +131,7 @@ def not_finite(place: str, _run: Path) -> None:
             output.loss.mul_(torch.nan)
         return output
 
-    step.Trainer._forward = forward
+    PATCH.setattr(step.Trainer, "_forward", forward)
 
 
 def worker_killed(sample: str, _run: Path) -> None:
@@ -161,7 +167,7 @@ def orphan(worker: str, _run: Path) -> None:
                 os.sched_yield()
         real(*arguments)
 
-    torch_worker._worker_loop = loop  # type: ignore[assignment]
+    PATCH.setattr(torch_worker, "_worker_loop", loop)
 
 
 def clock_back(seconds: str, _run: Path) -> None:
@@ -172,8 +178,8 @@ def clock_back(seconds: str, _run: Path) -> None:
         read[0] += 1
         return real() - read[0] * float(seconds)
 
-    time.time = wrong
-    time.time_ns = lambda: int(1e9 * wrong())
+    PATCH.setattr(time, "time", wrong)
+    PATCH.setattr(time, "time_ns", lambda: int(1e9 * wrong()))
 
 
 def _before_step(deed: Callable[[step.Trainer, Any, int], None]) -> None:
@@ -183,7 +189,7 @@ def _before_step(deed: Callable[[step.Trainer, Any, int], None]) -> None:
         deed(trainer, batch, number)
         return real(trainer, batch, number)
 
-    step.Trainer.step = taken
+    PATCH.setattr(step.Trainer, "step", taken)
 
 
 def _before_image(deed: Callable[[TrainingViews, int], None]) -> None:
@@ -194,7 +200,7 @@ def _before_image(deed: Callable[[TrainingViews, int], None]) -> None:
         result: tuple[np.ndarray, tuple[int, int]] = real(views, index, slot)
         return result
 
-    TrainingViews._open = opened
+    PATCH.setattr(TrainingViews, "_open", opened)
 
 
 DEEDS: dict[str, Callable[[str, Path], None]] = {

@@ -141,6 +141,14 @@ def kill(process: int) -> None:
         return
 
 
+def kill_group(leader: int) -> None:
+    """SIGKILL to a run's whole group, or to its first process where that has made none yet."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        kill(leader)
+
+
 def _run(arguments: Sequence[str], log: Path, deed: str) -> None:
     """In a forked process: become a command."""
     from excb.pretrain.__main__ import main

@@ -1,24 +1,33 @@
 """SIGKILL, as of a job system or for want of memory: at every change of the run folder, within a write, at any time."""
 
-import os
 import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import GONE, Running, assert_equal, at_step, check_whole, kill, run, start, start_program
+from tests.faults.runs import GONE, assert_equal, check_whole, kill, kill_group, run, start, start_program
 
-LONGER = ("optim.epochs=12", "efficiency.workers=2")
+LONGER = ("optim.epochs=20", "efficiency.workers=2")
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_killed_at_every_change_of_its_folder(images: Path, undisturbed: Path, tmp_path: Path, stride: int) -> None:
-    """The n-th start is killed just before its n-th change: every place between two changes is a place to die."""
+@pytest.mark.parametrize(
+    ("begun", "stride"),
+    [(True, 4), *(pytest.param(begun, 1, marks=pytest.mark.slow) for begun in (True, False))],
+)
+def test_killed_at_every_change_of_its_folder(
+    images: Path, undisturbed: Path, tmp_path: Path, begun: bool, stride: int
+) -> None:
+    """The n-th start is killed at its n-th change, from the first changes of a new run or of one that goes on."""
     out, saved, kills = tmp_path / "run", 0, 0
+    if begun:
+        running = start(images, out, deed="pause_at=5")
+        running.until_stopped()
+        running.kill_all()
+        saved = check_whole(out)
+        assert saved == 4
     for number in range(1, 1000, stride):
         ended = run(images, out, deed=f"kill_at_change={number}")
         if ended.code == 0:
@@ -43,44 +52,42 @@ def test_killed_in_the_middle_of_a_checkpoint(images: Path, undisturbed: Path, t
 
 
 def test_killed_at_random_moments(images: Path, tmp_path: Path) -> None:
-    random_kills(start, images, tmp_path, kills=4, seed=3)
+    random_kills(images, tmp_path, kills=4, seed=3)
 
 
 @pytest.mark.slow
 def test_a_hundred_random_kills_lose_nothing(images: Path, tmp_path: Path) -> None:
-    random_kills(start_program, images, tmp_path, kills=100, seed=100)
+    random_kills(images, tmp_path, kills=100, seed=100)
 
 
-def random_kills(begin: Callable[..., Running], images: Path, folder: Path, *, kills: int, seed: int) -> None:
+def random_kills(images: Path, folder: Path, *, kills: int, seed: int) -> None:
     """SIGKILL to a run's whole group or its main process alone, at any time from its start to its end.
 
-    A run that ends before its turn must equal the undisturbed one, and another is begun.
+    Every fourth is killed within a few seconds of the start of its interpreter, the others after torch was imported. A
+    run that has ended before its turn must equal the undisturbed one, and another is begun.
     """
     began = time.monotonic()
-    assert begin(images, folder / "undisturbed", *LONGER).wait().code == 0
+    assert run(images, folder / "undisturbed", *LONGER).code == 0
     length = time.monotonic() - began
-    chance, number, killed, saved = random.Random(seed), 0, 0, 0
-    finished = killed_while_training = 0
-    while killed < kills or finished == 0:
-        out = folder / f"run{number}"
-        running = begin(images, out, *LONGER)
-        code = running.wait_for(chance.uniform(0, length)) if killed < kills else running.wait().code
-        if code is None:
-            killed_while_training += at_step(out, saved + 1)()
-            if chance.random() < 0.5:
-                os.killpg(running.pid, signal.SIGKILL)
-            else:
-                kill(running.pid)
-            assert running.wait().code == -signal.SIGKILL
-            running.until_gone(GONE)
-            now = check_whole(out)
-            assert now >= saved  # what was saved stays
-            saved, killed = now, killed + 1
-        else:
-            assert code == 0
+    chance, starts, finished, killed, training, saved = random.Random(seed), 0, 0, 0, 0, 0
+    while killed < kills or not finished:
+        out = folder / f"run{finished}"
+        fresh = killed < kills and starts % 4 == 3
+        running = (start_program if fresh else start)(images, out, *LONGER)
+        starts += 1
+        if killed < kills and running.wait_for(chance.uniform(0, length)) is None:
+            (kill_group if chance.random() < 0.5 else kill)(running.pid)
+        ended = running.wait()
+        if ended.code == 0:
             assert_equal(folder / "undisturbed", out)
-            number, saved, finished = number + 1, 0, finished + 1
-    print(f"{killed} kills, {killed_while_training} of them after the first new step; {finished} runs equal")  # noqa: T201
+            finished, saved = finished + 1, 0
+            continue
+        assert ended.code == -signal.SIGKILL, ended.said
+        running.until_gone(GONE)
+        now = check_whole(out)
+        assert now >= saved  # what was saved stays
+        killed, training, saved = killed + 1, training + (now > saved), now
+    print(f"{killed} kills, {training} of them after a new checkpoint; {finished} runs equal")  # noqa: T201
 
 
 def test_a_folder_copied_elsewhere_goes_on(images: Path, undisturbed: Path, tmp_path: Path) -> None:

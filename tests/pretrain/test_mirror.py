@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,6 +160,29 @@ def test_what_is_newer_here_stays(images: Path, undisturbed: Path, tmp_path: Pat
     assert main(command(images, URL)) == 0
     assert ("get", f"/{RUN}metrics.jsonl") not in FaultyStore.asked
     assert_same_run(undisturbed, download(tmp_path / "copy"))
+
+
+def test_steps_do_not_wait_and_the_newest_is_sent(images: Path, machine: pytest.MonkeyPatch) -> None:
+    trained, usual, request = threading.Event(), loop.Run._step, FaultyStore._request
+
+    def step(run: loop.Run, batch: Batch) -> object:
+        if run.progress.step == STEPS - 1:
+            trained.set()
+        return usual(run, batch)
+
+    def slow(store: FaultyStore, kind: str, path: str) -> None:
+        if kind == "put" and "step-2.pt" in path:
+            assert trained.wait(120)  # steps go on meanwhile
+        request(store, kind, path)
+
+    machine.setattr(loop.Run, "_step", step)
+    machine.setattr(FaultyStore, "_request", slow)
+    assert main(command(images, URL, "monitor.every_epochs=9", "run.keep=1")) == 0
+    sent = [path.rpartition("/")[2] for kind, path in FaultyStore.asked if kind == "mv" and "/step-" in path]
+    assert sent[0] == "step-2.pt"
+    assert not {"step-4.pt", "step-6.pt"} & {*sent}  # older than the newest before their turn came
+    assert "step-9.pt" in sent
+    assert stored() >= {f"checkpoints/{file.name}" for file in checkpoint.in_run(local())}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
