@@ -19,7 +19,7 @@ from excb.atomic import new_file
 from excb.console import PLAIN_SECONDS, duration
 from excb.errors import UserError
 from excb.home import cache_root
-from excb.tar_table import TarTable, read_table
+from excb.tar_table import MOST_BYTES, TarTable, read_table
 
 VERSION = 1  # raise it with every change after which the same shards give another index
 FOLDER = "shards"  # in the cache
@@ -199,6 +199,8 @@ def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | 
             and all(array.shape == size and array.dtype == np.int64 for array in arrays)
             and index.names.count(b"\0") == size[0]
             and int(index.labels.max(initial=-1)) < len(index.label_names)
+            and int(index.offsets.min(initial=0)) >= 0
+            and 0 <= int(index.sizes.min(initial=0)) <= int(index.sizes.max(initial=0)) <= MOST_BYTES
         )
         if not whole:
             raise ValueError("its parts do not go together")

@@ -128,7 +128,7 @@ def _one(axes: Sequence[Any], run: Curves) -> None:
         _series(axes[FROZEN], epochs, "knn_top1", GREEN, "k-NN top-1, %")
         _series(axes[FROZEN], epochs, "neighbour_agreement", BLUE, "agreement of neighbours, %")
         _series(axes[FROZEN], epochs, "effective_rank", ORANGE, "effective rank")
-    else:
+    elif axes[SIZES].get_lines():
         axes[SIZES].legend(frameon=False, fontsize=8)
     _titles(axes)
     _mark(axes, run, RED)
