@@ -1,13 +1,12 @@
 """The catalogue: what is known of every checkpoint by name, as data; the table itself is `catalogue.toml`."""
 
-import json
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from excb import toml
+from excb import json_text, toml
 from excb.architecture import Architecture
 from excb.catalogue_rules import check
 from excb.errors import UserError
@@ -193,13 +192,13 @@ def _configs(folder: Path) -> list[Path]:
 def _from_folder(file: Path) -> Checkpoint:
     """The row of an exported folder: under the folder's name, of the network and for the images that it holds."""
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))["excb"]
+        facts = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
         row = {"method": "ExCB" if facts.get("recipe") else "unknown"} | (facts.get("checkpoint") or {})
         row |= {name: facts[name] for name in ("architecture", "preprocessing")}
         row |= {"name": file.parent.name, "source": "imported"}
         if facts.get("network") in ("teacher", "student"):  # files that hold one network say other things
             row["network"] = facts["network"]
-    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         raise UserError(f"not written by `excb-zoo import` or `export` ({type(error).__name__}: {error})") from None
     return Checkpoint.from_dict(row)
 

@@ -1,6 +1,5 @@
 """What a row of the catalogue may say, wherever it comes from."""
 
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from excb.errors import UserError, nearest_name
 from excb.home import folder_of
 
+MOST = 1e15  # of any number: TOML sets no bounds, and whoever shows one does not expect a thousand digits
 Rule = Callable[[Any], bool]
 
 
@@ -44,11 +44,11 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST < value < MOST
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST
 
 
 def _list_of(rule: Rule, length: int | None = None) -> Rule:

@@ -3,9 +3,41 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
+MOST = 1e15  # of any number in a claim
 MULTI = "multi"  # crops of more than one size, which ones is not stated
+
+
+def checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass from a file that people write: lists as tuples, each of the kind that it states.
+
+    Raises:
+        TypeError: one is of another kind.
+    """
+    given = {name: tuple(item) if isinstance(item, list) else item for name, item in values.items()}
+    for name, stated in get_type_hints(kind).items():
+        if name in given and not _is(given[name], stated):
+            raise TypeError(f"{name} is {ascii(given[name])[:80]}")
+    return given
+
+
+def _is(value: Any, stated: Any) -> bool:
+    origin, parts = get_origin(stated) or stated, get_args(stated)
+    if origin is UnionType:
+        return any(_is(value, part) for part in parts)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(isinstance(item, parts[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and (
+            parts[1] is Any or all(isinstance(each, parts[1]) for each in value.values())
+        )
+    if origin in (int, float):
+        return (
+            isinstance(value, int | float if origin is float else int) and type(value) is not bool and abs(value) < MOST
+        )
+    return isinstance(value, origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +76,12 @@ class Protocol:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Protocol":
-        """From a table of protocols.toml, whose lists become tuples; options stay as they are."""
-        given: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in values.items()}
-        return cls(**given)
+        """From a table of protocols.toml, whose lists become tuples; options stay as they are.
+
+        Raises:
+            TypeError: a field is missing, unknown, or of another kind.
+        """
+        return cls(**checked(cls, values))
 
     def arguments(self) -> list[str]:
         """The command and its options as words of a command line."""
@@ -95,9 +130,12 @@ class Data:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Data":
-        """From a table of protocols.toml, whose lists become tuples."""
-        given: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in values.items()}
-        return cls(**given)
+        """From a table of protocols.toml, whose lists become tuples.
+
+        Raises:
+            TypeError: a field is missing, unknown, or of another kind.
+        """
+        return cls(**checked(cls, values))
 
 
 @dataclass(frozen=True, kw_only=True)

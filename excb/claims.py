@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from excb.claim import Claim, Data, Protocol
+from excb.claim import MOST, Claim, Data, Protocol, checked
 from excb.errors import UserError, nearest_name
 
 FOLDER = Path(__file__).with_name("claims")
@@ -107,10 +107,10 @@ class _Registry:
                 self.protocols | {name: Protocol.from_dict(each | {"name": name}) for name, each in protocols.items()},
                 self.data | {name: Data.from_dict(each | {"name": name}) for name, each in data.items()},
                 self.recipes | recipes,
-                self.titles | {name: table["title"] for name, table in tables.items()},
+                self.titles | {name: str(table["title"]) for name, table in tables.items()},
             )
             found = [claim for name, table in tables.items() for claim in new._claims(name, table)]
-        except (OSError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (OSError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise UserError(f"{file} cannot be read as claims ({type(error).__name__}: {error}): mend it") from None
         return _Registry(new.protocols, new.data, new.recipes, new.titles, tuple(found))
 
@@ -144,16 +144,10 @@ class _Registry:
         if len(chosen) != 1:
             names = " and ".join(protocol.name for protocol in chosen) or "none"
             raise ValueError(f"one protocol must be that of {name}, not {names}")
-        claim = Claim(
-            id=name,
-            metric=metric,
-            value=value,
-            protocol=chosen[0],
-            recipe=self.recipes.get(facts["checkpoint"], ""),
-            **facts | {"data": self.data[facts["data"]]},
-            **rest,
-        )
-        _ = claim.number  # raises ValueError where the figure is no number
+        stated = {"recipe": self.recipes.get(facts["checkpoint"], ""), "data": self.data[facts["data"]]}
+        claim = Claim(id=name, metric=metric, value=value, protocol=chosen[0], **checked(Claim, facts | stated | rest))
+        if not abs(claim.number) < MOST:  # raises ValueError where the figure is no number
+            raise ValueError(f"the figure of {name} is {value}")
         return claim
 
 

@@ -18,6 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from excb import json_text
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.hashes import Hashes
@@ -221,7 +222,7 @@ def _beside(part: Path) -> Path:
 
 def _read_known(part: Path) -> _Known | None:
     try:
-        known = _Known(**json.loads(_beside(part).read_bytes()))
+        known = _Known(**json_text.parse(_beside(part).read_bytes()))
     except (FileNotFoundError, TypeError, ValueError):
         return None
     return known if part.is_file() else None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excb import __version__, timm_format
+from excb import __version__, json_text, timm_format
 from excb.architecture import FORBIDDEN, Architecture
 from excb.atomic import new_folder
 from excb.errors import UserError
@@ -200,10 +200,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _CONFIG_BYTES:
             raise UserError(f"{file} is larger than {_CONFIG_BYTES >> 20} MiB: refused")
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json_text.parse(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {file} ({error.strerror}): name an exported folder") from None
-    except (RecursionError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{file} was not written by `excb-zoo export` or timm ({error})") from None
     if not isinstance(config, dict):
         raise UserError(f"{file} was not written by `excb-zoo export` or timm (it is no JSON object)")

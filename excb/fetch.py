@@ -32,7 +32,7 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
     """
     published = None if digest is None else parse(digest)
     algorithms = {"sha256", published.algorithm if published else "sha256"}
-    folder, key = home() / DOWNLOADS, hashlib.sha256(url.encode()).hexdigest()[:16]
+    folder, key = home() / DOWNLOADS, hashlib.sha256(url.encode(errors="surrogatepass")).hexdigest()[:16]
 
     def verified(file: Path, hashes: dict[str, str], aside: Path) -> None:
         verify(file, hashes, published, source=url, aside=aside, reporter=reporter, name=name)

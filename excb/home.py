@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+from excb import json_text
 from excb.errors import UserError
 from excb.results import write_text
 
@@ -83,7 +84,7 @@ def record(url: str, sha256: str, size: int) -> None:
 def _hashes() -> dict[str, dict[str, str | int]]:
     file = home() / HASHES
     try:
-        hashes = json.loads(file.read_bytes())
+        hashes = json_text.parse(file.read_bytes())
         if not all(isinstance(entry["sha256"], str) for entry in hashes.values()):
             raise TypeError("a sha256 is no text")
     except FileNotFoundError:

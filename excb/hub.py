@@ -193,7 +193,11 @@ def obtain(name: str | Path, *, network: Which = "teacher") -> Path:
         return fetch_kept(name, Reporter())
     if (row := find(name)) is not None:
         return _of_row(row, network)
-    if not Path(name).exists() and "/" not in name and not Path(name).suffix:
+    try:
+        there = Path(name).exists()
+    except OSError as error:  # such as a name that is too long
+        raise UserError(f"no checkpoint can lie at '{name}': {error.strerror}") from None
+    if not there and "/" not in name and not Path(name).suffix:
         names = [row.name for row in checkpoints()]
         raise UserError(
             f"no checkpoint is called '{name}'{nearest_name(name, names)}, and nothing lies at that path: "
@@ -251,7 +255,7 @@ def _from_web(address: str, network: Which) -> Path:
     from excb.home import folder_of
     from excb.importing import import_file
 
-    name = f"web-{hashlib.sha256(f'{network} {address}'.encode()).hexdigest()[:16]}"
+    name = f"web-{hashlib.sha256(f'{network} {address}'.encode(errors='surrogatepass')).hexdigest()[:16]}"
     if not (folder_of(name) / CONFIG).is_file():
         reporter = Reporter()
         file = fetch_url(address, digest=None, reporter=reporter, name=address)

@@ -236,7 +236,7 @@ DAMAGE = (
 
 
 def refuse_special(source: Source) -> None:
-    """Raise OSError for a file that is there and is none to be read: one would wait for a named pipe's writer for ever."""
+    """Raise OSError for a file that is no regular one: for a named pipe's writer one would wait for ever."""
     if isinstance(source, (str, Path)) and not stat.S_ISREG(os.stat(source).st_mode):  # noqa: PTH116 - either kind
         raise OSError("it is no regular file")
 

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,8 @@ def write(figure: "Figure", file: Path, *, dpi: int = 150) -> None:
     check_formats([file])
     kind = file.suffix.lower().removeprefix(".")
     buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": "excb"}):  # names inside an SVG are random otherwise
+    # Names of many scripts may be in a picture, and the font has not all: boxes take their place.
+    with rc_context({"svg.hashsalt": "excb"}), warnings.catch_warnings():  # names inside an SVG are random otherwise
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else None)
     write_bytes(buffer.getvalue(), file)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import IO, Any
 
 from excb.errors import UserError
+from excb.images import refuse_special
 
 MOST_OPEN = 128  # local files that one process keeps open; systems usually allow it 1,024
 PAUSES = (1.0, 4.0)  # seconds before a remote read is tried again
@@ -67,6 +68,7 @@ def filesystem(place: str) -> tuple[Any, str]:
 def stream(place: str) -> AbstractContextManager[IO[bytes]]:
     """A file to be read from its beginning to its end."""
     if not is_remote(place):
+        refuse_special(place)
         return open(place, "rb")  # noqa: PTH123 - a place is text: Path would turn s3:// into s3:/
     system, path = filesystem(place)
     return system.open(path, "rb", block_size=READ_AHEAD)  # type: ignore[no-any-return]

@@ -128,13 +128,13 @@ def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", report
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     cache = _cache()
-    sizes = [
-        entry.size or 0
-        for entry in listing.siblings or []
-        if any(fnmatch(entry.rfilename, pattern) for pattern in FILES)
-        and not isinstance(try_to_load_from_cache(repo, entry.rfilename, cache, listing.sha), str)
-    ]
     try:
+        sizes = [  # the client refuses names that lead elsewhere
+            entry.size or 0
+            for entry in listing.siblings or []
+            if any(fnmatch(entry.rfilename, pattern) for pattern in FILES)
+            and not isinstance(try_to_load_from_cache(repo, entry.rfilename, cache, listing.sha), str)
+        ]
         cache.mkdir(parents=True, exist_ok=True)
         if (free := shutil.disk_usage(cache).free) < sum(sizes):
             raise OSError(ENOSPC, f"{sum(sizes) / MB:,.1f} MB are needed and {free / MB:,.1f} MB free")
@@ -159,7 +159,7 @@ def _verify_weights(folder: Path, source: str, listing: "ModelInfo | None", wher
     published = None
     if listing is not None and listing.sha == folder.name:
         hashes = [entry.lfs.sha256 for entry in listing.siblings or [] if entry.rfilename == WEIGHTS and entry.lfs]
-        published = Published("sha256", hashes[0]) if hashes else None
+        published = Published("sha256", str(hashes[0])) if hashes else None
     link = folder / WEIGHTS
     file = link.resolve()
     aside = file.with_name(file.name + WRONG)
@@ -212,10 +212,13 @@ def _quiet_client() -> Iterator[None]:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """What the client raises: errors of its HTTP library, OSErrors, and RuntimeErrors of its Xet transfers."""
+    """What the client raises: errors of its HTTP library, OSErrors, RuntimeErrors of its Xet transfers.
+
+    Where a server answers nonsense, whatever its values are not.
+    """
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # whichever library it is
 
-    return (HTTPError, OSError, RuntimeError, ValueError)
+    return (HTTPError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def _reason(error: BaseException, repo: str, where: str) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import platform
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -11,7 +10,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from excb import atomic
+from excb import atomic, json_text, result_rules
 from excb.errors import UserError
 
 SCHEMA = 2
@@ -116,7 +115,7 @@ class Result:
             UserError: it is no result, one of another schema, or was changed by hand.
         """
         try:
-            values = json.loads(text)
+            values = json_text.parse(text)
         except ValueError as error:
             raise UserError(f"{source} is no result of `excb-eval` ({error})") from None
         if not isinstance(values, dict) or "schema" not in values:
@@ -128,40 +127,17 @@ class Result:
         if values.keys() != {entry.name for entry in fields(cls)}:
             odd = ", ".join(sorted(values.keys() ^ {entry.name for entry in fields(cls)}))
             raise UserError(f"{source} lacks or adds fields of schema {SCHEMA} ({odd}): evaluate again")
-        _check_types(values, source)
+        if wrong := result_rules.wrong_field(values):
+            raise UserError(f"{source}: {wrong} is not of the form that `excb-eval` writes: evaluate again")
+        try:
+            json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
+        except ValueError as error:
+            raise UserError(f"{source} holds NaN or half a character ({error}): evaluate again") from None
         values["intervals"] = {name: (low, high) for name, (low, high) in values["intervals"].items()}
         result = cls(**values)
         if result.protocol_hash != named:
             raise UserError(f"{source} was changed: its settings are not those of its protocol_hash; evaluate again")
         return result
-
-
-def _check_types(values: dict[str, Any], source: str) -> None:
-    """Raise UserError unless a result's fields are what readers count on: files may have been edited by hand."""
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "protocol": str,
-        "created": str,
-        "seconds": (int, float),
-        "notes": list,
-    }
-    wrong = [
-        name
-        for name, value in values.items()
-        if name != "schema" and (isinstance(value, bool) or not isinstance(value, kinds.get(name, dict)))
-    ]
-    if not wrong:
-        wrong = [f"figures.{name}" for name, value in values["figures"].items() if not _is_number(value)]
-        wrong += [
-            f"intervals.{name}"
-            for name, pair in values["intervals"].items()
-            if not (isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)))
-        ]
-    if wrong:
-        raise UserError(f"{source}: {wrong[0]} is not of the form that `excb-eval` writes: evaluate again")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def folder_name(path: str) -> str:

@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import struct
 import time
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +14,15 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from excb import ranges
+from excb import json_text, npy, ranges
 from excb.atomic import new_file
 from excb.console import PLAIN_SECONDS, duration
 from excb.errors import UserError
 from excb.home import cache_root
-from excb.tar_table import TarTable, read_table
+from excb.tar_table import MOST_BYTES, TarTable, read_table
 
 VERSION = 1  # raise it with every change after which the same shards give another index
 FOLDER = "shards"  # in the cache
-_DAMAGE = (EOFError, LookupError, OSError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -185,7 +181,7 @@ def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | 
     """The index in a file, or None where there is no whole one."""
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            meta: dict[str, Any] = json.loads(stored["meta"].tobytes())
+            meta: dict[str, Any] = json_text.parse(stored["meta"].tobytes())
             index = ShardIndex(
                 tuple(map(str, meta["stamps"])),
                 stored["counts"],
@@ -203,12 +199,14 @@ def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | 
             and all(array.shape == size and array.dtype == np.int64 for array in arrays)
             and index.names.count(b"\0") == size[0]
             and int(index.labels.max(initial=-1)) < len(index.label_names)
+            and int(index.offsets.min(initial=0)) >= 0
+            and 0 <= int(index.sizes.min(initial=0)) <= int(index.sizes.max(initial=0)) <= MOST_BYTES
         )
         if not whole:
             raise ValueError("its parts do not go together")
     except FileNotFoundError:
         return None
-    except _DAMAGE as error:
+    except npy.DAMAGE as error:
         note(f"{file} is damaged ({type(error).__name__}: {error}): the shards are indexed again")
         return None
     return index

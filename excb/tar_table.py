@@ -1,12 +1,12 @@
 """What a tar holds: name, place, size and label of every image in it, found by its headers in one pass."""
 
-import json
 import tarfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import IO
 
+from excb import json_text
 from excb.errors import UserError
 from excb.images import DAMAGE, EXTENSIONS
 
@@ -134,8 +134,8 @@ def _add_label(labels: dict[str, str | None], name: str, content: bytes) -> None
         labels[key] = _label(content.decode(errors="replace"))
         return
     try:
-        values = json.loads(content)
-    except (ValueError, RecursionError):
+        values = json_text.parse(content)
+    except ValueError:
         return
     if isinstance(values, dict) and key not in labels:
         texts = (values[name] for name in LABEL_FIELDS if isinstance(values.get(name), (int, str)))

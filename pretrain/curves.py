@@ -1,13 +1,13 @@
 """A run's curves: the paper's five training statistics, runs over one another, and what frozen features are worth."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from excb.errors import UserError
+from excb import json_text
+from excb.errors import UserError, printable
 from excb.pictures import BLUE, GREEN, GREY, ORANGE, RED, looks, picture, plain, write
 
 from .journal import METRICS, read_metrics
@@ -16,6 +16,7 @@ from .run_state import CURVES, RECIPE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LARGEST = 1e30  # that is drawn
 # Which of `panels` shows what an alarm is about; the last one is drawn for a single run only.
 LOSS, CONFIDENCE, SIZES, AGREEMENT, PURITY, FROZEN = range(6)
 MARKED = {
@@ -56,11 +57,12 @@ class Curves:
         if not any(line.get("kind") == "epoch" for line in lines):
             raise UserError(f"{folder} holds no {METRICS} with an epoch in it: name the folder of a run")
         try:
-            recipe = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
-            clusters = int(recipe["recipe"]["method"]["clusters"])
-        except (OSError, ValueError, KeyError, TypeError):
+            recipe = json_text.parse((folder / RECIPE).read_text(encoding="utf-8"))
+            stated = int(recipe["recipe"]["method"]["clusters"])
+            clusters = stated if 1 < stated < LARGEST else None
+        except (OSError, ArithmeticError, ValueError, LookupError, TypeError):
             clusters = None  # a copied metrics.jsonl is enough for curves
-        return cls(label or folder.resolve().name, clusters, lines)
+        return cls(_literally(label or folder.resolve().name), clusters, lines)
 
     def kind(self, kind: str) -> list[dict[str, Any]]:
         """The lines of one kind: `step`, `epoch` or `alarm`."""
@@ -113,8 +115,8 @@ def statistics(runs: Sequence[Curves]) -> "Figure":
 def _one(axes: Sequence[Any], run: Curves) -> None:
     """One run: the five statistics and, if there is a sixth panel, the frozen features."""
     steps, epochs = run.kind("step"), run.kind("epoch")
-    axes[LOSS].plot(_column(steps, "epoch"), _column(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
-    axes[LOSS].plot(_column(epochs, "epoch"), _column(epochs, "loss"), color=BLUE)
+    axes[LOSS].plot(*_points(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
+    axes[LOSS].plot(*_points(epochs, "loss"), color=BLUE)
     _chance(axes[LOSS], [run])
     _series(axes[CONFIDENCE], epochs, "confidence", BLUE)
     _series(axes[SIZES], epochs, "smallest_cluster", BLUE, "smallest")
@@ -126,7 +128,7 @@ def _one(axes: Sequence[Any], run: Curves) -> None:
         _series(axes[FROZEN], epochs, "knn_top1", GREEN, "k-NN top-1, %")
         _series(axes[FROZEN], epochs, "neighbour_agreement", BLUE, "agreement of neighbours, %")
         _series(axes[FROZEN], epochs, "effective_rank", ORANGE, "effective rank")
-    else:
+    elif axes[SIZES].get_lines():
         axes[SIZES].legend(frameon=False, fontsize=8)
     _titles(axes)
     _mark(axes, run, RED)
@@ -135,7 +137,7 @@ def _one(axes: Sequence[Any], run: Curves) -> None:
 def _many(axes: Sequence[Any], run: Curves, colour: str, number: int) -> Any:
     """One run among several; the line that stands for it in the legend."""
     epochs = run.kind("epoch")
-    (line,) = axes[LOSS].plot(_column(epochs, "epoch"), _column(epochs, "loss"), color=colour)
+    (line,) = axes[LOSS].plot(*_points(epochs, "loss"), color=colour)
     for panel, name in (
         (CONFIDENCE, "confidence"),
         (SIZES, "smallest_cluster"),
@@ -163,11 +165,12 @@ def _shares(sizes: Any, epochs: Sequence[dict[str, Any]], clusters: int | None) 
     """Empty clusters and coinciding centroids, in percent on the right."""
     right = sizes.twinx()
     if clusters:
-        share = [100 * value / clusters for value in _column(epochs, "empty_clusters")]
-        right.plot(_column(epochs, "epoch"), share, color=GREY, linestyle="--", label="empty, % (right)")
-    doubled = [(line["epoch"], 100 * line["coincident_centroids"]) for line in epochs if "coincident_centroids" in line]
+        when, empty = _points(epochs, "empty_clusters")
+        share = [100 * value / clusters for value in empty]
+        right.plot(when, share, color=GREY, linestyle="--", label="empty, % (right)")
+    when, doubled = _points(epochs, "coincident_centroids")
     if doubled:
-        right.plot(*zip(*doubled, strict=True), color=GREY, linestyle=":", label="coinciding, % (right)")
+        right.plot(when, [100 * value for value in doubled], color=GREY, linestyle=":", label="coinciding, % (right)")
     right.set_ylim(0, 100)
     right.tick_params(labelsize=8)
     right.spines["top"].set_visible(False)
@@ -201,7 +204,7 @@ def _titles(axes: Sequence[Any]) -> None:
 
 
 def _placed(run: Curves) -> list[dict[str, Any]]:
-    return [line for line in run.kind("alarm") if "epoch" in line]
+    return [line for line in run.kind("alarm") if _drawable(line.get("epoch")) and isinstance(line.get("name"), str)]
 
 
 def _mark(axes: Sequence[Any], run: Curves, colour: str, number: int = 0) -> None:
@@ -212,7 +215,7 @@ def _mark(axes: Sequence[Any], run: Curves, colour: str, number: int = 0) -> Non
             continue
         axes[panel].axvline(alarm["epoch"], color=colour, linewidth=1, linestyle="-" if colour == RED else "--")
         axes[panel].annotate(
-            alarm["name"],
+            _literally(alarm["name"]),
             (alarm["epoch"], 0.5 + 0.12 * (-1) ** number * ((number + 1) // 2 % 4)),
             xycoords=axes[panel].get_xaxis_transform(),
             color=colour,
@@ -222,13 +225,25 @@ def _mark(axes: Sequence[Any], run: Curves, colour: str, number: int = 0) -> Non
         )
 
 
-def _column(lines: Sequence[dict[str, Any]], name: str) -> list[float]:
-    return [line[name] for line in lines if name in line]
+def _points(lines: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    """Epochs and one figure of them, where it was measured."""
+    both = [line for line in lines if _drawable(line.get("epoch")) and _drawable(line.get(name))]
+    return [line["epoch"] for line in both], [line[name] for line in both]
+
+
+def _drawable(value: Any) -> bool:
+    """Whether it is a number with a place on an axis, or the NaN of a run that went wrong."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > LARGEST
+
+
+def _literally(text: str) -> str:
+    """A name as it is: matplotlib takes what stands between dollars for a formula."""
+    return printable(text).replace("$", r"\$")
 
 
 def _series(axes: Any, lines: Sequence[dict[str, Any]], name: str, color: str, label: str | None = None) -> None:
     """Plot one figure against epochs, where it was measured."""
-    points = [(line["epoch"], line[name]) for line in lines if name in line]
-    if points:
-        marker = "o" if len(points) < 30 else None
-        axes.plot(*zip(*points, strict=True), color=color, label=label, marker=marker, markersize=3)
+    when, values = _points(lines, name)
+    if values:
+        marker = "o" if len(values) < 30 else None
+        axes.plot(when, values, color=color, label=label, marker=marker, markersize=3)

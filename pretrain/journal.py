@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from excb import json_text
 from excb.collectives import gather_rows, mean_over_ranks, processes, rank
 from excb.errors import UserError
 from excb.images import Images
@@ -214,13 +215,15 @@ def _telling(file: Path) -> Iterator[None]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; a last line cut short by a kill is passed over."""
+    """The lines of a run's `metrics.jsonl`; one cut short by a kill, or that no run writes, is passed over."""
     file = folder / METRICS
     lines = []
     if file.is_file():
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                lines.append(json.loads(line))
+                line = json_text.parse(text)
             except ValueError:
                 continue
+            if isinstance(line, dict) and isinstance(line.get("kind"), str) and type(line.get("step")) is int:
+                lines.append(line)
     return lines

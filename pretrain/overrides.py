@@ -1,7 +1,6 @@
 """`section.field=value` on the command line: typed, checked, and refused with the nearest valid name."""
 
 import dataclasses
-import json
 import math
 import types
 import typing
@@ -9,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from excb import json_text
 from excb.errors import UserError, nearest_name
 from excb.settings import require
 
@@ -96,7 +96,7 @@ def _parse_scalar(text: str, kind: type[int] | type[float] | type[str], name: st
 
 def _parse_json(text: str, name: str) -> dict[str, Any]:
     try:
-        value = json.loads(text, parse_constant=int)  # int refuses NaN and Infinity, which are no JSON
+        value = json_text.parse(text, parse_constant=int)  # int refuses NaN and Infinity, which are no JSON
     except ValueError:
         value = None
     if not isinstance(value, dict):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from excb import __version__, checkpoint
+from excb import __version__, checkpoint, json_text
 from excb.collectives import processes
 from excb.errors import UserError
 from excb.images import Images
@@ -148,7 +148,7 @@ def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) 
         UserError: it is another run, or the text is none of ours.
     """
     try:
-        old = json.loads(text)
+        old = json_text.parse(text)
         changed = differences(old["recipe"], recipe.to_dict())
         old_data = old["data"]
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excb import checkpoint, hub
+from excb import checkpoint, hub, json_text
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import Features, Inputs, extract
@@ -68,7 +68,7 @@ class Job:
         if not file.is_file():
             return None
         try:
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            found: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))
             known = found["schema"] == SCHEMA
         except (ValueError, KeyError, TypeError):
             known = False
@@ -96,7 +96,7 @@ class Job:
     def _changes_since_begun(self) -> list[str]:
         """The run folder itself refuses other images, and a damaged `recipe.json`."""
         try:
-            begun = json.loads((self.folder / RECIPE).read_text(encoding="utf-8"))
+            begun = json_text.parse((self.folder / RECIPE).read_text(encoding="utf-8"))
             return differences(begun["recipe"], self.recipe.to_dict())
         except (OSError, ValueError, KeyError):
             return []
@@ -136,7 +136,7 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
     if job.cell != UNTRAINED:
         if code := train(job.recipe, sets.train, job.folder, reporter, device=device, table=False):
             return code
-        training = json.loads((job.folder / REPORT).read_text(encoding="utf-8"))
+        training = json_text.parse((job.folder / REPORT).read_text(encoding="utf-8"))
     start = time.monotonic()
     judged = _judge_untrained(job, sets, device) if job.cell == UNTRAINED else _judge(job, sets, device, training)
     contents = {

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb import json_text, npy
 from excb.errors import UserError
 
 SHARD_BYTES = 64 * 2**20
@@ -73,7 +74,7 @@ class Store:
         try:
             # Copy on write: torch wants memory that may be written, and the file must stay as it is.
             rows = np.load(self.file(number), mmap_mode="c", allow_pickle=False)
-        except (OSError, ValueError, EOFError):
+        except npy.DAMAGE:
             return None
         return rows if rows.dtype == np.float32 and rows.shape == (len(self._shards[number]), self._width) else None
 
@@ -96,8 +97,8 @@ class Store:
         file = self.folder / META
         if not file.exists():
             return None
-        found: list[int] = json.loads(file.read_bytes())["crc32"]
-        if len(found) != len(self._shards):
+        found = json_text.parse(file.read_bytes())["crc32"]
+        if not isinstance(found, list) or len(found) != len(self._shards):
             raise ValueError("not one checksum for each shard")
         return found
 
@@ -210,11 +211,12 @@ def entries(root: Path) -> list[CacheEntry]:
     for folder in sorted(path for path in (root / FOLDER).glob("*") if path.is_dir()):
         size = sum(file.stat().st_size for file in folder.iterdir())
         try:
-            meta = json.loads((folder / META).read_bytes())
+            meta = json_text.parse((folder / META).read_bytes())
             made_from = meta["made_from"]
-            found.append(
-                CacheEntry(folder, size, True, meta["images"], made_from["architecture"]["name"], made_from["kind"])
-            )
+            facts = (meta["images"], made_from["architecture"]["name"], made_from["kind"])
+            if not all(isinstance(fact, kind) for fact, kind in zip(facts, (int, str, str), strict=True)):
+                raise TypeError("facts of another kind")
+            found.append(CacheEntry(folder, size, True, *facts))
         except (OSError, ValueError, LookupError, TypeError):
             found.append(CacheEntry(folder, size, False, None, None, None))
     return sorted(found, key=lambda entry: -entry.bytes)

@@ -1,13 +1,13 @@
 """Result files from anywhere: named ones, those of folders, and those of the checkpoint that comes with the package."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
+from excb import json_text
 from excb.catalogue import BUNDLED, Checkpoint, find
-from excb.errors import UserError
+from excb.errors import UserError, printable
 from excb.exported import CONFIG
 from excb.results import Result
 
@@ -58,8 +58,8 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _is_result(file: Path) -> bool:
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        found = json_text.parse(file.read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as JSON ({error}): mend it, or move it out of the folder") from None
     return isinstance(found, dict) and {"schema", "protocol", "figures"} <= found.keys()
 
@@ -81,12 +81,12 @@ def _source(file: Path, out: Path) -> Source:
     if file.is_relative_to(BUNDLED):
         name = PurePosixPath("excb", "bundled", file.relative_to(BUNDLED).as_posix()).as_posix()
     else:
-        name = file.name
+        name = printable(file.name)
     try:
         way = PurePosixPath(Path(os.path.relpath(file.resolve(), out.resolve())).as_posix())
     except ValueError:  # on another drive
         return Source(name)
-    return Source(name, quote(str(way)) if way.parts.count("..") <= _NEAR else None)
+    return Source(name, quote(os.fsencode(str(way))) if way.parts.count("..") <= _NEAR else None)
 
 
 def _checkpoint(result: Result, file: Path) -> Checkpoint | None:

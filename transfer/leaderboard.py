@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from excb.claim import Claim
+from excb.errors import UserError
 from excb.results import folder_name
 
 from . import comparable
@@ -40,7 +41,12 @@ class _Boards:
         if kind is None:
             return
         place = Place(claim.data.name, claim.data.title, "all")
-        group = self._group(kind, place, comparable.of_claim(claim, kind), claim.protocol.name)
+        try:
+            fields = comparable.of_claim(claim, kind)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"the protocol {claim.protocol.name} of {claim.id} states no options ({reason})") from None
+        group = self._group(kind, place, fields, claim.protocol.name)
         row = _row_like(group, _claimed_row(claim))
         published = row.cells.setdefault(kind.metric, Cell()).published
         if claim.value not in published:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb import npy
 from excb.backbones import weights_hash
 from excb.collectives import from_first
 from excb.errors import UserError
@@ -150,7 +151,10 @@ def read(file: Path) -> tuple[Result, Predictions]:
         raise UserError(f"cannot read the predictions of {file}: {error}; keep both files together") from None
     if hashlib.sha256(packed).hexdigest() != result.predictions["sha256"]:
         raise UserError(f"{arrays} does not hold the predictions of {file} (their sha256 differ): evaluate again")
-    return result, _unpack(packed)
+    try:
+        return result, _unpack(packed)
+    except npy.DAMAGE as error:
+        raise UserError(f"{arrays} holds no predictions ({type(error).__name__}: {error}): evaluate again") from None
 
 
 _OTHERS = ("targets", "names", "classes")  # beside the templates, which hold {}
@@ -170,10 +174,27 @@ def _pack(predictions: Predictions) -> bytes:
 
 
 def _unpack(packed: bytes) -> Predictions:
+    """Predictions from the bytes of an .npz file.
+
+    Raises:
+        npy.DAMAGE: it is none, or its arrays are no predictions.
+    """
     with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
-        return Predictions(
-            torch.from_numpy(arrays["targets"]),
-            arrays["names"].tolist(),
-            tuple(arrays["classes"].tolist()),
-            {name: torch.from_numpy(arrays[name]) for name in arrays.files if name not in _OTHERS},
-        )
+        targets, names, classes = (arrays[name] for name in _OTHERS)
+        top5 = {name: arrays[name] for name in arrays.files if name not in _OTHERS}
+    images, labels = len(targets), len(classes)
+    _require(images > 0 and bool(top5), "images and guesses")
+    _require(all(texts.ndim == 1 and texts.dtype.kind == "U" for texts in (names, classes)), "names as text")
+    _require(len(names) == images, "one name for each image")
+    for name, values in {"targets": targets[:, None], **top5}.items():
+        _require(values.dtype == np.int64 and values.ndim == 2, f"whole numbers in {name}")
+        _require(len(values) == images and 1 <= values.shape[1] <= 5, f"one to five guesses for each image in {name}")
+        _require(values.min() >= 0 and values.max() < labels, f"indices of classes in {name}")
+    _require(all(name.count("{}") == 1 for name in top5), "templates with {} for top1 and top5")
+    tensors = {name: torch.from_numpy(values) for name, values in top5.items()}
+    return Predictions(torch.from_numpy(targets), names.tolist(), tuple(classes.tolist()), tensors)
+
+
+def _require(condition: bool | np.bool_, expected: str) -> None:
+    if not condition:
+        raise ValueError(f"expected {expected}")

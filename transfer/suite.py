@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from excb import __version__
+from excb import __version__, json_text
 from excb.backbones import weights_hash
 from excb.collectives import from_first
 from excb.console import Reporter
@@ -250,7 +250,7 @@ def _remember(step: Step, folder: Path) -> None:
 
 def _state(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        found = json_text.parse((folder / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

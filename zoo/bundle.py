@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from excb import exported, hub
+from excb import exported, hub, json_text
 from excb.atomic import new_file
 from excb.catalogue import Checkpoint, find
 from excb.console import Progressor, Reporter
@@ -183,7 +183,7 @@ def _read_index(archive: tarfile.TarFile, file: Path) -> Index:
     stream = archive.extractfile(member)
     assert stream is not None
     try:
-        values = json.loads(stream.read())
+        values = json_text.parse(stream.read())
         found: Index = values["checkpoints"]
         if (values["format"], values["version"]) != (FORMAT, VERSION):
             raise ValueError(f"format {values['format']} {values['version']}, not {FORMAT} {VERSION}")

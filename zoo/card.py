@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from excb import json_text
 from excb.architecture import TORCHVISION
 from excb.catalogue import Checkpoint
 from excb.errors import UserError
@@ -71,7 +72,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     """Our block of an exported folder's config.json, its catalogue row made or read."""
     file = folder / "config.json"
     try:
-        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["excb"]
+        facts: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
         row = facts.get("checkpoint") or {
             "name": folder.name,
             "method": "ExCB",

@@ -199,3 +199,9 @@ def test_process_that_is_killed_holds_nobody_up(server: FileServer) -> None:
         killed.kill()
     server.gate.set()
     assert fetch(server.url(FILE)).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("end", ["\ud800", "\udce9.pt", "two words"])
+def test_an_address_that_cannot_be_sent_is_one_line(server: FileServer, end: str) -> None:
+    with pytest.raises(UserError):
+        fetch(server.url(FILE) + end)

@@ -352,3 +352,9 @@ def test_mistakes_are_one_line(tmp_path: Path, cache: Path, memory: str, text: s
     (tmp_path / "text.tar").write_bytes(tar_of({"a.txt": b"no image"}))
     with pytest.raises(UserError, match=words):
         open_images(text.replace("TMP", str(tmp_path)))
+
+
+def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "0.tar")
+    with pytest.raises(UserError, match=r"cannot read .*0\.tar \(it is no regular file\)"):
+        open_shards(str(tmp_path))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.fuzz.guard import import_all
 from tests.fuzz.lane import LANE
 
 
@@ -17,6 +18,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(LANE.summary())
         if LANE.slow:
             terminalreporter.write_line(f"fuzz: the same inputs again with --run-slow --hypothesis-seed {LANE.seed}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def libraries_are_there() -> None:
+    """What is imported or set up when first used would be an input's doing otherwise."""
+    import_all()
 
 
 @pytest.fixture(autouse=True)

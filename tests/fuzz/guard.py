@@ -3,6 +3,7 @@
 Python's own audit events are the witness, so that nothing here trusts the code that is tested.
 """
 
+import importlib
 import io
 import os
 import resource
@@ -11,11 +12,12 @@ import sys
 import tempfile
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
+from unittest import mock
 
 from excb.errors import USER_ERROR, UserError, tell
 
@@ -25,6 +27,7 @@ ADDRESS_SPACE = 8 << 30  # beyond what is mapped: protects the machine where a t
 LONGEST_LINE = 4000  # of a message
 CANARY = "excb_fuzz_canary"  # a module that is not there: to look for it is to run what an input says
 
+_PLACES = ("EXCB_HOME", "EXCB_CACHE", "EXCB_DATA", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 _PROCESSES = ("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "subprocess.Popen")
 _CODE = ("pickle.find_class", "pty.spawn")
 _CHANGES = (
@@ -56,23 +59,25 @@ class _Watch:
             raise ForbiddenError(offence)
 
     def _offence(self, event: str, arguments: tuple[Any, ...]) -> str | None:
+        """What is forbidden about an event, or None."""
+        first = arguments[0] if arguments else None
         if event in ("import", "compile", "exec"):  # which Python itself does all the time
-            return f"{event} of {CANARY}" if _names_canary(arguments[0]) else None
-        if event in (*_PROCESSES, *_CODE) or (event == "ctypes.dlopen" and arguments[0] is not None):
-            return f"{event} {arguments!r}"
-        if event == "socket.connect":
+            wrong = _names_canary(first)
+        elif event == "ctypes.dlopen":  # libraries load their own parts when first used
+            wrong = first is not None and not str(first).startswith((sys.prefix, sys.base_prefix))
+        elif event == "socket.connect":
             address = arguments[1]
-            inside = isinstance(address, tuple) and address[0] in ("127.0.0.1", "::1")
-            return None if inside else f"{event} {address!r}"
-        if event == "open":
-            path, mode, flags = arguments
+            wrong = not (isinstance(address, tuple) and address[0] in ("127.0.0.1", "::1"))
+        elif event == "open":
+            _, mode, flags = arguments
             writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) or set(str(mode or "r")) & set("wax+")
-            return f"open for writing {path!r}" if writes and self._elsewhere(path, -1) else None
-        if event in _CHANGES:
-            places = arguments[: _PATHS.get(event, 1)]
+            wrong = bool(writes) and self._elsewhere(first, -1)
+        elif event in _CHANGES:
             at = arguments[-1] if event in ("os.remove", "os.rmdir", "os.mkdir") else -1
-            return f"{event} {arguments!r}" if any(self._elsewhere(place, at) for place in places) else None
-        return None
+            wrong = any(self._elsewhere(place, at) for place in arguments[: _PATHS.get(event, 1)])
+        else:
+            wrong = event in (*_PROCESSES, *_CODE)
+        return f"{event} {arguments!r}" if wrong else None
 
     def _elsewhere(self, path: Any, folder: int) -> bool:
         if isinstance(path, int) or self.folder is None:
@@ -126,7 +131,7 @@ class Guard:
         """The output of a command that did its work, or None where it ended with exit code 2 and one line on stderr."""
         out, err = _Terminal(), _Terminal()
         with redirect_stdout(out), redirect_stderr(err):
-            code = _watched(self.folder, lambda: main(list(words)))
+            code = _watched(self.folder, lambda: _ended(main, words))
         assert code in (0, USER_ERROR), f"exit code {code}: {err.text}"
         _check_printable(out.text)
         _check_printable(err.text)
@@ -137,6 +142,16 @@ class Guard:
         assert ": error: " in last, err.text
         assert len(last) <= LONGEST_LINE, len(last)
         return None
+
+
+def _ended(main: Callable[[list[str]], int], words: Sequence[str]) -> int:
+    """The exit code; argparse ends the program itself once it has shown its help."""
+    try:
+        return main(list(words))
+    except SystemExit as stop:
+        code = stop.code
+    assert code in (0, None), code
+    return 0
 
 
 class _Terminal(io.TextIOWrapper):
@@ -169,12 +184,36 @@ def _check_printable(text: str) -> None:
     assert not odd, f"{odd} in {text[:500]!r}"
 
 
+def import_all() -> None:
+    """Import what reading any input may import: compilers make folders then, and libraries load their parts."""
+    for module in (
+        *("torchvision.io", "timm", "torch.utils.tensorboard", "matplotlib.backends.backend_agg", "pycocotools.mask"),
+        *(
+            "excb.jpeg",
+            "excb.hub",
+            "excb.pretrain.curves",
+            "excb.pretrain.loop",
+            "excb.transfer.report",
+            "huggingface_hub",
+        ),
+        *(
+            "excb.transfer.leaderboard_page",
+            "excb.transfer.task",
+            "matplotlib.backends.backend_svg",
+            "sklearn.neighbors",
+        ),
+    ):
+        importlib.import_module(module)
+
+
 @contextmanager
 def guard() -> Iterator[Guard]:
     """A guard with a folder of its own, which goes with all that is in it."""
     # Not below /tmp itself, where pytest keeps what it wrote: nothing of that may be taken for the target.
     with tempfile.TemporaryDirectory(prefix="excb-fuzz-", ignore_cleanup_errors=True) as name:
-        yield Guard(Path(name).resolve())
+        places = {variable: f"{name}/{variable.lower()}" for variable in _PLACES}
+        with mock.patch.dict(os.environ, places | {"NO_PROXY": "*", "no_proxy": "*"}):
+            yield Guard(Path(name).resolve())
 
 
 def _watched(folder: Path, call: Callable[[], Any]) -> Any:

@@ -198,7 +198,7 @@ def assembled(codes: list[bytes], saver: str) -> bytes:
 
 @st.composite
 def rewritten(draw: st.DrawFn) -> bytes:
-    """A file whose pickle has opcodes removed, doubled, swapped or put in, other numbers, and calls that none may make."""
+    """A file whose pickle has opcodes removed, doubled, swapped or put in, other numbers, and forbidden calls."""
     saver = draw(st.sampled_from(tuple(SAVERS)))
     codes = list(parts(saver)[1])
     call = st.tuples(
@@ -285,20 +285,6 @@ TENSORS = st.sampled_from(
 )
 
 
-@fuzz(
-    KIND,
-    inputs=80,
-    data=st.deferred(lambda: run_contents().map(hostile.Large)),
-    heads=st.booleans(),
-    folder=st.booleans(),
-)
-def test_run_checkpoints_with_other_contents(guard: Guard, data: hostile.Large, heads: bool, folder: bool) -> None:
-    file = guard.folder / checkpoint.FOLDER / "step-1.pt"
-    file.parent.mkdir()
-    file.write_bytes(saved(data.value))  # of a stream: torch names the archive after the file otherwise
-    guard.run(lambda: excb.load(guard.folder if folder else file, heads=heads))
-
-
 @cache
 def run_values() -> dict[str, Any]:
     found: dict[str, Any] = torch.load(io.BytesIO(of_run()), weights_only=True)
@@ -315,6 +301,20 @@ def run_contents(draw: st.DrawFn) -> Any:
         return draw(hostile.changed(whole, new=new))
     changed = draw(hostile.changed(few, new=new))
     return changed | {"model": changed.get("model", whole["model"])} if isinstance(changed, dict) else changed
+
+
+@fuzz(
+    KIND,
+    inputs=80,
+    data=run_contents().map(hostile.Large),
+    heads=st.booleans(),
+    folder=st.booleans(),
+)
+def test_run_checkpoints_with_other_contents(guard: Guard, data: hostile.Large, heads: bool, folder: bool) -> None:
+    file = guard.folder / checkpoint.FOLDER / "step-1.pt"
+    file.parent.mkdir()
+    file.write_bytes(saved(data.value))  # of a stream: torch names the archive after the file otherwise
+    guard.run(lambda: excb.load(guard.folder if folder else file, heads=heads))
 
 
 LAYOUTS: tuple[dict[str, Any], ...] = (
@@ -430,8 +430,8 @@ def test_exported_folders(guard: Guard, text: bytes, heads: bool, damaged: bool,
         (folder / name).write_bytes(data)
     (folder / "config.json").write_bytes(text)
     if damaged:
-        data = bytearray(exported_files()["model.safetensors"])
-        data[place % len(data)] ^= 0x41
-        (folder / "model.safetensors").write_bytes(data)
+        weights = bytearray(exported_files()["model.safetensors"])
+        weights[place % len(weights)] ^= 0x41
+        (folder / "model.safetensors").write_bytes(weights)
     guard.run(lambda: excb.load(folder, heads=heads))
     guard.run(lambda: excb.checkpoints(guard.folder / "zoo"))

@@ -2,7 +2,8 @@
 
 import os
 import socket
-from functools import cache
+import subprocess
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ def read_all(guard: Guard, images: ImageSet) -> None:
     training = TrainingViews(images, views(), seed=0, epochs=1)
     inputs = Inputs(images, Preprocessing(36, 32))
     for index in range(min(len(images), 8)):
-        _, used, _, broken = guard.run(lambda index=index: training[Slot(0, 0, index)])
+        _, used, _, broken = guard.run(partial(training.__getitem__, Slot(0, 0, index)))
         assert used != NO_IMAGE or broken
-        guard.run(lambda index=index: inputs[index])
+        guard.run(partial(inputs.__getitem__, index))
     guard.run(lambda: files_hash(images))
 
 
@@ -73,7 +74,7 @@ KINDS = (
 )
 
 
-def make(place: Path, kind: str, outside: Path) -> None:
+def make(place: Path, kind: str, outside: Path) -> None:  # noqa: C901, PLR0912 - one case for each kind
     """Put one thing into a tree."""
     match kind:
         case "image":
@@ -146,7 +147,7 @@ def doctor(words: list[str]) -> int:
     return 0 if code == 1 else code
 
 
-@fuzz(KIND, inputs=6, levels=st.sampled_from((10, 900, 1100, 1900, 2500)), name=st.sampled_from(("d", "dd")))
+@fuzz(KIND, inputs=6, levels=st.integers(1, 2000), name=st.sampled_from(("d", "dd")))
 def test_depths(guard: Guard, levels: int, name: str) -> None:
     root = guard.folder / "images"
     root.mkdir()
@@ -160,9 +161,12 @@ def test_depths(guard: Guard, levels: int, name: str) -> None:
         stream.write(files()["one.png"])
     os.close(here)
     (root / "0.png").write_bytes(files()["one.png"])
-    images = guard.run(lambda: scan_folder(root))
-    assert images is not None
-    read_all(guard, images)
+    try:
+        images = guard.run(lambda: scan_folder(root))
+        assert images is not None
+        read_all(guard, images)
+    finally:  # Python's own `rmtree` calls itself for every level
+        subprocess.run(["rm", "-rf", str(root)], check=True, timeout=60)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import io
 import struct
 import zlib
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ SLOT = Slot(epoch=0, position=0, sample=0)
 
 def coded(image: Image.Image, kind: str, **options: object) -> bytes:
     stream = io.BytesIO()
-    image.save(stream, kind, **options)  # type: ignore[arg-type]
+    image.save(stream, kind, **options)
     return stream.getvalue()
 
 
@@ -159,7 +159,7 @@ def zeros(megabytes: int) -> bytes:
     megabytes=st.sampled_from((0, 1, 64)),
     text=st.sampled_from((b"", b"zTXt", b"iCCP", b"eXIf", b"iTXt")),
 )
-def test_bombs_of_png(
+def test_bombs_of_png(  # noqa: PLR0917 - named by the strategies
     guard: Guard, width: int, height: int, depth: int, colour: int, megabytes: int, text: bytes
 ) -> None:
     extra = [chunk(b"PLTE", bytes(range(48)))] if colour == 3 else []
@@ -242,4 +242,4 @@ def test_names_of_files(guard: Guard, names: list[str], classes: bool) -> None:
     if images is not None:
         assert guard.run(lambda: images.fingerprint)
         for index in range(len(images)):
-            assert guard.run(lambda index=index: images.open(index)).size == (1, 1)
+            assert guard.run(partial(images.open, index)).size == (1, 1)

@@ -4,6 +4,7 @@ import json
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,3 +193,11 @@ def test_curves_mark_alarms(tmp_path: Path) -> None:
     red = [((p[..., 0] > 150) & (p[..., 1] < 90) & (p[..., 2] < 90)).sum() for p in pictures]
     assert red[0] == 0
     assert red[1] > 20
+
+
+def test_lines_that_no_run_writes_are_passed_over(tmp_path: Path) -> None:
+    good = {"kind": "epoch", "step": 3, "epoch": 1, "loss": 2.0}
+    odd: list[Any] = [[1], "text", 3, None, {"kind": "epoch"}, {"kind": [1], "step": 3}, {"step": 3}]
+    lines = [json.dumps(good), *map(json.dumps, odd), "[" * 100_000, '{"kind"']
+    (tmp_path / METRICS).write_bytes("\n".join(lines).encode() + b"\n\xff\xfe")
+    assert read_metrics(tmp_path) == [good]

@@ -1,7 +1,7 @@
 """Sets in COCO's format, read and checked before anything is trained; importing this file needs no torch."""
 
+import contextlib
 import hashlib
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from excb import json_text
 from excb.errors import UserError
 
 from .annotations import Annotation, CocoImage, CocoSet
+from .run_lengths import run_lengths
 
 __all__ = ["CocoSet", "open_coco"]
 
+MOST_PIXELS = 2**31  # of an image; more than can be opened
 CHECKED = 200  # images whose size is compared with the annotations' unless all are
 LAYOUTS = (("annotations/instances_{}2017.json", "{}2017"), ("annotations/instances_{}.json", "{}"))
 T = TypeVar("T")
@@ -90,7 +93,7 @@ def _read(file: Path, folder: Path) -> CocoSet:
     """An annotation file as a set; the images are not looked at."""
     try:
         text = file.read_bytes()
-        contents = json.loads(text)
+        contents = json_text.parse(text, bounded=False)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file} ({error}): get it again") from None
     for kind in ("images", "annotations", "categories"):
@@ -128,7 +131,7 @@ def _entries(file: Path, contents: dict[str, Any], kind: str, make: Callable[[di
             found.append(make(entry))
         except KeyError as error:
             raise UserError(f"{file}: number {number} of its {kind} lacks {error}") from None
-        except (TypeError, ValueError) as error:
+        except (ArithmeticError, TypeError, ValueError) as error:
             raise UserError(f"{file}: number {number} of its {kind} is malformed: {error}") from None
     return found
 
@@ -139,7 +142,7 @@ def _category(entry: dict[str, Any]) -> tuple[int, str]:
 
 def _image(entry: dict[str, Any]) -> CocoImage:
     width, height = _whole(entry["width"]), _whole(entry["height"])
-    if width < 1 or height < 1:
+    if width < 1 or height < 1 or width * height > MOST_PIXELS:
         raise ValueError(f"{width} x {height} pixels")
     return CocoImage(_whole(entry["id"]), str(entry["file_name"]), width, height)
 
@@ -165,11 +168,16 @@ def _mask(given: Any, image: CocoImage) -> tuple[np.ndarray, ...] | dict[str, An
         polygons = tuple(np.array(points, dtype=np.float64) for points in given or ())
         if any(points.ndim != 1 for points in polygons):
             raise ValueError("its polygons are no lists of numbers")
+        # COCO's tools walk along every edge, pixel by pixel, and count in 32 bits.
+        far = 2 * max(image.width, image.height)
+        if not all((np.abs(points) <= far).all() for points in polygons):  # NaN is no number below
+            raise ValueError(f"a polygon leads out of image {image.id} of {image.width} x {image.height} pixels")
         return polygons or None
     size, counts = [image.height, image.width], given["counts"]
     if list(given["size"]) != size:
         raise ValueError(f"its mask is of {given['size']} pixels, not as large as image {image.id}")
-    if not isinstance(counts, str) and sum(map(_whole, counts)) != math.prod(size):
+    runs = run_lengths(counts) if isinstance(counts, str) else np.array([_whole(count) for count in counts], np.int64)
+    if (runs < 0).any() or sum(runs.tolist()) != math.prod(size):
         raise ValueError("its run-length code is not as long as its image")
     return {"size": size, "counts": counts}
 
@@ -202,8 +210,9 @@ def _check_files(images: CocoSet) -> None:
     there: set[str] = set()
     for folder in below:
         path = images.folder / folder
-        if path.is_dir():
-            there.update(f"{folder}/{file.name}" if folder else file.name for file in path.iterdir())
+        with contextlib.suppress(OSError):  # no such folder, or a name that no system takes: its images are missing
+            if path.is_dir():
+                there.update(f"{folder}/{file.name}" if folder else file.name for file in path.iterdir())
     if missing := [image.file for image in images.images if image.file not in there]:
         named = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise UserError(
@@ -214,5 +223,10 @@ def _check_files(images: CocoSet) -> None:
 def _check_masks(images: CocoSet) -> None:
     """Every object of a validation set has a mask: COCO's evaluation stops at one that has not."""
     for image in images.images:
-        if any(annotation.mask is None for annotation in image.annotations):
+        if not all(_is_mask(annotation.mask) for annotation in image.annotations):
             raise UserError(f"{images.source}: an object of image {image.id} has no mask: add or remove it")
+
+
+def _is_mask(mask: tuple[np.ndarray, ...] | dict[str, Any] | None) -> bool:
+    """Whether COCO's evaluation takes a mask: of polygons it looks at the first, and takes four numbers for a box."""
+    return mask is not None and (isinstance(mask, dict) or (len(mask[0]) > 4 and all(map(len, mask))))

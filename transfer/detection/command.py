@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from excb import json_text
 from excb.collectives import from_first, processes, rank
 from excb.console import Reporter
 from excb.errors import UserError
@@ -163,7 +164,7 @@ def _is_new(folder: Path, identity: dict[str, Any]) -> bool:
     """Whether the folder is new; one of another run is refused."""
     file = folder / IDENTITY
     try:
-        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        known = json_text.parse(file.read_text(encoding="utf-8")) if file.exists() else None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file} ({error}): name another --run") from None
     if known is None:

@@ -254,3 +254,26 @@ def test_sizes_of_a_sample_or_of_all(tree: Path, monkeypatch: pytest.MonkeyPatch
         open_coco(tree, check_all=True)
     with pytest.raises(UserError, match=r"000472.png is 64 x 96 pixels"):
         train.open(1)
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[0, 0, 1e9, 1e9, 4e9, 5]],  # COCO's own tools end the process at this one
+        [[0, 0, float("nan"), 5, 5, 5]],
+        {"size": [64, 96], "counts": [64 * 96 + 5, -5]},
+        {"size": [64, 96], "counts": "o" * 50},
+        {"size": [64, 96], "counts": "1"},
+    ],
+)
+def test_masks_that_must_not_reach_cocos_tools(tmp_path: Path, segmentation: object) -> None:
+    root = write_coco(tmp_path / "set")
+    file = root / "annotations/instances_train2017.json"
+    known = contents(file)["annotations"]
+    first = next(n for n, entry in enumerate(known) if entry["image_id"] == 500)
+    change(
+        file,
+        annotations=[entry | {"segmentation": segmentation} if n == first else entry for n, entry in enumerate(known)],
+    )
+    with pytest.raises(UserError, match=f"number {first} of its annotations is malformed"):
+        open_coco(root)
