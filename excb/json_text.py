@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-_DIGITS = 20  # of a whole number: as many as 64 bits have
+LEAST, MOST = -(2**63), 2**64 - 1  # whole numbers of 64 bits, with a sign and without
+_DIGITS = 20  # of these; to read those of a longer one takes time
 
 
 def parse(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = None, bounded: bool = True) -> Any:
@@ -28,9 +29,9 @@ def parse(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = No
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > _DIGITS:
-        raise ValueError(f"a whole number of {len(digits):,} digits")
-    return int(digits)
+    if len(digits) > _DIGITS or not LEAST <= (value := int(digits)) <= MOST:
+        raise ValueError(f"a whole number that no 64 bits hold, {digits[:40]}")
+    return value
 
 
 def _finite(digits: str) -> float:

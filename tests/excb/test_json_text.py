@@ -8,13 +8,26 @@ from excb import json_text
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a": [1, -2.5, null, true, "\\u00e9"]}', "18446744073709551615", "NaN", b"[]", "1e308"]
+    "text",
+    ['{"a": [1, -2.5, null, true, "\\u00e9"]}', "[-9223372036854775808, 18446744073709551615]", "NaN", b"[]", "1e308"],
 )
 def test_values_are_those_of_pythons_own_reader(text: str | bytes) -> None:
     assert repr(json_text.parse(text)) == repr(json.loads(text))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 400, "-1e999", "{", b"\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-9223372036854775809",
+        "18446744073709551616",
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "1" * 400,
+        "-1e999",
+        "{",
+        b"\xff",
+    ],
+)
 def test_nonsense_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - words differ
         json_text.parse(text)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from excb import json_text
 from excb.errors import UserError
 from excb.pretrain.overrides import apply, field_names, find_recipe, parse
 from excb.pretrain.recipes import RECIPES, Recipe
@@ -163,7 +164,14 @@ def test_triples_round_trip(value: tuple[float, float, float]) -> None:
 @examples
 @given(
     value=st.dictionaries(
-        st.text(max_size=5), st.one_of(st.none(), st.booleans(), st.integers(), NUMBERS, st.lists(st.text(max_size=3)))
+        st.text(max_size=5),
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(json_text.LEAST, json_text.MOST),
+            NUMBERS,
+            st.lists(st.text(max_size=3)),
+        ),
     )
 )
 def test_json_objects_round_trip(value: dict[str, Any]) -> None:
