@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from excb import checkpoint, ranges
+from excb import checkpoint, json_text, ranges
 from excb.cli import local_path
 from excb.errors import UserError
 from excb.home import cache_root
@@ -147,7 +147,7 @@ class Mirror:
     def _owner(self) -> dict[str, str] | None:
         text = self._store.read(OWNER)
         try:
-            found = {name: str(value) for name, value in json.loads(text or b"null").items()}
+            found = {name: str(value) for name, value in json_text.parse(text or b"null").items()}
         except (ValueError, AttributeError):
             return None
         return found if found.keys() >= {"host", "process", "since", "token"} else None
