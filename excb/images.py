@@ -175,7 +175,7 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
             continue
         folders, files = list[os.DirEntry[str]](), list[str]()
         for entry in entries:
-            if _is_folder(entry):
+            if is_folder(entry):
                 folders.append(entry)
             else:
                 files.append(entry.name)
@@ -185,7 +185,8 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
             waiting.append((f"{below}{entry.name}/", there))
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, or a link to one."""
     try:
         return entry.is_dir()
     except OSError:  # a link that leads to itself

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from excb import ranges
 from excb.errors import UserError
-from excb.images import EXTENSIONS
+from excb.images import EXTENSIONS, is_folder
 
 MOST_SHARDS = 1_000_000  # that one pattern may stand for
 _TAR = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2?|txz)$", re.IGNORECASE)  # compressed ones are refused when they are read
@@ -47,7 +47,7 @@ def holds_shards(folder: str) -> bool:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir() or entry.name.lower().endswith(EXTENSIONS):
+            if is_folder(entry) or entry.name.lower().endswith(EXTENSIONS):
                 return False
             found |= _TAR.search(entry.name) is not None
     return found

@@ -17,7 +17,7 @@ from PIL.Image import Image, fromarray
 
 from excb.collectives import from_first
 from excb.errors import UserError, nearest_name
-from excb.images import Images, ImageSet, open_image, scan_folder, to_rgb
+from excb.images import Images, ImageSet, is_folder, open_image, scan_folder, to_rgb
 from excb.ranges import is_remote
 from excb.settings import require
 from excb.shard_places import holds_shards, is_shards, names_tars
@@ -167,7 +167,7 @@ def _held_out(folder: str) -> str:
 
 def _has_folders(folder: Path) -> bool:
     with os.scandir(folder) as entries:
-        return any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
+        return any(is_folder(entry) and not entry.name.startswith(".") for entry in entries)
 
 
 def _labelled(folder: Path | str, note: Note) -> ImageSet | ShardImages:

@@ -256,3 +256,8 @@ def test_table_of_three_kinds() -> None:
     assert message.startswith(
         "FILE does not cover timm:resnet10t's 3 tensors, nothing was loaded: 1 missing (a); 1 unex"
     )
+
+
+def test_a_network_without_elements_is_built_without_a_word() -> None:
+    shapes = blueprint(Architecture("timm:resnet10t", {"channels": [8, 16, 0, 32], "stem_width": 8}))
+    assert any(not value.numel() for value in shapes.values())

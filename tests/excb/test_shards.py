@@ -100,6 +100,11 @@ def test_train_inside_is_taken(shards: Path, tmp_path: Path) -> None:
     assert images.root == str(tmp_path / "both" / "train")
 
 
+def test_a_link_to_itself_beside_shards_is_no_folder(shards: Path) -> None:
+    (shards / "loop").symlink_to("loop")
+    assert is_shards(str(shards))
+
+
 def test_a_folder_of_images_with_a_tar_in_it_stays_one(shards: Path) -> None:
     (shards / "cat").mkdir()
     (shards / "cat" / "1.jpg").write_bytes(picture(1))
