@@ -72,6 +72,9 @@ def _missing(board: Board, row: Row) -> str:
         return f"its figure is of {board.images}, not of ImageNet-1k"
     if row.architecture != NETWORK:
         return f"it is a {row.architecture}, not a ResNet-50"
+    value = row.cells[METRIC].measured
+    if value is None or not 0 <= value <= 100:
+        return "its figure is no accuracy in percent"
     return "" if row.epochs is not None else "its epochs are not known"
 
 

@@ -128,12 +128,14 @@ def test_own_runs_are_drawn_or_named_with_the_reason() -> None:
     own = measured(
         linear("run", 70.0, pretraining={"method": "ExCB", "epochs": 50, "batch": 512, "crops": None}),
         linear("no epochs", 70.0),
+        linear("edited", 1e9, pretraining={"method": "ExCB", "epochs": 50, "batch": 512, "crops": None}),
         linear("vit", 70.0, architecture="vit_small"),
         linear("photos", 70.0, data={"classes": 3, "train": 9, "test": 6}),
     )
     points, left_out = leaderboard_figure.points(claims(), boards(own, []))
     assert [(p.name, p.epochs, p.batch, p.value) for p in points if p.own] == [("run", 50, 512, 70.0)]
     assert sorted(left_out) == [
+        "edited: its figure is no accuracy in percent",
         "no epochs: its epochs are not known",
         "photos: its figure is of photos (74657374), not of ImageNet-1k",
         "vit: it is a vit_small, not a ResNet-50",
