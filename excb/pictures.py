@@ -51,6 +51,11 @@ def plain(axes: Any, title: str = "", *, x: str = "", y: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def shortened(name: str, most: int) -> str:
+    """A name of at most so many characters: one without end would leave its picture no room."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
 def looks(count: int) -> Iterator[tuple[str, str]]:
     """Colour and marker of each of `count` classes or runs, no two alike up to fifty."""
     pairs = ((colour, marker) for marker in MARKERS for colour in SEQUENCE)

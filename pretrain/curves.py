@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from excb import json_text
 from excb.errors import UserError, printable
-from excb.pictures import BLUE, GREEN, GREY, ORANGE, RED, looks, picture, plain, write
+from excb.pictures import BLUE, GREEN, GREY, ORANGE, RED, looks, picture, plain, shortened, write
 
 from .journal import METRICS, read_metrics
 from .run_state import CURVES, RECIPE
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST = 1e30  # that is drawn
+LONGEST_NAME = 40  # characters of a run's
 # Which of `panels` shows what an alarm is about; the last one is drawn for a single run only.
 LOSS, CONFIDENCE, SIZES, AGREEMENT, PURITY, FROZEN = range(6)
 MARKED = {
@@ -238,7 +239,7 @@ def _drawable(value: Any) -> bool:
 
 def _literally(text: str) -> str:
     """A name as it is: matplotlib takes what stands between dollars for a formula."""
-    return printable(text).replace("$", r"\$")
+    return shortened(printable(text), LONGEST_NAME).replace("$", r"\$")
 
 
 def _series(axes: Any, lines: Sequence[dict[str, Any]], name: str, color: str, label: str | None = None) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from excb.pictures import shortened
+
 NAMED = 40  # classes whose names fit on the axes
 NUMBERED = 20  # classes whose percentages fit in the cells
 LISTED = 10  # confusions that are listed beside the picture of more classes
@@ -94,5 +96,4 @@ def _list(axes: Any, counts: np.ndarray, classes: Sequence[str]) -> None:
 
 def _readable(name: str, most: int) -> str:
     """A name of at most so many characters; file names that are no UTF-8 can be drawn as well."""
-    name = name.encode("utf-8", "replace").decode("utf-8")
-    return name if len(name) <= most else name[: most - 1] + "…"
+    return shortened(name.encode("utf-8", "replace").decode("utf-8"), most)

@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from excb import checkpoint
 from excb.pretrain.journal import read_metrics
-from tests.pretrain.small_runs import OVERRIDES
+from tests.pretrain.small_runs import OVERRIDES, assert_same
 
 PATIENCE = 120.0  # seconds for whatever a test waits for, on a busy machine
 GONE = 15.0  # seconds in which all processes of a run whose main process was killed have ended
@@ -289,23 +287,8 @@ def assert_equal(undisturbed: Path, out: Path, *, lines: bool = True, data: bool
     first, second = (checkpoint.read(checkpoint.in_run(folder)[0]) for folder in (undisturbed, out))
     if not data:
         del first["data"]["root"], second["data"]["root"]
-    _same(first, second, "checkpoint")
+    # Times differ; the recipe holds how images are read and when is saved, which tests vary.
+    assert_same(first, second, "checkpoint", but=("seconds", "recipe"))
     if lines:
         assert figures(undisturbed) == figures(out)
     assert not list((out / "checkpoints").glob(".*")), "something half-written was left"
-
-
-def _same(first: Any, second: Any, where: str) -> None:
-    if isinstance(first, torch.Tensor):
-        assert torch.equal(first, second), where
-    elif isinstance(first, dict):
-        assert first.keys() == second.keys(), where
-        # Times differ; the recipe holds how images are read and when is saved, which tests vary.
-        for name in first.keys() - {"seconds", "recipe"}:
-            _same(first[name], second[name], f"{where}.{name}")
-    elif isinstance(first, list):
-        assert len(first) == len(second), where
-        for number, (one, other) in enumerate(zip(first, second, strict=True)):
-            _same(one, other, f"{where}[{number}]")
-    else:
-        assert first == second, where

@@ -1,9 +1,18 @@
-"""Runs small enough for tests: a few dozen tiny pictures and the overrides that fit the quickstart recipe to them."""
+"""Runs small enough for tests: a few dozen tiny pictures, overrides that fit the quickstart recipe, comparisons."""
 
+import signal
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from PIL import Image
+
+from excb.pretrain import loop
+from excb.pretrain.data import Batch
 
 OVERRIDES = (
     'model.options={"channels": [8, 8, 16, 16], "stem_width": 4}',
@@ -37,3 +46,34 @@ def write_images(folder: Path, *, classes: int = 3, each: int = 9, side: int = 3
             pixels = colour + 50 * wave + random.normal(0, 15, (side, side, 3))
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(target / f"{number}.png")
     return folder
+
+
+def assert_same(first: Any, second: Any, where: str = "", *, but: Collection[str] = ("seconds",)) -> None:
+    """Everything in two checkpoints is equal to the last bit, but for what has these names."""
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), where
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), where
+        for name in first.keys() - set(but):
+            assert_same(first[name], second[name], f"{where}.{name}", but=but)
+    elif isinstance(first, list):
+        assert len(first) == len(second), where
+        for number, (one, other) in enumerate(zip(first, second, strict=True)):
+            assert_same(one, other, f"{where}[{number}]", but=but)
+    else:
+        assert first == second, where
+
+
+@contextmanager
+def stopped_before(step: int) -> Iterator[None]:
+    """Have runs of this process asked to stop, by SIGTERM, before they take the step of this number."""
+    usual = loop.Run._step
+
+    def interrupted(run: loop.Run, batch: Batch) -> object:
+        if run.progress.step == step:
+            signal.raise_signal(signal.SIGTERM)
+        return usual(run, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Run, "_step", interrupted)
+        yield

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from excb.pictures import write
 from excb.pretrain import curves, diagrams, tsne
 from excb.pretrain.__main__ import main
 from excb.pretrain.journal import METRICS
@@ -181,6 +182,14 @@ def test_all_lines_of_several_runs_are_in_the_panels(tmp_path: Path) -> None:
     names = key.get_legend()
     assert names is not None
     assert [text.get_text() for text in names.get_texts()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("sign", ["m", "W", "漢", "$", "\x1b"])
+def test_names_without_end_leave_the_panels_their_room(sign: str, tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text(json.dumps({"kind": "epoch", "step": 1, "epoch": 1, "loss": 1.0}))
+    runs = [curves.Curves.read(tmp_path, label=f"{number}{sign * 5_000}") for number in range(2)]
+    assert all(run.label.replace("\\$", "$").endswith("…") for run in runs)
+    write(curves.statistics(runs), tmp_path / "picture.png")  # a warning, as of panels without room, is an error
 
 
 def test_tsne_of_a_run(run: Path, images: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import itertools
 import json
 import pickle
 import re
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -20,13 +19,12 @@ from excb import checkpoint, seeding
 from excb.arriving import ReadingError
 from excb.errors import UserError
 from excb.images import BrokenImageError
-from excb.pretrain import loop
 from excb.pretrain.__main__ import main
-from excb.pretrain.data import Batch, Slot
+from excb.pretrain.data import Slot
 from excb.pretrain.hub_stream import open_stream
 from excb.pretrain.lanes import Lane, State, StreamSchedule, lanes_of
 from excb.pretrain.stream_images import StreamImages
-from tests.pretrain.small_runs import OVERRIDES
+from tests.pretrain.small_runs import OVERRIDES, stopped_before
 from tests.pretrain.stream_files import stored_picture, write_parquet
 from tests.pretrain.test_parallel import EXACT, assert_same_run
 
@@ -263,20 +261,12 @@ def state(out: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stopped_run_goes_on_as_the_undisturbed_one(
-    folder: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(folder, tmp_path / "whole")) == 0
     told = capsys.readouterr().err
     assert "4 shards in 4 lanes, with a shuffle buffer of 1 images in each. Its order is no whole permutation" in told
-    usual = loop.Run._step
-
-    def interrupted(run: loop.Run, batch: Batch) -> object:
-        if run.progress.step == 4:
-            signal.raise_signal(signal.SIGTERM)
-        return usual(run, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Run, "_step", interrupted)
+    with stopped_before(4):
         assert main(command(folder, tmp_path / "run", f"efficiency.workers={workers}")) == 143
     assert main(command(folder, tmp_path / "run")) == 0
     one, other = state(tmp_path / "whole"), state(tmp_path / "run")

@@ -20,7 +20,7 @@ from excb.pretrain import data, loop, step
 from excb.pretrain.__main__ import main
 from excb.pretrain.journal import read_metrics
 from excb.pretrain.overrides import apply, find_recipe
-from tests.pretrain.small_runs import OVERRIDES, write_images
+from tests.pretrain.small_runs import OVERRIDES, assert_same, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,22 +42,6 @@ def pretrain(images: Path, out: Path, *overrides: str) -> int:
 def newest(out: Path) -> dict[str, Any]:
     """The newest checkpoint's contents."""
     return checkpoint.read(checkpoint.in_run(out)[0])
-
-
-def assert_same(first: Any, second: Any, where: str = "") -> None:
-    """Everything in two checkpoints is equal to the last bit, but for times and what follows from them."""
-    if isinstance(first, torch.Tensor):
-        assert torch.equal(first, second), where
-    elif isinstance(first, dict):
-        assert first.keys() == second.keys(), where
-        for name in first.keys() - {"seconds"}:
-            assert_same(first[name], second[name], f"{where}.{name}")
-    elif isinstance(first, list):
-        assert len(first) == len(second), where
-        for number, (one, other) in enumerate(zip(first, second, strict=True)):
-            assert_same(one, other, f"{where}[{number}]")
-    else:
-        assert first == second, where
 
 
 def figures(out: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from excb.pretrain.data import Batch
 from excb.pretrain.journal import read_metrics
 from excb.pretrain.mirror import Mirror, run_place
 from tests.faulty_store import FaultyStore
-from tests.pretrain.small_runs import OVERRIDES, write_images
+from tests.pretrain.small_runs import OVERRIDES, stopped_before, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,18 +49,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.
 
 def command(images: Path, out: str, *more: str) -> list[str]:
     return ["quickstart", "--data", str(images), "--out", out, *OVERRIDES, "run.save_steps=2", *more]
-
-
-def stop_at(patch: pytest.MonkeyPatch, step: int) -> None:
-    """Have the run get SIGTERM before its step of this number."""
-    usual = loop.Run._step
-
-    def interrupted(run: loop.Run, batch: Batch) -> object:
-        if run.progress.step == step:
-            signal.raise_signal(signal.SIGTERM)
-        return usual(run, batch)
-
-    patch.setattr(loop.Run, "_step", interrupted)
 
 
 def local(url: str = URL) -> Path:
@@ -124,8 +111,7 @@ def test_a_finished_run_is_there_as_it_is_here(
 def test_a_stopped_run_goes_on_from_there(
     images: Path, undisturbed: Path, tmp_path: Path, machine: pytest.MonkeyPatch, same_machine: bool
 ) -> None:
-    with machine.context() as patch:
-        stop_at(patch, 4)
+    with stopped_before(4):
         assert main(command(images, URL)) == 143
     assert "checkpoints/step-5.pt" in stored()  # SIGTERM's checkpoint: the exit has waited
     assert "owner.json" not in stored()
@@ -138,8 +124,7 @@ def test_a_stopped_run_goes_on_from_there(
 def test_two_machines_in_turn(images: Path, undisturbed: Path, tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
     for turn, step in enumerate((1, 3, 6)):
         machine.setenv("EXCB_CACHE", str(tmp_path / f"machine {turn % 2}"))
-        with machine.context() as patch:
-            stop_at(patch, step)
+        with stopped_before(step):
             assert main(command(images, URL)) == 143
     machine.setenv("EXCB_CACHE", str(tmp_path / "machine 1"))
     assert main(command(images, URL)) == 0
@@ -147,11 +132,9 @@ def test_two_machines_in_turn(images: Path, undisturbed: Path, tmp_path: Path, m
 
 
 def test_what_is_newer_here_stays(images: Path, undisturbed: Path, tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
-    with machine.context() as patch:
-        stop_at(patch, 2)
+    with stopped_before(2):
         assert main(command(images, URL)) == 143
-    with machine.context() as patch:
-        stop_at(patch, 5)
+    with stopped_before(5), machine.context() as patch:
         patch.setattr(Mirror, "_send", lambda _self: "the network is gone")
         assert main(command(images, URL)) == 2
     assert max(name for name in stored() if name.startswith("checkpoints/")) == "checkpoints/step-3.pt"
@@ -244,8 +227,7 @@ def test_no_checkpoint_there_is_ever_half_one(images: Path, tmp_path: Path, mach
 def test_a_damaged_checkpoint_there_is_named_and_the_one_before_used(
     images: Path, undisturbed: Path, tmp_path: Path, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with machine.context() as patch:
-        stop_at(patch, 5)
+    with stopped_before(5):
         assert main(command(images, URL)) == 143
     newest = FaultyStore.store[f"/{RUN}checkpoints/step-6.pt"]
     newest.truncate(newest.size - 500)
@@ -261,13 +243,11 @@ def test_a_damaged_checkpoint_there_is_named_and_the_one_before_used(
 def test_a_listing_that_leaves_out_the_newest_loses_nothing(
     images: Path, undisturbed: Path, tmp_path: Path, machine: pytest.MonkeyPatch
 ) -> None:
-    with machine.context() as patch:
-        stop_at(patch, 5)
+    with stopped_before(5):
         assert main(command(images, URL)) == 143
     FaultyStore.hidden.update({"step-6.pt", "step-4.pt"})
     machine.setenv("EXCB_CACHE", str(tmp_path / "other machine"))
-    with machine.context() as patch:
-        stop_at(patch, 2)
+    with stopped_before(2):
         main(command(images, URL))
     assert "checkpoints/step-6.pt" in stored()  # unknown to the second machine: not its to remove
     FaultyStore.hidden.clear()

@@ -1,7 +1,6 @@
 """Pretraining on tar shards: the run on the same images as files to the last bit, also stopped and gone on with."""
 
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ from excb.errors import UserError
 from excb.images import CodedImages, scan_folder
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
-from excb.pretrain.data import Batch
 from excb.pretrain.overrides import apply, find_recipe
 from excb.shards import open_shards
 from tests.excb.shard_files import pack_folder, tar_of
-from tests.pretrain.small_runs import OVERRIDES, write_images
+from tests.pretrain.small_runs import OVERRIDES, stopped_before, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -58,18 +56,10 @@ def test_shards_train_as_their_files_do(folder: Path, shards: Path, tmp_path: Pa
 
 
 def test_a_stopped_run_on_shards_ends_as_the_undisturbed_one_on_files(
-    folder: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, shards: Path, tmp_path: Path
 ) -> None:
     pretrain(scan_folder(folder), tmp_path / "files")
-    step = loop.Run._step
-
-    def interrupted(run: loop.Run, batch: Batch) -> object:
-        if run.progress.step == 4:
-            signal.raise_signal(signal.SIGTERM)
-        return step(run, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Run, "_step", interrupted)
+    with stopped_before(4):
         assert pretrain(open_shards(str(shards)), tmp_path / "shards", "efficiency.workers=2") == 143
     assert checkpoint.step_of(checkpoint.in_run(tmp_path / "shards")[0]) == 5
     assert pretrain(open_shards(f"{shards}/{{000..003}}.tar"), tmp_path / "shards") == 0
