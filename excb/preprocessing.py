@@ -12,11 +12,15 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+STRIP = 64  # times as long as wide: of a longer image its middle is enough, and the whole resized might be gigabytes
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """Deterministic preprocessing of evaluation, in pixels; call it on a PIL image of any mode and size.
+
+    It is torchvision's `Resize` and `CenterCrop`, bit for bit; of an image more than `STRIP` times as long as wide only
+    the middle is resized, which moves it by less than a pixel.
 
     Args:
         resize: the shorter side after resizing.
@@ -36,7 +40,14 @@ class Preprocessing:
         """Turn an image into a network's input, float32 [3, crop, crop]."""
         from excb.images import to_rgb
 
-        return self._pipeline(to_rgb(image))
+        return self._pipeline(self._middle(to_rgb(image)))
+
+    def _middle(self, image: "Image") -> "Image":
+        """The square that `crop` keeps, and as much beside it as makes no strip."""
+        short = min(image.size)
+        kept = short * max(STRIP, 2 * -(-self.crop // self.resize))
+        left, top = (max(0, (side - kept) // 2) for side in image.size)
+        return image.crop((left, top, image.width - left, image.height - top)) if left or top else image
 
     @cached_property
     def _pipeline(self) -> "Callable[[Image], Tensor]":

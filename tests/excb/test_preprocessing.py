@@ -25,22 +25,42 @@ def picture(width: int, height: int) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("size", [(80, 50), (50, 80), (300, 299), (33, 400), (1, 1)])
-def test_equals_torchvisions_pipeline(settings: Preprocessing, size: tuple[int, int]) -> None:
+def torchvisions(settings: Preprocessing) -> transforms.Compose:
     names = {"bilinear": transforms.InterpolationMode.BILINEAR, "bicubic": transforms.InterpolationMode.BICUBIC}
-    expected = transforms.Compose(
+    return transforms.Compose(
         [
             transforms.Resize(settings.resize, names[settings.interpolation], antialias=True),
             transforms.CenterCrop(settings.crop),
             transforms.ToTensor(),
             transforms.Normalize(settings.mean, settings.std),
         ]
-    )(picture(*size))
+    )
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("size", [(80, 50), (50, 80), (300, 299), (33, 400), (1, 1), (320, 5), (5, 321)])
+def test_equals_torchvisions_pipeline(settings: Preprocessing, size: tuple[int, int]) -> None:
     output = settings(picture(*size))
     assert output.dtype == torch.float32
     assert output.shape == (3, settings.crop, settings.crop)
-    assert torch.equal(output, expected)
+    assert torch.equal(output, torchvisions(settings)(picture(*size)))
+
+
+@pytest.mark.parametrize("upright", [False, True])
+@pytest.mark.parametrize("length", [641, 642, 2_999])
+def test_the_middle_of_a_strip_is_that_of_the_whole(length: int, upright: bool) -> None:
+    wave = 127 + 127 * np.sin(np.arange(length) / 5)  # where it is steepest, 4 of 255 are a sixth of a pixel
+    pixels = np.broadcast_to(wave[:, None] if upright else wave, (length, 10) if upright else (10, length))
+    image = Image.fromarray(pixels.astype(np.uint8))
+    settings = Preprocessing(resize=40, crop=32, mean=(0, 0, 0), std=(1, 1, 1))
+    torch.testing.assert_close(settings(image), torchvisions(settings)(image.convert("RGB")), rtol=0, atol=4 / 255)
+
+
+@pytest.mark.parametrize("size", [(1, 2**20), (2**20, 1), (3, 5_000_000)])
+def test_a_strip_without_end_needs_no_gigabytes(size: tuple[int, int]) -> None:
+    colour = Preprocessing(mean=(0, 0, 0), std=(1, 1, 1))(Image.new("RGB", size, (51, 102, 153)))
+    assert colour.shape == (3, 224, 224)
+    assert torch.equal(colour, torch.tensor([0.2, 0.4, 0.6]).view(3, 1, 1).expand(3, 224, 224))
 
 
 def test_equals_pillow_and_numpy() -> None:

@@ -45,14 +45,14 @@ class Sample:
 def resized(height: int, width: int, *, short: int, longest: int) -> tuple[int, int]:
     """Height and width with the shorter side `short`, or less where the longer one would exceed `longest`.
 
-    The arithmetic is that of Detectron2's ResizeShortestEdge, rounding included.
+    The arithmetic is that of Detectron2's ResizeShortestEdge, rounding included; but no side vanishes.
     """
     scale = short / min(height, width)
     sides = [float(short), scale * width] if height < width else [scale * height, float(short)]
     if max(sides) > longest:
         shrink = longest / max(sides)
         sides = [side * shrink for side in sides]
-    return int(sides[0] + 0.5), int(sides[1] + 0.5)
+    return max(1, int(sides[0] + 0.5)), max(1, int(sides[1] + 0.5))
 
 
 def training_sample(images: CocoSet, index: int, settings: DetectionSettings, random: np.random.Generator) -> Sample:

@@ -161,6 +161,11 @@ def test_published_sizes(height: int, width: int, expected: tuple[int, int]) -> 
     assert resized(height, width, short=800, longest=1333) == expected
 
 
+def test_a_strip_keeps_a_pixel() -> None:
+    assert resized(1, 2**20, short=800, longest=1333) == (1, 1333)
+    assert resized(2**20, 1, short=800, longest=1333) == (1333, 1)
+
+
 @pytest.mark.detectron2
 @pytest.mark.filterwarnings("ignore")  # its own, of PyTorch and NumPy functions that are going away
 def test_sizes_are_detectron2s() -> None:
