@@ -1,5 +1,6 @@
 """First weights: random ones, those of any loadable backbone, or a full checkpoint's both networks, centroids and s."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -7,12 +8,15 @@ from torch import Tensor, nn
 
 from excb import hub, seeding, stored
 from excb.architecture import Architecture
-from excb.backbones import check_resolution
+from excb.backbones import check_resolution, uncompiled
+from excb.collectives import from_first, gather_rows, share
 from excb.errors import UserError
 from excb.images import Images
 from excb.method import ExCB
 
+from .data import Batch
 from .recipes import Recipe
+from .step import Trainer
 
 
 def build_model(recipe: Recipe) -> ExCB:
@@ -88,6 +92,43 @@ def _continue(model: ExCB, found: stored.Stored, images: Images) -> str:
 def _describe(architecture: Architecture) -> str:
     options = "".join(f" {name}={value}" for name, value in architecture.options.items())
     return f"{architecture.name}{options}"
+
+
+def start_centroids(
+    trainer: Trainer,
+    batches: Iterable[Batch],
+    recipe: Recipe,
+    *,
+    advance: Callable[[], None],
+    asked: Callable[[], bool],
+) -> str | None:
+    """Let the centroids start from k-means of projected training views: global views 1 and 2 in turn by batch.
+
+    Args:
+        trainer: holds the model.
+        batches: this process's part of the batches whose views are taken.
+        recipe: the run's recipe.
+        advance: told after every batch.
+        asked: whether the run is asked to stop, the same in all processes.
+
+    Returns:
+        What was done, in one line; None if the run was asked to stop: then nothing has changed.
+    """
+    model, rows = trainer.model, list[Tensor]()
+    with uncompiled(model.teacher.backbone):
+        for number, batch in enumerate(batches):
+            view = slice(number % recipe.views.global_views, number % recipe.views.global_views + 1)
+            views = trainer.views(batch.global_crops[view], batch.global_parameters[view])
+            assert views is not None
+            rows.append(gather_rows(model.project(views[0])))
+            advance()
+            if asked():
+                return None
+    samples = torch.cat(rows)
+    # Sums on a GPU differ from process to process: one computes, and the others take its result.
+    from_first(lambda: model.start_centroids(samples, seed=recipe.run.seed))
+    share([model.student.centroids.weight, model.teacher.centroids.weight])
+    return f"centroids start from k-means of {len(samples)} views"
 
 
 def state_tensors(model: nn.Module) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,47 +12,33 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb.arriving import ReadingError, arriving
-from excb.backbones import uncompiled
-from excb.collectives import from_first, gather_rows, mean_over_ranks, processes, rank, share, together
-from excb.console import Progressor, Reporter, duration
+from excb.collectives import from_first, mean_over_ranks, processes, rank, share, together
+from excb.console import Progressor, Reporter
 from excb.errors import UserError
 from excb.images import CodedImages
-from excb.machine import choose_device, peak_memory, worker_count
+from excb.machine import choose_device, worker_count
 from excb.method import ExCB, Step
-from excb.results import environment
 from excb.signals import StopRequest
 
 from . import curves
 from .ahead import moved_ahead
 from .data import Batch, BrokenFiles, loader
 from .health import Alarm, Health, Memory, coincident
-from .initialise import build_model, start_from, state_tensors
+from .initialise import build_model, start_centroids, start_from, state_tensors
 from .journal import EpochStatistics, Journal
 from .lanes import State, StreamSchedule, all_lanes, lanes_of, told
 from .mirror import Place
 from .monitor import Monitor, StoppedError
 from .optim import Schedules, build_optimizer
 from .profiling import StepProfile
+from .progress import Progress, report, sum_up
 from .recipes import Recipe
-from .run_state import CURVES, RunFolder, arithmetic, describe, rounded_otherwise
+from .run_state import RunFolder, arithmetic, describe, rounded_otherwise
 from .step import NotFiniteError, Trainer, prepare
 from .stream_images import StreamImages
 
 T = TypeVar("T")
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training
-
-
-@dataclass
-class Progress:
-    """How far a run is; with the networks' and the optimizer's state, all that a checkpoint holds."""
-
-    step: int = 0
-    seconds: float = 0.0
-    images: int = 0  # seen so far, for images per second
-    best: dict[str, Any] | None = None  # the epoch with the highest score
-    last: dict[str, Any] | None = None  # the newest epoch's figures
-    health: dict[str, Any] = field(default_factory=dict)  # what the next epoch's alarms need to know
-    counts: torch.Tensor | None = None  # the newest whole epoch's assignments to every cluster, [K]
 
 
 def train(
@@ -330,7 +316,7 @@ class Run:
         """Write a step's line and show it."""
         progress, schedules = self.progress, self.trainer.schedules
         done = progress.step - 1
-        speed = progress.images / max(progress.seconds, 1e-9)
+        speed = progress.images_per_second
         epoch = progress.step / schedules.steps_per_epoch
         self.journal.write(
             "step",
@@ -507,31 +493,14 @@ class Run:
             self.reporter.note(changed)
 
     def _start_centroids(self, stop: StopRequest) -> bool:
-        """k-means of projected training views: those of the first epoch, global views 1 and 2 in turn by batch.
-
-        Returns:
-            Whether the run was asked to stop meanwhile; then nothing has changed that a new start would need.
-        """
+        """k-means of the first epoch's views; whether the run was asked to stop meanwhile: then nothing has changed."""
         recipe, trainer = self.recipe, self.trainer
         steps = min(trainer.schedules.steps_per_epoch, math.ceil(recipe.method.kmeans_samples / recipe.optim.batch))
-        batches = self._batches(0, steps)
-        rows = []
-        backbone = trainer.model.teacher.backbone
-        with uncompiled(backbone), self.reporter.progress("projecting views for k-means", steps) as bar:
-            for number, batch in enumerate(batches):
-                view = slice(number % recipe.views.global_views, number % recipe.views.global_views + 1)
-                views = trainer.views(batch.global_crops[view], batch.global_parameters[view])
-                assert views is not None
-                rows.append(gather_rows(trainer.model.project(views[0])))
-                bar.advance()
-                if stop.agreed():
-                    return True
-        samples = torch.cat(rows)
-        # Sums on a GPU differ from process to process: one computes, and the others take its result.
-        from_first(lambda: trainer.model.start_centroids(samples, seed=recipe.run.seed))
-        share([trainer.model.student.centroids.weight, trainer.model.teacher.centroids.weight])
-        self.reporter.note(f"centroids start from k-means of {len(samples)} views")
-        return False
+        with self.reporter.progress("projecting views for k-means", steps) as bar:
+            told = start_centroids(trainer, self._batches(0, steps), recipe, advance=bar.advance, asked=stop.agreed)
+        if told is not None:
+            self.reporter.note(told)
+        return told is None
 
     def _draw(self) -> None:
         if self.folder is None:
@@ -547,34 +516,6 @@ class Run:
         if self.folder is None:
             return
         self._draw()
-        progress, device = self.progress, self.trainer.device
-        newest = f"checkpoints/step-{progress.step}.pt"
-        best = progress.best and {**progress.best, "checkpoint": f"checkpoints/step-{progress.best['step']}.pt"}
-        speed, memory = progress.images / max(progress.seconds, 1e-9), peak_memory(device)
-        self.folder.report(
-            {
-                "recipe": self.recipe.name,
-                "seed": self.recipe.run.seed,
-                "images": len(self.images),
-                "steps": progress.step,
-                "seconds": round(progress.seconds, 1),
-                "images_per_second": round(speed, 1),
-                "processes": processes(),
-                "peak_memory": memory,
-                "broken_images": self.broken.found,
-                "checkpoint": newest,
-                "last": progress.last,
-                "best": best,
-                "environment": environment(),
-            }
-        )
-        if self._table:
-            rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in (progress.last or {}).items()]
-            self.reporter.table(f"{self.recipe.name}, seed {self.recipe.run.seed}", ["last epoch", ""], rows)
-        where = f"{processes()} x {device.type}" if processes() > 1 else device.type
-        said = [f"{progress.step} steps in {duration(progress.seconds)}", f"{speed:,.0f} images/s on {where}"]
-        said.append(f"{memory / 2**30:.1f} GiB{' a process' if processes() > 1 else ''} at most")
-        if progress.best is not None:
-            said.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
-        self.reporter.note("; ".join(said))
-        self.reporter.note(f"run folder {self.folder.place}: {newest}, {CURVES}, metrics.jsonl, report.json")
+        recipe, progress, device = self.recipe, self.progress, self.trainer.device
+        self.folder.report(report(progress, recipe, images=len(self.images), broken=self.broken.found, device=device))
+        sum_up(progress, recipe, self.reporter, device=device, place=self.folder.place, table=self._table)
