@@ -28,6 +28,7 @@ FORBIDDEN = {
     *("checkpoint_path", "cache_dir", "features_only", "scriptable", "exportable", "no_jit", "weights"),
 }
 
+WIDEST = 1 << 20  # features; known networks have some thousands
 MOST_TENSORS = 5_000  # of a network; the largest ones that are known have 1,400
 
 # How networks refuse options and images.
@@ -119,6 +120,8 @@ class Architecture:
         import timm
         import torchvision
 
+        from excb.backbones import feature_width
+
         name = self.timm_name
         if name is None or not timm.is_model(name):
             names = [
@@ -133,9 +136,14 @@ class Architecture:
         # Views of two resolutions need position embeddings that follow the image; convolutional networks have none.
         for resolution in ({"dynamic_img_size": True}, dict[str, Any]()):
             try:
-                return timm.create_model(name, num_classes=0, **resolution, **options)
+                network = timm.create_model(name, num_classes=0, **resolution, **options)
+                width = feature_width(network)  # perhaps no number: some networks just keep an option
             except REFUSALS as error:
                 reason = first_line(error)
+                continue
+            if 0 < width <= WIDEST:
+                return cast("nn.Module", network)
+            reason = f"a width of {width}"
         raise UserError(f"timm's {name} does not take these options: {reason}")
 
 

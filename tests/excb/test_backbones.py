@@ -209,6 +209,9 @@ def test_a_name_like_no_other_is_refused(name: str) -> None:
         ("timm:vit_tiny_patch16_224", {"embed_dim": 100}),  # not a multiple of the heads
         ("vit_tiny", {"patch_size": 0}),
         ("timm:resnet10t", {"num_classes": 10}),  # features, never scores of classes
+        ("timm:resnet10t", {"channels": [8, 16, 24, 32, [32]]}),  # a fifth one, which is told to be the width
+        ("timm:resnet10t", {"channels": [8, 16, 24, 32, 2**40]}),
+        ("timm:resnet10t", {"channels": [8, 16, 24, 32, -1]}),
     ],
     ids=str,
 )
