@@ -142,7 +142,7 @@ class Architecture:
                 reason = first_line(error)
                 continue
             if 0 < width <= WIDEST:
-                return cast("nn.Module", network)
+                return network
             reason = f"a width of {width}"
         raise UserError(f"timm's {name} does not take these options: {reason}")
 
