@@ -180,7 +180,7 @@ def _save(index: ShardIndex, file: Path) -> None:
 def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | None:
     """The index in a file, or None where there is no whole one."""
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+        with npy.unwarned(), file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             meta: dict[str, Any] = json_text.parse(stored["meta"].tobytes())
             index = ShardIndex(
                 tuple(map(str, meta["stamps"])),

@@ -72,8 +72,9 @@ class Store:
     def read(self, number: int) -> np.ndarray | None:
         """A shard's rows, memory-mapped, or None where there is no whole one."""
         try:
-            # Copy on write: torch wants memory that may be written, and the file must stay as it is.
-            rows = np.load(self.file(number), mmap_mode="c", allow_pickle=False)
+            with npy.unwarned():
+                # Copy on write: torch wants memory that may be written, and the file must stay as it is.
+                rows = np.load(self.file(number), mmap_mode="c", allow_pickle=False)
         except npy.DAMAGE:
             return None
         return rows if rows.dtype == np.float32 and rows.shape == (len(self._shards[number]), self._width) else None

@@ -179,7 +179,7 @@ def _unpack(packed: bytes) -> Predictions:
     Raises:
         npy.DAMAGE: it is none, or its arrays are no predictions.
     """
-    with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
+    with npy.unwarned(), np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
         targets, names, classes = (arrays[name] for name in _OTHERS)
         top5 = {name: arrays[name] for name in arrays.files if name not in _OTHERS}
     images, labels = len(targets), len(classes)

@@ -10,10 +10,11 @@ from tests.pretrain.small_runs import write_images
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread_each() -> None:
+def one_thread_each() -> Iterator[None]:
     """Processes beside each other are quickest with a thread each."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(autouse=True)
