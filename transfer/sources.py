@@ -1,31 +1,24 @@
 """Where labelled images come from: folders, ImageNet's layouts, tar shards, torchvision, the Hugging Face Hub."""
 
-import functools
 import hashlib
-import importlib
-import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
 
 import numpy as np
-from PIL.Image import Image, fromarray
 
-from excb.collectives import from_first
-from excb.errors import UserError, nearest_name
-from excb.images import Images, ImageSet, is_folder, open_image, scan_folder, to_rgb
+from excb.errors import UserError
+from excb.images import Images, ImageSet, is_folder, scan_folder
 from excb.ranges import is_remote
 from excb.settings import require
 from excb.shard_places import holds_shards, is_shards, names_tars
 from excb.shards import ShardImages, open_images, open_shards
 
-Split = Literal["train", "test"]
-Note = Callable[[str], None]
-T = TypeVar("T")
+from .hub_sets import open_hub
+from .named_sets import Note, Split
+from .torchvision_sets import open_torchvision, torchvision_name
 
 _NO_IMAGES = "name the images with --data DIR (train/ and test/ inside), or with --train DIR --test DIR"
 
@@ -83,9 +76,9 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
     """
     kind, name = _kind(text), text.partition(":")[2]
     if kind == "torchvision":
-        return _torchvision(name, split, data_root or _data_root(), note)
+        return open_torchvision(name, split, data_root or _data_root(), note)
     if kind == "hf":
-        return _hugging_face(name, split, note)
+        return open_hub(name, split, note)
     folder = _existing(text)
     if split == "train":
         return _labelled(_below(folder, "train"), note)
@@ -143,7 +136,7 @@ def _existing(text: str) -> str:
     if is_shards(text):
         raise UserError(f"{text} names shards, of train or test images: name both, with --train SHARDS --test SHARDS")
     if not folder.is_dir():
-        meant = f" (or did you mean torchvision:{text}?)" if _torchvision_name(text) else ""
+        meant = f" (or did you mean torchvision:{text}?)" if torchvision_name(text) else ""
         raise UserError(
             f"no folder {folder}{meant}: --data names a folder that holds train/ and test/ (or val/), torchvision:NAME "
             "or hf:ID"
@@ -264,253 +257,3 @@ def _read_labels(file: Path, *, prefix: str) -> dict[str, str]:
         require(name not in labels, f"{file} names {name} more than once: remove the repeats")
         labels[name] = parts[1]
     return labels
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# torchvision's data sets
-# ---------------------------------------------------------------------------------------------------------------------
-
-# How torchvision calls the splits to train on, and the one to test on. Sets without a test split are left out.
-_TORCHVISION: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
-    "CIFAR10": ((True,), False),
-    "CIFAR100": ((True,), False),
-    "Country211": (("train", "valid"), "test"),
-    "DTD": (("train", "val"), "test"),
-    "FashionMNIST": ((True,), False),
-    "FGVCAircraft": (("trainval",), "test"),
-    "Flowers102": (("train", "val"), "test"),
-    "Food101": (("train",), "test"),
-    "Imagenette": (("train",), "val"),
-    "KMNIST": ((True,), False),
-    "MNIST": ((True,), False),
-    "OxfordIIITPet": (("trainval",), "test"),
-    "RenderedSST2": (("train", "val"), "test"),
-    "StanfordCars": (("train",), "test"),
-    "STL10": (("train",), "test"),
-    "SVHN": (("train",), "test"),
-}
-
-
-@dataclass(frozen=True)
-class ArrayImages:
-    """Images that one array holds.
-
-    Args:
-        root: name of the source.
-        split: train or test; the images are called "train/00000", "train/00001", ...
-        pixels: uint8, [N, H, W, 3] or grey [N, H, W].
-        labels: class indices, int64 [N].
-        classes: class names.
-    """
-
-    root: Path | str
-    split: Split
-    pixels: np.ndarray
-    labels: np.ndarray
-    classes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.pixels)
-
-    def open(self, index: int) -> Image:
-        """One image as RGB."""
-        return to_rgb(fromarray(self.pixels[index]))
-
-    def stamp(self, _index: int) -> str:
-        """Nothing: the fingerprint covers the images."""
-        return ""
-
-    @cached_property
-    def paths(self) -> Sequence[str]:
-        """A name for every image."""
-        return _numbered(self.split, len(self))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of all pixels and labels."""
-        digest = hashlib.sha256(repr(self.pixels.shape).encode())
-        digest.update(np.ascontiguousarray(self.pixels).data)
-        digest.update(self.labels.astype("<i8").tobytes())
-        return digest.hexdigest()
-
-
-def _numbered(split: str, count: int) -> list[str]:
-    """Names that sort as the numbers do."""
-    digits = max(5, len(str(count - 1)))
-    return [f"{split}/{number:0{digits}}" for number in range(count)]
-
-
-def _torchvision_name(text: str) -> str | None:
-    """A data set's name as torchvision writes it, whatever the case."""
-    return next((name for name in _TORCHVISION if name.lower() == text.lower()), None)
-
-
-def _torchvision(text: str, split: Split, root: Path, note: Note) -> Images:
-    """A data set of torchvision: an array where torchvision keeps one, else files."""
-    name = _torchvision_name(text)
-    if name is None:
-        hint = nearest_name(text.upper(), map(str.upper, _TORCHVISION))
-        raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(_TORCHVISION)}")
-    train, test = _TORCHVISION[name]
-    parts = train if split == "train" else (test,)
-    sets = _first_then_all(lambda: [_load(name, part, root, note) for part in parts])
-    return _arrays(name, split, sets[0]) if hasattr(sets[0], "data") else _files(sets, root)
-
-
-def _load(name: str, part: str | bool, root: Path, note: Note) -> Any:
-    """torchvision's object, from disk if it is there."""
-    from torchvision import datasets
-
-    build = getattr(datasets, name)
-    options: dict[str, Any] = {"train": part} if isinstance(part, bool) else {"split": part}
-    if not isinstance(part, bool) and name not in ("OxfordIIITPet", "STL10", "SVHN"):
-        options["loader"] = Path  # an item is then the image's file and label: listing them opens no image
-    try:
-        return build(root, **options)
-    except (RuntimeError, OSError):
-        note(f"downloading {name} to {root}")
-    try:
-        return build(root, download=True, **options)
-    except (RuntimeError, OSError, ValueError) as error:
-        raise UserError(
-            f"torchvision:{name} is not in {root} and cannot be downloaded ({_one_line(error)}): put it there, or name "
-            "the folder that holds it with --data-root DIR"
-        ) from None
-
-
-def _first_then_all(load: Callable[[], T]) -> T:
-    """Load in process 0, which may have to download, and then in the others from its disk."""
-    loaded: list[T] = []
-    from_first(lambda: loaded.append(load()))
-    return loaded[0] if loaded else load()
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]}..."
-
-
-def _arrays(name: str, split: Split, data: Any) -> ArrayImages:
-    pixels = np.asarray(data.data)
-    if name in ("STL10", "SVHN"):  # [N, 3, H, W]
-        pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
-    labels = np.asarray(data.targets if hasattr(data, "targets") else data.labels).astype(np.int64)
-    return ArrayImages(Path(f"torchvision:{name}"), split, pixels, labels, _class_names(data, labels))
-
-
-def _files(sets: Sequence[Any], root: Path) -> ImageSet:
-    """Files and labels of one or several splits, one after the other."""
-    pairs: list[tuple[Any, int]] = []
-    for data in sets:
-        # The Pets alone of these sets have no `loader` to ask for the file with.
-        listed = hasattr(data, "loader")
-        pairs += [data[i] for i in range(len(data))] if listed else zip(data._images, data._labels, strict=True)
-    paths = [Path(file).relative_to(root).as_posix() for file, _ in pairs]
-    labels = np.array([label for _, label in pairs], dtype=np.int64)
-    return ImageSet(root, paths, labels, _class_names(sets[0], labels))
-
-
-def _class_names(data: Any, labels: np.ndarray) -> tuple[str, ...]:
-    """The names that torchvision gives; some sets have numbers only."""
-    names = getattr(data, "classes", None) or range(int(labels.max()) + 1)
-    return tuple(str(name) for name in names)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The Hugging Face Hub
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class HubImages:
-    """Images of a Hugging Face data set.
-
-    Args:
-        root: name of the source.
-        split: the split's name at the Hub; images are called "test/00000", "test/00001", ...
-        rows: `datasets.Dataset` whose column `column` holds undecoded images.
-        column: the images' column.
-        labels: class indices, int64 [N].
-        classes: class names.
-        origin: the fingerprint of the data set as it was loaded.
-    """
-
-    root: Path
-    split: str
-    rows: Any
-    column: str
-    labels: np.ndarray
-    classes: tuple[str, ...]
-    origin: str
-
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.labels)
-
-    def open(self, index: int) -> Image:
-        """One image as upright 8-bit RGB.
-
-        Raises:
-            BrokenImageError: it cannot be read.
-        """
-        stored = self.rows[index][self.column] or {"bytes": b""}
-        content = stored.get("bytes")
-        return open_image(stored["path"] if content is None else io.BytesIO(content))
-
-    def stamp(self, _index: int) -> str:
-        """Nothing: the fingerprint covers the images."""
-        return ""
-
-    @cached_property
-    def paths(self) -> Sequence[str]:
-        """A name for every image."""
-        return _numbered(self.split, len(self))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the data set's own fingerprint, the split and the labels."""
-        digest = hashlib.sha256(f"{self.origin}\n{self.split}\n{self.column}\n".encode())
-        digest.update(self.labels.astype("<i8").tobytes())
-        return digest.hexdigest()
-
-
-def _hugging_face(text: str, split: Split, note: Note) -> HubImages:
-    """A split whose labels are public: some test sets have none, validation then takes their place."""
-    name, _, config = text.partition("@")
-    require(bool(name), "hf: needs a data set's name, as in hf:ethz/food101")
-    try:
-        library = importlib.import_module("datasets")
-    except ImportError:
-        raise UserError(f"hf:{text} needs the package `datasets`: pip install datasets") from None
-    trouble = (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
-
-    def ask(function: str, **options: str) -> Any:
-        try:
-            return getattr(library, function)(name, config or None, **options)
-        except trouble as error:
-            raise UserError(f"cannot load hf:{text}: {_one_line(error)}") from None
-
-    there = from_first(lambda: list(ask("get_dataset_split_names")))
-    wanted = ("train",) if split == "train" else ("test", "validation", "valid", "val")
-    for part in (part for part in wanted if part in there):
-        data = _first_then_all(functools.partial(ask, "load_dataset", split=part))
-        images = _hub_images(f"hf:{text}", part, data, library)
-        if images.labels.min() >= 0:
-            return images
-        note(f"the split '{part}' of hf:{text} has no labels")
-    raise UserError(f"hf:{text} has no labelled split '{split}', only {', '.join(there)}: choose another data set")
-
-
-def _hub_images(source: str, split: str, data: Any, library: Any) -> HubImages:
-    """The image column, and the finest of the label columns (CIFAR-100 has two), found by their types."""
-    columns = data.features.items()
-    images = [key for key, feature in columns if isinstance(feature, library.Image)]
-    labels = [key for key, feature in columns if isinstance(feature, library.ClassLabel)]
-    require(bool(images) and len(data) > 0, f"{source} has no images: choose a data set with a column of type Image")
-    require(bool(labels), f"{source} has no classes: choose a data set with a column of type ClassLabel")
-    label = max(labels, key=lambda key: len(data.features[key].names))
-    numbers = np.array([-1 if value is None else value for value in data[label][:]], dtype=np.int64)
-    rows = data.select_columns([images[0]]).cast_column(images[0], library.Image(decode=False))
-    names = tuple(data.features[label].names)
-    return HubImages(Path(source), split, rows, images[0], numbers, names, str(data._fingerprint))

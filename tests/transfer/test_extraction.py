@@ -24,8 +24,8 @@ from excb.images import ImageSet
 from excb.transfer import cache, extraction
 from excb.transfer.cache import FOLDER, META, entries
 from excb.transfer.extraction import Extraction, files_hash, modules_hash
-from excb.transfer.sources import ArrayImages
 from excb.transfer.task import Task
+from excb.transfer.torchvision_sets import ArrayImages
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder
 

@@ -17,8 +17,10 @@ from PIL import Image
 from excb.errors import UserError
 from excb.images import BrokenImageError, open_image, scan_folder
 from excb.transfer import sources
-from excb.transfer.sources import ArrayImages, images_of, open_source, train_and_test
+from excb.transfer.named_sets import numbered
+from excb.transfer.sources import images_of, open_source, train_and_test
 from excb.transfer.task import labelled, with_classes_of
+from excb.transfer.torchvision_sets import SETS, ArrayImages
 from tests.excb.shard_files import picture, tar_of, webdataset
 from tests.transfer.labelled_images import CLASSES, write_folder
 
@@ -240,7 +242,7 @@ def test_fingerprint_of_an_array_is_of_its_pixels_and_labels() -> None:
 
 
 def test_names_of_images_sort_as_their_numbers_do() -> None:
-    names = sources._numbered("train", 100_001)
+    names = numbered("train", 100_001)
     assert names == sorted(names)
     assert (names[0], names[-1]) == ("train/000000", "train/100000")
 
@@ -286,7 +288,7 @@ def test_validation_images_of_dtd_are_for_training(tmp_path: Path) -> None:
 
 
 def test_every_listed_data_set_is_torchvisions() -> None:
-    assert all(hasattr(torchvision.datasets, name) for name in sources._TORCHVISION)
+    assert all(hasattr(torchvision.datasets, name) for name in SETS)
 
 
 @pytest.mark.parametrize("error", [OSError("no network\nat all"), RuntimeError("File not found or corrupted.")])
