@@ -32,7 +32,8 @@ from torchvision.transforms import InterpolationMode
 from excb.images import ImageSet
 from excb.photographs import PHOTOGRAPHS, photograph
 from excb.pretrain.data import Slot, TrainingViews
-from excb.pretrain.recipes import RECIPES, ViewSettings
+from excb.pretrain.recipe import ViewSettings
+from excb.pretrain.recipes import RECIPES
 from excb.pretrain.views import augment
 
 WIDTH, HEIGHT = 500, 375

@@ -17,7 +17,7 @@ from excb.backbones import drop_path_names
 from excb.images import ImageSet
 from excb.method import ExCB, balancing, batch_sizes, pair_weights, unit
 from excb.pretrain.optim import set_schedules
-from excb.pretrain.recipes import Recipe
+from excb.pretrain.recipe import Recipe
 from excb.pretrain.speed import build_trainer
 from excb.pretrain.step import AUTOCAST
 

@@ -23,7 +23,7 @@ from excb.launch import launch
 from excb.parallel import joined
 from excb.pretrain.counting import communication, count
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.recipes import Recipe
+from excb.pretrain.recipe import Recipe
 from excb.pretrain.speed import build_trainer, random_batch
 
 TURNS = 2

@@ -32,7 +32,7 @@ from excb.machine import choose_device
 from excb.pretrain.counting import count
 from excb.pretrain.data import Batch, loader
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.recipes import Recipe
+from excb.pretrain.recipe import Recipe
 from excb.pretrain.speed import build_trainer, random_batch
 
 WARM_UP, PROFILED, OPERATIONS = 3, 3, 10  # steps, steps, rows

@@ -16,7 +16,8 @@ from excb.slurm import submit_command
 
 from . import doctor_command, overrides, study_command
 from .mirror import Place, run_place
-from .recipes import RECIPES, Recipe
+from .recipe import Recipe
+from .recipes import RECIPES
 
 if TYPE_CHECKING:
     import torch

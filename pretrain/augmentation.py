@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .recipes import ViewSettings
+from .recipe import ViewSettings
 
 ORDERS = np.array(list(itertools.permutations(range(4))))  # of brightness, contrast, saturation, hue
 SOLARIZE_FROM = 128 / 255

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from excb.method import ExCB
 
 from .initialise import build_model
-from .recipes import Recipe
+from .recipe import Recipe
 
 FEW = 8  # clusters of fake networks
 PARTS = ("backbone", "projector", "predictor")

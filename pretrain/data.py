@@ -17,7 +17,7 @@ from excb.errors import UserError
 from excb.images import BrokenImageError, CodedImages, Source, open_image, open_smaller
 from excb.machine import follow_parent
 
-from .recipes import ViewSettings
+from .recipe import ViewSettings
 from .views import ViewMaker
 
 BROKEN_SHARE = 0.01  # a run is refused once more of its images than this are broken ...

@@ -12,7 +12,7 @@ from excb.errors import UserError
 
 from . import overrides
 from .mirror import Place, run_place
-from .recipes import Recipe
+from .recipe import Recipe
 
 if TYPE_CHECKING:
     from excb.images import CodedImages

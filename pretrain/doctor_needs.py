@@ -12,7 +12,7 @@ from excb.machine import available_memory
 from .counting import count, fake_networks, value_bytes
 from .doctor.verdict import Check, plural, size
 from .memory import step_memory
-from .recipes import Recipe
+from .recipe import Recipe
 from .speed import measure_step
 
 STEP_LIMIT = 120  # seconds that the measured step may take, its set-up and the warming up with it

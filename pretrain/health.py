@@ -12,7 +12,7 @@ from torch import Tensor
 from excb.knn import nearest
 from excb.method import pair_weights
 
-from .recipes import Recipe
+from .recipe import Recipe
 
 AT_CHANCE = 0.01  # a loss this close to ln K, relatively, rests there
 ABOVE_CHANCE = 0.02  # a loss this far above ln K, relatively, and above what it was: an untrained one may be above too

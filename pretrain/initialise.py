@@ -15,7 +15,7 @@ from excb.images import Images
 from excb.method import ExCB
 
 from .data import Batch
-from .recipes import Recipe
+from .recipe import Recipe
 from .step import Trainer
 
 

@@ -32,7 +32,7 @@ from .monitor import Monitor, StoppedError
 from .optim import Schedules, build_optimizer
 from .profiling import StepProfile
 from .progress import Progress, report, sum_up
-from .recipes import Recipe
+from .recipe import Recipe
 from .run_state import RunFolder, arithmetic, describe, rounded_otherwise
 from .step import NotFiniteError, Trainer, prepare
 from .stream_images import StreamImages

@@ -19,7 +19,7 @@ from excb.backbones import recompute_blocks
 from excb.method import ExCB
 
 from .counting import FEW, fake_networks, fake_views, loss_of, value_bytes
-from .recipes import Recipe
+from .recipe import Recipe
 from .step import AUTOCAST
 
 NOT_COUNTED = "cuDNN's and cuBLAS's workspaces, the allocator's fragmentation, what torch.compile changes, libraries"

@@ -21,7 +21,7 @@ from excb.images import Images
 from excb.knn import accuracy, nearest, vote
 from excb.subset import Subset
 
-from .recipes import MonitorSettings, ViewSettings
+from .recipe import MonitorSettings, ViewSettings
 from .views import ViewMaker, augment
 
 KNN_TEMPERATURE = 0.07  # DINO's

@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from excb.settings import MethodSettings
 
-from .recipes import OptimSettings
+from .recipe import OptimSettings
 
 
 def cosine(start: float, end: float, progress: float) -> float:

@@ -12,7 +12,8 @@ from excb import json_text
 from excb.errors import UserError, nearest_name
 from excb.settings import require
 
-from .recipes import RECIPES, Recipe
+from .recipe import Recipe
+from .recipes import RECIPES
 
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 

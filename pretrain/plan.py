@@ -14,7 +14,7 @@ from excb.machine import choose_device, worker_count
 
 from .counting import communication, count
 from .memory import NOT_COUNTED, Memory, plain_loss_head, step_memory
-from .recipes import Recipe
+from .recipe import Recipe
 from .speed import measure_loader, measure_step
 
 IMAGENET = 1_281_167  # training images of ImageNet-1k, where no folder is named

@@ -11,7 +11,7 @@ from excb.console import Reporter, duration
 from excb.machine import peak_memory
 from excb.results import environment
 
-from .recipes import Recipe
+from .recipe import Recipe
 from .run_state import CURVES
 
 

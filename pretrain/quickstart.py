@@ -23,7 +23,7 @@ from excb.preprocessing import Preprocessing
 from .initialise import build_model
 from .loop import train
 from .mirror import Place
-from .recipes import Recipe
+from .recipe import Recipe
 from .run_state import CURVES, REPORT, RunFolder
 
 K, TEMPERATURE = 20, 0.07

@@ -17,7 +17,7 @@ from excb.images import Images
 from excb.results import write_text
 
 from .mirror import Mirror, Place
-from .recipes import Recipe
+from .recipe import Recipe
 
 RECIPE, REPORT, CURVES, DIVERGED = "recipe.json", "report.json", "curves.png", "diverged"
 # What may change between two starts of one run: none of it moves the weights.

@@ -8,7 +8,7 @@ from typing import Any
 from excb.console import Reporter
 
 from .overrides import apply, field_names
-from .recipes import Recipe
+from .recipe import Recipe
 
 SPEED = "speed only"  # marks what changes speed or memory, never the result's definition
 

@@ -15,7 +15,7 @@ from excb.machine import peak_memory
 from .data import Batch, Broken, Slot, collate, loader
 from .initialise import build_model
 from .optim import Schedules, build_optimizer
-from .recipes import Recipe
+from .recipe import Recipe
 from .step import Trainer, prepare
 from .views import ViewMaker
 

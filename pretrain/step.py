@@ -16,7 +16,7 @@ from excb.parallel import average_gradients, synchronise_batchnorm
 
 from .data import Batch
 from .optim import Schedules, clip_each, gradient_norms, restore_optimizer, set_schedules, step_if
-from .recipes import Recipe
+from .recipe import Recipe
 from .views import augment
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

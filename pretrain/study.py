@@ -12,7 +12,7 @@ from excb.errors import USER_ERROR, UserError
 from excb.results import write_text
 
 from . import overrides, study_figures
-from .recipes import Recipe
+from .recipe import Recipe
 from .studies import BASE, Cell, Study
 from .study_cell import UNTRAINED, Job, run_cell
 from .study_sets import Sets, find_sets

@@ -26,7 +26,7 @@ from .initialise import build_model
 from .loop import train
 from .monitor import KNN_TEMPERATURE, Monitor
 from .quickstart import settle_statistics
-from .recipes import Recipe
+from .recipe import Recipe
 from .run_state import FREE, RECIPE, REPORT, differences
 from .study_sets import Sets
 

@@ -33,7 +33,7 @@ from .augmentation import (
     SOLARIZE,
     augment,
 )
-from .recipes import ViewSettings
+from .recipe import ViewSettings
 
 __all__ = ["ViewMaker", "augment", "crop_box"]  # who makes views finds all that it takes here
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from excb import checkpoint
 from excb.pretrain.initialise import build_model, state_tensors
-from excb.pretrain.recipes import RECIPES, Recipe
+from excb.pretrain.recipe import Recipe
+from excb.pretrain.recipes import RECIPES
 
 TINY_RESNET: dict[str, Any] = {
     "backbone": "timm:resnet10t",

@@ -33,7 +33,7 @@ from excb.pretrain.augmentation import (
     augment,
     gaussian_blur,
 )
-from excb.pretrain.recipes import ViewSettings
+from excb.pretrain.recipe import ViewSettings
 from excb.pretrain.views import ViewMaker
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,7 @@ from excb import collectives, parallel
 from excb.pretrain.counting import Counts, Flops, communication, count
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.recipes import Recipe
+from excb.pretrain.recipe import Recipe
 from tests.pretrain.small_runs import OVERRIDES
 
 TWO_LARGE = ("views.local_views=0", "views.global_scale=0.14,1", "method.hidden=4", "method.width=2")

@@ -31,7 +31,7 @@ from excb.pretrain.data import (
     epoch_order,
     loader,
 )
-from excb.pretrain.recipes import EfficiencySettings, ViewSettings
+from excb.pretrain.recipe import EfficiencySettings, ViewSettings
 from excb.pretrain.views import ViewMaker
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,7 @@ from excb.pretrain import doctor_needs
 from excb.pretrain.doctor_needs import batch_bytes, check_step, checkpoint_bytes, time_limit
 from excb.pretrain.initialise import state_tensors
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.recipes import Recipe
+from excb.pretrain.recipe import Recipe
 from excb.pretrain.speed import build_trainer, random_batch
 from tests.pretrain.small_runs import OVERRIDES
 

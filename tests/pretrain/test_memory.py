@@ -14,7 +14,7 @@ from excb.pretrain.initialise import build_model
 from excb.pretrain.memory import HEAD_MATRICES, Alive, plain_loss_head, step_memory
 from excb.pretrain.optim import build_optimizer
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.recipes import Recipe
+from excb.pretrain.recipe import Recipe
 from excb.pretrain.speed import build_trainer, random_batch
 from tests.pretrain.small_runs import OVERRIDES
 

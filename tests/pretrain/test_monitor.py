@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from excb.images import scan_folder
 from excb.pretrain.monitor import KNN_TEMPERATURE, AugmentedInputs, Monitor, effective_rank, shared
-from excb.pretrain.recipes import MonitorSettings, ViewSettings
+from excb.pretrain.recipe import MonitorSettings, ViewSettings
 from tests.pretrain.small_runs import write_images
 
 VIEWS = ViewSettings(global_size=16, local_views=0, eval_resize=16, eval_crop=16)

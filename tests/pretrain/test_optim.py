@@ -22,7 +22,8 @@ from excb.pretrain.optim import (
     set_schedules,
     step_if,
 )
-from excb.pretrain.recipes import RECIPES, OptimSettings, Recipe
+from excb.pretrain.recipe import OptimSettings, Recipe
+from excb.pretrain.recipes import RECIPES
 from excb.settings import MethodSettings
 
 examples = settings(max_examples=60, deadline=None, database=None)

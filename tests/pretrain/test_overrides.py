@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from excb import json_text
 from excb.errors import UserError
 from excb.pretrain.overrides import apply, field_names, find_recipe, parse
-from excb.pretrain.recipes import RECIPES, Recipe
+from excb.pretrain.recipe import Recipe
+from excb.pretrain.recipes import RECIPES
 
 examples = settings(max_examples=60, deadline=None, database=None)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

@@ -12,7 +12,8 @@ import pytest
 
 from excb.errors import UserError
 from excb.pretrain.overrides import from_dict
-from excb.pretrain.recipes import RECIPES, Recipe, ViewSettings
+from excb.pretrain.recipe import Recipe, ViewSettings
+from excb.pretrain.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = ("model", "method", "views", "optim", "monitor", "efficiency", "run")

@@ -12,7 +12,8 @@ import pytest
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.pretrain.overrides import field_names, find_recipe
-from excb.pretrain.recipes import RECIPES, Recipe
+from excb.pretrain.recipe import Recipe
+from excb.pretrain.recipes import RECIPES
 from excb.pretrain.show import describe, show
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -33,7 +33,8 @@ from excb.pretrain.augmentation import (
     SIGMA,
     SOLARIZE,
 )
-from excb.pretrain.recipes import OFFICIAL_VIEWS, RECIPES, ViewSettings
+from excb.pretrain.recipe import ViewSettings
+from excb.pretrain.recipes import OFFICIAL_VIEWS, RECIPES
 from excb.pretrain.views import CROP_ATTEMPTS, ViewMaker, crop_box, resize
 
 pytestmark = pytest.mark.usefixtures("one_thread")

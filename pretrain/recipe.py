@@ -1,0 +1,300 @@
+"""What defines a pretraining run besides its images: a frozen dataclass of sections, options beside the paper's values.
+
+The method's own options are in `excb.settings`, the recipes that have names in `pretrain.recipes`. Importing this file
+needs no torch.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from excb.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from excb.settings import MethodSettings, option, require, require_choices
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """The backbone."""
+
+    backbone: str = option("resnet50", "torchvision's ResNets, vit_small or timm:NAME", paper="ResNet-50; ViT-S/16")
+    options: dict[str, Any] = dataclasses.field(
+        default_factory=dict,
+        metadata={"doc": "keyword arguments of the network, as JSON", "paper": "", "source": "ours"},
+    )
+    drop_path: float = option(0.0, "stochastic depth of the student (timm's networks)", paper="0; ViT: 0.1 (DINO)")
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range."""
+        require(0 <= self.drop_path < 1, "model.drop_path must lie in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewSettings:
+    """Multi-crop views and their augmentation (BYOL's)."""
+
+    global_views: int = option(2, "large views G; the teacher sees these", paper="2")
+    local_views: int = option(6, "small views L; 0 turns multi-crop off", paper="6 or 0")
+    global_size: int = option(224, "side of global views in pixels", paper="224")
+    local_size: int = option(96, "side of local views in pixels", paper="96")
+    global_scale: tuple[float, float] = option(
+        (0.2, 1.0), "share of the image's area in global views", paper="0.2 to 1; without multi-crop 0.14 to 1"
+    )
+    local_scale: tuple[float, float] = option((0.05, 0.2), "the same in local views", paper="0.05 to 0.2")
+    scale_end: float | None = option(
+        None,
+        "move the smallest global and the largest local share to this on a cosine over the epochs",
+        paper="fixed (authors' code: 0.26 to 0.14)",
+    )
+    ratio: tuple[float, float] = option((3 / 4, 4 / 3), "aspect ratio of crops", source="BYOL")
+    interpolation: Literal["bicubic", "bilinear"] = option("bicubic", "of crops, antialiased", source="BYOL")
+    flip: float = option(0.5, "probability of a horizontal flip", source="BYOL")
+    jitter: float = option(0.8, "probability of colour jitter", source="BYOL")
+    brightness: float = option(0.4, "largest relative change of brightness", source="BYOL")
+    contrast: float = option(0.4, "largest relative change of contrast", source="BYOL")
+    saturation: float = option(0.2, "largest relative change of saturation", source="BYOL")
+    hue: float = option(0.1, "largest change of hue, of a full turn", source="BYOL")
+    grey: float = option(0.2, "probability of losing all colour", source="BYOL")
+    blur: tuple[float, float] = option(
+        (1.0, 0.1), "probability of Gaussian blur in odd and even global views", paper="BYOL's (authors' code: 0, 0.9)"
+    )
+    blur_local: float = option(0.5, "the same in local views", paper="DINO's (authors' code: 0)", source="DINO")
+    blur_kernel: int = option(23, "side of the blur's kernel in pixels", source="BYOL (authors' code: 9)")
+    blur_sigma: tuple[float, float] = option((0.1, 2.0), "range of the blur's sigma in pixels", source="BYOL")
+    solarize: tuple[float, float] = option(
+        (0.0, 0.2), "probability of solarization in odd and even global views", source="BYOL"
+    )
+    mean: tuple[float, float, float] = option(IMAGENET_MEAN, "channel means of the normalisation", source="ImageNet")
+    std: tuple[float, float, float] = option(
+        IMAGENET_STD, "channel standard deviations", source="ImageNet (authors' code: 0.228 for red, a slip)"
+    )
+    eval_resize: int = option(256, "shorter side in evaluation, in pixels", paper="256")
+    eval_crop: int = option(224, "side of the central crop in evaluation, in pixels", paper="224")
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range."""
+        require_choices("views", self)
+        require(self.global_views >= 1, "views.global_views must be at least 1")
+        require(self.local_views >= 0, "views.local_views must not be negative")
+        require(self.global_views + self.local_views >= 2, "a run needs two views: raise views.global_views")
+        for name in ("global_size", "local_size", "eval_resize", "eval_crop"):
+            require(getattr(self, name) >= 8, f"views.{name} must be at least 8 pixels")
+        require(self.eval_crop <= self.eval_resize, "views.eval_crop must not exceed views.eval_resize")
+        for name in ("global_scale", "local_scale"):
+            low, high = getattr(self, name)
+            require(0 < low <= high <= 1, f"views.{name} must be LOW,HIGH with 0 < LOW <= HIGH <= 1")
+        require(0 < self.ratio[0] <= self.ratio[1], "views.ratio must be LOW,HIGH with 0 < LOW <= HIGH")
+        low, high = self.local_scale[0], self.global_scale[1]
+        require(
+            self.scale_end is None or (low <= self.scale_end <= high and low <= self.global_scale[0]),
+            "the way from the low end of views.global_scale to views.scale_end must not leave "
+            f"{low:g} to {high:g}, the low end of views.local_scale and the high end of views.global_scale",
+        )
+        for name in ("flip", "jitter", "grey", "blur_local"):
+            require(0 <= getattr(self, name) <= 1, f"views.{name} is a probability: between 0 and 1")
+        for name in ("blur", "solarize"):
+            require(all(0 <= p <= 1 for p in getattr(self, name)), f"views.{name} holds probabilities: 0 to 1")
+        for name in ("brightness", "contrast", "saturation"):
+            require(0 <= getattr(self, name) <= 1, f"views.{name} must lie between 0 and 1")
+        require(0 <= self.hue <= 0.5, "views.hue must lie between 0 and 0.5")
+        require(self.blur_kernel % 2 == 1 and self.blur_kernel > 0, "views.blur_kernel must be odd and positive")
+        require(0 < self.blur_sigma[0] <= self.blur_sigma[1], "views.blur_sigma must be LOW,HIGH with 0 < LOW <= HIGH")
+        require(all(deviation > 0 for deviation in self.std), "views.std holds standard deviations: above 0")
+
+    def scales(self, epoch: int, epochs: int) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Ranges of the global and the local views' share of the image's area in one epoch."""
+        if self.scale_end is None:
+            return self.global_scale, self.local_scale
+        start, progress = self.global_scale[0], epoch / max(1, epochs - 1)
+        moved = self.scale_end + (start - self.scale_end) * (1 + math.cos(math.pi * progress)) / 2
+        return (moved, self.global_scale[1]), (self.local_scale[0], moved)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How images are prepared for evaluating the network."""
+        return Preprocessing(self.eval_resize, self.eval_crop, self.mean, self.std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSettings:
+    """Optimizer and schedules; every schedule is a function of the step."""
+
+    optimizer: Literal["sgd", "adamw"] = option("sgd", "optimizer", paper="SGD; ViT: AdamW (DINO)")
+    epochs: int = option(400, "passes over the images", paper="100, 200, 400; ViT: 100, 300, 800")
+    batch: int = option(1024, "images per step, all processes together", paper="1,024 (ablated 256, 512)")
+    base_lr: float = option(0.15, "learning rate per 256 images of the batch", paper="0.15; ViT: 0.0005 (DINO)")
+    warmup_epochs: float = option(10.0, "epochs of linear warm-up, then a cosine", paper="10")
+    lr_floor: float = option(
+        0.0, "the cosine's last value, as a share of the peak", paper="not said (authors' code: 1e-4)", source="settled"
+    )
+    momentum: float = option(0.9, "SGD's momentum, AdamW's first beta", paper="0.9")
+    weight_decay: float = option(1e-4, "first value; none on biases and 1-D parameters", paper="1e-4; ViT: 0.04")
+    weight_decay_end: float = option(1e-4, "last value, reached on a cosine", paper="1e-4; ViT: 0.4")
+    centroid_decay: float = option(
+        10.0, "the centroids' weight decay as a multiple of the others', first value", paper="10: 1e-3 (ablated 1)"
+    )
+    centroid_decay_end: float = option(1.0, "last value of that multiple, reached on a cosine", paper="1: 1e-4")
+    clip: float | None = option(
+        None, "largest gradient norm of each parameter tensor", paper="none; ViT: 3.0 (DINO)", source="DINO"
+    )
+    frozen_centroid_epochs: int = option(0, "epochs at the start with fixed centroids", paper="0; ViT: 1 (DINO)")
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range."""
+        require_choices("optim", self)
+        require(self.epochs >= 1, "optim.epochs must be at least 1")
+        require(self.batch >= 1, "optim.batch must be at least 1")
+        require(self.base_lr > 0, "optim.base_lr must be above 0")
+        require(self.clip is None or self.clip > 0, "optim.clip must be above 0, or none")
+        require(0 <= self.momentum < 1, "optim.momentum must lie in [0, 1)")
+        for name in ("warmup_epochs", "lr_floor", "weight_decay", "weight_decay_end", "frozen_centroid_epochs"):
+            require(getattr(self, name) >= 0, f"optim.{name} must not be negative")
+        for name in ("centroid_decay", "centroid_decay_end"):
+            require(getattr(self, name) >= 0, f"optim.{name} must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorSettings:
+    """What is measured during the run, on frozen features of the teacher."""
+
+    every_epochs: int = option(10, "epochs between measurements; the last epoch is always measured", source="ours")
+    images: int = option(10_000, "training images used at most, the same ones every time", source="ours")
+    k: int = option(20, "neighbours of the k-NN figure and of the agreement of neighbours", source="DINO")
+    wandb: str | None = option(None, "project of Weights & Biases to log to as well", source="ours")
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range."""
+        require(self.every_epochs >= 1, "monitor.every_epochs must be at least 1")
+        require(self.images >= 2, "monitor.images must be at least 2")
+        require(self.k >= 1, "monitor.k must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficiencySettings:
+    """What changes speed, never the result's definition."""
+
+    device: str = option("auto", "cpu, cuda, or auto: cuda where there is one", source="ours")
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = option(
+        "fp32",
+        "of forward and backward passes; similarities stay fp32, fp16 scales its loss, fp64 is for exact comparisons",
+        source="ours",
+    )
+    accumulate: int = option(
+        1, "micro-batches per step: less memory, the same step but for BatchNorm's statistics", source="ours"
+    )
+    checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time", source="ours")
+    compile: bool = option(False, "compile the backbones (torch.compile)", source="ours")
+    objective: Literal["auto", "chunked", "triton", "flex"] = option(
+        "auto",
+        "how the loss is computed: chunked (plain PyTorch), triton (kernels) or flex (FlexAttention and kernels), both "
+        "for bf16 on CUDA; auto: triton where it can run, else chunked",
+        source="ours",
+    )
+    channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
+    fused: bool = option(
+        True, "one kernel for the optimizer's update of all tensors; without, steps wait for the norm", source="ours"
+    )
+    workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
+    prefetch: int = option(2, "batches that each of these processes reads ahead", source="ours")
+    decoder: Literal["torchvision", "pillow"] = option(
+        "torchvision", "who decodes JPEGs; both give the same pixels, torchvision in less time", source="ours"
+    )
+    scaled_decoding: bool = option(
+        False, "decode JPEGs much larger than every crop smaller: less time, pixels differ a little", source="ours"
+    )
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range."""
+        require_choices("efficiency", self)
+        require(
+            self.objective in {"auto", "chunked"} or self.precision == "bf16",
+            f"efficiency.objective={self.objective} needs efficiency.precision=bf16",
+        )
+        require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")
+        require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")
+        require(self.prefetch >= 1, "efficiency.prefetch must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The run's seed, and what it writes when."""
+
+    seed: int = option(0, "names every random choice of the run", source="ours")
+    save_epochs: int = option(1, "epochs between checkpoints", source="ours")
+    save_steps: int | None = option(None, "steps between checkpoints, besides those at epochs", source="ours")
+    keep: int = option(3, "newest checkpoints kept, besides the best one", source="ours")
+    log_steps: int = option(10, "steps between lines of metrics.jsonl", source="ours")
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range."""
+        require(0 <= self.seed < 2**63, "run.seed must lie between 0 and 2^63 - 1")
+        require(self.save_epochs >= 1, "run.save_epochs must be at least 1")
+        require(self.save_steps is None or self.save_steps >= 1, "run.save_steps must be at least 1, or none")
+        require(self.keep >= 1, "run.keep must be at least 1")
+        require(self.log_steps >= 1, "run.log_steps must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that defines a pretraining run besides the images."""
+
+    name: str
+    init: str | None = None  # a loadable backbone or full checkpoint to start from
+    model: ModelSettings = field(default_factory=ModelSettings)
+    method: MethodSettings = field(default_factory=MethodSettings)
+    views: ViewSettings = field(default_factory=ViewSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    efficiency: EfficiencySettings = field(default_factory=EfficiencySettings)
+    run: RunSettings = field(default_factory=RunSettings)
+
+    def change(self, **sections: dict[str, Any]) -> "Recipe":
+        """A copy with other values: `recipe.change(optim={"epochs": 100})`."""
+        return replace(self, **{name: replace(getattr(self, name), **values) for name, values in sections.items()})
+
+    def steps_per_epoch(self, images: int) -> int:
+        """Whole batches in so many images.
+
+        Raises:
+            UserError: there is none.
+        """
+        batch = self.optim.batch
+        require(batch <= images, f"the batch of {batch} is larger than the set of {images} images: lower optim.batch")
+        return images // batch
+
+    def micro_batch(self, processes: int) -> int:
+        """Images of a micro-batch of one process.
+
+        Raises:
+            UserError: so many processes cannot train by this recipe.
+        """
+        batch, accumulate = self.optim.batch, self.efficiency.accumulate
+        parts = processes * accumulate
+        require(
+            batch % parts == 0,
+            f"a batch of {batch} images cannot be shared by {processes} processes with {accumulate} micro-batches "
+            f"each: set optim.batch to a multiple of {parts}",
+        )
+        require(
+            not (self.efficiency.compile and self.efficiency.checkpointing),
+            "efficiency.compile and efficiency.checkpointing exclude each other: switch one off",
+        )
+        require(
+            accumulate == 1 or self.method.sizes_updated != "before_balancing",
+            "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1",
+        )
+        require(
+            accumulate == 1 or self.method.balancing not in {"sinkhorn", "mira"},
+            f"method.balancing={self.method.balancing} balances the whole batch at once: set efficiency.accumulate=1",
+        )
+        return batch // parts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, by section, for JSON and checkpoints (tuples become lists)."""
+        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
