@@ -19,10 +19,12 @@ from excb import checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.results import Result
-from excb.transfer import linear
 from excb.transfer.batches import Augmentation, TrainingBatches
+from excb.transfer.choosing import held_out
 from excb.transfer.heads import HeadBank
-from excb.transfer.linear import evaluate, held_out, scaled, standardised
+from excb.transfer.linear import evaluate
+from excb.transfer.logreg import standardised
+from excb.transfer.probe import Probe, scaled
 from excb.transfer.protocols import PROTOCOLS, choose
 from excb.transfer.report import Predictions
 from excb.transfer.task import Task
@@ -397,7 +399,7 @@ def test_learns(place: Path) -> None:
     """Features of an untrained network: far above chance on the images that the head saw."""
     prepared = task(place)
     rows, labels = prepared.features(prepared.train, "train", Reporter(quiet=True))
-    probe = linear._Probe(prepared, Reporter(quiet=True), choose("fast", epochs=200), "holdout", 0)
+    probe = Probe(prepared, Reporter(quiet=True), choose("fast", epochs=200), "holdout", 0)
     rows, _ = scaled(rows, rows)
     right, loss = probe._train_on(rows, labels, [{"lr": 1.0, "wd": 0.0}]).score(rows, labels)
     assert int(right[0]) > len(labels) / 2
