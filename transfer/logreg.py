@@ -50,7 +50,7 @@ def logistic_regression(
     return choose_on_features(
         task,
         reporter,
-        [{"C": C} for C in strengths],
+        [{"C": C} for C in dict.fromkeys(strengths)],  # a repeat would be the same model once more
         standardised,
         fit,
         settings={"solver": "scikit-learn, lbfgs", "steps": STEPS, "features": "pooled"},

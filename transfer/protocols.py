@@ -105,7 +105,7 @@ def choose(
     changes = {
         "epochs": epochs,
         "batch": batch,
-        "lr": None if lr is None else tuple(lr),
-        "weight_decay": None if weight_decay is None else tuple(weight_decay),
+        "lr": None if lr is None else tuple(dict.fromkeys(lr)),  # a repeat would be the same head once more
+        "weight_decay": None if weight_decay is None else tuple(dict.fromkeys(weight_decay)),
     }
     return replace(PROTOCOLS[name], **{field: value for field, value in changes.items() if value is not None})  # type: ignore[arg-type]

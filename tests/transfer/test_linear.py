@@ -287,6 +287,22 @@ def test_mistakes_end_in_one_line(place: Path, options: dict[str, Any], message:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "options", "once"),
+    [
+        ("fast", {"lr": [3.0, 0.3, 3.0], "wd": [0.0, 0.0], "epochs": 3}, {"lr": [3.0, 0.3], "wd": [0.0]}),
+        ("logreg", {"C": [1.0, 1.0]}, {"C": [1.0]}),
+    ],
+)
+def test_a_repeated_setting_is_tried_once(
+    place: Path, protocol: str, options: dict[str, Any], once: dict[str, Any]
+) -> None:
+    result, _ = evaluate(task(place), Reporter(quiet=True), protocol=protocol, **options)
+    expected, _ = evaluate(task(place), Reporter(quiet=True), protocol=protocol, **(options | once))
+    assert result.settings == expected.settings
+    assert result.figures == expected.figures
+
+
 def test_table_shows_figures_and_sweep(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result, _ = evaluate(task(place), Reporter(quiet=True), protocol="fast", **SWEEP)
     lines = capsys.readouterr().out.splitlines()
