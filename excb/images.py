@@ -185,6 +185,22 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
             waiting.append((f"{below}{entry.name}/", there))
 
 
+def refuse_among(images: Images, out: Path) -> None:
+    """Refuse a folder for results whose pictures the next scan of these images would count as images.
+
+    Raises:
+        UserError: `out` lies in the scanned folder, or is that folder; a hidden one is passed over by the scan.
+    """
+    if not isinstance(images, ImageSet):
+        return
+    place, root = out.resolve(), images.root.resolve()
+    if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
+        raise UserError(
+            f"--out in {out} is among the images of {images.root}, and its pictures would be counted with them: "
+            "name a place outside that folder"
+        )
+
+
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder, or a link to one."""
     try:

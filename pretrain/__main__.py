@@ -150,6 +150,7 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
 
         code = quickstart(recipe, place.folder, reporter, table=not chosen.json, profile=chosen.profile)
     else:
+        from excb.images import refuse_among
         from excb.shards import ShardImages
 
         from .hub_stream import open_training
@@ -159,6 +160,8 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
         images = from_first(lambda: open_training(chosen.data, chosen.list, reporter.note))
         if isinstance(images, ShardImages):
             images = together(images.here)
+        elif chosen.list is None and not place.url:
+            together(lambda: refuse_among(images, place.folder))
         code = train(recipe, images, place, reporter, device=device, table=not chosen.json, profile=chosen.profile)
     if chosen.json and code == 0 and is_first():
         reporter.answer((place.folder / "report.json").read_text(encoding="utf-8").rstrip())

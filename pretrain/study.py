@@ -9,6 +9,7 @@ from pathlib import Path
 
 from excb.console import Progressor, Reporter, duration
 from excb.errors import USER_ERROR, UserError
+from excb.images import refuse_among
 from excb.results import write_text
 
 from . import overrides, study_figures
@@ -145,6 +146,7 @@ def study(
     sets = find_sets(data, reporter.note)
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs many, a few hundred at the least")
+    refuse_among(sets.train, out)
     grid = Grid(chosen, sets, out / chosen.name, values)
     jobs = grid.jobs(selected, seeds)
     left = grid.left(jobs)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval clusters` in this process, with the others if there are any."""
     from excb.collectives import together
+    from excb.images import refuse_among
 
     from .clusters import command
     from .clusters.files import read_sizes
@@ -31,6 +32,8 @@ def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
         together(partial(read_sizes, place))  # a wrong one is told before images are read
     options = together(lambda: _options(chosen))
     images = together(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
+    if chosen.out is not None:
+        together(partial(refuse_among, images, chosen.out))
     task = prepared(chosen, images, images, device, heads=True)
     heads = together(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
     if chosen.dry_run:

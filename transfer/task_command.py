@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from excb.console import Reporter
@@ -58,6 +59,9 @@ def _kind(chosen: argparse.Namespace) -> "Kind":
 
 def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter) -> "Task":
     """Checkpoint and images, checked."""
+    from excb.collectives import together
+    from excb.images import refuse_among
+
     from .sources import train_and_test
 
     train, test = train_and_test(
@@ -68,6 +72,10 @@ def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Report
         data_root=chosen.data_root,
         note=reporter.note,
     )
+    if chosen.out is not None:
+        folder = chosen.out if chosen.protocol == "all" else chosen.out.parent
+        for part in (train, test):
+            together(partial(refuse_among, part, folder))
     task = prepared(chosen, train, test, device)
     for name, images in task.unknown.items():
         reporter.warn(
@@ -138,6 +146,20 @@ def run_protocol(chosen: argparse.Namespace, task: "Task", reporter: Reporter) -
     return _fine_tune(chosen, task, reporter, table=table)
 
 
+def _check_options(chosen: argparse.Namespace) -> None:
+    """Options that what is asked for has no use for are refused, not passed over."""
+    training = ("epochs", "train_batch", "backbone_lr", "head_lr", "precision", "state")
+    if getattr(chosen, "frozen", False) and (given := [one for one in training if getattr(chosen, one) is not None]):
+        option = f"--{given[0].replace('_', '-')}"
+        raise UserError(
+            f"--frozen fits a logistic regression, which has no {option}: leave it out", told=not is_first()
+        )
+    if getattr(chosen, "fraction", 1) != 1 and chosen.split_file is not None:
+        raise UserError(
+            "--split-file names the images of the share, so --fraction has no use: leave one out", told=not is_first()
+        )
+
+
 def _fine_tune(
     chosen: argparse.Namespace, task: "Task", reporter: Reporter, *, table: bool
 ) -> "tuple[Result, Predictions]":
@@ -150,6 +172,7 @@ def _fine_tune(
     from .splits import simclr_split
 
     semi = chosen.protocol == "semisup"
+    _check_options(chosen)
     changes = {
         "epochs": chosen.epochs,
         "batch": chosen.train_batch,

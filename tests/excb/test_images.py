@@ -29,6 +29,7 @@ from excb.images import (
     open_image,
     open_smaller,
     read_list,
+    refuse_among,
     scan_folder,
     stored_and_upright_size,
     to_rgb,
@@ -112,6 +113,15 @@ def test_hidden_files_and_folders_are_passed_over(tmp_path: Path) -> None:
 
 def test_a_hidden_folder_that_the_user_names_is_searched(tmp_path: Path) -> None:
     assert list(scan_folder(touch(tmp_path / ".cache", "1.jpg")).paths) == ["1.jpg"]
+
+
+def test_results_among_the_images_are_refused(tmp_path: Path) -> None:
+    images = scan_folder(touch(tmp_path / "data", "a/0.png", "b/0.png"))
+    for place in ("data", "data/runs/new", "other/../data/a"):
+        with pytest.raises(UserError, match="name a place outside that folder"):
+            refuse_among(images, tmp_path / place)
+    for place in ("", "data-results", "data/../runs", "data/.runs/hidden"):
+        refuse_among(images, tmp_path / place)
 
 
 def test_only_files_with_an_images_ending_are_found(tmp_path: Path) -> None:

@@ -391,6 +391,7 @@ def test_bad_input_is_one_line(images: Path, tmp_path: Path, capsys: pytest.Capt
     assert "no folder" in refused(capsys, *command(tmp_path / "nowhere", out))
     assert "no image below" in refused(capsys, *command(empty, out))
     assert "one image" in refused(capsys, *command(one, out))
+    assert "name a place outside that folder" in refused(capsys, *command(images, images / "runs" / "new"))
     assert "did you mean 'rn50_400ep'?" in refused(capsys, "rn50_400", "--data", str(images))
     assert "did you mean 'optim.epochs'?" in refused(capsys, *command(images, out, "optim.epoch=3"))
     assert "did you mean 'optim.batch'?" in refused(capsys, *command(images, out, "batch=3"))

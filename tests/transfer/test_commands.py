@@ -115,6 +115,41 @@ def test_compare_says_whether_a_difference_is_real(
     assert main(["compare", files[0], str(tmp_path / "nothing.json")]) == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("semisup", "--percent", "10", "--frozen", "--epochs", "3"), "which has no --epochs: leave it out"),
+        (("semisup", "--percent", "10", "--frozen", "--head-lr", "1"), "which has no --head-lr: leave it out"),
+        (("finetune", "--fraction", "0.5", "--split-file", "names.txt"), "so --fraction has no use: leave one out"),
+    ],
+)
+def test_options_without_use_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+) -> None:
+    assert main(command(place, *words)) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "out"),
+    [
+        (("knn", "--k", "5"), "data/test/knn.json"),
+        (("linear", "--epochs", "1"), "data/train/results/linear.json"),
+        (("all", "--only", "knn"), "data/train/report"),
+    ],
+)
+def test_results_among_the_images_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], out: str
+) -> None:
+    assert main(command(place, *words, "--out", str(place / out))) == 2
+    err = capsys.readouterr().err
+    assert "name a place outside that folder" in err
+    assert err.count("\n") == 1
+    assert not (place / out).exists()
+
+
 def test_the_vits_protocol_needs_a_vit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(place, "linear", "--protocol", "vit", "--epochs", "1")) == 2
     err = capsys.readouterr().err

@@ -176,6 +176,7 @@ def test_what_cannot_be_done_is_one_line(place: Path, tmp_path: Path, capsys: py
         (("--ckpt", tmp_path / "backbone.pth", "--data", data), "holds a backbone without heads"),
         (("--ckpt", place / "run", "--data", tmp_path / "nothing"), "nothing"),
         (("--ckpt", place / "run", "--data", data, "--out", tmp_path / "file"), "is a file: name a folder"),
+        (("--ckpt", place / "run", "--data", data, "--out", data / "clusters"), "name a place outside that folder"),
         (("--ckpt", place / "run", "--data", data, "--exemplars", "0"), "--exemplars must be at least 1"),
         (("--ckpt", place / "run", "--data", data, "--duplicates", "1.5"), "--duplicates is a cosine below 1"),
         (("--ckpt", place / "run", "--data", broken), "1 of 8 images in .*broken cannot be read, such as ant/torn.png"),
