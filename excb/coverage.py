@@ -181,11 +181,11 @@ def _cause(coverage: Coverage, tensors: Mapping[str, Tensor], architecture: Arch
         (_same_name(theirs) != _same_name(architecture), f"wrong --arch: these are tensors of {theirs.name}"),
         (
             [row.name for row in coverage.rows] == ["pos_embed"],
-            "a ViT for images of another size: say --arch with timm's name of that size",
+            "a ViT for images of another size: use excb-zoo import --arch with timm's name of that size",
         ),
-        (bool(misshapen), "another network with the same names, wider or narrower: say --arch"),
+        (bool(misshapen), "another network with the same names, wider or narrower: use excb-zoo import --arch"),
         (not unexpected, "the file is incomplete, or --arch is a larger network"),
-        (not missing, "the file holds another network, or more than one: say --arch or --layout"),
+        (not missing, "the file holds another network, or more than one: use excb-zoo import --arch or --layout"),
     )
     return next((told for holds, told in causes if holds), "wrong --arch, or a layout that is not known")
 

@@ -67,8 +67,8 @@ class File(NamedTuple):
         names = few(list(tensors))
         if self.architecture is None:
             return UserError(
-                f"cannot tell the architecture of {self.source} by its tensors ({names}): say --arch with a name of "
-                "timm or torchvision"
+                f"cannot tell the architecture of {self.source} by its tensors ({names}): use excb-zoo import --arch "
+                "with a name of timm or torchvision"
             )
         return UserError(
             f"{self.source} holds no tensors named as those of {self.architecture.name} (but {names}): wrong --arch, "
@@ -161,7 +161,9 @@ def find_in_order(file: File) -> Found:
         UserError: there are none or several, or the architecture is not known.
     """
     if file.architecture is None:
-        raise UserError("tensors can be matched by their order only if the architecture is known: say --arch")
+        raise UserError(
+            "tensors can be matched by their order only if the architecture is known: use excb-zoo import --arch"
+        )
     if found := list(_ordered(file)):
         return _only(found, file)
     raise UserError(

@@ -91,12 +91,14 @@ class ImageSet:
         paths: POSIX paths below root, sorted.
         labels: class index of every sample, or None.
         classes: class names, or None.
+        scanned: whether these are all images below root, as another scan would find them.
     """
 
     root: Path
     paths: Sequence[str]
     labels: np.ndarray | None = None
     classes: tuple[str, ...] | None = None
+    scanned: bool = False
 
     def __len__(self) -> int:
         """Number of images."""
@@ -152,9 +154,9 @@ def scan_folder(folder: Path | str) -> ImageSet:
     tops = [path.split("/", 1)[0] for path in paths]
     classes = tuple(sorted(set(tops)))
     if len(classes) < 2 or any("/" not in path for path in paths):
-        return ImageSet(root, paths)
+        return ImageSet(root, paths, scanned=True)
     index = {name: number for number, name in enumerate(classes)}
-    return ImageSet(root, paths, np.array([index[top] for top in tops]), classes)
+    return ImageSet(root, paths, np.array([index[top] for top in tops]), classes, scanned=True)
 
 
 def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
@@ -191,7 +193,7 @@ def refuse_among(images: Images, out: Path) -> None:
     Raises:
         UserError: `out` lies in the scanned folder, or is that folder; a hidden one is passed over by the scan.
     """
-    if not isinstance(images, ImageSet):
+    if not isinstance(images, ImageSet) or not images.scanned:
         return
     place, root = out.resolve(), images.root.resolve()
     if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):

@@ -160,7 +160,7 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
         images = from_first(lambda: open_training(chosen.data, chosen.list, reporter.note))
         if isinstance(images, ShardImages):
             images = together(images.here)
-        elif chosen.list is None and not place.url:
+        elif not place.url:
             together(lambda: refuse_among(images, place.folder))
         code = train(recipe, images, place, reporter, device=device, table=not chosen.json, profile=chosen.profile)
     if chosen.json and code == 0 and is_first():

@@ -141,7 +141,12 @@ def _add_linear(parser: argparse.ArgumentParser) -> None:
         help="what chooses among several heads: a held-out tenth of train (default), or the test images, as authors do",
     )
     add("--seed", type=int, default=0, metavar="S", help="default: 0")
-    add("--state", type=Path, metavar="FILE", help="keep the heads here after every epoch, and go on from it")
+    add(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="keep the heads here after every epoch, and go on from it (protocols on features made once start anew)",
+    )
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:

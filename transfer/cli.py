@@ -92,6 +92,8 @@ def _cache(chosen: "argparse.Namespace") -> int:
     from .cache import entries, remove
 
     root, reporter = chosen.cache or cache_root(), Reporter()
+    if chosen.cache is not None and not root.is_dir():
+        raise UserError(f"no folder {root}: --cache names the one that keeps features")
     if chosen.clear:
         reporter.answer(f"{remove(root) / 2**20:,.1f} MiB deleted from {root}")
         return 0

@@ -264,7 +264,8 @@ def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], 
         rows.append(["standard deviation", *(f"{figures[f'{kind}_sd']:.2f}" for kind in kinds)])
         for word, pick in (("least", min), ("most", max)):
             rows.append([word, *(f"{pick(figures[f'{kind}_seed{seed}'] for seed in seeds):.2f}" for kind in kinds)])
-    title = f"{name}: fine-tuned on {images:,} images, {result.settings['epochs']} epochs"
+    epochs = result.settings["epochs"]
+    title = f"{name}: fine-tuned on {images:,} images, {epochs} epoch{'s' if epochs != 1 else ''}"
     reporter.table(title, ["seed", "top-1 %", "top-5 %"], rows)
 
 

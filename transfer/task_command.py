@@ -1,6 +1,7 @@
 """`excb-eval knn`, `linear`, `semisup`, `finetune`, `features`: from arguments to a result."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,7 +36,10 @@ def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
 
         if chosen.out is None:
             raise UserError("name the file with --out FILE.npz", told=not is_first())
-        reporter.note(f"wrote {export(task, chosen.out, reporter, kind=chosen.kind)}")
+        file = export(task, chosen.out, reporter, kind=chosen.kind)
+        if chosen.json and is_first():
+            told = {"file": str(file), "kind": chosen.kind, "train": len(task.train), "test": len(task.test)}
+            reporter.answer(json.dumps(told, indent=2))
         return 0
     result, predictions = run_protocol(chosen, task, reporter)
     if chosen.out is not None:
@@ -119,6 +123,7 @@ def _renames(pairs: Sequence[str]) -> dict[str, str]:
 
 def run_protocol(chosen: argparse.Namespace, task: "Task", reporter: Reporter) -> "tuple[Result, Predictions]":
     """One protocol."""
+    _check_options(chosen)
     table = not chosen.json and is_first()
     if chosen.protocol == "knn":
         from . import knn
@@ -154,6 +159,8 @@ def _check_options(chosen: argparse.Namespace) -> None:
         raise UserError(
             f"--frozen fits a logistic regression, which has no {option}: leave it out", told=not is_first()
         )
+    if chosen.protocol == "linear" and chosen.state is not None and chosen.state.is_dir():
+        raise UserError(f"--state {chosen.state} is a folder: name a file in it", told=not is_first())
     if getattr(chosen, "fraction", 1) != 1 and chosen.split_file is not None:
         raise UserError(
             "--split-file names the images of the share, so --fraction has no use: leave one out", told=not is_first()
@@ -172,7 +179,6 @@ def _fine_tune(
     from .splits import simclr_split
 
     semi = chosen.protocol == "semisup"
-    _check_options(chosen)
     changes = {
         "epochs": chosen.epochs,
         "batch": chosen.train_batch,

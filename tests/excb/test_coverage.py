@@ -147,7 +147,9 @@ def test_position_embeddings_of_another_image_size() -> None:
 def test_a_wider_network() -> None:
     with torch.device("meta"):
         shapes = torchvision.models.wide_resnet50_2().state_dict()
-    with pytest.raises(CoverageError, match=r"does not cover resnet50's .*wider or narrower: say --arch"):
+    with pytest.raises(
+        CoverageError, match=r"does not cover resnet50's .*wider or narrower: use excb-zoo import --arch"
+    ):
         map_file(hollow(dict(shapes)), source="it")
 
 

@@ -122,6 +122,8 @@ def test_results_among_the_images_are_refused(tmp_path: Path) -> None:
             refuse_among(images, tmp_path / place)
     for place in ("", "data-results", "data/../runs", "data/.runs/hidden"):
         refuse_among(images, tmp_path / place)
+    (tmp_path / "list.txt").write_text("data/a/0.png\n", encoding="utf-8")
+    refuse_among(read_list(tmp_path / "list.txt"), tmp_path / "data")  # which is not scanned
 
 
 def test_only_files_with_an_images_ending_are_found(tmp_path: Path) -> None:

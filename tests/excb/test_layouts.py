@@ -378,7 +378,9 @@ def test_vit_backbones_by_themselves_and_in_full_files_of_dino_and_excb(vit: nn.
 
 def test_vits_of_other_sizes_ask_for_the_architecture() -> None:
     shapes = meta(lambda: timm.create_model("vit_small_patch8_224", num_classes=0)).state_dict()
-    with pytest.raises(UserError, match=r"cannot tell the architecture of it .*: say --arch with a name of timm"):
+    with pytest.raises(
+        UserError, match=r"cannot tell the architecture of it .*: use excb-zoo import --arch with a name of timm"
+    ):
         map_file({key: torch.zeros(()).expand(value.shape) for key, value in shapes.items()}, source="it")
 
 
@@ -629,7 +631,7 @@ def test_tensors_in_order_under_other_names() -> None:
         assert mapped.layout == "order"
         assert torch.equal(features(network, mapped.tensors), features(network, tensors))
     assert map_file(renamed, source="it", architecture=TINY, layout="order").layout == "order"
-    with pytest.raises(UserError, match="only if the architecture is known: say --arch"):
+    with pytest.raises(UserError, match="only if the architecture is known: use excb-zoo import --arch"):
         map_file(renamed, source="it", layout="order")
 
 

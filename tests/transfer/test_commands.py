@@ -82,7 +82,9 @@ def test_a_mistake_in_many_processes_is_told_once(place: Path, capfd: pytest.Cap
 
 def test_features_are_kept_shared_and_exported(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = ("--cache", str(tmp_path / "cache"))
-    assert main(command(place, "features", "--out", str(tmp_path / "f.npz"), *cache)) == 0
+    assert main(command(place, "features", "--out", str(tmp_path / "f.npz"), "--json", *cache)) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"file": str(tmp_path / "f.npz"), "kind": "pooled", "train": 33, "test": 18}
     with np.load(tmp_path / "f.npz") as arrays:
         assert arrays["train_rows"].shape == (33, 32)
         assert len(arrays["test_names"]) == 18
@@ -95,6 +97,8 @@ def test_features_are_kept_shared_and_exported(place: Path, tmp_path: Path, caps
     capsys.readouterr()
     assert main(command(place, "knn", "--dry-run", *cache)) == 0
     assert "estimate:" in capsys.readouterr().out
+    assert main(["cache", "--cache", str(tmp_path / "nowhere")]) == 2
+    assert "--cache names the one that keeps features" in capsys.readouterr().err
 
 
 def test_compare_says_whether_a_difference_is_real(
@@ -121,6 +125,7 @@ def test_compare_says_whether_a_difference_is_real(
         (("semisup", "--percent", "10", "--frozen", "--epochs", "3"), "which has no --epochs: leave it out"),
         (("semisup", "--percent", "10", "--frozen", "--head-lr", "1"), "which has no --head-lr: leave it out"),
         (("finetune", "--fraction", "0.5", "--split-file", "names.txt"), "so --fraction has no use: leave one out"),
+        (("linear", "--state", "."), "is a folder: name a file in it"),
     ],
 )
 def test_options_without_use_are_refused(
