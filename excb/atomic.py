@@ -4,12 +4,28 @@ import ctypes
 import errno
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from excb.errors import UserError
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder, there or not, in which no file can be made: before hours of work, not after. Nothing is left.
+
+    Raises:
+        UserError: it cannot be written, or a file is in its place.
+    """
+    folder = folder.absolute()
+    try:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write in {folder}: {error.strerror or error}") from None
 
 
 @contextmanager

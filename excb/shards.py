@@ -18,6 +18,7 @@ from excb.images import EXTENSIONS, BrokenImageError, CodedImages, fingerprint_o
 from excb.shard_index import ShardIndex, index_of
 from excb.shard_places import find_shards, holds_shards, is_shards, names_tars
 
+LOOKED_AT = 8  # of a list's files: if none is there, its paths start elsewhere, or it holds more than paths
 MOST_CLASSES = 10_000_000  # more than any numbering of classes
 Note = Callable[[str], None]
 
@@ -207,14 +208,21 @@ def training_images(data: str | None, listed: Path | None, note: Note = lambda _
         note: told when shards are indexed.
 
     Raises:
-        UserError: there are none, or they cannot be used.
+        UserError: there are none, they cannot be used, or a list starts with files that are not there.
     """
     if listed is None:
         assert data is not None
         return open_images(data, note)
     if data is not None and is_shards(data):
         raise UserError(f"--list names files, and {data} holds shards: leave one of them out")
-    return read_list(listed, data)
+    images = read_list(listed, data)
+    if all(images.stamp(index) == "none" for index in range(min(len(images), LOOKED_AT))):
+        starts = "--data" if data is not None else "the list's own folder, or from --data where that is given"
+        raise UserError(
+            f"the list {listed} names {images.paths[0]}, but there is no file {images.file(0)}: its paths start from "
+            f"{starts}, one a line with nothing else"
+        )
+    return images
 
 
 def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:

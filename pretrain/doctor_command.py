@@ -109,7 +109,7 @@ def examine(
     checks += check_versions()
     checks += check_accelerator(efficiency.device, efficiency.precision, gpus)
     checks += [check_cores(workers, processes), check_open_files(workers, efficiency.prefetch)]
-    checks += check_folder(run.folder)
+    checks += check_folder(run.folder, lambda: _refuse_folder(images, recipe, run))
     if run.url is not None:
         checks.append(check_store(run.url))
     if recipe is not None:
@@ -121,6 +121,18 @@ def examine(
         checks += _step(recipe, processes, gpus, checks)
     side = recipe.views.global_size if recipe else None
     return checks + check_files(images, reporter, bearable=BROKEN_SHARE, side=side, everything=everything)
+
+
+def _refuse_folder(images: "CodedImages", recipe: Recipe | None, run: Place) -> None:
+    """Refuse a run folder as the run itself would: among the images, or another run's."""
+    from excb.images import refuse_among
+
+    from .run_state import describe, refuse_other_run
+
+    if run.url is None:
+        refuse_among(images, run.folder)
+    if recipe is not None:
+        refuse_other_run(run.folder, recipe, describe(images))
 
 
 def _step(recipe: Recipe, processes: int, gpus: int | None, checks: Sequence["Check"]) -> list["Check"]:

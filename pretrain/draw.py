@@ -27,9 +27,12 @@ Draw the paper's pictures; a file's name decides between PNG and SVG.
 def main(argv: Sequence[str]) -> int:
     """Draw what a command line asks for: the words after `excb-pretrain draw`."""
     chosen = _parser().parse_args(argv)
+    from excb.atomic import check_folder
     from excb.pictures import check_formats, write
 
     check_formats(chosen.out)  # before minutes of t-SNE
+    for file in chosen.out:
+        check_folder(file.parent)
     figure = chosen.draw(chosen)
     for file in chosen.out:
         write(figure, file)
@@ -117,6 +120,7 @@ def _tsne(chosen: argparse.Namespace) -> "Figure":
         each=chosen.each,
         seed=chosen.seed,
         device=choose_device("auto"),
+        out=chosen.out,
     )
     return tsne(plane)
 

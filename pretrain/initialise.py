@@ -1,5 +1,7 @@
 """First weights: random ones, those of any loadable backbone, or a full checkpoint's both networks, centroids and s."""
 
+import json
+import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -54,13 +56,22 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
     if found.architecture != ours:
         raise UserError(
             f"init={recipe.init} is a {_describe(found.architecture)}, the recipe's backbone a {_describe(ours)}: "
-            f"set model.backbone={found.architecture.name} or choose another checkpoint"
+            f"set {_settings(found.architecture, ours)} or choose another checkpoint"
         )
     if not found.full:
         for network in (model.student, model.teacher):
             stored.load_strictly(network.backbone, found.tensors, what=str(found.file))
         return f"backbone from {found.file}; heads, centroids and s start anew"
     return _continue(model, found, images)
+
+
+def _settings(wanted: Architecture, ours: Architecture) -> str:
+    """The overrides that make a recipe's backbone another one."""
+    options = shlex.quote(f"model.options={json.dumps(wanted.options)}")
+    if wanted.name == ours.name:
+        return options
+    name = f"model.backbone={wanted.name}"
+    return name if wanted.options == ours.options else f"{name} {options}"
 
 
 def _continue(model: ExCB, found: stored.Stored, images: Images) -> str:

@@ -82,8 +82,7 @@ class RunFolder:
         there = self._mirror.text(RECIPE) if self._mirror is not None else None
         if there is not None:
             _refuse_others(there, recipe, data, str(self.place))
-        if file.is_file():
-            _refuse_others(file.read_text(encoding="utf-8"), recipe, data, os.fspath(self.path))
+        refuse_other_run(self.path, recipe, data)
         if self._mirror is not None:
             self._mirror.receive()
         write_text(
@@ -139,6 +138,17 @@ class RunFolder:
     def report(self, figures: dict[str, Any]) -> None:
         """Write `report.json`."""
         write_text(json.dumps(figures, indent=2) + "\n", self.path / REPORT)
+
+
+def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any]) -> None:
+    """Hold the run in a folder, if there is one, against a recipe and what `describe` says of its images.
+
+    Raises:
+        UserError: the folder belongs to a run with another recipe or other images.
+    """
+    file = folder / RECIPE
+    if file.is_file():
+        _refuse_others(file.read_text(encoding="utf-8"), recipe, data, os.fspath(folder))
 
 
 def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) -> None:

@@ -13,7 +13,7 @@ from excb import hub
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import Inputs, extract
-from excb.images import ImageSet, scan_folder
+from excb.images import ImageSet, refuse_among, scan_folder
 from excb.method import unit
 from excb.pictures import looks, picture
 
@@ -79,6 +79,7 @@ def embed(
     each: int | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    out: Sequence[Path] = (),
 ) -> Plane:
     """Pass images through f_t and h_t and lay them out by t-SNE (van der Maaten and Hinton, 2008).
 
@@ -92,13 +93,16 @@ def embed(
         each: images of every class at most; all by default.
         seed: of t-SNE.
         device: where the network computes.
+        out: files that the picture is to be written to.
 
     Raises:
-        UserError: the checkpoint has no heads, a class is missing, or there are too few images.
+        UserError: the checkpoint has no heads, a class is missing, there are too few images, or `out` is among them.
     """
     from sklearn.manifold import TSNE
 
     images = scan_folder(data / "train" if (data / "train").is_dir() else data)
+    for file in out:
+        refuse_among(images, file.parent)
     wanted = list(IMAGENET_10) if classes is None else list(dict.fromkeys(classes))
     chosen = choose(images, wanted, each=each)
     network = _projected(name).to(device)

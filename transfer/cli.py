@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from excb.atomic import check_folder
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
 from excb.slurm import submit_command
@@ -37,6 +38,8 @@ def _main(argv: Sequence[str] | None) -> int:
             raise UserError(f"--out {chosen.out} is a file: name a folder", told=not is_first())
     elif chosen.out is not None and chosen.out.is_dir():
         raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not is_first())
+    if chosen.out is not None and is_first():  # which writes; the others may be on machines without that disk
+        check_folder(chosen.out if chosen.protocol in ("all", "clusters", "reproduce") else chosen.out.parent)
     arguments = sys.argv[1:] if argv is None else argv
     jobs = Path("runs") / "slurm"
     code = submit_command("excb.transfer.cli", arguments, chosen.slurm, jobs, Reporter(), gpus=chosen.gpus)

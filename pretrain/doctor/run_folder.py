@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from excb.errors import UserError
@@ -18,14 +19,19 @@ CLOCK = 5.0  # seconds that a file server's clock may be off
 AMPLE = 2  # times the room that checkpoints need, below which it is worth a word
 
 
-def check_folder(run: Path) -> list[Check]:
-    """Whether a run can write here; nothing is left behind, and the folder itself is not made."""
+def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[Check]:
+    """Whether a run can write here; nothing is left behind, and the folder itself is not made.
+
+    Args:
+        run: the run folder, there or not.
+        refuse: raises UserError where the run would not take this folder, though it can be written.
+    """
     home = existing(run)
     if (file := next((path for path in (run, *run.parents) if path.is_file()), None)) is not None:
         return [Check("run folder", "error", f"{file} is a file", "choose another --out")]
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as trial:
-            behind, taken = _exercise(Path(trial)), _taken(run)
+            behind, taken = _exercise(Path(trial)), _taken(run, refuse)
     except OSError as error:
         return [
             Check("run folder", "error", f"cannot write in {home}: {error.strerror or error}", "choose another --out")
@@ -51,8 +57,8 @@ def _exercise(folder: Path) -> float:
     return now - (folder / "renamed").stat().st_mtime
 
 
-def _taken(run: Path) -> Check:
-    """Whether another process trains there, or a run is to be gone on with."""
+def _taken(run: Path, refuse: Callable[[], None]) -> Check:
+    """Whether another process trains there, another run lies there, or a run is to be gone on with."""
     lock = run / ".lock"
     with contextlib.suppress(FileNotFoundError), lock.open("a") as stream:
         try:
@@ -61,6 +67,11 @@ def _taken(run: Path) -> Check:
             return Check(
                 "run folder", "error", f"another process is training in {run}", "wait for it, or choose another --out"
             )
+    try:
+        refuse()
+    except UserError as error:
+        found, _, mend = str(error).rpartition(": ")
+        return Check("run folder", "error", found, mend)
     if (run / "recipe.json").is_file():
         return Check("run folder", "ok", f"{run} holds a run, which the same command goes on with")
     return Check("run folder", "ok", f"{run} can be written")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from excb import atomic
-from excb.atomic import new_file, new_folder
+from excb.atomic import check_folder, new_file, new_folder
 from excb.errors import UserError
 from tests.failing_disk import failing_at, names
 
@@ -23,6 +23,15 @@ def make_folder(target: Path, text: bytes) -> None:
         (made / "a").write_bytes(text)
         (made / "deeper").mkdir()
         (made / "deeper" / "b").write_bytes(text * 2)
+
+
+def test_a_place_is_judged_before_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_folder(tmp_path / "new" / "folder")
+    assert names(tmp_path) == ["file"]
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/new")):  # where not even root can write
+        with pytest.raises(UserError, match="cannot write in"):
+            check_folder(place)
 
 
 def tree(path: Path) -> Tree:

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from excb.images import scan_folder
+from excb.pretrain import overrides
 from excb.pretrain.__main__ import main
+from excb.pretrain.mirror import Place
+from excb.pretrain.run_state import RunFolder
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,6 +34,24 @@ def test_a_recipe_and_its_images(images: Path, tmp_path: Path, capsys: pytest.Ca
     assert {"images", "versions", "GPU", "cores", "shared memory", "disk", "step", "pixels"} <= checks.keys()
     assert checks["step"]["verdict"] == "ok"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_the_run_would_refuse(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(Place(tmp_path / "run"), print)
+    recipe = overrides.apply(overrides.find_recipe("quickstart"), OVERRIDES)
+    folder.begin(recipe, scan_folder(images))
+    folder.close()
+    arguments = ("quickstart", "--data", str(images), "--gpus", "0", *OVERRIDES)
+    for out, override, said in (
+        (tmp_path / "run", "run.keep=2", "goes on with"),
+        (tmp_path / "run", "optim.epochs=4", "optim.epochs was 3, now 4"),
+        (images / "run", "run.keep=2", "among the images"),
+    ):
+        _code, checks = doctor(capsys, *arguments, "--out", str(out), override)
+        assert said in checks["run folder"]["found"]
+        assert checks["run folder"]["verdict"] == ("ok" if override == "run.keep=2" and out.exists() else "error")
 
 
 def test_an_error_ends_with_1(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -241,3 +241,10 @@ def test_mistakes_are_one_line(run: Path, images: Path, tmp_path: Path, capsys: 
     assert draw("balancing", "--out", tmp_path / "x.pdf") == 2
     assert ".png or .svg" in capsys.readouterr().err
     assert not out.exists()
+    tsne_of_two = ("tsne", run, "--data", images, "--classes", "class0", "class1")
+    assert draw(*tsne_of_two, "--out", images / "class0" / "x.png") == 2
+    assert "among the images" in capsys.readouterr().err
+    assert draw(*tsne_of_two, "--out", exported / "x.png") == 2
+    told = capsys.readouterr().err
+    assert "cannot write in" in told
+    assert "t-SNE of" not in told  # minutes of it, on large sets

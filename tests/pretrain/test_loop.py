@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Sequence
@@ -414,12 +415,26 @@ def test_bad_input_is_one_line(images: Path, tmp_path: Path, capsys: pytest.Capt
     assert "cannot be used" in refused(capsys, *command(images, out, "efficiency.device=warp"))
 
 
+def test_a_list_of_files_that_are_not_there(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, listed = tmp_path / "run", tmp_path / "list.txt"
+    names = scan_folder(images).paths
+    for wrong in ([f"{images.name}/{name}" for name in names], [f"{name} 0" for name in names]):
+        listed.write_text("\n".join(wrong), encoding="utf-8")
+        error = refused(capsys, *command(images, out), "--list", str(listed))
+        assert f"there is no file {images / wrong[0]}" in error
+        assert not out.exists()
+
+
 def test_init_of_another_architecture(
     images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = command(images, tmp_path / "run", f"init={finished}", "model.backbone=resnet18", "model.options={}")
     assert "timm:resnet10t" in refused(capsys, *arguments)
     assert "no checkpoint" in refused(capsys, *command(images, tmp_path / "run2", f"init={tmp_path / 'nothing'}"))
+    other = 'model.options={"channels": [8, 8, 16, 24], "stem_width": 4}'
+    said = refused(capsys, *command(images, tmp_path / "run3", f"init={finished}", other))
+    mend = shlex.split(said.partition(": set ")[2].partition(" or choose")[0])
+    assert mend == [next(value for value in OVERRIDES if value.startswith("model.options="))]
 
 
 def test_a_folder_with_another_run_is_left_alone(

@@ -219,7 +219,10 @@ DATA = ("--data", "{place}/data")
         ((*DATA, "--backend", "annoy"), "invalid choice: 'annoy'"),
         ((*DATA, "--network", "both"), "invalid choice: 'both'"),
         ((*DATA, "--out", "{place}"), "--out {place} is a folder: name a file"),
-        ((*DATA, "--k", "1", "--out", "{place}/notes.txt/knn.json"), "cannot write {place}/notes.txt/knn.npz"),
+        (
+            (*DATA, "--k", "1", "--out", "{place}/notes.txt/knn.json"),
+            "cannot write in {place}/notes.txt: Not a directory",
+        ),
         ((*DATA, "--epochs", "3"), "unrecognized arguments: --epochs 3"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from excb import object_store
+from excb.errors import UserError
 from excb.pretrain.doctor.run_folder import check_folder, check_space, check_store
 from tests.faulty_store import FaultyStore
 
@@ -23,6 +24,14 @@ def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
 def test_a_run_to_go_on_with(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").touch()
     assert "goes on with" in check_folder(tmp_path)[0].found
+
+
+def test_what_the_run_would_refuse(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise UserError("it holds: another run: choose another --out")
+
+    check, _clock = check_folder(tmp_path, refuse)
+    assert (check.verdict, check.found, check.mend) == ("error", "it holds: another run", "choose another --out")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
