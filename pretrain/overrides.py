@@ -52,7 +52,8 @@ def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
             hint = f"; did you mean '{known[0]}'?" if known else nearest_name(name, field_names(recipe))
             raise UserError(f"no field is called {name!r}{hint} (`excb-pretrain show {recipe.name}` lists all)")
         if name == "init":
-            recipe = replace(recipe, init=None if text.lower() in ("", "none") else text)
+            require(text.strip() != "", "init= is empty: name a run, or none for none (is a shell variable unset?)")
+            recipe = replace(recipe, init=None if text.lower() == "none" else text)
             continue
         section, field = name.split(".")
         annotation = typing.get_type_hints(type(getattr(recipe, section)))[field]

@@ -16,6 +16,7 @@ from excb.errors import UserError
 from excb.images import Images
 from excb.results import write_text
 
+from .journal import METRICS
 from .mirror import Mirror, Place
 from .recipe import Recipe
 
@@ -143,11 +144,14 @@ class RunFolder:
 def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any]) -> None:
     """Hold the run in a folder, if there is one, against a recipe and what `describe` says of its images.
 
+    A run that was refused before its first step (a wrong init=) left its recipe and no result: it holds nobody up.
+
     Raises:
         UserError: the folder belongs to a run with another recipe or other images.
     """
-    file = folder / RECIPE
-    if file.is_file():
+    file, metrics = folder / RECIPE, folder / METRICS
+    worked = any((folder / name).is_dir() for name in (checkpoint.FOLDER, DIVERGED))
+    if file.is_file() and (worked or (metrics.is_file() and metrics.stat().st_size)):
         _refuse_others(file.read_text(encoding="utf-8"), recipe, data, os.fspath(folder))
 
 

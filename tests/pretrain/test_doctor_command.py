@@ -9,6 +9,7 @@ import pytest
 from excb.images import scan_folder
 from excb.pretrain import overrides
 from excb.pretrain.__main__ import main
+from excb.pretrain.journal import METRICS
 from excb.pretrain.mirror import Place
 from excb.pretrain.run_state import RunFolder
 from tests.pretrain.small_runs import OVERRIDES, write_images
@@ -43,6 +44,7 @@ def test_a_run_folder_that_the_run_would_refuse(
     recipe = overrides.apply(overrides.find_recipe("quickstart"), OVERRIDES)
     folder.begin(recipe, scan_folder(images))
     folder.close()
+    (tmp_path / "run" / METRICS).write_text('{"step": 1}\n', encoding="utf-8")
     arguments = ("quickstart", "--data", str(images), "--gpus", "0", *OVERRIDES)
     for out, override, said in (
         (tmp_path / "run", "run.keep=2", "goes on with"),

@@ -437,6 +437,16 @@ def test_init_of_another_architecture(
     assert mend == [next(value for value in OVERRIDES if value.startswith("model.options="))]
 
 
+def test_what_was_refused_before_its_first_step_does_not_keep_the_folder(
+    images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert "no checkpoint" in refused(capsys, *command(images, out, f"init={tmp_path / 'nothing'}"))
+    assert main(command(images, out, f"init={finished}", "optim.epochs=1")) == 0
+    capsys.readouterr()
+    assert "optim.epochs was 1" in refused(capsys, *command(images, out, f"init={finished}"))
+
+
 def test_a_folder_with_another_run_is_left_alone(
     images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

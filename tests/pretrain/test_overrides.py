@@ -117,8 +117,12 @@ def test_values_that_fit_only_together_are_judged_together() -> None:
 
 def test_init_names_a_path() -> None:
     assert apply(recipe(), ["init=runs/a=b"]).init == "runs/a=b"
-    for nothing in ("init=", "init=none", "init=None"):
+    for nothing in ("init=none", "init=None"):
         assert apply(dataclasses.replace(recipe(), init="runs/old"), [nothing]).init is None
+    with pytest.raises(
+        UserError, match="is a shell variable unset"
+    ):  # else it would train from scratch, and not say so
+        apply(recipe(), ["init="])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
