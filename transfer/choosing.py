@@ -49,7 +49,10 @@ def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
         count = min(len(members) - 1, max(1, round(HELD_OUT * len(members))))
         held[seeding.generator(seeding.Purpose.SPLIT, seed, int(label)).permutation(members)[:count]] = True
     if not held.any():
-        raise UserError("no class has two train images, so none can be held out: give one --lr and one --wd")
+        raise UserError(
+            "no class has two train images, so none can be held out: try one setting only (one --lr and one --wd, or "
+            "one --C), or choose on the test images with --select test"
+        )
     return held
 
 
