@@ -81,7 +81,13 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
         return open_hub(name, split, note)
     folder = _existing(text)
     if split == "train":
-        return _labelled(_below(folder, "train"), note)
+        train = _below(folder, "train")
+        if not is_remote(folder) and not Path(train).is_dir():
+            raise UserError(
+                f"no folder {train}: --data names a folder that holds train/ and test/ (or val/); name others with "
+                "--train DIR --test DIR"
+            )
+        return _labelled(train, note)
     held_out = _held_out(folder)
     return open_shards(held_out, note) if is_shards(held_out) else scan_folder(held_out)
 

@@ -92,7 +92,7 @@ def test_test_folder_comes_before_val_and_what_is_named_before_both(data: Path) 
     [
         ("{}/nothing", "no folder .*nothing: --data names a folder that holds train/ and test/"),
         ("cifar10", r"no folder cifar10 \(or did you mean torchvision:cifar10\?\)"),
-        ("{}/val", "no folder .*val/train"),
+        ("{}/val", "no folder .*val/train: --data names a folder that holds train/ and test/"),
         ("torchvision:flower102", "no torchvision:flower102; did you mean 'FLOWERS102'.* there are CIFAR10"),
         ("torchvision:EuroSAT", "no torchvision:EuroSAT"),
         ("hf:", "hf: needs a data set's name"),
