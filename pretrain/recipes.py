@@ -138,8 +138,8 @@ def quickstart() -> Recipe:
             "eval_resize": 48,
             "eval_crop": 48,
         },
-        optim={"epochs": 18, "batch": 128, "warmup_epochs": 0.5},
-        monitor={"every_epochs": 6},
+        optim={"epochs": 27, "batch": 128, "warmup_epochs": 0.5},
+        monitor={"every_epochs": 9},
     )
 
 
