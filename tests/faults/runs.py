@@ -205,7 +205,10 @@ def start_program(images: Path, out: Path, *overrides: str, deed: str = "") -> R
 
 
 def _log(out: Path) -> Path:
-    return out.parent / f"{out.name}.{uuid.uuid4().hex}.log"
+    """A new file, there before the run is: one that is killed at once has said nothing."""
+    log = out.parent / f"{out.name}.{uuid.uuid4().hex}.log"
+    log.touch()
+    return log
 
 
 # ---------------------------------------------------------------------------------------------------------------------
