@@ -19,13 +19,17 @@ def check_folder(folder: Path) -> None:
     Raises:
         UserError: it cannot be written, or a file is in its place.
     """
-    folder = folder.absolute()
     try:
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing(folder)):
             pass
     except OSError as error:
-        raise UserError(f"cannot write in {folder}: {error.strerror or error}") from None
+        raise UserError(f"cannot write in {folder.absolute()}: {error.strerror or error}") from None
+
+
+def existing(path: Path) -> Path:
+    """The path, or what is nearest to it on the way and there."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 @contextmanager

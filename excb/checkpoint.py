@@ -132,6 +132,11 @@ def step_of(file: Path) -> int:
     return int(match[1])
 
 
+def name_of(step: int) -> str:
+    """The name of the checkpoint of a step."""
+    return f"step-{step}.pt"
+
+
 def is_name(name: str) -> bool:
     """Whether a file of this name is a run's checkpoint."""
     return _NAME.fullmatch(name) is not None

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excb import checkpoint
 from excb.collectives import processes
 from excb.console import Reporter, duration
 from excb.machine import peak_memory
@@ -91,4 +92,4 @@ def sum_up(
 
 
 def _checkpoint(step: int) -> str:
-    return f"checkpoints/step-{step}.pt"
+    return f"{checkpoint.FOLDER}/{checkpoint.name_of(step)}"

@@ -98,7 +98,7 @@ class RunFolder:
         Raises:
             UserError: it cannot be written, or another process has taken over the run at the URL.
         """
-        file = self.path / checkpoint.FOLDER / f"step-{step}.pt"
+        file = self.path / checkpoint.FOLDER / checkpoint.name_of(step)
         checkpoint.write(contents, file)
         with _changing(file.parent):
             for old in checkpoint.in_run(self.path)[keep:]:
@@ -110,7 +110,7 @@ class RunFolder:
 
     def save_diverged(self, contents: dict[str, Any], *, step: int) -> Path:
         """Write the state of a run that cannot go on; it is for people to look at, no run goes on from it by itself."""
-        file = self.path / DIVERGED / f"step-{step}.pt"
+        file = self.path / DIVERGED / checkpoint.name_of(step)
         checkpoint.write(contents, file)
         if self._mirror is not None:
             self._mirror.settle()

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from excb.atomic import check_folder
 from excb.console import Reporter
 from excb.errors import UserError, is_first, run
 from excb.slurm import submit_command
@@ -33,13 +32,8 @@ def _main(argv: Sequence[str] | None) -> int:
         from .leaderboard_command import leaderboard
 
         return leaderboard(chosen, Reporter(quiet=chosen.quiet))
-    if chosen.protocol in ("all", "clusters", "reproduce"):
-        if chosen.out is not None and chosen.out.exists() and not chosen.out.is_dir():
-            raise UserError(f"--out {chosen.out} is a file: name a folder", told=not is_first())
-    elif chosen.out is not None and chosen.out.is_dir():
-        raise UserError(f"--out {chosen.out} is a folder: name a file in it", told=not is_first())
-    if chosen.out is not None and is_first():  # which writes; the others may be on machines without that disk
-        check_folder(chosen.out if chosen.protocol in ("all", "clusters", "reproduce") else chosen.out.parent)
+    if chosen.out is not None:
+        _check_out(chosen.out, folder=chosen.protocol in ("all", "clusters", "reproduce"))
     arguments = sys.argv[1:] if argv is None else argv
     jobs = Path("runs") / "slurm"
     code = submit_command("excb.transfer.cli", arguments, chosen.slurm, jobs, Reporter(), gpus=chosen.gpus)
@@ -86,6 +80,18 @@ def _compare(chosen: "argparse.Namespace") -> int:
     if chosen.json:
         reporter.answer(json.dumps(found, indent=2))
     return 0
+
+
+def _check_out(out: Path, *, folder: bool) -> None:
+    """Refuse a place for results, before any work."""
+    from excb.atomic import check_folder  # not above: its imports would slow every start
+
+    if folder and out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file: name a folder", told=not is_first())
+    if not folder and out.is_dir():
+        raise UserError(f"--out {out} is a folder: name a file in it", told=not is_first())
+    if is_first():  # which writes; the others may be on machines without that disk
+        check_folder(out if folder else out.parent)
 
 
 def _cache(chosen: "argparse.Namespace") -> int:

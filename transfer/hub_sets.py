@@ -4,7 +4,6 @@ import functools
 import hashlib
 import importlib
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +17,11 @@ from excb.errors import UserError
 from excb.images import open_image
 from excb.settings import require
 
-from .named_sets import Note, Split, first_then_all, numbered, one_line
+from .named_sets import Note, NumberedImages, Split, first_then_all, one_line
 
 
 @dataclass(frozen=True)
-class HubImages:
+class HubImages(NumberedImages):
     """Images of a Hugging Face data set.
 
     Args:
@@ -43,10 +42,6 @@ class HubImages:
     classes: tuple[str, ...]
     origin: str
 
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.labels)
-
     def open(self, index: int) -> Image:
         """One image as upright 8-bit RGB.
 
@@ -56,15 +51,6 @@ class HubImages:
         stored = self.rows[index][self.column] or {"bytes": b""}
         content = stored.get("bytes")
         return open_image(stored["path"] if content is None else io.BytesIO(content))
-
-    def stamp(self, _index: int) -> str:
-        """Nothing: the fingerprint covers the images."""
-        return ""
-
-    @cached_property
-    def paths(self) -> Sequence[str]:
-        """A name for every image."""
-        return numbered(self.split, len(self))
 
     @cached_property
     def fingerprint(self) -> str:

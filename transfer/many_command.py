@@ -27,7 +27,7 @@ def evaluate_all(chosen: argparse.Namespace, device: "torch.device") -> int:
     reporter = Reporter(quiet=chosen.quiet or not is_first())
     shared = ["--ckpt", chosen.ckpt, "--network", chosen.network, "--json"]
     shared += [] if chosen.workers is None else ["--workers", str(chosen.workers)]
-    task = task_of(chosen, device, reporter)
+    task = task_of(chosen, device, reporter, results=chosen.out)
 
     def run(command: Sequence[str], file: Path) -> list[Path]:
         from .report import write
@@ -58,20 +58,22 @@ def reproduce_claims(chosen: argparse.Namespace, device: "torch.device") -> int:
     def measure(command: list[str], wanted: "Data") -> "Measured | str":
         options = shared if command[0] == "detection" else [*shared, *kept]
         request = parser().parse_args([*command, *options])
-        return (_measure_detection if command[0] == "detection" else _measure)(request, wanted, device, reporter)
+        if command[0] == "detection":
+            return _measure_detection(request, wanted, device, reporter)
+        return _measure(request, wanted, device, reporter, results=chosen.out)
 
     words = reproduce(chosen, measure, reporter)
     return FAILED if "FAIL" in words else 0 if "PASS" in words or not words else NOTHING_CHECKED
 
 
 def _measure(
-    chosen: argparse.Namespace, wanted: "Data", device: "torch.device", reporter: Reporter
+    chosen: argparse.Namespace, wanted: "Data", device: "torch.device", reporter: Reporter, *, results: Path | None
 ) -> "Measured | str":
     """The result of a protocol on the images of a claim, and what writes it; or why these are other images."""
     from .report import write
     from .verdicts import other_images
 
-    task = task_of(chosen, device, reporter)
+    task = task_of(chosen, device, reporter, results=results)
     if why := other_images(wanted, task.describe()["data"]):
         return why
     result, predictions = run_protocol(chosen, task, reporter)

@@ -1,7 +1,10 @@
 """What data sets that have names share, torchvision's and the Hub's: splits, numbered images, failures in one line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Literal, TypeVar
+
+import numpy as np
 
 from excb.collectives import from_first
 
@@ -14,6 +17,26 @@ def numbered(split: str, count: int) -> list[str]:
     """Names that sort as the numbers do."""
     digits = max(5, len(str(count - 1)))
     return [f"{split}/{number:0{digits}}" for number in range(count)]
+
+
+class NumberedImages:
+    """What sets of images without names share: numbers instead, and a fingerprint that covers the images themselves."""
+
+    split: str
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    def stamp(self, _index: int) -> str:
+        """Nothing: the fingerprint covers the images."""
+        return ""
+
+    @cached_property
+    def paths(self) -> Sequence[str]:
+        """A name for every image."""
+        return numbered(self.split, len(self))
 
 
 def first_then_all(load: Callable[[], T]) -> T:

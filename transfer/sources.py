@@ -18,6 +18,7 @@ from excb.shards import ShardImages, open_images, open_shards
 
 from .hub_sets import open_hub
 from .named_sets import Note, Split
+from .task import labelled, with_classes_of
 from .torchvision_sets import open_torchvision, torchvision_name
 
 _NO_IMAGES = "name the images with --data DIR (train/ and test/ inside), or with --train DIR --test DIR"
@@ -160,8 +161,8 @@ def _held_out(folder: str) -> str:
     if is_remote(folder):
         return test if holds_shards(test) else val
     place = Path(test)
-    labelled = place.is_dir() and (_has_folders(place) or _list_beside(place) or is_shards(test))
-    return test if labelled or (place.is_dir() and not Path(val).is_dir()) else val
+    known = place.is_dir() and (_has_folders(place) or _list_beside(place) or is_shards(test))
+    return test if known or (place.is_dir() and not Path(val).is_dir()) else val
 
 
 def _has_folders(folder: Path) -> bool:
@@ -171,8 +172,6 @@ def _has_folders(folder: Path) -> bool:
 
 def _labelled(folder: Path | str, note: Note) -> ImageSet | ShardImages:
     """Class folders or labelled shards, the classes in order: by number if all are numbers, else by name."""
-    from .task import labelled  # not above: task may take its `Images` from here
-
     images = _labelled_shards(str(folder), note) if is_shards(str(folder)) else labelled(Path(folder))
     assert images.labels is not None
     classes = images.classes or ()
@@ -203,8 +202,6 @@ def _are_wnids(classes: Sequence[str]) -> bool:
 
 def _test_images(place: Path | str, train: Images, rename: Mapping[str, str], note: Note) -> ImageSet | ShardImages:
     """Test images by class folders, by shards' labels or by a list, with the train set's class indices."""
-    from .task import with_classes_of
-
     if is_shards(str(place)):
         return with_classes_of(_labelled_shards(str(place), note), train, rename=rename)
     folder = Path(place)

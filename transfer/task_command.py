@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.console import Reporter
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
     """Evaluate in this process, with the others if there are any."""
     reporter = Reporter(quiet=chosen.quiet or not is_first())
-    task = task_of(chosen, device, reporter)
+    _check_options(chosen)
+    task = task_of(chosen, device, reporter, results=None if chosen.out is None else chosen.out.parent)
     if chosen.dry_run:
         from .features import describe, plan
 
@@ -61,8 +63,8 @@ def _kind(chosen: argparse.Namespace) -> "Kind":
     return "last4_cls" if getattr(chosen, "kind", "") == "last4_cls" else "pooled"
 
 
-def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter) -> "Task":
-    """Checkpoint and images, checked."""
+def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter, *, results: Path | None) -> "Task":
+    """Checkpoint and images, checked; `results` is the folder for what is found, if anything is to be written."""
     from excb.collectives import together
     from excb.images import refuse_among
 
@@ -76,10 +78,9 @@ def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Report
         data_root=chosen.data_root,
         note=reporter.note,
     )
-    if chosen.out is not None:
-        folder = chosen.out if chosen.protocol == "all" else chosen.out.parent
+    if results is not None:
         for part in (train, test):
-            together(partial(refuse_among, part, folder))
+            together(partial(refuse_among, part, results))
     task = prepared(chosen, train, test, device)
     for name, images in task.unknown.items():
         reporter.warn(
@@ -123,7 +124,6 @@ def _renames(pairs: Sequence[str]) -> dict[str, str]:
 
 def run_protocol(chosen: argparse.Namespace, task: "Task", reporter: Reporter) -> "tuple[Result, Predictions]":
     """One protocol."""
-    _check_options(chosen)
     table = not chosen.json and is_first()
     if chosen.protocol == "knn":
         from . import knn

@@ -13,7 +13,7 @@ from PIL.Image import Image, fromarray
 from excb.errors import UserError, nearest_name
 from excb.images import Images, ImageSet, to_rgb
 
-from .named_sets import Note, Split, first_then_all, numbered, one_line
+from .named_sets import Note, NumberedImages, Split, first_then_all, one_line
 
 # How torchvision calls the splits to train on, and the one to test on. Sets without a test split are left out.
 SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
@@ -37,7 +37,7 @@ SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
 
 
 @dataclass(frozen=True)
-class ArrayImages:
+class ArrayImages(NumberedImages):
     """Images that one array holds.
 
     Args:
@@ -54,22 +54,9 @@ class ArrayImages:
     labels: np.ndarray
     classes: tuple[str, ...]
 
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.pixels)
-
     def open(self, index: int) -> Image:
         """One image as RGB."""
         return to_rgb(fromarray(self.pixels[index]))
-
-    def stamp(self, _index: int) -> str:
-        """Nothing: the fingerprint covers the images."""
-        return ""
-
-    @cached_property
-    def paths(self) -> Sequence[str]:
-        """A name for every image."""
-        return numbered(self.split, len(self))
 
     @cached_property
     def fingerprint(self) -> str:

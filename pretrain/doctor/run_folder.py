@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from excb.atomic import existing
 from excb.errors import UserError
 from excb.object_store import Store, StoreError
 
@@ -26,9 +27,9 @@ def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[C
         run: the run folder, there or not.
         refuse: raises UserError where the run would not take this folder, though it can be written.
     """
-    home = existing(run)
     if (file := next((path for path in (run, *run.parents) if path.is_file()), None)) is not None:
         return [Check("run folder", "error", f"{file} is a file", "choose another --out")]
+    home = existing(run)
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as trial:
             behind, taken = _exercise(Path(trial)), _taken(run, refuse)
@@ -37,11 +38,6 @@ def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[C
             Check("run folder", "error", f"cannot write in {home}: {error.strerror or error}", "choose another --out")
         ]
     return [taken, _clock(behind)]
-
-
-def existing(path: Path) -> Path:
-    """The nearest folder on the way to `path` that is there."""
-    return next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))
 
 
 def _exercise(folder: Path) -> float:

@@ -116,6 +116,16 @@ def test_the_bundled_checkpoint_passes(place: Path, tmp_path: Path, reproduce: C
     assert file.with_name(result.predictions["file"]).is_file()
 
 
+def test_results_among_the_images_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = place / "data"
+    usual = ["--claims", str(place / "claims.toml"), "--device", "cpu", "--workers", "0", "--quiet"]
+    assert main(["reproduce", "recorded", "--data", str(data), "--out", str(data / "test" / "out"), *usual]) == 2
+    err = capsys.readouterr().err
+    assert "name a place outside that folder" in err
+    assert err.count("\n") == 1
+    assert not (data / "test" / "out").exists()
+
+
 def test_perturbed_weights_under_their_own_hash_fail_by_the_figure(place: Path, reproduce: Callable[..., Any]) -> None:
     name = register("perturbed", damage=True)
     code, told = reproduce("recorded", "--ckpt", name, "--data", str(place / "data"))

@@ -153,7 +153,7 @@ def _newest(job: Job) -> dict[str, Any] | None:
 
 
 def _save(folder: Path, contents: dict[str, Any]) -> None:
-    checkpoint.write(contents, folder / checkpoint.FOLDER / f"step-{contents['step']}.pt")
+    checkpoint.write(contents, folder / checkpoint.FOLDER / checkpoint.name_of(contents["step"]))
     for old in checkpoint.in_run(folder)[KEPT:]:
         old.unlink()
 
