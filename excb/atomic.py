@@ -27,9 +27,16 @@ def check_folder(folder: Path) -> None:
 
 
 def existing(path: Path) -> Path:
-    """The path, or what is nearest to it on the way and there."""
+    """The path, or what is nearest to it on the way, there, and to be seen."""
     path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(place for place in (path, *path.parents) if _seen(place))
+
+
+def _seen(place: Path) -> bool:
+    try:
+        return place.exists()
+    except PermissionError:  # a folder on the way may not be entered
+        return False
 
 
 @contextmanager

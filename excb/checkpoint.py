@@ -148,8 +148,11 @@ def in_run(run: Path) -> list[Path]:
 
 
 def among(folder: Path) -> list[Path]:
-    """The checkpoint files right in a folder, newest first."""
-    return sorted((file for file in folder.glob("step-*.pt") if is_name(file.name)), key=step_of, reverse=True)
+    """The checkpoint files right in a folder, newest first; none where there is no such folder."""
+    try:  # not glob, to which a folder that cannot be read is an empty one
+        return sorted((file for file in folder.iterdir() if is_name(file.name)), key=step_of, reverse=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:

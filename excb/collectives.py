@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from excb.errors import UserError
+from excb.errors import UserError, refused
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -112,6 +112,10 @@ def together(make: Callable[[], T]) -> T:
         value = make()
     except UserError as error:
         message = str(error)
+    except OSError as error:
+        if (refusal := refused(error)) is None:
+            raise
+        message = str(refusal)
     messages = gather_objects(message)
     failed = [number for number, text in enumerate(messages) if text is not None]
     if failed:

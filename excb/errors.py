@@ -1,6 +1,7 @@
 """Errors that are the user's to mend: one clear line each, exit code 2, no traceback."""
 
 import difflib
+import errno
 import os
 import sys
 import unicodedata
@@ -9,6 +10,23 @@ from collections.abc import Callable, Iterable
 LONGEST_LINE = 2000  # characters of an error; what to do stands at its end, what is wrong at its beginning
 USER_ERROR = 2  # exit code of every mistake that the user can mend
 _SHOWN = "\n\t\u200c\u200d"  # joiners and non-joiners of letters belong to words of several scripts
+
+# What a file system may refuse in any program at any path, and what its user can do about it.
+_OTHER_PLACE = "let it be read and written, or name another place"
+_ROOM = "make room, or name a place on another disk"
+_DISK = "see what its disk or file server has, then start again"
+_MENDS = {
+    errno.EACCES: _OTHER_PLACE,
+    errno.EPERM: _OTHER_PLACE,
+    errno.EROFS: "name a place that can be written",
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.ENAMETOOLONG: "name something shorter",
+    errno.EIO: _DISK,
+    errno.ESTALE: _DISK,
+    errno.EMFILE: "let more files be open at a time (`ulimit -n`)",
+    errno.ENFILE: "let more files be open at a time (`ulimit -n`)",
+}
 
 
 class UserError(Exception):
@@ -55,6 +73,20 @@ def _escaped(sign: str) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
+def refused(error: OSError) -> UserError | None:
+    """What the file system refused as the user's error; None where it may be a mistake of the program.
+
+    Path.exists and its like raise OSError before Python 3.14 where a folder on the way may not be entered, so that any
+    look at a path of the user's can end like this.
+    """
+    if error.errno not in _MENDS:
+        return None
+    if isinstance(error.filename, str | bytes | os.PathLike):
+        return UserError(f"{os.fsdecode(error.filename)}: {error.strerror}: {_MENDS[error.errno]}")
+    # Writes to an open file name none, and only these errors cannot come of anything but a disk.
+    return UserError(f"{error.strerror}: {_ROOM}") if _MENDS[error.errno] == _ROOM else None
+
+
 def tell(program: str, error: UserError) -> int:
     """Print a user's error as one line on stderr, unless another process does, and give the exit code."""
     if not error.told:
@@ -69,7 +101,8 @@ def run(program: str, main: Callable[[], int]) -> int:
     """Run a command line program's `main`, turning the user's errors into one line on stderr and exit code 2."""
     try:
         code = main()
-        sys.stdout.flush()  # not first at exit, where a closed pipe could not be caught
+        if sys.stdout is not None:  # as where the program was started with it closed
+            sys.stdout.flush()  # not first at exit, where a closed pipe could not be caught
         return code
     except UserError as error:
         return tell(program, error)
@@ -80,6 +113,10 @@ def run(program: str, main: Callable[[], int]) -> int:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nowhere, stream.fileno())
         return 0
+    except OSError as error:
+        if (refusal := refused(error)) is None:
+            raise
+        return tell(program, refusal)
     except KeyboardInterrupt:
         if is_first():
             print(f"\n{program}: interrupted", file=sys.stderr)

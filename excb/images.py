@@ -1,5 +1,6 @@
 """Sets of images: folders of any depth with or without labels, or lists of paths; and opening any image."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -141,7 +142,7 @@ def scan_folder(folder: Path | str) -> ImageSet:
     classes. Hidden files and folders are passed over.
 
     Raises:
-        UserError: the folder is missing or holds no image.
+        UserError: the folder is missing or holds no image, or a folder in it cannot be read.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -172,9 +173,11 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
         seen.add(real)
         try:
             with os.scandir(root / below) as found:
-                entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda e: e.name)
-        except OSError:
+                entries = sorted((entry for entry in found if not _passed_over(entry.name)), key=lambda e: e.name)
+        except (FileNotFoundError, NotADirectoryError):  # it has just gone
             continue
+        except OSError as error:
+            raise _out_of_sight(f"{root}/{below}".rstrip("/"), error) from None
         folders, files = list[os.DirEntry[str]](), list[str]()
         for entry in entries:
             if is_folder(entry):
@@ -204,11 +207,27 @@ def refuse_among(images: Images, out: Path) -> None:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, or a link to one."""
+    """Whether an entry is a folder, or a link to one.
+
+    Raises:
+        UserError: it is a link to a place that may not be looked at.
+    """
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # that is a link that leads to itself
+            raise _out_of_sight(entry.path, error) from None
         return False
+
+
+def _passed_over(name: str) -> bool:
+    """Hidden files and folders, and what a disk's own file system puts at its top, which only root can read."""
+    return name.startswith(".") or name == "lost+found"
+
+
+def _out_of_sight(place: str, error: OSError) -> UserError:
+    # To pass over it would leave out images, or a whole class, without a word.
+    return UserError(f"cannot look into {place} ({error.strerror}): let it be read, or move it out of the images")
 
 
 def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:

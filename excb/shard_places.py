@@ -1,5 +1,6 @@
 """Which tar shards a text names: a tar, a folder of tars, a pattern; on this machine's disks or over fsspec."""
 
+import fnmatch
 import glob
 import itertools
 import os
@@ -88,7 +89,18 @@ def _local(pattern: str) -> list[str]:
         return sorted(os.fspath(file.absolute()) for file in files)
     if Path(pattern).exists() or not glob.has_magic(pattern):
         return [os.fspath(Path(pattern).absolute())]
-    return sorted(os.fspath(Path(name).absolute()) for name in glob.glob(pattern))  # noqa: PTH207 - of any root
+    return sorted(os.fspath(place.absolute()) for place in _matching(Path(pattern)))
+
+
+def _matching(pattern: Path) -> Iterator[Path]:
+    """As glob.glob, to which a folder that cannot be read is an empty one: shards would be left out without a word."""
+    folder, name = pattern.parent, pattern.name
+    for place in _matching(folder) if glob.has_magic(os.fspath(folder)) else [folder]:
+        if not glob.has_magic(name):
+            yield from [place / name] if (place / name).exists() else []
+        elif place.is_dir():
+            found = (file for file in place.iterdir() if fnmatch.fnmatchcase(file.name, name))
+            yield from (file for file in found if name.startswith(".") or not file.name.startswith("."))
 
 
 def _remote(pattern: str) -> list[str]:

@@ -109,7 +109,7 @@ def examine(
     checks += check_versions()
     checks += check_accelerator(efficiency.device, efficiency.precision, gpus)
     checks += [check_cores(workers, processes), check_open_files(workers, efficiency.prefetch)]
-    checks += check_folder(run.folder, lambda: _refuse_folder(images, recipe, run))
+    checks += (folder := check_folder(run.folder, lambda: _refuse_folder(images, recipe, run)))
     if run.url is not None:
         checks.append(check_store(run.url))
     if recipe is not None:
@@ -117,7 +117,8 @@ def examine(
 
         batch = batch_bytes(recipe, processes)
         checks.append(check_shared_memory(batch, workers, efficiency.prefetch, processes))
-        checks.append(check_space(run.folder, checkpoint_bytes(recipe, len(images)), recipe.run.keep))
+        if all(check.verdict != "error" for check in folder):
+            checks.append(check_space(run.folder, checkpoint_bytes(recipe, len(images)), recipe.run.keep))
         checks += _step(recipe, processes, gpus, checks)
     side = recipe.views.global_size if recipe else None
     return checks + check_files(images, reporter, bearable=BROKEN_SHARE, side=side, everything=everything)

@@ -50,10 +50,20 @@ def _files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    for file in sorted(path.rglob("*.json")):
+    for file in sorted(_below(path)):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
         if not hidden and file.is_file() and _is_result(file):
             yield file
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """All JSON files; not by rglob, which passes over a folder that cannot be read without a word."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot look into {error.filename} ({error.strerror}): let it be read, or name other folders")
+
+    for place, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(place) / name for name in names if name.endswith(".json"))
 
 
 def _is_result(file: Path) -> bool:

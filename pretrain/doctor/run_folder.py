@@ -27,9 +27,9 @@ def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[C
         run: the run folder, there or not.
         refuse: raises UserError where the run would not take this folder, though it can be written.
     """
-    if (file := next((path for path in (run, *run.parents) if path.is_file()), None)) is not None:
-        return [Check("run folder", "error", f"{file} is a file", "choose another --out")]
     home = existing(run)
+    if home.is_file():
+        return [Check("run folder", "error", f"{home} is a file", "choose another --out")]
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as trial:
             behind, taken = _exercise(Path(trial)), _taken(run, refuse)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from excb.errors import USER_ERROR, UserError, tell
+from tests.ordinary_user import ordinary_user
 
 SECONDS = 20  # of one input, at most; most take milliseconds
 MOST_MEMORY = 3 << 29  # bytes that one input may add to what the process holds: Pillow lets 178 megapixels pass
@@ -229,7 +230,8 @@ def _watched(folder: Path, call: Callable[[], Any]) -> Any:
         _watch.folder, _watch.seen = str(folder), ()
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
-            value = call()
+            with ordinary_user():
+                value = call()
         finally:
             _watch.folder = None
             signal.setitimer(signal.ITIMER_REAL, 0)
