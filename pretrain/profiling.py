@@ -20,7 +20,9 @@ class StepProfile:
         self.file = folder / "profile" / "trace.json"
         activities = [kind for kind in (ProfilerActivity.CPU, ProfilerActivity.CUDA) if kind in supported_activities()]
         self._profiler = profile(
-            activities=activities, schedule=schedule(wait=SKIPPED - 1, warmup=1, active=RECORDED, repeat=1)
+            activities=activities,
+            schedule=schedule(wait=SKIPPED - 1, warmup=1, active=RECORDED, repeat=1),
+            acc_events=True,  # there is one cycle; without it, some versions of torch warn of losing others
         )
         self._profiler.start()
         self._step, self._clock = 0, time.monotonic()

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import importlib
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
@@ -21,6 +21,9 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.home import recorded
 from excb.repository import FILES, endpoint, fetch_repo, offline
+
+# The client's own HTTP library, httpx or httpx2: which one depends on its version.
+HTTP = importlib.import_module(type(huggingface_hub.get_session()).__module__.partition(".")[0])
 
 SHA = "5" * 40
 WEIGHTS = b"weights" * 100
@@ -100,8 +103,8 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
 
 
 def answer(kind: Callable[..., Exception], status: int) -> Exception:
-    request = httpx2.Request("GET", "https://huggingface.co/api/models/user/net")
-    return kind(f"{status} Client Error\n\nfor url", response=httpx2.Response(status, request=request))
+    request = HTTP.Request("GET", "https://huggingface.co/api/models/user/net")
+    return kind(f"{status} Client Error\n\nfor url", response=HTTP.Response(status, request=request))
 
 
 def fetch(revision: str | None = "v1") -> Path:
@@ -255,9 +258,9 @@ def test_refusal_of_the_hub_is_one_line(kind: Callable[..., Exception], status: 
 
 
 TROUBLES = [
-    (httpx2.ConnectError("[Errno -2] Name or service not known"), "no connection to https://huggingface.co"),
-    (httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED]"), "CERTIFICATE_VERIFY_FAILED"),
-    (httpx2.ReadTimeout(""), "ReadTimeout"),
+    (HTTP.ConnectError("[Errno -2] Name or service not known"), "no connection to https://huggingface.co"),
+    (HTTP.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED]"), "CERTIFICATE_VERIFY_FAILED"),
+    (HTTP.ReadTimeout(""), "ReadTimeout"),
     (errors.OfflineModeIsEnabled("offline mode is enabled"), "offline mode is enabled"),
 ]
 
@@ -275,10 +278,10 @@ def test_hub_out_of_reach_is_one_line(trouble: Exception, said: str, client: Cli
     [
         *TROUBLES,
         (
-            httpx2.RemoteProtocolError("peer closed connection without sending complete message body"),
+            HTTP.RemoteProtocolError("peer closed connection without sending complete message body"),
             "broken one (peer closed",
         ),
-        (httpx2.ReadError("connection reset"), "connection reset"),
+        (HTTP.ReadError("connection reset"), "connection reset"),
         (answer(errors.RemoteEntryNotFoundError, 404), "lacks a file that it lists"),
         (answer(errors.HfHubHTTPError, 503), "answers 503"),
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full at"),
@@ -340,7 +343,7 @@ def test_copy_that_lacks_the_weights_is_refused(client: Client, monkeypatch: pyt
     assert "model.safetensors is missing in" in line()
 
 
-@pytest.mark.parametrize("trouble", [httpx2.ConnectError("no route"), answer(errors.RepositoryNotFoundError, 404)])
+@pytest.mark.parametrize("trouble", [HTTP.ConnectError("no route"), answer(errors.RepositoryNotFoundError, 404)])
 def test_copy_serves_where_the_hub_cannot_be_reached(
     trouble: Exception, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

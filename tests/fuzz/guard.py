@@ -35,7 +35,8 @@ _CHANGES = (
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown"),
     *("os.utime", "os.setxattr", "shutil.rmtree", "shutil.move", "shutil.chown", "shutil.unpack_archive"),
 )
-_PATHS = {"os.rename": 2, "os.link": 2, "shutil.move": 2}  # how many of an event's first arguments are changed
+_BOTH = slice(2)
+_PATHS = {"os.rename": _BOTH, "os.link": _BOTH, "shutil.move": _BOTH, "os.symlink": slice(1, 2)}  # arguments changed
 
 
 class ForbiddenError(BaseException):
@@ -75,7 +76,7 @@ class _Watch:
             wrong = bool(writes) and self._elsewhere(first, -1)
         elif event in _CHANGES:
             at = arguments[-1] if event in ("os.remove", "os.rmdir", "os.mkdir") else -1
-            wrong = any(self._elsewhere(place, at) for place in arguments[: _PATHS.get(event, 1)])
+            wrong = any(self._elsewhere(place, at) for place in arguments[_PATHS.get(event, slice(1))])
         else:
             wrong = event in (*_PROCESSES, *_CODE)
         return f"{event} {arguments!r}" if wrong else None
