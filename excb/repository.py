@@ -88,7 +88,7 @@ def _is_repository(repo: str) -> bool:
         validate_repo_id(repo)
     except HFValidationError:
         return False
-    return "/" in repo
+    return "/" in repo and repo.isprintable()  # older clients take a line break at the end
 
 
 def _listing(repo: str, revision: str, where: str) -> tuple["ModelInfo | None", str | None]:

@@ -17,7 +17,7 @@ from excb import __version__
 from .verdict import Check
 
 SHOWN = ("torch", "torchvision", "timm", "numpy", "pillow")
-OLDEST = {"torch": "2.11", "timm": "1.0.21"}  # as in pyproject.toml
+OLDEST = {"torch": "2.11", "timm": "1.0.26"}  # as in pyproject.toml
 EXCLUSIVE = (("faiss-cpu", "faiss-gpu-cu12"), ("pillow", "pillow-simd"))  # both provide one module
 
 

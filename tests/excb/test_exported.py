@@ -178,7 +178,7 @@ def test_plain_torchvision_and_plain_timm_take_the_weights(tmp_path: Path, name:
 def test_timms_own_folder_without_its_classifier(tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs: Any = timm.create_model("vit_tiny_patch16_224", **VIT.options, num_classes=7)
-    save_for_hf(theirs, str(tmp_path), safe_serialization=True)
+    save_for_hf(theirs, str(tmp_path), model_args=VIT.options, safe_serialization=True)
     found = exported.read(tmp_path)
     assert found.architecture.name == "timm:vit_tiny_patch16_224"
     assert found.facts["network"] == "pretrained"

@@ -63,7 +63,7 @@ def locked(tmp_path: Path) -> Iterator[Path]:
         f"excb-eval clusters --ckpt tiny_grocery --data DATA --out LOCKED/clusters {ON_CPU}",
         f"excb-eval all --ckpt tiny_grocery --data DATA --out LOCKED/report {ON_CPU}",
         f"excb-eval reproduce tiny_grocery --data DATA --out LOCKED/out {ON_CPU}",
-        f"excb-eval detection --ckpt tiny_grocery --data LOCKED {ON_CPU}",
+        f"excb-eval detection --ckpt tiny_grocery --engine torchvision --data LOCKED {ON_CPU}",
         "excb-eval compare LOCKED/a.json LOCKED/b.json",
         "excb-eval leaderboard LOCKED --out OUT",
         "excb-eval leaderboard --out LOCKED/board",

@@ -69,7 +69,7 @@ def test_a_pass_allocates_what_is_counted(values: tuple[str, ...]) -> None:
     recipe = small(*RESNET, *values)
     real_loss(recipe)[0].backward()  # whatever torch sets up once
     gc.collect()  # what other tests left must not be freed meanwhile
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         loss, model, views = real_loss(recipe)
         loss.backward()
     events = profiler.profiler.kineto_results.events()
