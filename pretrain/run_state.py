@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,9 @@ class RunFolder:
         except OSError as error:
             self._lock.close()
             raise UserError(f"cannot lock the run folder {path} ({error}): choose an --out on another disk") from None
+        # A forked data worker holds the lock as well, and may outlive a process that was killed by some seconds.
+        lock = weakref.ref(self._lock)
+        os.register_at_fork(after_in_child=lambda: file.close() if (file := lock()) is not None else None)
         try:
             self._mirror = Mirror(place.url, path, warn) if place.url else None
         except UserError:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _VERSION = 0x20080522  # of Linux's capability sets, the third: two words for each of the three sets
 _PASSING_OVER = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
 
@@ -19,18 +20,28 @@ class _Sets(ctypes.Structure):
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """In this thread, and in the processes it forks, modes of files are obeyed; programs it starts are not bound."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header, sets = _Header(_VERSION, 0), (_Sets * 2)()
-    _check(libc.capget(ctypes.byref(header), sets))
-    before = sets[0].effective
-    sets[0].effective = before & ~_PASSING_OVER
-    _check(libc.capset(ctypes.byref(header), sets))
+    """`obey_permissions` for a while."""
+    before = obey_permissions()
     try:
         yield
     finally:
-        sets[0].effective = before
-        _check(libc.capset(ctypes.byref(header), sets))
+        _set(before)
+
+
+def obey_permissions() -> int:
+    """Modes of files bind this thread, and the processes it forks, but no program it starts; what it could before."""
+    header, sets = _Header(_VERSION, 0), (_Sets * 2)()
+    _check(_LIBC.capget(ctypes.byref(header), sets))
+    before = sets[0].effective
+    _set(before & ~_PASSING_OVER)
+    return before
+
+
+def _set(effective: int) -> None:
+    header, sets = _Header(_VERSION, 0), (_Sets * 2)()
+    _check(_LIBC.capget(ctypes.byref(header), sets))
+    sets[0].effective = effective
+    _check(_LIBC.capset(ctypes.byref(header), sets))
 
 
 def _check(result: int) -> None:

@@ -4,7 +4,6 @@ A deed is named as text, `NAME=VALUE`, so that it reaches any process of a run: 
 is `excb-pretrain ...` with the deed done to it, and `start` in `tests.faults.runs` takes it as well.
 """
 
-import ctypes
 import inspect
 import json
 import os
@@ -24,6 +23,7 @@ from excb import features
 from excb.pretrain import monitor, step
 from excb.pretrain.__main__ import main
 from excb.pretrain.data import Slot, TrainingViews
+from tests import ordinary_user
 
 PATCH = pytest.MonkeyPatch()  # never undone: the process is the run's
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -73,11 +73,7 @@ def kill_at_byte(place: str, _run: Path) -> None:
 
 def obey_permissions(_value: str, _run: Path) -> None:
     """Give up root's power over permissions, if this is root."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # version 3, this process
-    assert libc.capget(header, sets) == 0
-    sets[0] &= ~(1 << 1 | 1 << 2)  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, of those in effect
-    assert libc.capset(header, sets) == 0
+    ordinary_user.obey_permissions()
 
 
 def pause_at(number: str, _run: Path) -> None:

@@ -104,9 +104,10 @@ class Running:
             time.sleep(POLL)
 
     def kill_all(self) -> None:
-        """SIGKILL to all processes."""
+        """SIGKILL to all processes; the first one has ended."""
         for process in self.alive():
             kill(process)
+        self._wait(GONE)
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds; the test fails where the run ends before or it takes too long."""

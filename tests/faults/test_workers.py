@@ -82,6 +82,22 @@ def test_workers_do_not_outlive_a_run_that_is_killed_while_they_start(
     running.until_gone(GONE)
 
 
+def test_a_worker_that_outlives_its_run_does_not_hold_the_folder(
+    images: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    running = start(images, out, TWO, deed="pause_at=4")
+    running.until_stopped()
+    workers = [process for process in running.alive() if process != running.pid]
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    running.send(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    assert run(images, out, TWO).code == 0
+    assert sorted(running.alive()) == sorted(workers)
+    assert_equal(undisturbed, out)
+
+
 def test_workers_do_not_outlive_a_run_that_is_killed(images: Path, tmp_path: Path) -> None:
     running = start(images, tmp_path / "run", TWO, deed="pause_at=4")
     running.until_stopped()
