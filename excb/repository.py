@@ -80,6 +80,44 @@ def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter) -> Path:
     return folder
 
 
+def kept_copy(repo: str, reporter: Reporter) -> Path | None:
+    """The weights of a repository as they lie in the cache, where the client's own hub cannot be reached.
+
+    It is asked once: the client itself tries again for most of a minute, in words of its own, before it takes a copy.
+
+    Args:
+        repo: "user/name", at the hub that HF_ENDPOINT names or else huggingface.co.
+        reporter: told that a copy is taken.
+
+    Returns:
+        The copy; None where the client can be left to itself.
+
+    Raises:
+        UserError: the hub cannot be reached, and there is no copy.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if offline():
+        return None
+    try:
+        HfApi().model_info(repo, timeout=TIMEOUT)
+    except HfHubHTTPError:  # an answer
+        return None
+    except _client_errors() as error:
+        what = " ".join(str(error).split()) or type(error).__name__
+        failure = f"hf-hub:{repo}: no connection to {os.environ.get('HF_ENDPOINT') or HUB}, or a broken one ({what})"
+    else:
+        return None
+    copies = [try_to_load_from_cache(repo, name, _cache()) for name in (WEIGHTS, "pytorch_model.bin")]
+    if isinstance(copies[0], str):
+        reporter.warn(f"{failure}: using the copy at {copies[0]}")
+        return Path(copies[0])
+    if isinstance(copies[1], str):
+        return None
+    raise UserError(f"{failure}: check the network and run again")
+
+
 def _is_repository(repo: str) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]

@@ -6,8 +6,10 @@ from pathlib import Path
 from torch import nn
 
 from excb.architecture import Architecture
+from excb.console import Reporter
 from excb.errors import UserError
 from excb.preprocessing import Preprocessing
+from excb.repository import kept_copy
 from excb.settings import require
 from excb.stored import Stored
 
@@ -27,7 +29,12 @@ def read(name: str) -> Stored:
 
     architecture = Architecture(name)
     try:
-        published = timm.create_model(name.removeprefix(PREFIX), pretrained=True, num_classes=0)
+        known = timm.models.get_pretrained_cfg(name.removeprefix(PREFIX))
+        copy = kept_copy(known.hf_hub_id, Reporter()) if known is not None and known.hf_hub_id else None
+        overlay = None if copy is None else {"file": str(copy), "custom_load": False}
+        published = timm.create_model(
+            name.removeprefix(PREFIX), pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
+        )
     except (OSError, RuntimeError, ValueError, LookupError) as error:
         if not timm.is_model(name.removeprefix(PREFIX)):
             architecture.build()  # refuses, and says which name is meant

@@ -13,14 +13,19 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import timm
+import torch
 from huggingface_hub import errors
 from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+from safetensors.torch import save_file
+from torch import nn
 
+import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.home import recorded
-from excb.repository import FILES, endpoint, fetch_repo, offline
+from excb.repository import FILES, endpoint, fetch_repo, kept_copy, offline
 
 # The client's own HTTP library, httpx or httpx2: which one depends on its version.
 HTTP = importlib.import_module(type(huggingface_hub.get_session()).__module__.partition(".")[0])
@@ -354,6 +359,51 @@ def test_copy_serves_where_the_hub_cannot_be_reached(
     told = capsys.readouterr().err
     assert told.startswith("warning: hf-hub:user/net@v1")
     assert told.endswith(f"using the copy in {client.folder}\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# timm's own models
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def timms_weights(cache: Path) -> nn.Module:
+    """A network whose weights lie where the client keeps what timm fetched."""
+    torch.manual_seed(0)
+    network: nn.Module = timm.create_model("test_resnet")
+    folder = cache / "models--timm--test_resnet.r160_in1k"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(SHA)
+    (folder / "snapshots" / SHA).mkdir(parents=True)
+    save_file(network.state_dict(), folder / "snapshots" / SHA / "model.safetensors")
+    return network
+
+
+def test_timms_copy_serves_where_the_hub_cannot_be_reached(
+    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.listing = HTTP.ConnectError("no route")
+    with pytest.raises(UserError) as caught:
+        excb.load("timm:test_resnet")
+    assert str(caught.value).startswith("hf-hub:timm/test_resnet.r160_in1k: no connection to https://huggingface.co, ")
+    assert len(client.asked) == 1  # not the client's own six times
+    network = timms_weights(client.cache)
+    loaded = excb.load("timm:test_resnet")
+    for name, tensor in loaded.network.state_dict().items():
+        assert torch.equal(tensor, network.state_dict()[name])
+    assert "warning: hf-hub:timm/test_resnet.r160_in1k: no connection" in capsys.readouterr().err
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
+    with pytest.raises(UserError, match=r"no connection to https://mirror\.example"):
+        kept_copy("timm/another", Reporter(quiet=True))
+
+
+def test_timms_models_are_the_clients_where_the_hub_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    timms_weights(client.cache)
+    for says in (listing(), answer(errors.RepositoryNotFoundError, 404)):
+        client.listing = says
+        assert kept_copy("timm/test_resnet.r160_in1k", Reporter(quiet=True)) is None
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    client.listing = AssertionError("asked the hub")
+    assert kept_copy("timm/test_resnet.r160_in1k", Reporter(quiet=True)) is None
 
 
 def test_copy_is_not_taken_for_a_revision_that_does_not_exist(client: Client) -> None:
