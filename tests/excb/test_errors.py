@@ -1,5 +1,6 @@
 """Tests of how programs end: a user's mistake in one line and exit code 2, an interrupt, a closed pipe quietly."""
 
+import errno
 import json
 import os
 import subprocess
@@ -61,6 +62,49 @@ def test_what_is_no_users_mistake_is_not_hidden() -> None:
 
     with pytest.raises(ValueError, match="a bug"):
         run("program", main)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/a\nb"), "/a b: Permission denied: let it be read and"),
+        (OSError(errno.EROFS, "Read-only file system", b"/a"), "/a: Read-only file system: name a place that can"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device: make room"),
+        (OSError(errno.EMFILE, "Too many open files", "/a"), "/a: Too many open files: let more files be open"),
+    ],
+)
+def test_what_the_file_system_refuses_is_the_users_to_mend(
+    capsys: pytest.CaptureFixture[str], error: OSError, line: str
+) -> None:
+    def main() -> int:
+        raise error
+
+    assert run("program", main) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"program: error: {line}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "/a"),
+        PermissionError(errno.EPERM, "Operation not permitted"),  # such as a signal's: no file's
+        OSError("without a number"),
+    ],
+)
+def test_what_may_be_a_mistake_of_the_program_is_not_hidden(error: OSError) -> None:
+    def main() -> int:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        run("program", main)
+    assert caught.value is error
+
+
+def test_a_program_may_be_started_without_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run("program", lambda: 0) == 0
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000], ids=["at exit", "at once"])
