@@ -20,7 +20,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from excb import json_text
 from excb.console import Reporter
-from excb.errors import UserError
+from excb.errors import NO_ROOM, UserError
 from excb.hashes import Hashes
 from excb.home import VARIABLE
 from excb.results import write_text
@@ -204,7 +204,7 @@ def _check_room(folder: Path, wanted: int) -> None:
 
 
 def _unwritable(name: str, folder: Path, error: OSError) -> UserError:
-    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot write"
+    what = "the disk is full" if error.errno in NO_ROOM else "cannot write"
     return UserError(
         f"{name}: {what} at {folder} ({error.strerror}): make room or name a folder elsewhere in {VARIABLE}, and run "
         "again"

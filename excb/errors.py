@@ -12,6 +12,7 @@ USER_ERROR = 2  # exit code of every mistake that the user can mend
 _SHOWN = "\n\t\u200c\u200d"  # joiners and non-joiners of letters belong to words of several scripts
 
 # What a file system may refuse in any program at any path, and what its user can do about it.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OTHER_PLACE = "let it be read and written, or name another place"
 _ROOM = "make room, or name a place on another disk"
 _DISK = "see what its disk or file server has, then start again"
@@ -19,8 +20,7 @@ _MENDS = {
     errno.EACCES: _OTHER_PLACE,
     errno.EPERM: _OTHER_PLACE,
     errno.EROFS: "name a place that can be written",
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
+    **dict.fromkeys(NO_ROOM, _ROOM),
     errno.ENAMETOOLONG: "name something shorter",
     errno.EIO: _DISK,
     errno.ESTALE: _DISK,
@@ -84,7 +84,7 @@ def refused(error: OSError) -> UserError | None:
     if isinstance(error.filename, str | bytes | os.PathLike):
         return UserError(f"{os.fsdecode(error.filename)}: {error.strerror}: {_MENDS[error.errno]}")
     # Writes to an open file name none, and only these errors cannot come of anything but a disk.
-    return UserError(f"{error.strerror}: {_ROOM}") if _MENDS[error.errno] == _ROOM else None
+    return UserError(f"{error.strerror}: {_ROOM}") if error.errno in NO_ROOM else None
 
 
 def tell(program: str, error: UserError) -> int:

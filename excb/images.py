@@ -177,7 +177,7 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
         except (FileNotFoundError, NotADirectoryError):  # it has just gone
             continue
         except OSError as error:
-            raise _out_of_sight(f"{root}/{below}".rstrip("/"), error) from None
+            raise _out_of_sight(root / below, error) from None
         folders, files = list[os.DirEntry[str]](), list[str]()
         for entry in entries:
             if is_folder(entry):
@@ -225,7 +225,7 @@ def _passed_over(name: str) -> bool:
     return name.startswith(".") or name == "lost+found"
 
 
-def _out_of_sight(place: str, error: OSError) -> UserError:
+def _out_of_sight(place: Path | str, error: OSError) -> UserError:
     # To pass over it would leave out images, or a whole class, without a word.
     return UserError(f"cannot look into {place} ({error.strerror}): let it be read, or move it out of the images")
 

@@ -7,14 +7,14 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EDQUOT, ENOSPC
+from errno import ENOSPC
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Progressor, Reporter
 from excb.download import MB, TIMEOUT
-from excb.errors import UserError
+from excb.errors import NO_ROOM, UserError
 from excb.hashes import WRONG, Published, hashes_of, verify
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def kept_copy(repo: str, reporter: Reporter) -> Path | None:
     except HfHubHTTPError:  # an answer
         return None
     except _client_errors() as error:
-        what = " ".join(str(error).split()) or type(error).__name__
-        failure = f"hf-hub:{repo}: no connection to {os.environ.get('HF_ENDPOINT') or HUB}, or a broken one ({what})"
+        failure = _no_connection(error, f"hf-hub:{repo}", os.environ.get("HF_ENDPOINT") or HUB)
     else:
         return None
     copies = [try_to_load_from_cache(repo, name, _cache()) for name in (WEIGHTS, "pytorch_model.bin")]
@@ -115,7 +114,7 @@ def kept_copy(repo: str, reporter: Reporter) -> Path | None:
         return Path(copies[0])
     if isinstance(copies[1], str):
         return None
-    raise UserError(f"{failure}: check the network and run again")
+    raise UserError(failure)
 
 
 def _is_repository(repo: str) -> bool:
@@ -267,12 +266,16 @@ def _reason(error: BaseException, repo: str, where: str) -> str:
         error = error.__cause__  # for want of an answer the client had looked for a copy
     if isinstance(error, HfHubHTTPError):
         return f"{where} {_answer(error, repo)}"
-    if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT):
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{where}: the disk is full at {_cache()} ({error.strerror}): make room, or name a folder in HF_HOME"
     if isinstance(error, OSError) and error.errno is not None:
         return f"{where}: cannot write {_cache()} ({error}): name a folder elsewhere in HF_HOME"
+    return _no_connection(error, where, endpoint() or HUB)
+
+
+def _no_connection(error: BaseException, where: str, hub: str) -> str:
     what = " ".join(str(error).split()) or type(error).__name__
-    return f"{where}: no connection to {endpoint() or HUB}, or a broken one ({what}): check the network and run again"
+    return f"{where}: no connection to {hub}, or a broken one ({what}): check the network and run again"
 
 
 def _answer(error: "HfHubHTTPError", repo: str) -> str:

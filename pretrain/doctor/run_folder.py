@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from excb.atomic import existing
+from excb.checkpoint import in_run
 from excb.errors import UserError
 from excb.object_store import Store, StoreError
 
@@ -111,7 +112,7 @@ def check_space(run: Path, checkpoint: int, keep: int) -> Check:
         keep: newest ones kept; besides them there are the best one, and the one being written.
     """
     here = existing(run)
-    there = sum(file.stat().st_size for file in (run / "checkpoints").glob("step-*.pt"))
+    there = sum(file.stat().st_size for file in in_run(run))
     need, free = max(0, (keep + 2) * checkpoint - there), shutil.disk_usage(here).free
     found = f"{size(free)} free; {plural(keep + 2, 'checkpoint')} of {size(checkpoint)} at most need {size(need)} more"
     if os.statvfs(here).f_files and os.statvfs(here).f_favail < 1000:

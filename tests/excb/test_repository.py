@@ -361,51 +361,6 @@ def test_copy_serves_where_the_hub_cannot_be_reached(
     assert told.endswith(f"using the copy in {client.folder}\n")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# timm's own models
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def timms_weights(cache: Path) -> nn.Module:
-    """A network whose weights lie where the client keeps what timm fetched."""
-    torch.manual_seed(0)
-    network: nn.Module = timm.create_model("test_resnet")
-    folder = cache / "models--timm--test_resnet.r160_in1k"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text(SHA)
-    (folder / "snapshots" / SHA).mkdir(parents=True)
-    save_file(network.state_dict(), folder / "snapshots" / SHA / "model.safetensors")
-    return network
-
-
-def test_timms_copy_serves_where_the_hub_cannot_be_reached(
-    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    client.listing = HTTP.ConnectError("no route")
-    with pytest.raises(UserError) as caught:
-        excb.load("timm:test_resnet")
-    assert str(caught.value).startswith("hf-hub:timm/test_resnet.r160_in1k: no connection to https://huggingface.co, ")
-    assert len(client.asked) == 1  # not the client's own six times
-    network = timms_weights(client.cache)
-    loaded = excb.load("timm:test_resnet")
-    for name, tensor in loaded.network.state_dict().items():
-        assert torch.equal(tensor, network.state_dict()[name])
-    assert "warning: hf-hub:timm/test_resnet.r160_in1k: no connection" in capsys.readouterr().err
-    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
-    with pytest.raises(UserError, match=r"no connection to https://mirror\.example"):
-        kept_copy("timm/another", Reporter(quiet=True))
-
-
-def test_timms_models_are_the_clients_where_the_hub_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    timms_weights(client.cache)
-    for says in (listing(), answer(errors.RepositoryNotFoundError, 404)):
-        client.listing = says
-        assert kept_copy("timm/test_resnet.r160_in1k", Reporter(quiet=True)) is None
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    client.listing = AssertionError("asked the hub")
-    assert kept_copy("timm/test_resnet.r160_in1k", Reporter(quiet=True)) is None
-
-
 def test_copy_is_not_taken_for_a_revision_that_does_not_exist(client: Client) -> None:
     fetch()
     client.listing = answer(errors.RevisionNotFoundError, 404)
@@ -496,3 +451,48 @@ def test_clients_warnings_are_kept_back_while_it_runs(client: Client, monkeypatc
     finally:
         huggingface_hub.utils.logging.set_verbosity(before)
     assert levels == [logging.ERROR, logging.INFO]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# timm's own models
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def timms_weights(cache: Path) -> nn.Module:
+    """A network whose weights lie where the client keeps what timm fetched."""
+    torch.manual_seed(0)
+    network: nn.Module = timm.create_model("test_resnet")
+    folder = cache / "models--timm--test_resnet.r160_in1k"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(SHA)
+    (folder / "snapshots" / SHA).mkdir(parents=True)
+    save_file(network.state_dict(), folder / "snapshots" / SHA / "model.safetensors")
+    return network
+
+
+def test_timms_copy_serves_where_the_hub_cannot_be_reached(
+    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.listing = HTTP.ConnectError("no route")
+    with pytest.raises(UserError) as caught:
+        excb.load("timm:test_resnet")
+    assert str(caught.value).startswith("hf-hub:timm/test_resnet.r160_in1k: no connection to https://huggingface.co, ")
+    assert len(client.asked) == 1  # not the client's own six times
+    network = timms_weights(client.cache)
+    loaded = excb.load("timm:test_resnet")
+    for name, tensor in loaded.network.state_dict().items():
+        assert torch.equal(tensor, network.state_dict()[name])
+    assert "warning: hf-hub:timm/test_resnet.r160_in1k: no connection" in capsys.readouterr().err
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
+    with pytest.raises(UserError, match=r"no connection to https://mirror\.example"):
+        kept_copy("timm/another", Reporter(quiet=True))
+
+
+def test_timms_models_are_the_clients_where_the_hub_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    timms_weights(client.cache)
+    for says in (listing(), answer(errors.RepositoryNotFoundError, 404)):
+        client.listing = says
+        assert kept_copy("timm/test_resnet.r160_in1k", Reporter(quiet=True)) is None
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    client.listing = AssertionError("asked the hub")
+    assert kept_copy("timm/test_resnet.r160_in1k", Reporter(quiet=True)) is None

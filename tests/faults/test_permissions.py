@@ -106,7 +106,7 @@ def test_the_doctor_tells_it_among_its_checks(data: Path, locked: Path, capsys: 
     assert "Permission denied" in checks["run folder"]["found"]
 
 
-def test_a_class_that_cannot_be_read_is_not_left_out(data: Path, tmp_path: Path) -> None:
+def test_a_class_that_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
     images = tmp_path / "images"
     write_folder(images, each=2)
     (images / "bee").chmod(0)
@@ -118,7 +118,7 @@ def test_a_class_that_cannot_be_read_is_not_left_out(data: Path, tmp_path: Path)
         assert len(scan_folder(images).classes or ()) == 7
 
 
-def test_neither_is_one_behind_a_link(data: Path, locked: Path, tmp_path: Path) -> None:
+def test_neither_is_one_behind_a_link(locked: Path, tmp_path: Path) -> None:
     write_folder(tmp_path / "images", each=2)
     (tmp_path / "images" / "hen").symlink_to(locked)
     with pytest.raises(UserError, match=r"cannot look into .*hen"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from excb.arriving import PATIENCE
-from tests.faults.runs import GONE, assert_equal, check_whole, run, start, state, steps
+from tests.faults.runs import GONE, Running, assert_equal, check_whole, run, start, state, steps
 
 TWO = "efficiency.workers=2"
 
@@ -54,14 +54,22 @@ def test_a_worker_killed_while_a_step_runs(images: Path, undisturbed: Path, tmp_
     assert_equal(undisturbed, out)
 
 
+def start_with_workers_that_hang(images: Path, out: Path) -> tuple[Running, list[int]]:
+    """A run that has stopped before its fifth step, and its two data workers, stopped as well."""
+    running = start(images, out, TWO, deed="pause_at=4")
+    running.until_stopped()
+    workers = [process for process in running.alive() if process != running.pid]
+    assert len(workers) == 2
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    return running, workers
+
+
 def test_a_worker_that_hangs_does_not_keep_a_run_that_was_asked_to_stop(
     images: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    running = start(images, out, TWO, deed="pause_at=4")
-    running.until_stopped()
-    for worker in running.alive():
-        os.kill(worker, signal.SIGSTOP)
+    running, _ = start_with_workers_that_hang(images, out)
     running.send(signal.SIGTERM)
     running.send(signal.SIGCONT)
     asked = time.monotonic()
@@ -86,11 +94,7 @@ def test_a_worker_that_outlives_its_run_does_not_hold_the_folder(
     images: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    running = start(images, out, TWO, deed="pause_at=4")
-    running.until_stopped()
-    workers = [process for process in running.alive() if process != running.pid]
-    for worker in workers:
-        os.kill(worker, signal.SIGSTOP)
+    running, workers = start_with_workers_that_hang(images, out)
     running.send(signal.SIGKILL)
     assert running.wait().code == -signal.SIGKILL
     assert run(images, out, TWO).code == 0
