@@ -6,7 +6,7 @@ import typing  # as a whole: torch.hub lists every public function and class of 
 import excb
 
 if typing.TYPE_CHECKING:
-    from excb.catalogue import Checkpoint
+    from excb.hub.catalogue import Checkpoint
 
 dependencies = ["huggingface_hub", "numpy", "PIL", "rich", "safetensors", "timm", "torch", "torchvision"]
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from excb.transfer.detection.mapping import Sample
 from excb.transfer.detection.settings import DetectionSettings, settings_for
-from excb.transfer.detection.torchvision_model import build
-from excb.transfer.detection.torchvision_training import losses_of, optimizer
+from excb.transfer.detection.torchvision.model import build
+from excb.transfer.detection.torchvision.training import losses_of, optimizer
 
 CLASSES, OBJECTS, TIMED = 80, 8, 3  # TIMED steps, of which the first warms up
 STEPS = (
@@ -62,7 +62,7 @@ def network_of(settings: DetectionSettings, engine: str, device: torch.device) -
         return model, lambda: torch.stack(list(losses_of(model, batch, device).values())).sum()
     from detectron2.utils.events import EventStorage
 
-    from excb.transfer.detection.detectron2_model import configuration, detector, inputs
+    from excb.transfer.detection.detectron2.model import configuration, detector, inputs
 
     config = configuration(settings, depth=50, classes=CLASSES, device=device)
     other = detector(config, extra_norm=settings.extra_norm, backbone=tensors).train()

@@ -5,8 +5,8 @@ Run: python benchmarks/extraction.py [--arch resnet50] [--images 64] [--batch 32
 
 Images are the photographs of scikit-image and scikit-learn at ImageNet's usual size, 500 x 375, as JPEG files that the
 system holds in memory; weights are random. "plain" is what evaluation scripts do: torchvision's ImageFolder, Resize,
-CenterCrop, ToTensor, Normalize and a DataLoader. "ours" is `excb.features.extract`, as `excb-eval` calls it. "network"
-passes inputs that are there already through the same network. Ways take turns and each one's fastest turn counts:
+CenterCrop, ToTensor, Normalize and a DataLoader. "ours" is `excb.networks.features.extract`, as `excb-eval` calls it.
+"network" passes inputs that are there already through the same network. Ways take turns, the fastest turn counts:
 others may use the machine.
 """
 
@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from excb.architecture import Architecture
-from excb.features import Inputs, extract
-from excb.images import scan_folder
-from excb.photographs import PHOTOGRAPHS, photograph
-from excb.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from excb.images.image_set import scan_folder
+from excb.images.photographs import PHOTOGRAPHS, photograph
+from excb.networks.architecture import Architecture
+from excb.networks.features import Inputs, extract
+from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 
 def write_photographs(folder: Path, count: int) -> None:

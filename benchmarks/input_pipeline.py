@@ -29,12 +29,12 @@ from PIL import Image, ImageFilter, ImageOps, features
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from excb.images import ImageSet
-from excb.photographs import PHOTOGRAPHS, photograph
-from excb.pretrain.data import Slot, TrainingViews
+from excb.images.image_set import ImageSet
+from excb.images.photographs import PHOTOGRAPHS, photograph
+from excb.pretrain.data.loader import Slot, TrainingViews
+from excb.pretrain.data.views import augment
 from excb.pretrain.recipe import ViewSettings
 from excb.pretrain.recipes import RECIPES
-from excb.pretrain.views import augment
 
 WIDTH, HEIGHT = 500, 375
 MOSAIC = 4  # photographs on each side of a large one

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from excb.errors import UserError
-from excb.knn import Neighbours, available_backend, nearest, plan, vote
+from excb.neighbours.knn import Neighbours, available_backend, nearest, plan, vote
 
 
 def unit_rows(rows: int, width: int, seed: int) -> Tensor:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from excb import objective_chunked
-from excb.objective import Scores
+from excb.objective import chunked as objective_chunked
+from excb.objective.loss import Scores
 
 TAU_S = 0.1
 Answer = tuple[Tensor, Tensor]  # averages [R, D] and logsumexps [R]

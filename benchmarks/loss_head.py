@@ -6,8 +6,8 @@ Run: python benchmarks/loss_head.py [--batch 64] [--clusters 65536] [--width 256
 The input is what the heads return: unit rows of 2 global and 6 local views from projector and predictor, unit rows of
 the teacher, unit centroids. "published" is the plain form of the equations as published code writes them: B on the
 teacher's similarities, softmax, and for each of the 30 pairs of views -p log_softmax(z), eager, on a GPU under bfloat16
-autocast. "hoisted" is kinder to it: one log_softmax for each view instead of for each pair. "ours" is `excb.objective`,
-in float32 on a CPU, with bfloat16 rows on a GPU.
+autocast. "hoisted" is kinder to it: one log_softmax for each view instead of for each pair. "ours" is
+`excb.objective.loss`, in float32 on a CPU, with bfloat16 rows on a GPU.
 
 All ways take turns in one process, and each one's fastest turn counts. Others may use the machine: on a CPU it is
 processor time, but for "wall". Memory is the most that a step takes beyond the input, gradients included: on a GPU what
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from excb.method import balancing, pair_weights
-from excb.objective import Form, assign, match
+from excb.objective.loss import Form, assign, match
 
 GLOBALS, VIEWS, TAU_T, TAU_S = 2, 8, 0.04, 0.1
 
@@ -158,7 +158,7 @@ def main() -> None:
     for name, default in (("batch", 64), ("clusters", 65_536), ("width", 256), ("threads", 1), ("turns", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--form", default="auto", help="of excb.objective: auto, chunked, triton or flex")
+    parser.add_argument("--form", default="auto", help="of excb.objective.loss: auto, chunked, triton or flex")
     parser.add_argument("--memory-of", help="measure this way's memory and nothing else")
     chosen = parser.parse_args()
     device = chosen.device

@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.input_pipeline import published
 from excb import seeding
-from excb.backbones import drop_path_names
-from excb.images import ImageSet
+from excb.images.image_set import ImageSet
 from excb.method import ExCB, balancing, batch_sizes, pair_weights, unit
+from excb.networks.backbone import drop_path_names
 from excb.pretrain.optim import set_schedules
+from excb.pretrain.plan.speed import build_trainer
 from excb.pretrain.recipe import Recipe
-from excb.pretrain.speed import build_trainer
 from excb.pretrain.step import AUTOCAST
 
 

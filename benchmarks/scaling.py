@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from excb.collectives import processes, rank
-from excb.launch import launch
-from excb.parallel import joined
-from excb.pretrain.counting import communication, count
+from excb.distributed.collectives import processes, rank
+from excb.distributed.launch import launch
+from excb.distributed.parallel import joined
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.plan.flops import communication, count
+from excb.pretrain.plan.speed import build_trainer, random_batch
 from excb.pretrain.recipe import Recipe
-from excb.pretrain.speed import build_trainer, random_batch
 
 TURNS = 2
 FLOAT = 4  # bytes

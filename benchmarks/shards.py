@@ -25,14 +25,14 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from excb import jpeg
-from excb.images import CodedImages, scan_folder
-from excb.shards import open_shards
+from excb.images import jpeg
+from excb.images.image_set import CodedImages, scan_folder
+from excb.images.shards import open_shards
 
 START = """
 import sys, time
 start = time.perf_counter()
-from excb.shards import open_shards
+from excb.images.shards import open_shards
 loaded = time.perf_counter()
 images = open_shards(sys.argv[1])
 images.fingerprint

@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from excb.architecture import Architecture
 from excb.console import Reporter, duration
-from excb.hub import Backbone, Entry, load
-from excb.images import scan_folder
-from excb.machine import choose_device
-from excb.preprocessing import Preprocessing
+from excb.distributed.machine import choose_device
+from excb.hub.loading import Backbone, Entry, load
+from excb.images.image_set import scan_folder
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.initialise import build_model
 from excb.pretrain.loop import train
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.quickstart import PIXELS, settle_statistics
-from excb.transfer import knn
+from excb.transfer.knn import protocol
 from excb.transfer.task import Task, labelled, with_classes_of
 
 K = 20
@@ -51,7 +51,7 @@ def main() -> None:
         backbone = Backbone(network, preprocessing, Entry("", Architecture("")))
         device = choose_device("auto")
         task = Task(backbone.to(device).eval(), preprocessing, bank, queries, device, 64, 2)
-        return knn.evaluate(task, quiet, ks=[K], table=False).figures[f"knn_top1_k{K}"]
+        return protocol.evaluate(task, quiet, ks=[K], table=False).figures[f"knn_top1_k{K}"]
 
     rows = []
     for seed in chosen.seeds:

@@ -12,8 +12,8 @@ import itertools
 
 import torch
 
-from excb.pretrain.memory import step_memory
 from excb.pretrain.overrides import find_recipe
+from excb.pretrain.plan.memory import step_memory
 
 
 def main() -> None:

@@ -27,13 +27,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.input_pipeline import write_photographs
 from benchmarks.plain_step import Plain, plain_batches
-from excb.images import ImageSet, scan_folder
-from excb.machine import choose_device
-from excb.pretrain.counting import count
-from excb.pretrain.data import Batch, loader
+from excb.distributed.machine import choose_device
+from excb.images.image_set import ImageSet, scan_folder
+from excb.pretrain.data.loader import Batch, loader
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.plan.flops import count
+from excb.pretrain.plan.speed import build_trainer, random_batch
 from excb.pretrain.recipe import Recipe
-from excb.pretrain.speed import build_trainer, random_batch
 
 WARM_UP, PROFILED, OPERATIONS = 3, 3, 10  # steps, steps, rows
 PEAK = {"cuda": (8192, torch.bfloat16), "cpu": (1024, torch.float32)}  # side and type of the matrices of the peak

@@ -4,19 +4,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from excb.catalogue import checkpoints
-    from excb.errors import UserError
-    from excb.hub import Backbone, load
-    from excb.method import ExCB
+from excb.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from excb.errors import UserError
+    from excb.hub.catalogue import checkpoints
+    from excb.hub.loading import Backbone, load
+    from excb.method import ExCB
 
 # Public names resolve on first use, so that `import excb` and every `--help` stay quick: torch loads only for work.
 _HOME = {
-    "load": "excb.hub",
-    "checkpoints": "excb.catalogue",
-    "Backbone": "excb.hub",
+    "load": "excb.hub.loading",
+    "checkpoints": "excb.hub.catalogue",
+    "Backbone": "excb.hub.loading",
     "ExCB": "excb.method",
     "UserError": "excb.errors",
 }

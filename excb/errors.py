@@ -43,6 +43,12 @@ class UserError(Exception):
         self.told, self.alone = told, alone
 
 
+def require(holds: bool, message: str) -> None:
+    """Raise `UserError(message)` unless `holds`."""
+    if not holds:
+        raise UserError(message)
+
+
 def is_first() -> bool:
     """Whether this process is, or will be, process 0 of those that were started together: the one that talks."""
     return os.environ.get("RANK", "0") == "0"

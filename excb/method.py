@@ -13,8 +13,8 @@ layer. And because the entries of p_t sum to 1,
 
     H(p_t, p_s) = -sum_k p_t,k log p_s,k = logsumexp_k(x . c_k / tau_s) - x . (sum_k p_t,k c_k) / tau_s,
 
-a teacher view enters through one D-vector, its target, and the loss is attention over the centroids: `excb.objective`
-computes both without a matrix of size R x K.
+a teacher view enters through one D-vector, its target, and the loss is attention over the centroids:
+`excb.objective.loss` computes both without a matrix of size R x K.
 """
 
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from excb import seeding
-from excb.backbones import drop_path_names, feature_width, has_batchnorm
 from excb.balancing.centering import Centering
 from excb.balancing.interface import Balancer, Unbalanced
 from excb.balancing.mira import MIRA
 from excb.balancing.none import NoBalancing
 from excb.balancing.sinkhorn import SinkhornKnopp
-from excb.collectives import mean_over_ranks
+from excb.distributed.collectives import mean_over_ranks
 from excb.errors import UserError
 from excb.heads import MLP
-from excb.objective import Assignment, Form, assign, match
+from excb.networks.backbone import drop_path_names, feature_width, has_batchnorm
+from excb.objective.loss import Assignment, Form, assign, match
 from excb.settings import MethodSettings
 
 EMPTY = 2.0**-24  # a cluster with s K below this is empty: from s K = 1 that takes 16,600 steps at m_s = 0.999
@@ -120,7 +120,7 @@ def balancer(settings: MethodSettings) -> Balancer:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Loss: assignments and matching are in `excb.objective`
+# Loss: assignments and matching are in `excb.objective.loss`
 # ---------------------------------------------------------------------------------------------------------------------
 
 

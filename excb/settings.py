@@ -4,30 +4,11 @@ Where the paper's text, its pseudo-code and the authors' code differ, the differ
 the paper's text (recipe family `paper`); `OFFICIAL` holds what the authors' code does (recipe family `official`).
 """
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
-from excb.errors import UserError
-
-
-def option(default: Any, doc: str, *, paper: str = "", source: str = "paper") -> Any:
-    """A dataclass field with its documentation: what it does, what the paper used, where our default comes from."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "paper": paper, "source": source})
-
-
-def require(holds: bool, message: str) -> None:
-    """Raise `UserError(message)` unless `holds`."""
-    if not holds:
-        raise UserError(message)
-
-
-def require_choices(section: str, settings: Any) -> None:
-    """Raise UserError where a field of a settings dataclass that is a Literal holds anything else."""
-    for name, annotation in get_type_hints(type(settings)).items():
-        if get_origin(annotation) is Literal:
-            value, choices = getattr(settings, name), get_args(annotation)
-            require(value in choices, f"{section}.{name} must be one of {', '.join(choices)}, not '{value}'")
+from excb.errors import require
+from excb.options import option, require_choices
 
 
 @dataclass(frozen=True, kw_only=True)

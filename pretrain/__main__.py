@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from excb import __version__
 from excb.cli import Parser
 from excb.console import Reporter
+from excb.distributed.slurm import HELP as SLURM_HELP
+from excb.distributed.slurm import submit_command
 from excb.errors import UserError, is_first, run
-from excb.slurm import HELP as SLURM_HELP
-from excb.slurm import submit_command
+from excb.version import __version__
 
-from . import doctor_command, overrides, study_command
-from .mirror import Place, run_place
+from . import overrides
+from .doctor import command as doctor_command
 from .recipe import Recipe
 from .recipes import RECIPES
+from .run.remote_mirror import Place, run_place
+from .study import command as study_command
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw(arguments: Sequence[str]) -> int:
-    from .draw import main
+    from .figures.draw import main
 
     return main(arguments)
 
@@ -118,8 +120,8 @@ def _main(arguments: Sequence[str]) -> int:
     code = submit_command("excb.pretrain", arguments, chosen.slurm, jobs, reporter, gpus=chosen.gpus)
     if code is not None:
         return code
-    from excb.launch import launch_on_gpus
-    from excb.parallel import run_joined
+    from excb.distributed.launch import launch_on_gpus
+    from excb.distributed.parallel import run_joined
 
     code = launch_on_gpus("excb.pretrain", arguments, chosen.gpus)
     if code is not None:
@@ -136,7 +138,7 @@ def _place(chosen: argparse.Namespace) -> Place:
 
 def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process."""
-    from excb.collectives import from_first, processes, together
+    from excb.distributed.collectives import from_first, processes, together
 
     place = _place(chosen)
     if chosen.data is None and chosen.list is None:
@@ -150,10 +152,10 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
 
         code = quickstart(recipe, place.folder, reporter, table=not chosen.json, profile=chosen.profile)
     else:
-        from excb.images import refuse_among
-        from excb.shards import ShardImages
+        from excb.images.image_set import refuse_among
+        from excb.images.shards import ShardImages
 
-        from .hub_stream import open_training
+        from .data.hub_stream import open_training
         from .loop import train
 
         # One process reads the folder: a million names from many processes would be slow on a network's disk.
@@ -185,10 +187,10 @@ def _show(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, rep
 
 def _plan(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, reporter: Reporter) -> int:
     recipe = overrides.apply(recipe, [*_gpu_overrides(chosen.gpus), *values])
-    from excb.shards import training_images
+    from excb.images.shards import training_images
 
-    from .hub_stream import refuse_stream
-    from .plan import plan
+    from .data.hub_stream import refuse_stream
+    from .plan.plan import plan
 
     refuse_stream(chosen.data, "plan")
     images = training_images(chosen.data, chosen.list, reporter.note) if chosen.data or chosen.list else None

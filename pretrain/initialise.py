@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excb import hub, seeding, stored
-from excb.architecture import Architecture
-from excb.backbones import check_resolution, uncompiled
-from excb.collectives import from_first, gather_rows, share
+from excb import seeding
+from excb.checkpoint import stored
+from excb.distributed.collectives import from_first, gather_rows, share
 from excb.errors import UserError
-from excb.images import Images
+from excb.hub import loading
+from excb.images.image_set import Images
 from excb.method import ExCB
+from excb.networks.architecture import Architecture
+from excb.networks.backbone import check_resolution, uncompiled
 
-from .data import Batch
+from .data.loader import Batch
 from .recipe import Recipe
 from .step import Trainer
 
@@ -51,7 +53,7 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
         UserError: nothing loadable there, or of another architecture.
     """
     assert recipe.init is not None
-    found = hub.locate(recipe.init)
+    found = loading.locate(recipe.init)
     ours = Architecture(recipe.model.backbone, recipe.model.options)
     if found.architecture != ours:
         raise UserError(

@@ -11,31 +11,31 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from excb.arriving import ReadingError, arriving
-from excb.collectives import from_first, mean_over_ranks, processes, rank, share, together
 from excb.console import Progressor, Reporter
+from excb.distributed.collectives import from_first, mean_over_ranks, processes, rank, share, together
+from excb.distributed.machine import choose_device, worker_count
+from excb.distributed.signals import StopRequest
+from excb.distributed.workers import ReadingError, arriving
 from excb.errors import UserError
-from excb.images import CodedImages
-from excb.machine import choose_device, worker_count
+from excb.images.image_set import CodedImages
 from excb.method import ExCB, Step
-from excb.signals import StopRequest
 
-from . import curves
-from .ahead import moved_ahead
-from .data import Batch, BrokenFiles, loader
-from .health import Alarm, Health, Memory, coincident
+from .data.loader import Batch, BrokenFiles, loader
+from .data.prefetch import moved_ahead
+from .data.stream_images import StreamImages
+from .data.stream_order import State, StreamSchedule, all_lanes, lanes_of, told
+from .figures import curves
 from .initialise import build_model, start_centroids, start_from, state_tensors
-from .journal import EpochStatistics, Journal
-from .lanes import State, StreamSchedule, all_lanes, lanes_of, told
-from .mirror import Place
-from .monitor import Monitor, StoppedError
 from .optim import Schedules, build_optimizer
-from .profiling import StepProfile
-from .progress import Progress, report, sum_up
 from .recipe import Recipe
-from .run_state import RunFolder, arithmetic, describe, rounded_otherwise
+from .run.alarms import Alarm, Health, Memory, coincident
+from .run.journal import EpochStatistics, Journal
+from .run.monitor import Monitor, StoppedError
+from .run.profiling import StepProfile
+from .run.progress import Progress, report, sum_up
+from .run.remote_mirror import Place
+from .run.run_folder import RunFolder, arithmetic, describe, rounded_otherwise
 from .step import NotFiniteError, Trainer, prepare
-from .stream_images import StreamImages
 
 T = TypeVar("T")
 CURVES_SECONDS = 30.0  # between drawings of curves.png while training

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from excb import json_text
-from excb.errors import UserError, nearest_name
-from excb.settings import require
+from excb.errors import UserError, nearest_name, require
+from excb.files import json_text
 
 from .recipe import Recipe
 from .recipes import RECIPES

@@ -12,19 +12,19 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from excb import hub
 from excb.console import Reporter, duration
-from excb.features import Inputs, extract
-from excb.images import Images, ImageSet, scan_folder
-from excb.knn import accuracy, nearest, vote
-from excb.photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
-from excb.preprocessing import Preprocessing
+from excb.hub import loading
+from excb.images.image_set import Images, ImageSet, scan_folder
+from excb.images.photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
+from excb.neighbours.knn import accuracy, nearest, vote
+from excb.networks.features import Inputs, extract
+from excb.networks.preprocessing import Preprocessing
 
 from .initialise import build_model
 from .loop import train
-from .mirror import Place
 from .recipe import Recipe
-from .run_state import CURVES, REPORT, RunFolder
+from .run.remote_mirror import Place
+from .run.run_folder import CURVES, REPORT, RunFolder
 
 K, TEMPERATURE = 20, 0.07
 PIXELS = Preprocessing(32, 32)  # what raw pixels are compared at
@@ -63,7 +63,7 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
     if code := train(recipe, bank, out, reporter, table=False, profile=profile):
         return code
     after = time.monotonic()
-    trained = hub.load(out)
+    trained = loading.load(out)
     figures["excb"] = knn(trained, trained.transform, bank, queries)
 
     report: dict[str, Any] = json.loads((out / REPORT).read_text(encoding="utf-8"))

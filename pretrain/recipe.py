@@ -9,8 +9,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from excb.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from excb.settings import MethodSettings, option, require, require_choices
+from excb.errors import require
+from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from excb.options import option, require_choices
+from excb.settings import MethodSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from excb import seeding
-from excb.backbones import recompute_blocks
-from excb.collectives import mean_over_ranks, together
+from excb.distributed.collectives import mean_over_ranks, together
+from excb.distributed.parallel import average_gradients, synchronise_batchnorm
 from excb.method import ExCB, Step
-from excb.parallel import average_gradients, synchronise_batchnorm
+from excb.networks.backbone import recompute_blocks
 
-from .data import Batch
+from .data.loader import Batch
+from .data.views import augment
 from .optim import Schedules, clip_each, gradient_norms, restore_optimizer, set_schedules, step_if
 from .recipe import Recipe
-from .views import augment
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SMALLEST_SCALE = 2.0**-10  # of fp16's loss: below it, gradients overflow whatever the scale

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from excb import atomic
 from excb.errors import UserError
+from excb.files import atomic
 
 _CHANGES: tuple[tuple[Any, str], ...] = (
     (os, "fsync"),

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from excb import checkpoint
+from excb.checkpoint import run_checkpoint
 from excb.pretrain.initialise import build_model, state_tensors
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
@@ -61,7 +61,7 @@ def contents(recipe: Recipe, *, step: int, seed: int = 0) -> dict[str, Any]:
 def write_run(folder: Path, *steps: int, recipe: Recipe | None = None, **changes: Any) -> Path:
     """Write a run folder with a checkpoint for each step; `changes` replace parts of the contents."""
     for step in steps:
-        checkpoint.write(
+        run_checkpoint.write(
             contents(recipe or tiny_recipe(), step=step) | changes, folder / "checkpoints" / f"step-{step}.pt"
         )
     return folder

@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from excb import __version__
 from excb.cli import Parser, local_path
-from excb.slurm import HELP as SLURM_HELP
+from excb.distributed.slurm import HELP as SLURM_HELP
+from excb.version import __version__
 
 DESCRIPTION = """\
 Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or timm:NAME.

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.console import Reporter
+from excb.distributed.slurm import submit_command
 from excb.errors import UserError, is_first, run
-from excb.slurm import submit_command
 
 from .arguments import FAILED, NOTHING_CHECKED, parser
 
@@ -29,7 +29,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if chosen.protocol == "cache":
         return _cache(chosen)
     if chosen.protocol == "leaderboard":
-        from .leaderboard_command import leaderboard
+        from .leaderboard.command import leaderboard
 
         return leaderboard(chosen, Reporter(quiet=chosen.quiet))
     if chosen.out is not None:
@@ -39,8 +39,8 @@ def _main(argv: Sequence[str] | None) -> int:
     code = submit_command("excb.transfer.cli", arguments, chosen.slurm, jobs, Reporter(), gpus=chosen.gpus)
     if code is not None:
         return code
-    from excb.launch import launch_on_gpus
-    from excb.parallel import run_joined
+    from excb.distributed.launch import launch_on_gpus
+    from excb.distributed.parallel import run_joined
 
     answers = (FAILED, NOTHING_CHECKED) if chosen.protocol == "reproduce" else ()
     code = launch_on_gpus("excb.transfer.cli", arguments, chosen.gpus, answers=answers)
@@ -57,11 +57,11 @@ def _work(protocol: str) -> "Callable[[argparse.Namespace, torch.device], int]":
 
         return evaluate_all if protocol == "all" else reproduce_claims
     if protocol == "clusters":
-        from .clusters_command import assign_clusters
+        from .clusters.cli import assign_clusters
 
         return assign_clusters
     if protocol == "detection":
-        from .detection_command import detect
+        from .detection.cli import detect
 
         return detect
     from .task_command import evaluate
@@ -73,7 +73,7 @@ def _compare(chosen: "argparse.Namespace") -> int:
     """`excb-eval compare`."""
     import json
 
-    from .compare import compare
+    from .reporting.compare import compare
 
     reporter = Reporter()
     found = compare(chosen.first, chosen.second, reporter, figure=chosen.figure, table=not chosen.json)
@@ -84,7 +84,7 @@ def _compare(chosen: "argparse.Namespace") -> int:
 
 def _check_out(out: Path, *, folder: bool) -> None:
     """Refuse a place for results, before any work."""
-    from excb.atomic import check_folder  # not above: its imports would slow every start
+    from excb.files.atomic import check_folder  # not above: its imports would slow every start
 
     if folder and out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file: name a folder", told=not is_first())
@@ -96,9 +96,9 @@ def _check_out(out: Path, *, folder: bool) -> None:
 
 def _cache(chosen: "argparse.Namespace") -> int:
     """`excb-eval cache`."""
-    from excb.home import cache_root
+    from excb.remote.home import cache_root
 
-    from .cache import entries, remove
+    from .features.cache import entries, remove
 
     root, reporter = chosen.cache or cache_root(), Reporter()
     if chosen.cache is not None and not root.is_dir():

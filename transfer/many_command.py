@@ -9,20 +9,19 @@ from excb.console import Reporter
 from excb.errors import UserError, is_first
 
 from .arguments import FAILED, NOTHING_CHECKED, parser
-from .detection_command import detected, images_of, request_of
+from .detection.cli import detected, images_of, request_of
 from .task_command import run_protocol, task_of
 
 if TYPE_CHECKING:
     import torch
 
-    from excb.claim import Data
-
-    from .reproduce import Measured
+    from .published.claim import Data
+    from .published.reproduce import Measured
 
 
 def evaluate_all(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval all` in this process, with the others if there are any."""
-    from . import suite_command
+    from .every import command as suite_command
 
     reporter = Reporter(quiet=chosen.quiet or not is_first())
     shared = ["--ckpt", chosen.ckpt, "--network", chosen.network, "--json"]
@@ -30,7 +29,7 @@ def evaluate_all(chosen: argparse.Namespace, device: "torch.device") -> int:
     task = task_of(chosen, device, reporter, results=chosen.out)
 
     def run(command: Sequence[str], file: Path) -> list[Path]:
-        from .report import write
+        from .reporting.report import write
 
         request = parser().parse_args([*command, *shared])
         if command[0] != "detection":
@@ -47,7 +46,7 @@ def evaluate_all(chosen: argparse.Namespace, device: "torch.device") -> int:
 
 def reproduce_claims(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval reproduce` in this process, with the others if there are any."""
-    from .reproduce import reproduce
+    from .published.reproduce import reproduce
 
     reporter = Reporter(quiet=chosen.quiet or not is_first())
     shared = ["--json", *(["--quiet"] if chosen.quiet else [])]  # its figures are told with the claims
@@ -70,8 +69,8 @@ def _measure(
     chosen: argparse.Namespace, wanted: "Data", device: "torch.device", reporter: Reporter, *, results: Path | None
 ) -> "Measured | str":
     """The result of a protocol on the images of a claim, and what writes it; or why these are other images."""
-    from .report import write
-    from .verdicts import other_images
+    from .published.verdicts import other_images
+    from .reporting.report import write
 
     task = task_of(chosen, device, reporter, results=results)
     if why := other_images(wanted, task.describe()["data"]):
@@ -85,7 +84,7 @@ def _measure_detection(
 ) -> "Measured | str":
     """As `_measure`, of detection."""
     from .detection import command
-    from .verdicts import other_images
+    from .published.verdicts import other_images
 
     try:
         command.check(request_of(chosen))

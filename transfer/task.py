@@ -9,22 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excb.backbones import check_resolution
-from excb.checkpoint import FOLDER
-from excb.collectives import rank
+from excb.checkpoint.run_checkpoint import FOLDER
 from excb.console import Reporter
-from excb.errors import UserError, nearest_name
-from excb.features import Kind
-from excb.hub import Backbone, Entry, load
-from excb.images import Images, ImageSet, scan_folder
-from excb.machine import choose_device, worker_count
-from excb.preprocessing import Preprocessing
-from excb.settings import require
-from excb.shards import ShardImages
+from excb.distributed.collectives import rank
+from excb.distributed.machine import choose_device, worker_count
+from excb.errors import UserError, nearest_name, require
+from excb.hub.loading import Backbone, Entry, load
+from excb.images.image_set import Images, ImageSet, scan_folder
+from excb.images.shards import ShardImages
+from excb.networks.backbone import check_resolution
+from excb.networks.features import Kind
+from excb.networks.preprocessing import Preprocessing
 
-from .cache import CachedFeatures
-from .extraction import Extraction, features_of
-from .subjects import Subject
+from .features.cache import CachedFeatures
+from .features.extraction import Extraction, features_of
+from .published.subjects import Subject
 
 FixedImages = TypeVar("FixedImages", bound=ImageSet | ShardImages)
 
@@ -85,7 +84,7 @@ class Task:
             batch: images at once; "auto" is half of what the GPU can hold, and 64 on the CPU.
             workers: processes that read images.
             rename: see `with_classes_of`.
-            cache: where features are kept, such as `excb.home.cache_root()`; None keeps none.
+            cache: where features are kept, such as `excb.remote.home.cache_root()`; None keeps none.
             heads: load projector and centroids as well, as `backbone.heads`.
 
         Raises:

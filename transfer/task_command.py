@@ -13,11 +13,11 @@ from excb.errors import UserError, is_first
 if TYPE_CHECKING:
     import torch
 
-    from excb.features import Kind
-    from excb.images import Images
-    from excb.results import Result
+    from excb.images.image_set import Images
+    from excb.networks.features import Kind
+    from excb.results.result import Result
 
-    from .report import Predictions
+    from .reporting.report import Predictions
     from .task import Task
 
 
@@ -27,14 +27,14 @@ def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
     _check_options(chosen)
     task = task_of(chosen, device, reporter, results=None if chosen.out is None else chosen.out.parent)
     if chosen.dry_run:
-        from .features import describe, plan
+        from .features.export import describe, plan
 
         found = plan(task, kind=_kind(chosen))
         if is_first():
             reporter.answer(describe(found))
         return 0
     if chosen.protocol == "features":
-        from .features import export
+        from .features.export import export
 
         if chosen.out is None:
             raise UserError("name the file with --out FILE.npz", told=not is_first())
@@ -45,7 +45,7 @@ def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
         return 0
     result, predictions = run_protocol(chosen, task, reporter)
     if chosen.out is not None:
-        from .report import write
+        from .reporting.report import write
 
         files = write(result, predictions, chosen.out)
         reporter.note(f"wrote {', '.join(map(str, files))}")
@@ -57,7 +57,7 @@ def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
 def _kind(chosen: argparse.Namespace) -> "Kind":
     """Which features a command uses."""
     if chosen.protocol == "linear":
-        from .protocols import PROTOCOLS
+        from .linear.recipes import PROTOCOLS
 
         return PROTOCOLS[chosen.recipe].features if chosen.recipe in PROTOCOLS else "pooled"
     return "last4_cls" if getattr(chosen, "kind", "") == "last4_cls" else "pooled"
@@ -65,10 +65,10 @@ def _kind(chosen: argparse.Namespace) -> "Kind":
 
 def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter, *, results: Path | None) -> "Task":
     """Checkpoint and images, checked; `results` is the folder for what is found, if anything is to be written."""
-    from excb.collectives import together
-    from excb.images import refuse_among
+    from excb.distributed.collectives import together
+    from excb.images.image_set import refuse_among
 
-    from .sources import train_and_test
+    from .data.sources import train_and_test
 
     train, test = train_and_test(
         chosen.data,
@@ -93,8 +93,8 @@ def prepared(
     chosen: argparse.Namespace, train: "Images", test: "Images", device: "torch.device", *, heads: bool = False
 ) -> "Task":
     """The checkpoint on its device, with images and cache as the arguments say; checked by all processes together."""
-    from excb.collectives import together
-    from excb.home import cache_root
+    from excb.distributed.collectives import together
+    from excb.remote.home import cache_root
 
     from .task import Task
 
@@ -126,13 +126,13 @@ def run_protocol(chosen: argparse.Namespace, task: "Task", reporter: Reporter) -
     """One protocol."""
     table = not chosen.json and is_first()
     if chosen.protocol == "knn":
-        from . import knn
+        from .knn import protocol as knn
 
         return knn.evaluate(
             task, reporter, ks=chosen.k, temperatures=chosen.temperature, backend=chosen.backend, table=table
         )
     if chosen.protocol == "linear":
-        from . import linear
+        from .linear import protocol as linear
 
         return linear.evaluate(
             task,
@@ -173,10 +173,10 @@ def _fine_tune(
     """semisup and finetune."""
     from dataclasses import replace
 
-    from excb.home import cache_root
+    from excb.remote.home import cache_root
 
-    from . import semisup
-    from .splits import simclr_split
+    from .data.splits import simclr_split
+    from .finetuning import protocol as semisup
 
     semi = chosen.protocol == "semisup"
     changes = {

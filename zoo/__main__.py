@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from excb import __version__
 from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError, run
+from excb.version import __version__
 
 if TYPE_CHECKING:
-    from excb.catalogue import Checkpoint
+    from excb.hub.catalogue import Checkpoint
 
 DESCRIPTION = """\
 Checkpoints by name: ours, yours, and those of other authors.
@@ -130,8 +130,8 @@ def _add_network(add: Callable[..., Any]) -> None:
 
 
 def _list(chosen: argparse.Namespace, reporter: Reporter) -> None:
-    from excb.catalogue import checkpoints, damaged
-    from excb.hub import here
+    from excb.hub.catalogue import checkpoints, damaged
+    from excb.hub.loading import here
 
     for line in damaged():
         reporter.warn(line)
@@ -172,8 +172,8 @@ def _markdown(rows: "Sequence[Checkpoint]") -> str:
 
 
 def _show(chosen: argparse.Namespace, reporter: Reporter) -> None:
-    from excb.catalogue import find
-    from excb.hub import here
+    from excb.hub.catalogue import find
+    from excb.hub.loading import here
 
     row = find(chosen.source)
     if row is not None and here(row) is None:
@@ -196,7 +196,7 @@ def _show(chosen: argparse.Namespace, reporter: Reporter) -> None:
 
 def _facts(chosen: argparse.Namespace) -> dict[str, Any]:
     """What is known of a checkpoint that lies here."""
-    from excb.hub import load
+    from excb.hub.loading import load
 
     backbone = load(chosen.source, network=chosen.network)
     entry = backbone.entry
@@ -228,7 +228,7 @@ def _pull(chosen: argparse.Namespace, reporter: Reporter) -> None:
             reporter.note(f'{name} is here: load it with excb.load("{name}")')
     elif not chosen.names:
         raise UserError("name a checkpoint (`excb-zoo list` shows all), or an archive with --from-bundle")
-    from excb.hub import obtain
+    from excb.hub.loading import obtain
 
     for name in chosen.names:
         folder = obtain(name, network=chosen.network)
@@ -236,10 +236,10 @@ def _pull(chosen: argparse.Namespace, reporter: Reporter) -> None:
 
 
 def _import(chosen: argparse.Namespace, reporter: Reporter) -> None:
-    from excb.architecture import Architecture
-    from excb.catalogue import find
-    from excb.coverage import CoverageError
-    from excb.importing import import_file
+    from excb.checkpoint.coverage import CoverageError
+    from excb.hub.catalogue import find
+    from excb.hub.importing import import_file
+    from excb.networks.architecture import Architecture
 
     if wrong := [option for option in chosen.arch_option if "=" not in option]:
         raise UserError(f"--arch-option {wrong[0]}: write NAME=VALUE, such as num_heads=12")
@@ -285,8 +285,8 @@ def _verify(chosen: argparse.Namespace, reporter: Reporter) -> None:
 
     names = chosen.names
     if chosen.all:
-        from excb.catalogue import checkpoints
-        from excb.hub import here
+        from excb.hub.catalogue import checkpoints
+        from excb.hub.loading import here
 
         names = [row.name for row in checkpoints() if here(row)]
     if not names:
@@ -312,7 +312,7 @@ def _export(chosen: argparse.Namespace, reporter: Reporter) -> None:
 
 
 def _results(files: Sequence[Path]) -> list[Any]:
-    from excb.results import Result
+    from excb.results.result import Result
 
     found = []
     for file in files:
@@ -324,8 +324,8 @@ def _results(files: Sequence[Path]) -> list[Any]:
 
 
 def _card(chosen: argparse.Namespace, reporter: Reporter) -> None:
-    from excb.catalogue import find
-    from excb.hub import here
+    from excb.hub.catalogue import find
+    from excb.hub.loading import here
 
     from .card import card
 

@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from excb import exported, hub, json_text
-from excb.atomic import new_file
-from excb.catalogue import Checkpoint, find
+from excb.checkpoint import exported
 from excb.console import Progressor, Reporter
 from excb.errors import UserError
-from excb.home import folder_of, home
+from excb.files import json_text
+from excb.files.atomic import new_file
+from excb.hub import loading
+from excb.hub.catalogue import Checkpoint, find
+from excb.remote.home import folder_of, home
 
 INDEX, FORMAT, VERSION = "index.json", "excb-bundle", 1
 _INDEX_BYTES, _CHUNK, _MB = 2**24, 2**20, 1_000_000
@@ -105,7 +107,7 @@ def unbundle(file: Path, reporter: Reporter) -> list[str]:
 
 def _folder(name: str) -> tuple[str, Path]:
     """A checkpoint's own name, where it was an alias, and its exported folder, fetched first where need be."""
-    folder, row = hub.obtain(name), find(name)
+    folder, row = loading.obtain(name), find(name)
     if row is None or not (folder / exported.CONFIG).is_file():
         raise UserError(f"'{name}' is no name of the catalogue: `excb-zoo list` shows all, `excb-zoo import` adds one")
     folder_of(row.name)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from excb import json_text
-from excb.architecture import TORCHVISION
-from excb.catalogue import Checkpoint
 from excb.errors import UserError
-from excb.markdown import bullets, cell, line, table
-from excb.preprocessing import Preprocessing
-from excb.results import Result, folder_name
+from excb.files import json_text
+from excb.files.markdown import bullets, cell, line, table
+from excb.hub.catalogue import Checkpoint
+from excb.networks.architecture import TORCHVISION
+from excb.networks.preprocessing import Preprocessing
+from excb.results.result import Result, folder_name
 from excb.settings import MethodSettings
 
 HUB = "hf-hub:"

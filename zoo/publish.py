@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.errors import UserError
-from excb.hashes import hashes_of
-from excb.home import folder_of
-from excb.repository import FILES, HUB, endpoint, offline
+from excb.remote.hashes import hashes_of
+from excb.remote.hf_repository import FILES, HUB, endpoint, offline
+from excb.remote.home import folder_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

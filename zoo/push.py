@@ -11,15 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from excb import catalogue as rows
-from excb import exported, hub, selftest
-from excb.backbones import weights_hash
-from excb.catalogue import Checkpoint, Figure
+from excb.checkpoint import exported
+from excb.checkpoint.stored import Stored
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.home import home, recorded
-from excb.results import Result, folder_name, write_text
-from excb.stored import Stored
+from excb.files.atomic import write_text
+from excb.hub import catalogue as rows
+from excb.hub import loading, selftest
+from excb.hub.catalogue import Checkpoint, Figure
+from excb.networks.backbone import weights_hash
+from excb.remote.home import home, recorded
+from excb.results.result import Result, folder_name
 
 from .card import card
 from .export import export
@@ -102,13 +104,13 @@ def package(
         UserError: the self-test fails, a result is of other weights, or the weights are not the publisher's to pass on.
     """
     named = rows.find(source)
-    stored = hub.locate(source)
+    stored = loading.locate(source)
     row = Checkpoint.from_dict(found) if (found := stored.facts.get("checkpoint")) else named
     _check_rights(row, licence)
     export(str(stored.file), folder)
     block = exported.read_config(folder)["excb"]
     _check_origin(block)
-    backbone = hub.load(folder)  # what would be uploaded, not what it was made of
+    backbone = loading.load(folder)  # what would be uploaded, not what it was made of
     _prove(folder, backbone, stored.file.parent)
     measured = _belonging(results, backbone.network.state_dict())
     sha256 = exported.sha256_of(folder / exported.WEIGHTS)
@@ -152,7 +154,7 @@ def _check_origin(facts: dict[str, Any]) -> None:
             _check_rights(row, "")
 
 
-def _prove(folder: Path, backbone: hub.Backbone, source: Path) -> None:
+def _prove(folder: Path, backbone: loading.Backbone, source: Path) -> None:
     """Refuse weights that are as first initialised, and any that fail the self-test made now or the source's own."""
     selftest.trained(backbone)
     tests = [
@@ -198,7 +200,7 @@ def _belonging(files: Sequence[Path], tensors: Mapping[str, Tensor]) -> dict[str
 
 def _entry(
     row: Checkpoint | None,
-    backbone: hub.Backbone,
+    backbone: loading.Backbone,
     results: Mapping[str, Result],
     *,
     name: str,

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from excb import exported, hub, selftest
-from excb.catalogue import find
+from excb.checkpoint import exported
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.photographs import PhotographError
+from excb.hub import loading, selftest
+from excb.hub.catalogue import find
+from excb.images.photographs import PhotographError
 
 State = Literal["ok", "failed", "cannot"]
 
@@ -58,14 +59,14 @@ def verify(name: str, reporter: Reporter) -> Verification:
     Raises:
         UserError: there is no such checkpoint.
     """
-    found, place = Verification(), hub.obtain(name)
+    found, place = Verification(), loading.obtain(name)
     folder = place.parent if place.name == exported.WEIGHTS else place
     has_folder = (folder / exported.CONFIG).is_file()
     with reporter.progress(f"verifying {name}", 4) as bar:
         hashes = found.make("sha256", lambda: _hashes(name, folder, known=has_folder))
         bar.advance()
         if hashes or not has_folder:
-            loaded: list[hub.Backbone] = []
+            loaded: list[loading.Backbone] = []
             if found.make("coverage", lambda: _coverage(place, loaded)):
                 bar.advance()
                 found.make("self-test", lambda: _self_test(folder, loaded[0], known=has_folder))
@@ -93,13 +94,13 @@ def _hashes(name: str, folder: Path, *, known: bool) -> str:
     return f"{told}, and as the catalogue says"
 
 
-def _coverage(place: Path, loaded: list[hub.Backbone]) -> str:
-    loaded.append(hub.load(place))
+def _coverage(place: Path, loaded: list[loading.Backbone]) -> str:
+    loaded.append(loading.load(place))
     tensors = len(loaded[0].network.state_dict())
     return f"all {tensors} tensors of {loaded[0].entry.architecture.name} are there, and no others"
 
 
-def _self_test(folder: Path, backbone: hub.Backbone, *, known: bool) -> str:
+def _self_test(folder: Path, backbone: loading.Backbone, *, known: bool) -> str:
     stored = exported.read_part(folder, exported.SELFTEST) if known else None
     if stored is None:
         raise _UnknownError("there is no self-test beside the weights: export them with this version")
@@ -107,6 +108,6 @@ def _self_test(folder: Path, backbone: hub.Backbone, *, known: bool) -> str:
     return "features of packaged photographs are those of the export"
 
 
-def _trained(backbone: hub.Backbone) -> str:
+def _trained(backbone: loading.Backbone) -> str:
     selftest.trained(backbone)
     return "tells photographs apart better than random networks do"

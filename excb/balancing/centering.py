@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from excb.balancing.interface import Balancer, Unbalanced
-from excb.collectives import mean_over_ranks
+from excb.distributed.collectives import mean_over_ranks
 from excb.exact import exact_products
 
 

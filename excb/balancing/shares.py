@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from excb.balancing.interface import Unbalanced
-from excb.collectives import logsumexp_over_ranks, processes
+from excb.distributed.collectives import logsumexp_over_ranks, processes
 from excb.exact import exact_products
 
 TILE = 2**22  # scores held at once: 16 MiB in float32, and a few times that in passing

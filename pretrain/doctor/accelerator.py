@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from .verdict import Check, plural, size
+from .check import Check, plural, size
 
 DRIVER = Path("/proc/driver/nvidia/version")
 OTHERS = 0.1  # share of a GPU's memory held by other programs, from which on it is worth a word

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from excb.console import Reporter
-from excb.images import BrokenImageError, CodedImages, ImageSet, Source, open_image, stored_and_upright_size
+from excb.images.decoding import BrokenImageError, Source, open_image, stored_and_upright_size
+from excb.images.image_set import CodedImages, ImageSet
 
-from .verdict import Check, plural, such_as
+from .check import Check, plural, such_as
 
 SAMPLE = 500  # images decoded where not all are
 READERS = 8  # threads: reading waits for the disk, and decoding does not hold Python's lock

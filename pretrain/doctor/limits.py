@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .verdict import Check, plural, size
+from .check import Check, plural, size
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only looked at)
 QUOTA = Path("/sys/fs/cgroup/cpu.max")

@@ -10,12 +10,12 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from excb.atomic import existing
-from excb.checkpoint import in_run
+from excb.checkpoint.run_checkpoint import in_run
 from excb.errors import UserError
-from excb.object_store import Store, StoreError
+from excb.files.atomic import existing
+from excb.remote.object_store import Store, StoreError
 
-from .verdict import Check, plural, size
+from .check import Check, plural, size
 
 CLOCK = 5.0  # seconds that a file server's clock may be off
 AMPLE = 2  # times the room that checkpoints need, below which it is worth a word

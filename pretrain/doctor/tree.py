@@ -7,10 +7,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from excb.images import BrokenImageError, CodedImages
-from excb.shards import ShardImages
+from excb.images.decoding import BrokenImageError
+from excb.images.image_set import CodedImages
+from excb.images.shards import ShardImages
 
-from .verdict import Check, plural, such_as
+from .check import Check, plural, such_as
 
 FEW = 5  # images; a class with fewer says little in k-NN figures
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}

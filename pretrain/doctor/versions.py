@@ -12,9 +12,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from PIL import Image, features
 
-from excb import __version__
+from excb.version import __version__
 
-from .verdict import Check
+from .check import Check
 
 SHOWN = ("torch", "torchvision", "timm", "numpy", "pillow")
 OLDEST = {"torch": "2.11", "timm": "1.0.26"}  # as in pyproject.toml
@@ -104,7 +104,7 @@ def _largest_difference() -> int:
     Image.fromarray(coarse).resize((160, 121), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=85)
     coded = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
     ours = np.asarray(Image.open(stream).convert("RGB")).astype(np.int16)
-    with warnings.catch_warnings(action="ignore"):  # as in excb.jpeg: that it may be gone one day
+    with warnings.catch_warnings(action="ignore"):  # as in excb.images.jpeg: that it may be gone one day
         decoded = cast(torch.Tensor, decode_jpeg(coded, ImageReadMode.RGB))
     theirs = decoded.permute(1, 2, 0).numpy().astype(np.int16)
     return int(np.abs(ours - theirs).max())

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from excb import seeding
-from excb.backbones import SampleDropPath
 from excb.errors import UserError
 from excb.method import (
     EMPTY,
@@ -30,6 +29,7 @@ from excb.method import (
     spherical_kmeans,
     unit,
 )
+from excb.networks.backbone import SampleDropPath
 from excb.settings import OFFICIAL, MethodSettings
 from tests import oracle
 

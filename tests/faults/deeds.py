@@ -19,10 +19,11 @@ import pytest
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from excb import features
-from excb.pretrain import monitor, step
+from excb.networks import features
+from excb.pretrain import step
 from excb.pretrain.__main__ import main
-from excb.pretrain.data import Slot, TrainingViews
+from excb.pretrain.data.loader import Slot, TrainingViews
+from excb.pretrain.run import monitor
 from tests import ordinary_user
 
 PATCH = pytest.MonkeyPatch()  # never undone: the process is the run's

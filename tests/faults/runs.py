@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from excb import checkpoint
-from excb.pretrain.journal import read_metrics
+from excb.checkpoint import run_checkpoint
+from excb.pretrain.run.journal import read_metrics
 from tests.pretrain.small_runs import OVERRIDES, assert_same
 
 PATIENCE = 120.0  # seconds for whatever a test waits for, on a busy machine
@@ -24,7 +24,9 @@ MARK = "EXCB_TEST_MARK"  # environment variable: names all processes of one comm
 
 # A process that has imported all of it, and from which runs are forked: they start in no time.
 _READY = multiprocessing.get_context("forkserver")
-_READY.set_forkserver_preload(["tests.faults.deeds", "excb.pretrain.loop", "excb.pretrain.curves", "excb.shards"])
+_READY.set_forkserver_preload(
+    ["tests.faults.deeds", "excb.pretrain.loop", "excb.pretrain.figures.curves", "excb.images.shards"]
+)
 
 
 def command(images: Path, out: Path, *overrides: str) -> list[str]:
@@ -217,7 +219,7 @@ def _log(out: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------------------------
 
 # What `--gpus N` does, without the GPUs.
-_LAUNCH = "import sys; from excb.errors import run; from excb.launch import launch; "
+_LAUNCH = "import sys; from excb.errors import run; from excb.distributed.launch import launch; "
 _LAUNCH += "sys.exit(run('excb-pretrain', lambda: launch(sys.argv[2], sys.argv[3:], int(sys.argv[1]))))"
 
 
@@ -265,13 +267,13 @@ def at_step(out: Path, step: int) -> Callable[[], bool]:
 
 def newest(out: Path) -> int:
     """The step of the newest checkpoint, 0 where there is none."""
-    return max(map(checkpoint.step_of, checkpoint.in_run(out)), default=0)
+    return max(map(run_checkpoint.step_of, run_checkpoint.in_run(out)), default=0)
 
 
 def check_whole(out: Path) -> int:
     """Every checkpoint is whole, and every step up to the newest has its line, once; the newest one's step."""
-    for file in checkpoint.in_run(out):
-        assert checkpoint.read(file)["step"] == checkpoint.step_of(file)
+    for file in run_checkpoint.in_run(out):
+        assert run_checkpoint.read(file)["step"] == run_checkpoint.step_of(file)
     last = newest(out)
     told = steps(out)
     assert told[:last] == list(range(1, last + 1)), (last, told)
@@ -288,7 +290,7 @@ def assert_equal(undisturbed: Path, out: Path, *, lines: bool = True, data: bool
         lines: metrics.jsonl is compared as well.
         data: the images lay in the same folder.
     """
-    first, second = (checkpoint.read(checkpoint.in_run(folder)[0]) for folder in (undisturbed, out))
+    first, second = (run_checkpoint.read(run_checkpoint.in_run(folder)[0]) for folder in (undisturbed, out))
     if not data:
         del first["data"]["root"], second["data"]["root"]
     # Times differ; the recipe holds how images are read and when is saved, which tests vary.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from excb import checkpoint
+from excb.checkpoint import run_checkpoint
 from tests.faults.runs import assert_equal, run
 
 
@@ -39,7 +39,7 @@ def test_the_checkpoint_before_is_used(
     images: Path, undisturbed: Path, tmp_path: Path, damage: Callable[[bytes, random.Random], bytes], seed: int
 ) -> None:
     out = shutil.copytree(undisturbed, tmp_path / "run")
-    newest, before, *_ = checkpoint.in_run(out)
+    newest, before, *_ = run_checkpoint.in_run(out)
     contents = newest.read_bytes()
     newest.write_bytes(damage(contents, random.Random(seed)))
     ended = run(images, out)
@@ -47,14 +47,14 @@ def test_the_checkpoint_before_is_used(
     # Where all that changed is what no reader looks at, the checkpoint is the same one.
     if "the run is finished" not in ended.said or damage is not flip:
         assert f"{newest} is damaged" in ended.said
-        assert f"going on from step {checkpoint.step_of(before)}" in ended.said
+        assert f"going on from step {run_checkpoint.step_of(before)}" in ended.said
         assert (newest.with_suffix(".damaged")).is_file()
     assert_equal(undisturbed, out)
 
 
 def test_all_of_them_damaged(images: Path, undisturbed: Path, tmp_path: Path) -> None:
     out = shutil.copytree(undisturbed, tmp_path / "run")
-    for file in checkpoint.in_run(out):
+    for file in run_checkpoint.in_run(out):
         file.write_bytes(file.read_bytes()[:-1000])
     left = {file: file.read_bytes() for file in (out / "checkpoints").iterdir()}
     ended = run(images, out)

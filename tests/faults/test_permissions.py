@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from excb import checkpoint
+from excb.checkpoint import run_checkpoint
 from excb.errors import UserError
-from excb.images import scan_folder
+from excb.images.image_set import scan_folder
+from excb.images.shard_places import find_shards
 from excb.pretrain.__main__ import main as pretrain
-from excb.shard_places import find_shards
 from excb.transfer.cli import main as evaluate
-from excb.transfer.gather import results_of
+from excb.transfer.leaderboard.gather import results_of
 from excb.zoo.__main__ import main as zoo
 from tests.ordinary_user import ordinary_user
 from tests.transfer.labelled_images import write_folder
@@ -140,7 +140,7 @@ def test_neither_are_shards_results_and_checkpoints(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"cannot look into .*a2"):
             results_of([tmp_path])
         with pytest.raises(PermissionError, match="a2"):
-            checkpoint.among(tmp_path / "a2")
+            run_checkpoint.among(tmp_path / "a2")
 
 
 def test_a_name_without_end_is_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

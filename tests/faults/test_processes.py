@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from excb import checkpoint
-from excb.heartbeat import VARIABLE
-from excb.launch import GRACE, launch
+from excb.checkpoint import run_checkpoint
+from excb.distributed.heartbeat import VARIABLE
+from excb.distributed.launch import GRACE, launch
 from excb.pretrain.__main__ import main
 from tests.faults.runs import (
     GONE,
@@ -201,7 +201,7 @@ def test_nan_in_one_process_stops_all(images: Path, undisturbed: Path, tmp_path:
     assert "stopped at step 5" in ended.error
     assert "the loss is nan" in ended.error
     assert check_whole(out) == 4
-    assert checkpoint.read(out / "diverged" / "step-5.pt")["step"] == 5
+    assert run_checkpoint.read(out / "diverged" / "step-5.pt")["step"] == 5
     assert launch("excb.pretrain", command(images, out), 2) == 0
     alarm = out / "metrics.jsonl"  # it stays on record; all other lines are those of an undisturbed run
     alarm.write_text("".join(line for line in alarm.read_text().splitlines(keepends=True) if "not finite" not in line))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from excb.signals import ONE_REQUEST
+from excb.distributed.signals import ONE_REQUEST
 from tests.faults.runs import assert_equal, at_step, check_whole, newest, run, start, steps
 
 ASK_AGAIN = 128 + signal.SIGTERM  # exit code: saved, the same command goes on

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from excb.arriving import PATIENCE
+from excb.distributed.workers import PATIENCE
 from tests.faults.runs import GONE, Running, assert_equal, check_whole, run, start, state, steps
 
 TWO = "efficiency.workers=2"

@@ -191,15 +191,15 @@ def import_all() -> None:
     for module in (
         *("torchvision.io", "timm", "torch.utils.tensorboard", "matplotlib.backends.backend_agg", "pycocotools.mask"),
         *(
-            "excb.jpeg",
-            "excb.hub",
-            "excb.pretrain.curves",
+            "excb.images.jpeg",
+            "excb.hub.loading",
+            "excb.pretrain.figures.curves",
             "excb.pretrain.loop",
-            "excb.transfer.report",
+            "excb.transfer.reporting.report",
             "huggingface_hub",
         ),
         *(
-            "excb.transfer.leaderboard_page",
+            "excb.transfer.leaderboard.page",
             "excb.transfer.task",
             "matplotlib.backends.backend_svg",
             "sklearn.neighbors",

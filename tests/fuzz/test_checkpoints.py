@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 import excb
-from excb import checkpoint, layouts, stored, untrusted
+from excb.checkpoint import layouts, run_checkpoint, stored, untrusted
 from tests.fuzz import hostile
 from tests.fuzz.guard import CANARY, Guard
 from tests.fuzz.lane import fuzz
@@ -34,7 +34,9 @@ def saved(value: Any, saver: str = "zip") -> bytes:
 def of_run() -> bytes:
     """A run's own checkpoint, as training writes it."""
     stream = io.BytesIO()
-    torch.save({"format": checkpoint.FORMAT, "version": checkpoint.VERSION} | contents(tiny_recipe(), step=1), stream)
+    torch.save(
+        {"format": run_checkpoint.FORMAT, "version": run_checkpoint.VERSION} | contents(tiny_recipe(), step=1), stream
+    )
     return stream.getvalue()
 
 
@@ -48,7 +50,7 @@ def of_others() -> dict[str, Any]:
 def files() -> tuple[bytes, ...]:
     tensors = {"layer1.0.conv1.weight": torch.arange(64.0), "fc.bias": torch.zeros(2, 3)}
     small = {
-        "format": checkpoint.FORMAT,
+        "format": run_checkpoint.FORMAT,
         "version": 1,
         "model": {},
         "architecture": {"name": "resnet18", "options": {}},
@@ -72,7 +74,7 @@ def test_damaged_files(guard: Guard, data: bytes, name: str, allow: tuple[str, .
     file = guard.folder / name
     file.write_bytes(data)
     guard.run(lambda: untrusted.read(file, allow=allow))
-    guard.run(lambda: checkpoint.read(file), declared=(checkpoint.DamagedFileError,))
+    guard.run(lambda: run_checkpoint.read(file), declared=(run_checkpoint.DamagedFileError,))
     guard.run(lambda: stored.read(file, allow=allow))
 
 
@@ -80,7 +82,7 @@ def test_damaged_files(guard: Guard, data: bytes, name: str, allow: tuple[str, .
 def test_a_run_folder_with_a_damaged_file(guard: Guard, place: int, bits: int, cut: int) -> None:
     data = bytearray(of_run())
     data[place % len(data)] ^= bits
-    file = guard.folder / checkpoint.FOLDER / "step-1.pt"
+    file = guard.folder / run_checkpoint.FOLDER / "step-1.pt"
     file.parent.mkdir()
     file.write_bytes(data if cut else data[: place % len(data)])
     guard.run(lambda: excb.load(guard.folder))
@@ -235,7 +237,7 @@ def rewritten(draw: st.DrawFn) -> bytes:
 def test_rewritten_pickles(guard: Guard, data: bytes, allow: tuple[str, ...]) -> None:
     file = guard.folder / "step-1.pt"
     file.write_bytes(data)
-    guard.run(lambda: checkpoint.read(file), declared=(checkpoint.DamagedFileError,))
+    guard.run(lambda: run_checkpoint.read(file), declared=(run_checkpoint.DamagedFileError,))
     guard.run(lambda: stored.read(file, allow=allow))
     found = guard.run(lambda: untrusted.read(file, allow=allow))
     if found is not None:
@@ -311,7 +313,7 @@ def run_contents(draw: st.DrawFn) -> Any:
     folder=st.booleans(),
 )
 def test_run_checkpoints_with_other_contents(guard: Guard, data: hostile.Large, heads: bool, folder: bool) -> None:
-    file = guard.folder / checkpoint.FOLDER / "step-1.pt"
+    file = guard.folder / run_checkpoint.FOLDER / "step-1.pt"
     file.parent.mkdir()
     file.write_bytes(saved(data.value))  # of a stream: torch names the archive after the file otherwise
     guard.run(lambda: excb.load(guard.folder if folder else file, heads=heads))
@@ -356,11 +358,11 @@ def exported_files() -> dict[str, bytes]:
     """The folder of a tiny network with heads, file by file."""
     import tempfile
 
-    from excb import exported
-    from excb.backbones import feature_width
+    from excb.checkpoint import exported
+    from excb.networks.backbone import feature_width
 
     with tempfile.TemporaryDirectory() as name:
-        run = Path(name) / "run" / checkpoint.FOLDER / "step-1.pt"
+        run = Path(name) / "run" / run_checkpoint.FOLDER / "step-1.pt"
         run.parent.mkdir(parents=True)
         run.write_bytes(of_run())
         found = stored.read(run)

@@ -9,13 +9,16 @@ from typing import Any
 from hypothesis import strategies as st
 
 import excb
-from excb import catalogue, home, toml
-from excb.catalogue import Checkpoint
-from excb.claims import claims
-from excb.pretrain import overrides, studies
+from excb.files import toml
+from excb.hub import catalogue
+from excb.hub.catalogue import Checkpoint
+from excb.pretrain import overrides
 from excb.pretrain.__main__ import main as pretrain
 from excb.pretrain.recipes import RECIPES
+from excb.pretrain.study import studies
+from excb.remote import home
 from excb.transfer.cli import main as transfer
+from excb.transfer.published.claims import claims
 from excb.zoo.__main__ import main as zoo
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard

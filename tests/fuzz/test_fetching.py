@@ -11,9 +11,9 @@ from unittest import mock
 from hypothesis import strategies as st
 
 import excb
-from excb import download
 from excb.console import Reporter
-from excb.fetch import fetch_repo, fetch_url
+from excb.remote import download
+from excb.remote.fetch import fetch_repo, fetch_url
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz

@@ -9,14 +9,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from excb.features import Inputs
-from excb.images import ImageSet, read_list, scan_folder
-from excb.preprocessing import Preprocessing
+from excb.images.image_set import ImageSet, read_list, scan_folder
+from excb.networks.features import Inputs
+from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main
-from excb.pretrain.data import NO_IMAGE, Slot, TrainingViews
-from excb.transfer import splits
-from excb.transfer.extraction import files_hash
-from excb.transfer.sources import train_and_test
+from excb.pretrain.data.loader import NO_IMAGE, Slot, TrainingViews
+from excb.transfer.data import splits
+from excb.transfer.data.sources import train_and_test
+from excb.transfer.features.extraction import files_hash
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz

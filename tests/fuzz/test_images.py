@@ -10,11 +10,12 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
-from excb import jpeg
-from excb.features import Inputs
-from excb.images import BrokenImageError, ImageSet, open_image, open_smaller, scan_folder, stored_and_upright_size
-from excb.preprocessing import Preprocessing
-from excb.pretrain.data import Slot, TrainingViews
+from excb.images import jpeg
+from excb.images.decoding import BrokenImageError, open_image, open_smaller, stored_and_upright_size
+from excb.images.image_set import ImageSet, scan_folder
+from excb.networks.features import Inputs
+from excb.networks.preprocessing import Preprocessing
+from excb.pretrain.data.loader import Slot, TrainingViews
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz

@@ -13,13 +13,13 @@ import torch
 from hypothesis import strategies as st
 
 from excb.pretrain.__main__ import main as pretrain
-from excb.results import Result
-from excb.transfer.cache import FOLDER, META, Store, entries, remove
+from excb.results.result import Result
 from excb.transfer.cli import main as transfer
-from excb.transfer.report import Predictions
-from excb.transfer.report import write as write_all
-from excb.transfer.scoring import interval
-from excb.transfer.submission import check, submit
+from excb.transfer.features.cache import FOLDER, META, Store, entries, remove
+from excb.transfer.leaderboard.submission import check, submit
+from excb.transfer.reporting.report import Predictions
+from excb.transfer.reporting.report import write as write_all
+from excb.transfer.reporting.scoring import interval
 from excb.zoo.__main__ import main as zoo
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from excb.home import cache_root
-from excb.images import BrokenImageError
-from excb.shard_index import FOLDER
-from excb.shards import open_shards
+from excb.images.decoding import BrokenImageError
+from excb.images.shard_index import FOLDER
+from excb.images.shards import open_shards
+from excb.remote.home import cache_root
 from tests.excb.shard_files import member, picture, tar
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard

@@ -13,14 +13,15 @@ import pytest
 import torch
 
 import excb
-from excb import checkpoint
+from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.images import scan_folder
-from excb.pretrain import data, loop, step
+from excb.images.image_set import scan_folder
+from excb.pretrain import loop, step
 from excb.pretrain.__main__ import main
-from excb.pretrain.journal import read_metrics
+from excb.pretrain.data import loader
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.run.journal import read_metrics
 from tests.pretrain.small_runs import OVERRIDES, assert_same, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +43,7 @@ def pretrain(images: Path, out: Path, *overrides: str) -> int:
 
 def newest(out: Path) -> dict[str, Any]:
     """The newest checkpoint's contents."""
-    return checkpoint.read(checkpoint.in_run(out)[0])
+    return run_checkpoint.read(run_checkpoint.in_run(out)[0])
 
 
 def figures(out: Path) -> list[dict[str, Any]]:
@@ -89,10 +90,11 @@ def test_the_result_loads_with_its_preprocessing(finished: Path, images: Path) -
     assert backbone.entry.step == STEPS
     assert backbone.entry.recipe["optim"]["batch"] == 8
     image = scan_folder(images).file(0)
-    features = backbone(backbone.transform(excb.images.open_image(image))[None])
+    features = backbone(backbone.transform(excb.images.decoding.open_image(image))[None])
     assert features.shape == (1, backbone.width)
     assert not torch.equal(
-        features, excb.load(finished, network="student")(backbone.transform(excb.images.open_image(image))[None])
+        features,
+        excb.load(finished, network="student")(backbone.transform(excb.images.decoding.open_image(image))[None]),
     )
 
 
@@ -121,7 +123,7 @@ def test_how_images_are_read_reaches_every_loader(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    real = data.loader
+    real = loader.loader
 
     def record(*arguments: Any, **options: Any) -> Any:
         asked.append(options)
@@ -182,7 +184,7 @@ def test_lines_are_on_the_disk_before_a_checkpoint(
 
 def test_the_newest_n_checkpoints_and_the_best_are_kept(images: Path, tmp_path: Path) -> None:
     pretrain(images, tmp_path, "run.keep=1", "run.save_steps=1", "optim.epochs=4")
-    steps = {checkpoint.step_of(file) for file in checkpoint.in_run(tmp_path)}
+    steps = {run_checkpoint.step_of(file) for file in run_checkpoint.in_run(tmp_path)}
     best = json.loads((tmp_path / "report.json").read_text())["best"]["step"]
     assert steps == {12, best}
 
@@ -458,8 +460,8 @@ def test_a_folder_with_another_run_is_left_alone(
 
 
 def test_two_processes_do_not_train_in_one_folder(images: Path, tmp_path: Path) -> None:
-    from excb.pretrain.mirror import Place
-    from excb.pretrain.run_state import RunFolder
+    from excb.pretrain.run.remote_mirror import Place
+    from excb.pretrain.run.run_folder import RunFolder
 
     folder = RunFolder(Place(tmp_path), print)
     with pytest.raises(UserError, match="another process"):

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from excb import checkpoint, slurm
+from excb.checkpoint import run_checkpoint
+from excb.distributed import slurm
 from excb.pretrain.__main__ import main
-from excb.pretrain.journal import read_metrics
+from excb.pretrain.run.journal import read_metrics
 from tests.faults.runs import ranks
 from tests.pretrain.test_parallel import FILES, NETWORK, assert_same_run, command, images, one_thread_each
 
@@ -94,7 +95,7 @@ def test_an_agent_that_dies_and_comes_back_leaves_no_trace(
     host, other = agent(True), agent(False)
     wait_until(at_step(run, 5), host, other)
     kill_machine(other)
-    killed = max(map(checkpoint.step_of, checkpoint.in_run(run)))
+    killed = max(map(run_checkpoint.step_of, run_checkpoint.in_run(run)))
     assert killed < 21
     other = agent(False)
     assert host.wait(PATIENCE) == other.wait(PATIENCE) == 0, (tmp_path / "agent0.log").read_text()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from excb import json_text
 from excb.errors import UserError
+from excb.files import json_text
 from excb.pretrain.overrides import apply, field_names, find_recipe, parse
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from excb import checkpoint
-from excb.launch import launch
+from excb.checkpoint import run_checkpoint
+from excb.distributed.launch import launch
 from excb.pretrain.__main__ import main
-from excb.pretrain.journal import read_metrics
+from excb.pretrain.run.journal import read_metrics
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 STEPS = 21
@@ -84,7 +84,7 @@ def assert_same_run(one: Path, other: Path, *, steps: int = STEPS) -> None:
     ]
     assert sum(line["kind"] == "step" for line in lines[0]) == steps
     close(lines[0], lines[1])
-    close(checkpoint.read(checkpoint.in_run(one)[0]), checkpoint.read(checkpoint.in_run(other)[0]))
+    close(run_checkpoint.read(run_checkpoint.in_run(one)[0]), run_checkpoint.read(run_checkpoint.in_run(other)[0]))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from excb import checkpoint
+from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.images import CodedImages, scan_folder
+from excb.images.image_set import CodedImages, scan_folder
+from excb.images.shards import open_shards
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
-from excb.shards import open_shards
 from tests.excb.shard_files import pack_folder, tar_of
 from tests.pretrain.small_runs import OVERRIDES, stopped_before, write_images
 
@@ -36,7 +36,7 @@ def pretrain(images: CodedImages, out: Path, *overrides: str) -> int:
 
 
 def state(out: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = checkpoint.read(checkpoint.in_run(out)[0])["model"]
+    tensors: dict[str, torch.Tensor] = run_checkpoint.read(run_checkpoint.in_run(out)[0])["model"]
     return tensors
 
 
@@ -44,7 +44,7 @@ def assert_same(first: Path, second: Path) -> None:
     one, other = state(first), state(second)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    last = [checkpoint.read(checkpoint.in_run(out)[0])["last"] for out in (first, second)]
+    last = [run_checkpoint.read(run_checkpoint.in_run(out)[0])["last"] for out in (first, second)]
     assert last[0] == last[1]
 
 
@@ -61,7 +61,7 @@ def test_a_stopped_run_on_shards_ends_as_the_undisturbed_one_on_files(
     pretrain(scan_folder(folder), tmp_path / "files")
     with stopped_before(4):
         assert pretrain(open_shards(str(shards)), tmp_path / "shards", "efficiency.workers=2") == 143
-    assert checkpoint.step_of(checkpoint.in_run(tmp_path / "shards")[0]) == 5
+    assert run_checkpoint.step_of(run_checkpoint.in_run(tmp_path / "shards")[0]) == 5
     assert pretrain(open_shards(f"{shards}/{{000..003}}.tar"), tmp_path / "shards") == 0
     assert_same(tmp_path / "files", tmp_path / "shards")
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from excb.architecture import Architecture
-from excb.backbones import recompute_blocks
 from excb.errors import UserError
-from excb.pretrain.data import Batch
+from excb.networks.architecture import Architecture
+from excb.networks.backbone import recompute_blocks
+from excb.pretrain.data.loader import Batch
+from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.initialise import build_model
 from excb.pretrain.optim import Schedules, build_optimizer
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.step import NotFiniteError, Trainer
-from excb.pretrain.views import ViewMaker
 from excb.seeding import generator
 from tests.pretrain.small_runs import OVERRIDES
 

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from excb import Backbone
-from excb.images import Images, ImageSet
-from excb.preprocessing import Preprocessing
+from excb.images.image_set import Images, ImageSet
+from excb.networks.preprocessing import Preprocessing
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 MODES = ("RGB", "L", "RGBA", "P", "1", "LA", "CMYK")  # in turn: every evaluation meets them all

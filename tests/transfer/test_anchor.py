@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from excb.architecture import Architecture
 from excb.console import Reporter
-from excb.hub import Backbone, Entry
-from excb.preprocessing import Preprocessing
-from excb.transfer import knn, linear
-from excb.transfer.sources import train_and_test
+from excb.hub.loading import Backbone, Entry
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
+from excb.transfer.data.sources import train_and_test
+from excb.transfer.knn import protocol as knn
+from excb.transfer.linear import protocol as linear
 from excb.transfer.task import Task
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "grocery128"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from excb import slurm
+from excb.distributed import slurm
 from excb.transfer.cli import main
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.images import scan_folder
-from excb.preprocessing import Preprocessing
+from excb.images.image_set import scan_folder
+from excb.networks.preprocessing import Preprocessing
 from excb.transfer.task import Task, automatic_batch, labelled, largest_batch, with_classes_of
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, write_folder

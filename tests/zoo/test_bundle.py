@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import excb
-from excb import exported
-from excb.architecture import Architecture
-from excb.backbones import feature_width
-from excb.catalogue import Checkpoint
+from excb.checkpoint import exported
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.preprocessing import Preprocessing
+from excb.hub.catalogue import Checkpoint
+from excb.networks.architecture import Architecture
+from excb.networks.backbone import feature_width
+from excb.networks.preprocessing import Preprocessing
 from excb.zoo.bundle import bundle, unbundle
 from tests.run_files import TINY_RESNET, features, pictures
 

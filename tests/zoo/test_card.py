@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from excb import exported
-from excb.architecture import Architecture
-from excb.backbones import feature_width
-from excb.catalogue import Checkpoint
+from excb.checkpoint import exported
 from excb.errors import UserError
-from excb.preprocessing import Preprocessing
-from excb.results import Result, folder_name
+from excb.hub.catalogue import Checkpoint
+from excb.networks.architecture import Architecture
+from excb.networks.backbone import feature_width
+from excb.networks.preprocessing import Preprocessing
+from excb.results.result import Result, folder_name
 from excb.zoo.card import card
 from tests.run_files import TINY_RESNET, tiny_recipe
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import excb
-from excb import exported
-from excb.architecture import Architecture
-from excb.backbones import feature_width
+from excb.checkpoint import exported
 from excb.console import Reporter
-from excb.hub import Backbone
-from excb.preprocessing import Preprocessing
+from excb.hub.loading import Backbone
+from excb.networks.architecture import Architecture
+from excb.networks.backbone import feature_width
+from excb.networks.preprocessing import Preprocessing
 from tests.hub_client import client, publish, refused
 from tests.hub_server import Hub
 from tests.run_files import TINY_RESNET, features, photograph, pictures, tiny_recipe, write_run
@@ -66,7 +66,7 @@ def push_run(run: Path, repo: str, **options: Any) -> dict[str, Any]:
     """Push; the network of a few thousand weights never saw an image, and need not prove that it did."""
     from excb.zoo.push import push
 
-    with mock.patch("excb.selftest.trained"):
+    with mock.patch("excb.hub.selftest.trained"):
         return push(str(run), repo, licence="apache-2.0", reporter=Reporter(quiet=True), **options).to_dict()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import excb
-from excb.architecture import Architecture
+from excb.networks.architecture import Architecture
 from excb.zoo.__main__ import main
 from tests.run_files import damage, features, pictures, tiny_recipe, write_run
 

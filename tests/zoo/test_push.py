@@ -15,13 +15,14 @@ import yaml  # type: ignore[import-untyped]
 from safetensors.torch import load_file, save_file
 
 import excb
-from excb import catalogue, exported, selftest
-from excb.architecture import Architecture
-from excb.backbones import feature_width, weights_hash
-from excb.catalogue import Checkpoint
+from excb.checkpoint import exported
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.results import Result
+from excb.hub import catalogue, selftest
+from excb.hub.catalogue import Checkpoint
+from excb.networks.architecture import Architecture
+from excb.networks.backbone import feature_width, weights_hash
+from excb.results.result import Result
 from excb.zoo import push as module
 from excb.zoo.push import push
 from tests.run_files import TINY_RESNET, features, pictures, tiny_recipe, write_run
@@ -282,7 +283,7 @@ def test_weights_that_may_not_be_passed_on(
 def test_named_weights_are_refused_before_they_are_fetched(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(excb.hub, "locate", None)
+    monkeypatch.setattr(excb.hub.loading, "locate", None)
     assert "swav_rn50 may not be published" in refused("swav_rn50")
 
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from excb import exported, selftest
-from excb.architecture import Architecture
-from excb.backbones import feature_width
-from excb.catalogue import bundled_folder
+from excb.checkpoint import exported
 from excb.console import Reporter
-from excb.hub import Backbone, Entry
-from excb.preprocessing import Preprocessing
+from excb.hub import selftest
+from excb.hub.catalogue import bundled_folder
+from excb.hub.loading import Backbone, Entry
+from excb.networks.architecture import Architecture
+from excb.networks.backbone import feature_width
+from excb.networks.preprocessing import Preprocessing
 from excb.zoo.__main__ import main
 from excb.zoo.verify import verify
 from tests.run_files import TINY_RESNET, write_run

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.collectives import gather_objects, processes, rank
+from excb.distributed.collectives import gather_objects, processes, rank
+from excb.errors import require
 from excb.exact import exact_products
-from excb.features import in_batches
-from excb.settings import require
-from excb.trained_heads import NetworkHeads
+from excb.hub.trained_heads import NetworkHeads
+from excb.networks.features import in_batches
 
 TILE = 2**24  # similarities held at once: 64 MiB
 MOST_ROWS = 1024  # that pass the projector at once; no user's batch size, so that figures do not depend on it
 
 
 class Rows(Protocol):
-    """Features [N, width] that are read as they are needed, such as `excb.transfer.cache.CachedFeatures`."""
+    """Features [N, width] that are read as they are needed, such as `excb.transfer.features.cache.CachedFeatures`."""
 
     def __len__(self) -> int:
         """N."""

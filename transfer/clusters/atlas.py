@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from excb.images import Images
+from excb.images.image_set import Images
 
 from .assignment import Assignment, Neighbours
 from .files import names_of

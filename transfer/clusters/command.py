@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from excb.collectives import from_first, rank
 from excb.console import Reporter
-from excb.errors import UserError
-from excb.hub import Backbone
-from excb.images import Images
-from excb.results import Result, write_bytes, write_text
-from excb.settings import require
-from excb.trained_heads import NetworkHeads
+from excb.distributed.collectives import from_first, rank
+from excb.errors import UserError, require
+from excb.files.atomic import write_bytes, write_text
+from excb.hub.loading import Backbone
+from excb.hub.trained_heads import NetworkHeads
+from excb.images.image_set import Images
+from excb.results.result import Result
 
 from . import atlas, drawing, exemplars, files
 from .assignment import Assignment, Neighbours, Rows, assign, neighbours

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from PIL import Image, ImageOps
 
-from excb.images import BrokenImageError, Images
+from excb.images.decoding import BrokenImageError
+from excb.images.image_set import Images
 
 from .assignment import Assignment
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError
-from excb.images import Images
-from excb.results import Result
+from excb.images.image_set import Images
+from excb.results.result import Result
 
 from .assignment import Assignment
 

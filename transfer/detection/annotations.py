@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from excb.errors import UserError
-from excb.images import BrokenImageError, open_image, stored_and_upright_size
+from excb.images.decoding import BrokenImageError, open_image, stored_and_upright_size
 
 
 @dataclass(frozen=True, slots=True)

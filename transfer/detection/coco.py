@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from excb import json_text
 from excb.errors import UserError
+from excb.files import json_text
 
 from .annotations import Annotation, CocoImage, CocoSet
 from .run_lengths import run_lengths

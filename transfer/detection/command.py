@@ -9,14 +9,15 @@ from typing import Any, Literal
 
 import torch
 
-from excb import json_text
-from excb.collectives import from_first, processes, rank
 from excb.console import Reporter
+from excb.distributed.collectives import from_first, processes, rank
+from excb.distributed.machine import worker_count
+from excb.distributed.signals import StopRequest
 from excb.errors import UserError
-from excb.hub import Backbone, load
-from excb.machine import worker_count
-from excb.results import Result, write_bytes, write_text
-from excb.signals import StopRequest
+from excb.files import json_text
+from excb.files.atomic import write_bytes, write_text
+from excb.hub.loading import Backbone, load
+from excb.results.result import Result
 
 from . import drawing, scoring
 from .annotations import CocoSet

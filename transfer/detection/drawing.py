@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from excb.results import write_bytes
+from excb.files.atomic import write_bytes
 
 from .annotations import CocoSet, decoded
 

@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from excb.backbones import weights_hash
 from excb.console import Reporter
+from excb.distributed.signals import StopRequest
 from excb.errors import UserError
-from excb.signals import StopRequest
+from excb.networks.backbone import weights_hash
 
 from .annotations import CocoSet
 from .settings import DetectionSettings
@@ -101,9 +101,9 @@ def engine(name: EngineName) -> Engine:
     if name == "detectron2":
         if importlib.util.find_spec("detectron2") is None:
             raise UserError(INSTALL)
-        from . import detectron2_engine
+        from .detectron2 import engine as detectron2_engine
 
         return detectron2_engine
-    from . import torchvision_engine
+    from .torchvision import engine as torchvision_engine
 
     return torchvision_engine

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
-from excb.arriving import arriving
+from excb.distributed.machine import follow_parent
+from excb.distributed.workers import arriving
 from excb.errors import UserError
-from excb.machine import follow_parent
 
 from .annotations import CocoSet
 from .settings import DetectionSettings

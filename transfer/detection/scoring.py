@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from excb.errors import UserError
-from excb.results import write_text
+from excb.files.atomic import write_text
 
 from .annotations import CocoSet
 

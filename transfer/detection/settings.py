@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from excb.errors import UserError, nearest_name
-from excb.settings import option, require, require_choices
+from excb.errors import UserError, nearest_name, require
+from excb.options import option, require_choices
 
 BATCH = 16  # that the published schedules are for
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from excb.pretrain.doctor import accelerator
 from excb.pretrain.doctor.accelerator import check_accelerator
-from excb.pretrain.doctor.verdict import Check
+from excb.pretrain.doctor.check import Check
 
 GIB = 2**30
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 03:01:58 UTC 2026\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from excb import object_store
 from excb.errors import UserError
 from excb.pretrain.doctor.run_folder import check_folder, check_space, check_store
+from excb.remote import object_store
 from tests.faulty_store import FaultyStore
 
 GIB = 2**30

@@ -12,7 +12,7 @@ import torchvision.io
 from packaging.requirements import Requirement
 
 from excb.pretrain.doctor import versions
-from excb.pretrain.doctor.verdict import Check
+from excb.pretrain.doctor.check import Check
 from excb.pretrain.doctor.versions import OLDEST, check_versions
 
 ROOT = Path(__file__).resolve().parents[3]

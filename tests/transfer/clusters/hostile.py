@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from excb.images import ImageSet
+from excb.images.image_set import ImageSet
 from excb.transfer.clusters.assignment import Assignment
 from tests.transfer.labelled_images import write_folder
 

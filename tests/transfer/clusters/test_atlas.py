@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from excb.images import ImageSet
+from excb.images.image_set import ImageSet
 from excb.transfer.clusters import atlas, exemplars
 from excb.transfer.clusters.assignment import Assignment, neighbours
 from excb.transfer.clusters.statistics import label_figures, sizes_figures

@@ -18,11 +18,11 @@ from sklearn.metrics import normalized_mutual_info_score
 from torch.nn import functional as F
 
 import excb
-from excb.architecture import Architecture
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.importing import import_file
-from excb.results import Result
+from excb.hub.importing import import_file
+from excb.networks.architecture import Architecture
+from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.clusters.command import Options
 from excb.transfer.clusters.files import has_parquet, read_sizes

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from excb.images import ImageSet
+from excb.images.image_set import ImageSet
 from excb.transfer.clusters.files import HEADER, to_csv, to_parquet
 from tests.transfer.clusters.hostile import CLASSES, hostile_set
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from excb.architecture import Architecture
+from excb.distributed.signals import StopRequest
 from excb.errors import UserError
-from excb.hub import Backbone, Entry
-from excb.preprocessing import Preprocessing
-from excb.signals import StopRequest
+from excb.hub.loading import Backbone, Entry
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
 from excb.transfer.cli import main
 from excb.transfer.detection import command
 from excb.transfer.detection import preflight as preflights

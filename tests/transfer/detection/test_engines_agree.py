@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
-from excb.detectron2_names import detectron2_names
-from excb.transfer.detection import torchvision_model
+from excb.checkpoint.detectron2_names import detectron2_names
 from excb.transfer.detection.mapping import Sample
 from excb.transfer.detection.pasting import to_original
 from excb.transfer.detection.settings import settings_for
-from excb.transfer.detection.torchvision_model import RATIOS, SIZES, Detector, build
+from excb.transfer.detection.torchvision import model as torchvision_model
+from excb.transfer.detection.torchvision.model import RATIOS, SIZES, Detector, build
 from tests.transfer.detection.tiny_detector import NarrowResNet, small_networks, tensors
 
 CLASSES = 3
@@ -79,7 +79,7 @@ def spread(detector: Detector, image: Tensor) -> None:
 @pytest.mark.filterwarnings("ignore:torch.meshgrid:UserWarning")  # Detectron2's own call
 @pytest.mark.parametrize("options", [{}, {"norm": "FrozenBN", "input_format": "BGR", "stride_in_1x1": True}])
 def test_the_same_weights_see_the_same(options: dict[str, object]) -> None:
-    from excb.transfer.detection import detectron2_model
+    from excb.transfer.detection.detectron2 import model as detectron2_model
 
     settings = settings_for("smoke", options={"rpn_post_test": 30} | options)
     with small_networks(), pytest.MonkeyPatch.context() as patch:

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from excb.errors import UserError
-from excb.transfer.detection.settings import (
-    RECIPES,
-    SCHEDULES,
-    DetectionSettings,
-    parse_option,
-    settings_for,
-)
+from excb.transfer.detection.settings import RECIPES, SCHEDULES, DetectionSettings, parse_option, settings_for
 
 CHANGED = {"norm": "FrozenBN", "extra_norm": False, "freeze_at": 2, "precise_bn": False}  # what stock Detectron2 has
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from excb import checkpoint
+from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
-from excb.signals import StopRequest
-from excb.transfer.detection import torchvision_engine, torchvision_model
+from excb.distributed.signals import StopRequest
 from excb.transfer.detection.coco import open_coco
 from excb.transfer.detection.engine import Job
 from excb.transfer.detection.settings import settings_for
+from excb.transfer.detection.torchvision import engine, model
 
 OPTIONS = {
     "min_sizes": (48, 64),
@@ -60,7 +60,7 @@ def small_networks() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(torchvision_model, "resnet", narrow)
+        patch.setattr(model, "resnet", narrow)
         torch.manual_seed(0)
         yield
     torch.set_num_threads(before)
@@ -100,10 +100,10 @@ def make_job(data: Path, folder: Path, **options: Any) -> Job:
 
 def train(job: Job) -> bool:
     with StopRequest() as stop:
-        return torchvision_engine.train(job, stop)
+        return engine.train(job, stop)
 
 
 def newest(job: Job) -> dict[str, Any]:
-    found = checkpoint.read_newest(job.folder, pytest.fail)
+    found = run_checkpoint.read_newest(job.folder, pytest.fail)
     assert found is not None
     return found[1]

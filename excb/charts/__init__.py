@@ -1,0 +1,1 @@
+"""How figures look, and TensorBoard's event files."""

@@ -1,0 +1,207 @@
+"""How far a file's tensors cover a network: what is missing, unexpected or misshapen, and the likeliest cause."""
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from excb.errors import UserError
+from excb.networks.architecture import TIMM_NAMES, Architecture, EndlessError
+
+# torchvision's ResNets by the lengths of their stages and whether blocks are bottlenecks.
+_RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
+    ((2, 2, 2, 2), False): "resnet18",
+    ((3, 4, 6, 3), False): "resnet34",
+    ((3, 4, 6, 3), True): "resnet50",
+    ((3, 4, 23, 3), True): "resnet101",
+    ((3, 8, 36, 3), True): "resnet152",
+}
+_VITS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base"}  # by width; all of 12 blocks and patches of 16 pixels
+_COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out, and evaluation does not use it
+_NAMED = 3  # tensors named in a refusal
+
+
+class Row(NamedTuple):
+    """One tensor that is not as the network needs it."""
+
+    kind: str  # "missing", "unexpected" or "misshapen"
+    name: str
+    found: str  # type and shape in the file, or ""
+    expected: str  # type and shape in the network, or ""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How far tensors cover a network.
+
+    Args:
+        expected: number of tensors the network has.
+        rows: those that are not as they should be, for a table.
+    """
+
+    expected: int
+    rows: tuple[Row, ...]
+
+    @property
+    def full(self) -> bool:
+        """Whether every tensor of the network is there in its shape, and nothing else."""
+        return not self.rows
+
+    def of(self, kind: str) -> list[Row]:
+        """The rows of one kind."""
+        return [row for row in self.rows if row.kind == kind]
+
+
+class CoverageError(UserError):
+    """A file that does not cover a network wholly; `coverage` has the whole table."""
+
+    def __init__(self, message: str, coverage: Coverage) -> None:
+        super().__init__(message)
+        self.coverage = coverage
+
+
+def blueprint(architecture: Architecture) -> dict[str, Tensor]:
+    """Names, shapes and types of an architecture's tensors; the tensors themselves may have no values.
+
+    Raises:
+        UserError: there is no such architecture.
+    """
+    with warnings.catch_warnings(action="ignore"):  # torch warns of tensors without elements, which fit nothing anyway
+        try:
+            with torch.device("meta"):
+                return dict(architecture.build().state_dict())
+        except EndlessError:
+            raise
+        except (NotImplementedError, UserError):  # some networks look at values while they are built
+            return dict(architecture.build().state_dict())
+
+
+def recognise(tensors: Mapping[str, Tensor]) -> Architecture | None:
+    """The architecture that names and shapes of tensors tell: a ResNet of torchvision, or a ViT of three sizes."""
+    stages = tuple(_length(tensors, rf"layer{stage}\.(\d+)\.") for stage in range(1, 5))
+    if resnet := _RESNETS.get((stages, any(name.endswith(".conv3.weight") for name in tensors))):
+        return Architecture(resnet)
+    depth = _length(tensors, r"blocks\.(\d+)\.")
+    patches = tensors.get("patch_embed.proj.weight")
+    if depth == 12 and patches is not None and patches.shape[1:] == (3, 16, 16) and (vit := _VITS.get(len(patches))):
+        return Architecture(vit)
+    return None
+
+
+def _length(names: Iterable[str], pattern: str) -> int:
+    """One more than the largest number in names that begin with a pattern."""
+    return max((1 + int(match[1]) for name in names if (match := re.match(pattern, name))), default=0)
+
+
+def cover(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], spare: Sequence[str] = ()) -> Coverage:
+    """Compare tensors with those of a network.
+
+    Args:
+        tensors: of the file.
+        wanted: of the network, as `blueprint` gives them.
+        spare: how names of tensors begin that the network may do without: classifiers, projection heads.
+    """
+    rows = [
+        Row("missing", name, "", _described(value))
+        for name, value in wanted.items()
+        if name not in tensors and not name.endswith(_COUNTER)
+    ]
+    for name, value in tensors.items():
+        if name in wanted:
+            floats = wanted[name].is_floating_point()
+            kind = value.is_floating_point() if floats else not value.is_complex()
+            if value.shape != wanted[name].shape or not kind:
+                rows.append(Row("misshapen", name, _described(value), _described(wanted[name])))
+        elif not name.startswith(tuple(spare)):
+            rows.append(Row("unexpected", name, _described(value), ""))
+    return Coverage(len(wanted), tuple(rows))
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def own(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
+    """Copies of the tensors that cover a network, in its order and types: they hold on to nothing of the file.
+
+    Counters of BatchNorm that the file has not are zero.
+
+    Raises:
+        UserError: NaN or infinity in a tensor.
+    """
+    copies = {
+        name: _copy(tensors[name], value.dtype) if name in tensors else torch.zeros(value.shape, dtype=value.dtype)
+        for name, value in wanted.items()
+    }
+    check_finite(copies, source=source)
+    return copies
+
+
+def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def check_finite(tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Raise UserError where a tensor holds NaN or infinity."""
+    if broken := [name for name, value in tensors.items() if not value.isfinite().all()]:
+        raise UserError(
+            f"{source} holds NaN or infinity in {len(broken)} tensors ({few(broken)}): its training diverged or the "
+            "file is damaged; nothing was loaded"
+        )
+
+
+def coverage_error(
+    coverage: Coverage, tensors: Mapping[str, Tensor], architecture: Architecture, *, source: str
+) -> CoverageError:
+    """The refusal of a file that does not cover a network: one line with counts, first names and likeliest cause."""
+    parts = []
+    for kind in ("missing", "unexpected", "misshapen"):
+        if rows := coverage.of(kind):
+            names = [f"{r.name} {r.found} for {r.expected}" if kind == "misshapen" else r.name for r in rows]
+            parts.append(f"{len(rows)} {kind} ({few(names)})")
+    return CoverageError(
+        f"{source} does not cover {architecture.name}'s {coverage.expected} tensors, nothing was loaded: "
+        f"{'; '.join(parts)}; likeliest cause: {_cause(coverage, tensors, architecture)}",
+        coverage,
+    )
+
+
+def _cause(coverage: Coverage, tensors: Mapping[str, Tensor], architecture: Architecture) -> str:
+    missing, unexpected, misshapen = (coverage.of(kind) for kind in ("missing", "unexpected", "misshapen"))
+    theirs = recognise(tensors) or architecture
+    causes = (
+        (
+            any(_transposed(row) for row in misshapen),
+            "transposed kernels, as TensorFlow and JAX store them: convert the file to PyTorch first",
+        ),
+        (_same_name(theirs) != _same_name(architecture), f"wrong --arch: these are tensors of {theirs.name}"),
+        (
+            [row.name for row in coverage.rows] == ["pos_embed"],
+            "a ViT for images of another size: use excb-zoo import --arch with timm's name of that size",
+        ),
+        (bool(misshapen), "another network with the same names, wider or narrower: use excb-zoo import --arch"),
+        (not unexpected, "the file is incomplete, or --arch is a larger network"),
+        (not missing, "the file holds another network, or more than one: use excb-zoo import --arch or --layout"),
+    )
+    return next((told for holds, told in causes if holds), "wrong --arch, or a layout that is not known")
+
+
+def _transposed(row: Row) -> bool:
+    """Whether a tensor has the sides of the expected one in another order."""
+    found, wanted = (re.findall(r"\d+", text.partition("[")[2]) for text in (row.found, row.expected))
+    return found != wanted and sorted(found) == sorted(wanted)
+
+
+def _same_name(architecture: Architecture) -> str:
+    """One name for an architecture however it is called."""
+    name = re.sub(r"^(timm|torchvision):", "", architecture.name)
+    return TIMM_NAMES.get(name, name).partition(".")[0]
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names of many, for a message."""
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

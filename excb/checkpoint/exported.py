@@ -1,0 +1,289 @@
+"""The folder of one checkpoint: weights as safetensors, timm's config.json with ours inside, a hash of each file."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excb.checkpoint import timm_format
+from excb.errors import UserError
+from excb.files import json_text
+from excb.files.atomic import new_folder
+from excb.networks.architecture import FORBIDDEN, Architecture
+from excb.networks.preprocessing import Preprocessing
+from excb.version import __version__
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"  # timm's names on the Hugging Face Hub
+HEADS, SELFTEST = "excb_head.safetensors", "selftest.safetensors"
+CARD, RESULTS = "README.md", "results"
+FILES = frozenset({WEIGHTS, CONFIG, HEADS, SELFTEST, CARD, RESULTS})  # all that such a folder may hold
+
+_NAME = re.compile(r"(timm:|torchvision:)?[A-Za-z0-9]\w*(\.\w+)?", re.ASCII)
+_CONFIG_BYTES = 2**24  # timm's with the names of 21,000 classes has 2 MiB
+_LARGEST_SIDE = 2**14  # pixels
+_LARGEST_OPTION = 2**20  # such as a width; a list of a billion stages would fill the memory before it is refused
+_FACTS: dict[str, tuple[type, ...]] = {
+    "version": (str,),
+    "network": (str,),
+    "step": (int, type(None)),
+    "epoch": (int, float, type(None)),
+    "recipe": (dict, type(None)),
+    "checkpoint": (dict, type(None)),
+    "origin": (dict, type(None)),
+    "sha256": (dict,),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder as read, not yet built.
+
+    Args:
+        folder: where it lies.
+        tensors: of the backbone alone.
+        architecture: of the backbone.
+        preprocessing: of its images.
+        facts: what else is known: the block "excb" of config.json, or one made of timm's, with its licence in "timm".
+    """
+
+    folder: Path
+    tensors: dict[str, Tensor]
+    architecture: Architecture
+    preprocessing: Preprocessing
+    facts: dict[str, Any]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def write(
+    folder: Path,
+    *,
+    tensors: Mapping[str, Tensor],
+    architecture: Architecture,
+    preprocessing: Preprocessing,
+    width: int,
+    heads: Mapping[str, Tensor] | None = None,
+    facts: Mapping[str, Any],
+    complete: Callable[[Path], None] = lambda _unfinished: None,
+) -> Path:
+    """Write a folder that `read` and timm understand; it appears whole, or what was there before stays.
+
+    An older export of the same name goes with all that it holds: its card and results tell of other weights.
+
+    Args:
+        folder: where to.
+        tensors: of the backbone, by torchvision's or timm's names.
+        architecture: of the backbone.
+        preprocessing: of its images.
+        width: D, of its features.
+        heads: tensors of everything else, named as in `excb.method.ExCB`.
+        facts: the rest of the block "excb", plain values: network, step, epoch, recipe, checkpoint, origin.
+        complete: adds files, such as the self-test's, to the unfinished folder, before hashes are taken.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: it cannot be written, or something is there that is no export.
+    """
+    target = folder.resolve()
+    _check_replaceable(target)
+    config = timm_format.config_for(architecture, preprocessing, width)
+    with new_folder(target) as unfinished:
+        (unfinished / WEIGHTS).write_bytes(serialised(tensors))
+        if heads:
+            (unfinished / HEADS).write_bytes(serialised(heads))
+        complete(unfinished)
+        config["excb"] = dict(facts) | {
+            "version": __version__,
+            "architecture": {"name": architecture.name, "options": architecture.options},
+            "preprocessing": preprocessing.to_dict(),
+            "sha256": {file.name: sha256_of(file) for file in sorted(unfinished.glob("*.safetensors"))},
+        }
+        text = json.dumps(config, indent=2, allow_nan=False) + "\n"
+        (unfinished / CONFIG).write_text(text, encoding="utf-8")
+    return folder
+
+
+def _check_replaceable(target: Path) -> None:
+    """Refuse to put an export in the place of anything but an older one."""
+    if target.is_dir():
+        if others := sorted(file.name for file in target.iterdir() if file.name not in FILES):
+            raise UserError(f"cannot write {target}: it holds other files ({others[0]}): name a new folder")
+    elif target.exists():
+        raise UserError(f"cannot write {target}: it is a file, and a folder is needed")
+
+
+def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Tensors as the bytes of a safetensors file, which timm takes for PyTorch's."""
+    from safetensors.torch import save
+
+    # Copies, for safetensors takes neither strides nor tensors that share memory.
+    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    return save(plain, metadata={"format": "pt", **(metadata or {})})
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, 64 hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path, *, verify: bool = True) -> Exported:
+    """Read a folder that `write` wrote, or one of timm's own from the Hugging Face Hub, without its classifier.
+
+    Args:
+        folder: with config.json and model.safetensors.
+        verify: compare the weights' sha256 with config.json's first. Folders of timm and of version 0.1.0 have none.
+
+    Raises:
+        UserError: a file is missing, damaged or not what it should be.
+    """
+    config = read_config(folder)
+    try:
+        block = config["excb"] if "excb" in config else timm_format.block_of(config)
+        architecture, preprocessing = (
+            architecture_from(block["architecture"]),
+            preprocessing_from(block["preprocessing"]),
+        )
+        facts_from(block)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder / CONFIG} was not written by `excb-zoo export` or timm ({reason})") from None
+    tensors = _read_tensors(folder / WEIGHTS, config, verify=verify)
+    if tensors is None:
+        raise UserError(f"{folder} has no {WEIGHTS}: export it again or fetch it again")
+    if "excb" not in config:
+        dropped = timm_format.classifiers(config["architecture"])
+        tensors = {name: value for name, value in tensors.items() if not name.startswith(dropped)}
+    return Exported(folder, tensors, architecture, preprocessing, block)
+
+
+def read_heads(folder: Path, *, verify: bool = True) -> dict[str, Tensor] | None:
+    """Read the heads of both networks and s beside a backbone, named as in `excb.method.ExCB`; None without any.
+
+    Raises:
+        UserError: they are damaged, or not those that config.json tells of.
+    """
+    return read_part(folder, HEADS, verify=verify)
+
+
+def read_part(folder: Path, name: str, *, verify: bool = True) -> dict[str, Tensor] | None:
+    """Read one of a folder's safetensors files, such as `SELFTEST`; None where there is none of that name.
+
+    Raises:
+        UserError: it is damaged, or not the one that config.json tells of.
+    """
+    return _read_tensors(folder / name, read_config(folder), verify=verify)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.json, whoever wrote it.
+
+    Raises:
+        UserError: it is missing, or no JSON object.
+    """
+    file = folder / CONFIG
+    try:
+        if file.stat().st_size > _CONFIG_BYTES:
+            raise UserError(f"{file} is larger than {_CONFIG_BYTES >> 20} MiB: refused")
+        config = json_text.parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {file} ({error.strerror}): name an exported folder") from None
+    except ValueError as error:
+        raise UserError(f"{file} was not written by `excb-zoo export` or timm ({error})") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{file} was not written by `excb-zoo export` or timm (it is no JSON object)")
+    return config
+
+
+def _read_tensors(file: Path, config: dict[str, Any], *, verify: bool) -> dict[str, Tensor] | None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    block = config.get("excb")
+    hashes = block.get("sha256") if isinstance(block, dict) else None
+    stated = hashes.get(file.name) if isinstance(hashes, dict) else None
+    if not file.exists():
+        if stated is not None:
+            raise UserError(f"{file} is missing, but {CONFIG} tells of it: export it again or fetch it again")
+        return None
+    try:
+        if verify and hashes is not None and (found := sha256_of(file)) != stated:
+            raise UserError(
+                f"{file} is damaged or another file (sha256 {found}, but {CONFIG} says {stated}): export it again or "
+                "fetch it again"
+            )
+        return load_file(file)
+    except (KeyError, OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error}): export it again or fetch it again") from None
+
+
+def _require(condition: bool, expected: str) -> None:
+    if not condition:
+        raise ValueError(f"expected {expected}")
+
+
+def facts_from(block: dict[str, Any]) -> dict[str, Any]:
+    """The same block, whose facts of a run are of the kinds that readers count on.
+
+    Raises:
+        TypeError, ValueError: one is not.
+    """
+    for name, types in _FACTS.items():
+        _require(name not in block or isinstance(block[name], types), f"another kind of value of {name}")
+    return block
+
+
+def architecture_from(values: dict[str, Any]) -> Architecture:
+    """The architecture that a file of unknown origin states.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it states none, or more than an architecture.
+    """
+    name, options = values["name"], values["options"]
+    _require(isinstance(name, str) and _NAME.fullmatch(name) is not None, "architecture.name to be a plain name")
+    _require(isinstance(options, dict), "architecture.options to be an object")
+    _require(_in_bounds(options), f"architecture.options with numbers up to {_LARGEST_OPTION:,}")
+    refused = sorted(FORBIDDEN & options.keys())
+    _require(not refused, f"an architecture without the option {', '.join(refused)}")
+    return Architecture(name, options)
+
+
+def _in_bounds(value: Any) -> bool:
+    """Whether every number in a value is one that a network could be built with."""
+    if isinstance(value, dict | list):
+        return all(map(_in_bounds, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int | float) or abs(value) <= _LARGEST_OPTION
+
+
+def preprocessing_from(values: dict[str, Any]) -> Preprocessing:
+    """The preprocessing that a file of unknown origin states.
+
+    Raises:
+        ArithmeticError, AttributeError, KeyError, TypeError, ValueError: it states none that an image can pass.
+    """
+    found = Preprocessing.from_dict(values)
+    for side in (found.resize, found.crop):
+        _require(type(side) is int and 0 < side <= _LARGEST_SIDE, "resize and crop in pixels")
+    for numbers in (found.mean, found.std):
+        _require(isinstance(numbers, tuple) and len(numbers) == 3, "mean and std of three channels")
+        _require(all(type(number) in (int, float) and math.isfinite(number) for number in numbers), "finite numbers")
+    _require(min(found.std) > 0, "positive std")
+    _require(found.interpolation in ("bilinear", "bicubic"), "bilinear or bicubic interpolation")
+    return found

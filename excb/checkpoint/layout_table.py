@@ -1,0 +1,129 @@
+"""Layouts of public checkpoints as data: where each kind of file keeps a network, and how it is known.
+
+A place, where a network's tensors lie in a file, is written "outer>inner:prefix.": the names of nested dictionaries,
+then how the names of its tensors begin.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from excb.networks.preprocessing import Preprocessing
+
+USUAL = Preprocessing()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one kind of file names its tensors.
+
+    Args:
+        name: of the layout.
+        teacher: places of the network that is evaluated, the first that exists is taken.
+        student: places of the other network; empty where files hold only one.
+        keys: of the outermost dictionary that tell this layout.
+        marks: how names beside the network's begin that tell this layout.
+        others: how names beside the network's may begin; "" is anything.
+        spare: how names of the network's own heads begin, besides classifiers.
+        renames: beginnings of names and what they become.
+        heads: attention heads of ViTs by width, where they are not timm's.
+        preprocessing: that the authors evaluate with.
+    """
+
+    name: str
+    teacher: tuple[str, ...]
+    student: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
+    heads: Mapping[int, int] = field(default_factory=dict)
+    preprocessing: Preprocessing = USUAL
+
+
+_STD_228 = Preprocessing(std=(0.228, 0.224, 0.225))  # SwAV's, and so DeepCluster-v2's and ExCB's
+# Tensors of a run that are no heads: backbones, and what a balancer remembers, which assignments after training ignore.
+NOT_HEADS = ("student.backbone.", "teacher.backbone.", "balancer.")
+CLASSIFIERS = ("fc.", "head.", "heads.", "head_dist.", "classifier.")  # where a network's own tensors have other names
+
+# A backbone by itself: also those of DINO, Barlow Twins, VICReg, TWIST and of converters. timm too prefers the averaged
+# weights of its training checkpoints.
+_PLAIN = ("state_dict_ema:", "model_ema:", "state_dict:", "model:", ":")
+_PLAIN_STUDENT = ("state_dict:", "model:")
+
+# In order: what tells more comes first, so that the network that was evaluated wins over any that is only there.
+LAYOUTS = (
+    Layout(
+        "excb-run",
+        teacher=("model:teacher.backbone.",),
+        student=("model:student.backbone.",),
+        keys=("format",),
+        marks=("teacher.centroids.", "sizes"),
+        others=("teacher.", "student.", "sizes", "balancer."),
+    ),
+    Layout(
+        "excb",
+        teacher=("teacher:backbone.",),
+        student=("student:backbone.",),
+        marks=("classifier.centroid_layer.",),
+        others=("classifier.",),
+        renames={"layer0.0.": "conv1.", "layer0.1.": "bn1."},
+        preprocessing=_STD_228,
+    ),
+    Layout(
+        "dino",
+        teacher=("teacher:backbone.",),
+        student=("student:backbone.",),
+        marks=("head.last_layer.",),
+        others=("head.",),
+        preprocessing=Preprocessing(interpolation="bicubic"),
+    ),
+    Layout("twist", teacher=("teacher_backbone:", "backbone:"), student=("backbone:",), keys=("model",)),
+    Layout(
+        "mocov3",
+        teacher=("state_dict:base_encoder.",),
+        marks=("momentum_encoder.",),
+        others=("momentum_encoder.", "predictor."),
+        heads={384: 12},
+    ),
+    Layout("moco", teacher=("state_dict:encoder_q.",), marks=("queue",), others=("encoder_k.", "queue")),
+    Layout(
+        "coke",
+        teacher=("state_dict:encoder.",),
+        marks=("assign_labels", "pre_center_"),
+        others=("predictor.", "assign_labels", "label_", "pre_center_", "cur_center_", "dual_", "counter_"),
+    ),
+    Layout("simsiam", teacher=("state_dict:encoder.",), marks=("predictor.",), others=("predictor.",)),
+    Layout(
+        "mira",
+        teacher=("state_dict:ema_model.encoder.",),
+        student=("state_dict:model.encoder.",),
+        marks=("ema_model.", "model."),
+        others=("ema_model.", "model."),
+    ),
+    Layout("barlowtwins", teacher=("model:backbone.",), marks=("projector.", "bn."), others=("projector.", "bn.")),
+    Layout("vicreg", teacher=("model:backbone.",), marks=("projector.",), others=("projector.",)),
+    Layout(
+        "swav",
+        teacher=(":", "state_dict:"),
+        marks=("projection_head.", "prototypes."),
+        spare=("projection_head.", "prototypes."),
+        preprocessing=_STD_228,
+    ),
+    Layout(
+        "vissl",
+        teacher=(
+            "classy_state_dict>base_model>model>trunk:_feature_blocks.",
+            "model_state_dict:_feature_blocks.",
+            "model_state_dict:",
+        ),
+    ),
+    Layout("openmmlab", teacher=("state_dict:backbone.",), keys=("meta",), others=("",)),
+    Layout(
+        "lightly",  # and solo-learn
+        teacher=("state_dict:backbone.", "state_dict:encoder.", "state_dict:model.backbone."),
+        others=("",),
+    ),
+    Layout("torchvision", teacher=_PLAIN, student=_PLAIN_STUDENT),
+    Layout("timm", teacher=_PLAIN, student=_PLAIN_STUDENT),
+)

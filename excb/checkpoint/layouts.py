@@ -1,0 +1,220 @@
+"""Recognise the layout of a checkpoint file and map its backbone onto torchvision's or timm's names, wholly or not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from excb.checkpoint.coverage import Coverage, blueprint, cover, coverage_error, own, recognise
+from excb.checkpoint.exported import architecture_from
+from excb.checkpoint.layout_table import CLASSIFIERS, LAYOUTS, NOT_HEADS, USUAL, Layout
+from excb.checkpoint.locate import ORDER, Dictionaries, File, Found, Place, dictionaries_of, find, find_in_order
+from excb.errors import UserError, nearest_name
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
+
+__all__ = ["LAYOUTS", "ORDER", "Layout", "Mapped", "map_file"]
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A file's backbone under our names.
+
+    Args:
+        layout: a name in `LAYOUTS`; "order"; or, if none is known, the place of the only network that was found.
+        network: "teacher" or "student".
+        architecture: of the backbone.
+        tensors: all of the backbone's in the order of its state dict, floating point as float32.
+        heads: what ExCB or DINO trained besides backbones, float32, named as in
+            `excb.hub.trained_heads.Heads`; empty in other files.
+        preprocessing: that the layout's authors evaluate with.
+    """
+
+    layout: str
+    network: str
+    architecture: Architecture
+    tensors: dict[str, Tensor]
+    heads: dict[str, Tensor]
+    preprocessing: Preprocessing
+
+
+def map_file(
+    contents: Any,
+    *,
+    source: str,
+    layout: str | None = None,
+    architecture: Architecture | None = None,
+    network: Literal["teacher", "student"] = "teacher",
+) -> Mapped:
+    """Find a backbone in a file's contents and map it onto the names of its architecture.
+
+    Args:
+        contents: of the file, as `excb.checkpoint.untrusted.read` gives them.
+        source: what to call the file in messages.
+        layout: a name in `LAYOUTS`, "order", or a place such as "state_dict:encoder."; recognised if None.
+        architecture: of the backbone; told by the tensors if None.
+        network: of a file that holds two. The teacher is what the authors evaluate, also where they have no teacher.
+
+    Raises:
+        UserError: no known layout, several networks to choose from, or NaN in a tensor.
+        CoverageError: any tensor missing, unexpected or misshapen.
+    """
+    dictionaries = dictionaries_of(contents)
+    if not dictionaries:
+        raise UserError(f"{source} holds no tensors by name: save the model's state_dict()")
+    wanted = None if architecture is None else blueprint(architecture)
+    file = File(source, contents, dictionaries, architecture, wanted, network)
+    known = _recognised(file) if layout is None else _named(layout)
+    search = find_in_order if layout == ORDER else find
+    found = search(file) if known is None else _map_known(known, file)
+    name = found.layout
+    if layout is None and name == "torchvision" and found.architecture.timm_name:
+        name = "timm"  # the same places
+    return Mapped(
+        name,
+        network,
+        found.architecture,
+        own(found.tensors, found.wanted, source=source),
+        _heads(name, file),
+        known.preprocessing if known else USUAL,
+    )
+
+
+def _named(name: str) -> Layout | None:
+    """The layout of that name or place; None for "order"."""
+    if ":" in name:
+        return Layout(name, teacher=(name,), student=(name,), others=("",))
+    known = {layout.name: layout for layout in LAYOUTS}
+    if name not in known and name != ORDER:
+        names = ", ".join([*known, ORDER])
+        raise UserError(f"no layout is called '{name}'{nearest_name(name, [*known, ORDER])}; there are {names}")
+    return known.get(name)
+
+
+def _recognised(file: File) -> Layout | None:
+    """The first layout whose marks the file bears."""
+    for layout in LAYOUTS:
+        place = _place(layout, file)
+        if place is not None and file.looks_like_network(place) and all(key in file.contents for key in layout.keys):
+            names = file.dictionaries[place.path]
+            if all(any(name.startswith(mark) for name in names) for mark in layout.marks):
+                return layout
+    return None
+
+
+def _place(layout: Layout, file: File) -> Place | None:
+    """Where the layout keeps the asked network: the first of its places that looks like one, or holds any tensors."""
+    places = [Place.parse(text) for text in (layout.teacher if file.network == "teacher" else layout.student)]
+    filled = [place for place in places if place.cut(file.dictionaries)]
+    return next(filter(file.looks_like_network, filled), filled[0] if filled else None)
+
+
+def _map_known(layout: Layout, file: File) -> Found:
+    place = _place(layout, file)
+    if place is None:
+        if file.network == "student" and not layout.student:
+            raise UserError(f"files of the layout {layout.name} hold one network only: leave out which")
+        places = " or ".join(f"'{text}'" for text in (layout.teacher if file.network == "teacher" else layout.student))
+        raise UserError(f"{file.source} is not of the layout {layout.name}: no tensors at {places}")
+    tensors = {_renamed(name, layout.renames): value for name, value in place.cut(file.dictionaries).items()}
+    architecture = file.architecture or _architecture_of_run(file.contents) or recognise(tensors)
+    if architecture is None:
+        raise file.unrecognisable(tensors)
+    patches = tensors.get("patch_embed.proj.weight")
+    if patches is not None and patches.ndim and (heads := layout.heads.get(len(patches))):
+        architecture = Architecture(architecture.name, {"num_heads": heads} | architecture.options)
+    wanted = file.wanted or blueprint(architecture)
+    coverage = cover(tensors, wanted, (*CLASSIFIERS, *layout.spare))
+    beside = {name: value for name, value in file.dictionaries[place.path].items() if not name.startswith(place.prefix)}
+    coverage = Coverage(coverage.expected, coverage.rows + cover(beside, {}, layout.others).rows)
+    if not coverage.full:
+        raise coverage_error(coverage, tensors, architecture, source=file.source)
+    return Found(layout.name, place, tensors, architecture, wanted, coverage)
+
+
+def _renamed(name: str, renames: Mapping[str, str]) -> str:
+    for old, new in renames.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def _architecture_of_run(contents: Mapping[Any, Any]) -> Architecture | None:
+    """What a run's checkpoint of this package says of itself."""
+    match contents:
+        case {"format": "excb-run", "architecture": {"name": str(), "options": dict()} as stated}:
+            try:
+                return architecture_from(stated)
+            except ValueError:
+                return None
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Heads of ExCB and DINO
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _heads(layout: str, file: File) -> dict[str, Tensor]:
+    """Projectors, predictor, centroids and sizes of files that have them."""
+    if layout == "excb-run":
+        tensors = file.dictionaries["model",].items()
+        found = {name: value for name, value in tensors if not name.startswith(NOT_HEADS)}
+    elif layout == "excb":
+        found = _heads_of_authors(file.dictionaries)
+    elif layout == "dino":
+        found = _heads_of_dino(file.dictionaries)
+    else:
+        found = {}
+    wanted = {n: v.to("meta", torch.float32 if v.is_floating_point() else v.dtype) for n, v in found.items()}
+    return own(found, wanted, source=file.source)
+
+
+def _heads_of_authors(dictionaries: Dictionaries) -> dict[str, Tensor]:
+    """Heads in files of ManiadisG/ExCB, by our names.
+
+    Centroids are the directions of a weight-normalised layer whose lengths stay one. Their teacher averages a predictor
+    that nothing uses: ours has none. s is kept with a drift of rounding in its sum, which every use of it divides out.
+    """
+    found: dict[str, Tensor] = {}
+    for network in ("student", "teacher"):
+        heads = Place((network,), "classifier.").cut(dictionaries)
+        norm = any(name.startswith("predictor_activation.") for name in heads)  # a BatchNorm before the predictor
+        for name, value in heads.items():
+            match name.split("."):
+                case ["centroid_layer", "weight_v"]:
+                    found[f"{network}.centroids.weight"] = value
+                case ["projector", "mlp", *rest]:
+                    found[".".join([network, "projector", *rest])] = value
+                case ["predictor_activation", *rest] if network == "student":
+                    found[".".join([network, "predictor", "0", *rest])] = value
+                case ["predictor", "mlp", layer, *rest] if network == "student" and layer.isdecimal():
+                    found[".".join([network, "predictor", str(int(layer) + norm), *rest])] = value
+    if (center := dictionaries.get(("criterion",), {}).get("center")) is not None:
+        sizes = center.float().flatten()
+        found["sizes"] = sizes / sizes.sum()
+    return found
+
+
+def _heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
+    """Heads in full files of facebookresearch/dino, by our names: its last layer's rows are its centroids.
+
+    The layer is weight-normalised; where training was told not to, the rows' lengths are learned, and kept as `gain`.
+    A head with BatchNorm (`use_bn_in_head`), which no published file has, is left out: it is none of `excb.heads`.
+    """
+    found: dict[str, Tensor] = {}
+    for network in ("student", "teacher"):
+        heads = Place((network,), "head.").cut(dictionaries)
+        if any(name.endswith(".running_mean") for name in heads):
+            continue
+        for name, value in heads.items():
+            match name.split("."):
+                case ["mlp", *rest]:
+                    found[".".join([network, "projector", *rest])] = value
+                case ["last_layer", "weight_v"]:
+                    found[f"{network}.centroids.weight"] = value
+                case ["last_layer", "weight_g"] if not bool((value == 1).all()):
+                    found[f"{network}.gain"] = value.flatten()
+    return found

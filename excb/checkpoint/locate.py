@@ -1,0 +1,213 @@
+"""Find a network in the contents of a checkpoint file, wherever it lies; without a known layout, the only one there."""
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from excb.checkpoint.coverage import Coverage, blueprint, cover, coverage_error, few, recognise
+from excb.checkpoint.layout_table import CLASSIFIERS
+from excb.errors import UserError
+from excb.networks.architecture import Architecture
+
+Dictionaries = dict[tuple[str, ...], dict[str, Tensor]]  # a file's tensors by the names of what they lie in
+
+ORDER = "order"  # the layout of a file whose tensors match in number, kinds, shapes and order, but not in names
+
+_ANCHOR = re.compile(r"((?:.*\.)?)(?:layer[1-4]\.\d+\.conv\d\.weight|blocks\.\d+\.attn\.qkv\.weight)")
+_COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out
+_DEPTH = 8  # of nested dictionaries
+
+
+class Place(NamedTuple):
+    """Where a network's tensors lie in a file."""
+
+    path: tuple[str, ...]
+    prefix: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Place":
+        """Read "outer>inner:prefix."."""
+        path, _, prefix = text.rpartition(":")
+        return cls(tuple(name for name in path.split(">") if name), prefix)
+
+    def __str__(self) -> str:
+        return f"{'>'.join(self.path)}:{self.prefix}"
+
+    @property
+    def words(self) -> set[str]:
+        """The words that its names consist of."""
+        return set(re.split(r"[\W_]", str(self)))
+
+    def cut(self, dictionaries: Dictionaries) -> dict[str, Tensor]:
+        """The tensors that lie here, by their names without the prefix."""
+        here = dictionaries.get(self.path, {}).items()
+        return {name.removeprefix(self.prefix): value for name, value in here if name.startswith(self.prefix)}
+
+
+class File(NamedTuple):
+    """A file, and what was asked of it."""
+
+    source: str
+    contents: Mapping[Any, Any]
+    dictionaries: Dictionaries
+    architecture: Architecture | None
+    wanted: dict[str, Tensor] | None  # the blueprint of `architecture`
+    network: str
+
+    def looks_like_network(self, place: Place) -> bool:
+        """Whether a ResNet, a ViT or the wanted network seems to lie at a place."""
+        return place.prefix in _prefixes(self.dictionaries.get(place.path, {}), self.wanted)
+
+    def unrecognisable(self, tensors: Iterable[str]) -> UserError:
+        """The refusal of a file in which no network was found."""
+        names = few(list(tensors))
+        if self.architecture is None:
+            return UserError(
+                f"cannot tell the architecture of {self.source} by its tensors ({names}): use excb-zoo import --arch "
+                "with a name of timm or torchvision"
+            )
+        return UserError(
+            f"{self.source} holds no tensors named as those of {self.architecture.name} (but {names}): wrong --arch, "
+            "or a layout that is not known"
+        )
+
+
+class Found(NamedTuple):
+    """A network at a place of a file, compared with its architecture."""
+
+    layout: str
+    place: Place
+    tensors: dict[str, Tensor]
+    architecture: Architecture
+    wanted: dict[str, Tensor]
+    coverage: Coverage
+
+
+def dictionaries_of(contents: Any) -> Dictionaries:
+    """Every dictionary that holds tensors, wherever it lies; one that stands in several places, once.
+
+    What DistributedDataParallel and torch.compile put before all names of a dictionary is cut. Sparse and quantised
+    tensors, and those without values, are no weights.
+    """
+    found: Dictionaries = {}
+    waiting = deque[tuple[tuple[str, ...], Any]]([((), contents)])
+    seen = set[int]()
+    while waiting:
+        path, node = waiting.popleft()
+        if not isinstance(node, Mapping) or id(node) in seen or len(path) > _DEPTH:
+            continue
+        seen.add(id(node))
+        named = {name: value for name, value in node.items() if isinstance(name, str)}
+        if tensors := {name: value for name, value in named.items() if isinstance(value, Tensor) and _plain(value)}:
+            found[path] = _unwrapped(tensors)
+        waiting.extend(((*path, name), value) for name, value in named.items())
+    return found
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+
+
+def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    for wrapper in ("module.", "_orig_mod.", "module."):
+        if all(name.startswith(wrapper) for name in tensors):
+            tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
+    return tensors
+
+
+def _prefixes(names: Iterable[str], wanted: Mapping[str, Tensor] | None) -> set[str]:
+    """How names begin where a network may lie: before a ResNet's or a ViT's layers, or before half of `wanted`."""
+    found = {match[1] for name in names if (match := _ANCHOR.fullmatch(name))}
+    if wanted is not None:
+        starts = ((name, start) for name in names for start in (0, *(m.end() for m in re.finditer(r"\.", name))))
+        counts = Counter(name[:start] for name, start in starts if name[start:] in wanted)
+        found |= {prefix for prefix, count in counts.items() if 2 * count >= len(wanted)}
+    return found
+
+
+def find(file: File) -> Found:
+    """The only network of a file, by names that end as its architecture's, or else by the order of its tensors.
+
+    Raises:
+        UserError: there are none or several.
+        CoverageError: the network that comes nearest is not covered wholly.
+    """
+    candidates = []
+    for path, tensors in file.dictionaries.items():
+        for prefix in sorted(_prefixes(tensors, file.wanted)):
+            place = Place(path, prefix)
+            cut = place.cut(file.dictionaries)
+            if architecture := file.architecture or recognise(cut):
+                wanted = file.wanted or blueprint(architecture)
+                coverage = cover(cut, wanted, CLASSIFIERS)
+                candidates.append(Found(str(place), place, cut, architecture, wanted, coverage))
+    whole = [candidate for candidate in candidates if candidate.coverage.full]
+    if found := whole or list(_ordered(file)):
+        return _only(found, file)
+    if not candidates:
+        raise file.unrecognisable(name for tensors in file.dictionaries.values() for name in tensors)
+    best = min(candidates, key=lambda candidate: len(candidate.coverage.rows))
+    raise coverage_error(best.coverage, best.tensors, best.architecture, source=file.source)
+
+
+def find_in_order(file: File) -> Found:
+    """The only network of a file by the order of its tensors.
+
+    Raises:
+        UserError: there are none or several, or the architecture is not known.
+    """
+    if file.architecture is None:
+        raise UserError(
+            "tensors can be matched by their order only if the architecture is known: use excb-zoo import --arch"
+        )
+    if found := list(_ordered(file)):
+        return _only(found, file)
+    raise UserError(
+        f"{file.source} does not hold the tensors of {file.architecture.name} in its order: number, kinds and shapes "
+        "must be equal"
+    )
+
+
+def _ordered(file: File) -> Iterator[Found]:
+    """Dictionaries whose tensors are the wanted ones in number, kinds, shapes and order; a classifier may follow."""
+    if file.architecture is None or file.wanted is None:
+        return
+    for path, tensors in file.dictionaries.items():
+        kinds = [_kind(name) for name in tensors]
+        names = [name for name in file.wanted if _kind(name) != _COUNTER or _COUNTER in kinds]
+        first, rest = kinds[: len(names)], kinds[len(names) :]
+        if first == [_kind(name) for name in names] and rest in ([], ["weight"], ["weight", "bias"]):
+            renamed = dict(zip(names, tensors.values(), strict=False))
+            coverage = cover(renamed, file.wanted)
+            if coverage.full:
+                yield Found(ORDER, Place(path, ""), renamed, file.architecture, file.wanted, coverage)
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _only(candidates: list[Found], file: File) -> Found:
+    """The one that was asked for, if names tell teacher from student; otherwise the one that all of them are."""
+    asked = [candidate for candidate in candidates if file.network in candidate.place.words]
+    if not asked and file.network == "teacher":
+        asked = [candidate for candidate in candidates if "student" not in candidate.place.words]
+    if not asked:
+        told = "no student that its names tell" if file.network == "student" else "the student's tensors only"
+        raise UserError(f"{file.source} holds {told}: ask for the other network")
+    first = asked[0]
+    if any(not _same(first, other) for other in asked[1:]):
+        places = " or ".join(f"--layout '{candidate.place}'" for candidate in asked)
+        raise UserError(f"{file.source} holds {len(asked)} different networks: choose one with {places}")
+    return first
+
+
+def _same(one: Found, other: Found) -> bool:
+    names = one.tensors.keys() & one.wanted.keys()
+    return one.wanted.keys() == other.wanted.keys() and all(
+        name in other.tensors and torch.equal(one.tensors[name], other.tensors[name]) for name in names
+    )

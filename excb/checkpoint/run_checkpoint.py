@@ -1,0 +1,175 @@
+"""Run checkpoints on disk: written atomically, read without running any code, checked byte by byte.
+
+A checkpoint is one dictionary of tensors and plain values, saved by torch as a zip archive. The archive's own checksums
+find truncated and altered files; `weights_only=True` keeps a file from running code.
+"""
+
+import os
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from excb.checkpoint.untrusted import REFUSALS, repeated
+from excb.errors import UserError
+
+FORMAT = "excb-run"
+VERSION = 1
+FOLDER = "checkpoints"
+_NAME = re.compile(r"step-(\d+)\.pt")
+
+
+class DamagedFileError(Exception):
+    """A checkpoint file that is truncated or altered; the message says how."""
+
+
+class ForeignFileError(UserError):
+    """A file that is no run checkpoint of this package."""
+
+
+def write(contents: dict[str, Any], file: Path) -> None:
+    """Write a checkpoint so that at any moment, also after a power cut, `file` is absent, the old or the new one.
+
+    Args:
+        contents: tensors and plain values; `format` and `version` are added.
+        file: where to; its folder is made.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written.
+    """
+    import torch
+
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as stream:
+                torch.save({"format": FORMAT, "version": VERSION} | contents, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
+        folder = os.open(file.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except (OSError, RuntimeError) as error:
+        # A full disk is an OSError, after which torch may fail as well and hide it behind a RuntimeError of many lines.
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        reason = str(cause).partition("\n")[0]
+        raise UserError(f"cannot write {file}: {reason}; earlier checkpoints are untouched") from None
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Read a run checkpoint onto the CPU.
+
+    Raises:
+        DamagedFileError: the file is truncated or altered.
+        ForeignFileError: the file would run code, or is no run checkpoint of this package.
+        UserError: the file is missing.
+    """
+    import torch
+
+    if not file.is_file():
+        raise UserError(f"no checkpoint file {file}")
+    _check(file)
+    try:
+        # Of a path torch would look at the name's end first; and its warnings of odd files are not the user's to mend.
+        with warnings.catch_warnings(action="ignore"), file.open("rb") as stream:
+            contents = torch.load(stream, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ForeignFileError(f"{file} holds more than tensors and plain values and could run code: refused") from None
+    except REFUSALS as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DamagedFileError(f"{file} is damaged ({reason})") from None
+    if told := repeated(contents):
+        raise ForeignFileError(f"{file} {told}")
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+        raise ForeignFileError(f"{file} is not a run checkpoint of excb: expected a file that excb-pretrain wrote")
+    version = contents.get("version")
+    if not isinstance(version, int):
+        raise DamagedFileError(f"{file} is damaged (version {version!r})")
+    if version > VERSION:
+        raise UserError(f"{file} was written by a newer excb: upgrade with `pip install -U excb`")
+    return contents
+
+
+def _check(file: Path) -> None:
+    """Raise DamagedFileError unless all that torch reads of a file is as torch wrote it, UserError if torch did not."""
+    ours = False
+    try:
+        ours = _starts_like_ours(file)
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            ours = any(entry.filename.startswith("archive/") for entry in entries)
+            # Checksums cover data only: an entry that claims to be a folder would be read as whatever is in memory.
+            if odd := [e.filename for e in entries if e.compress_type or e.flag_bits & 1 or e.external_attr]:
+                raise zipfile.BadZipFile(f"entry {odd[0]}")
+            if bad := archive.testzip():
+                raise zipfile.BadZipFile(f"checksum of {bad}")
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+        if isinstance(error, PermissionError):
+            raise UserError(f"cannot read {file} ({error.strerror}): let it be read, then start again") from None
+        if ours:
+            raise DamagedFileError(f"{file} is damaged ({error})") from None
+    if not ours:
+        raise ForeignFileError(f"{file} is not a checkpoint of excb: expected a file that excb-pretrain wrote")
+
+
+def _starts_like_ours(file: Path) -> bool:
+    """Whether a file starts as torch's do, or is cut short before, or holds the zeros that a power cut may leave."""
+    with file.open("rb") as stream:
+        return b"PK\x03\x04".startswith(stream.read(4).rstrip(b"\0"))
+
+
+def step_of(file: Path) -> int:
+    """The step that a checkpoint's name tells."""
+    match = _NAME.fullmatch(file.name)
+    assert match is not None
+    return int(match[1])
+
+
+def name_of(step: int) -> str:
+    """The name of the checkpoint of a step."""
+    return f"step-{step}.pt"
+
+
+def is_name(name: str) -> bool:
+    """Whether a file of this name is a run's checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
+def in_run(run: Path) -> list[Path]:
+    """The checkpoint files of a run folder, newest first."""
+    return among(run / FOLDER)
+
+
+def among(folder: Path) -> list[Path]:
+    """The checkpoint files right in a folder, newest first; none where there is no such folder."""
+    try:  # not glob, to which a folder that cannot be read is an empty one
+        return sorted((file for file in folder.iterdir() if is_name(file.name)), key=step_of, reverse=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+    """Read a run folder's newest intact checkpoint; damaged ones are named through `warn` and passed over.
+
+    Returns:
+        The file and its contents, or None where the run has no checkpoint yet.
+
+    Raises:
+        UserError: there are checkpoints, but none is intact.
+    """
+    files = in_run(run)
+    for file in files:
+        try:
+            return file, read(file)
+        except DamagedFileError as error:
+            warn(f"{error}; trying the one before")
+    if files:
+        raise UserError(f"every checkpoint in {run / FOLDER} is damaged: move that folder away to start anew")
+    return None

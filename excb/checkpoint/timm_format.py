@@ -1,0 +1,125 @@
+"""timm's `config.json` of the Hugging Face Hub: written so that timm builds our networks, and read in our terms."""
+
+import math
+from typing import Any
+
+import torch
+
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+
+# What is kept of timm's own files besides the network and its inputs.
+_FACTS = ("tag", "license", "description", "origin_url", "paper_name", "paper_ids", "notes")
+
+
+def config_for(architecture: Architecture, preprocessing: Preprocessing, width: int) -> dict[str, Any]:
+    """The fields from which `timm.create_model` builds the same network, and timm's transforms give it the same inputs.
+
+    Args:
+        architecture: of the backbone; timm's ResNets have torchvision's names for their tensors. Of torchvision's other
+            networks timm says that it has none of that name.
+        preprocessing: of its images.
+        width: D, of its features.
+    """
+    from timm.models import get_pretrained_cfg
+
+    name = architecture.timm_name or architecture.name
+    known = get_pretrained_cfg(name)
+    return {
+        "architecture": name,
+        "num_classes": 0,
+        "num_features": width,
+        "pretrained_cfg": {
+            "num_classes": 0,
+            "input_size": [3, preprocessing.crop, preprocessing.crop],
+            "mean": list(preprocessing.mean),
+            "std": list(preprocessing.std),
+            "crop_pct": _crop_share(preprocessing.crop, preprocessing.resize),
+            "interpolation": preprocessing.interpolation,
+            "crop_mode": "center",
+            # For who asks timm for a classifier of their own, or for other input channels.
+            "classifier": known.classifier if known else None,
+            "first_conv": known.first_conv if known else None,
+        },
+        "model_args": _model_args(architecture),
+    }
+
+
+def _model_args(architecture: Architecture) -> dict[str, Any]:
+    """What `timm.create_model` needs to build the network as `Architecture.build` does."""
+    from timm.models import VisionTransformer, get_pretrained_cfg
+
+    if architecture.timm_name is None:
+        return {}
+    with torch.device("meta"):  # takes no memory and no random numbers
+        network = architecture.build()
+    stated: dict[str, Any] = {}
+    if getattr(network, "dynamic_img_size", False):
+        stated["dynamic_img_size"] = True
+    if (known := get_pretrained_cfg(architecture.timm_name)) and known.fixed_input_size:
+        stated["img_size"] = known.input_size[1]  # timm would take the side in `input_size`, or a default of its own
+    if isinstance(network, VisionTransformer):
+        blocks: Any = network.blocks
+        # No tensor's shape tells it: a ViT with another number of heads would take the weights too, and be wrong.
+        stated["num_heads"] = blocks[0].attn.num_heads
+    return stated | architecture.options
+
+
+def _crop_share(crop: int, resize: int) -> float:
+    """The share of the resized side that is kept, such that timm, which rounds crop / share down, resizes to it."""
+    share = crop / resize
+    return share if math.floor(crop / share) == resize else math.nextafter(share, 0)
+
+
+def block_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The block "excb" that a `config.json` of timm's would have: what `timm.create_model("hf-hub:...")` makes of it.
+
+    Where timm squashes or pads images (`crop_mode`), the central crop of the same size is taken instead.
+
+    Raises:
+        ArithmeticError, AttributeError, KeyError, TypeError, ValueError: it is none of timm's, or of a network that
+            does not take square RGB images.
+    """
+    from timm.models import get_pretrained_cfg, is_model
+
+    published = config.get("pretrained_cfg", config)  # timm's older files are flat
+    name = config["architecture"]
+    if not isinstance(name, str) or not is_model(name):
+        raise ValueError(f"this timm has no model {name!r}")
+    name = name.partition(".")[0]
+    options = {key: value for key, value in (config.get("model_args") or {}).items() if key != "num_classes"}
+    channels, height, width = published.get("input_size") or (3, 224, 224)
+    channels = options.pop("in_chans", None) or channels
+    # As timm does: only position embeddings that do not follow the image have a size.
+    follows = options.get("dynamic_img_size") or options.get("strict_img_size") is False
+    if published.get("fixed_input_size") and not follows:
+        if size := options.get("img_size"):
+            height, width = (size, size) if isinstance(size, int) else size
+        known = get_pretrained_cfg(name)
+        if known is None or tuple(known.input_size[1:]) != (height, width):
+            options["img_size"] = height
+    if options.get("dynamic_img_size"):
+        del options["dynamic_img_size"]  # `Architecture.build` asks for it by itself
+    if channels != 3 or width != height:
+        raise ValueError(f"its images are {channels} x {height} x {width}, not square and RGB")
+    return {
+        "architecture": {"name": f"timm:{name}", "options": options},
+        "preprocessing": {
+            "resize": math.floor(height / (published.get("crop_pct") or 0.875)),
+            "crop": height,
+            "mean": published.get("mean") or list(IMAGENET_MEAN),
+            "std": published.get("std") or list(IMAGENET_STD),
+            "interpolation": published.get("interpolation") or "bicubic",
+        },
+        "network": "pretrained",
+        "timm": {key: published[key] for key in _FACTS if published.get(key)},
+    }
+
+
+def classifiers(name: str) -> tuple[str, ...]:
+    """How the names of the tensors of an architecture's classifiers begin, such as ("fc.",)."""
+    from timm.models import get_pretrained_cfg
+
+    known = get_pretrained_cfg(name.partition(".")[0])
+    found = (known.classifier if known else None) or ()
+    return tuple(f"{layer}." for layer in ((found,) if isinstance(found, str) else found))

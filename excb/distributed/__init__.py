@@ -1,0 +1,1 @@
+"""Processes and the machine: collectives, DDP, launching, Slurm, heartbeats, signals, workers."""

@@ -1,0 +1,149 @@
+"""One process per GPU on this machine: start them, pass signals on, and stop all of them when one fails."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from excb.distributed.parallel import started_together
+from excb.distributed.signals import LAUNCHER, LOST, StopRequest
+from excb.errors import USER_ERROR, UserError, is_first
+
+GRACE = 5.0  # seconds from one process's failure until the others are killed
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of processes that were asked to stop, and saved
+POLL = 0.1  # seconds between looks at the processes
+
+
+def launch_on_gpus(
+    module: str, arguments: Sequence[str], gpus: int | None, *, answers: Collection[int] = ()
+) -> int | None:
+    """Start a process for each of several GPUs, if that is what `--gpus` asks for and has not happened yet.
+
+    Arguments are those of `launch`, but for `gpus`, which is how many processes.
+
+    Returns:
+        The exit code, or None: then this process itself does the work.
+
+    Raises:
+        UserError: there are fewer GPUs, or processes were started in another number.
+    """
+    if gpus is None or gpus < 2:
+        return None
+    if started_together():
+        here = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        if here != str(gpus):
+            raise UserError(
+                f"--gpus {gpus}, but {here} processes were started here (RANK is set): leave --gpus out under "
+                "torchrun, or unset RANK",
+                told=not is_first(),
+            )
+        return None
+    if gpus > torch.cuda.device_count():
+        raise UserError(f"{gpus} GPUs are asked for, but there are {torch.cuda.device_count()} here: lower --gpus")
+    return launch(module, arguments, gpus, answers=answers)
+
+
+def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Collection[int] = ()) -> int:
+    """Run `python -m MODULE ARGUMENTS` in several processes that work together.
+
+    They find each other through a store that this process keeps, on a port that the system chooses. Ctrl-C reaches only
+    this process, which passes it on: a first signal lets all of them finish the step and save, a second one ends them,
+    those that hang as well.
+
+    Args:
+        module: a command line program, such as "excb.pretrain".
+        arguments: its command line, without the program.
+        processes: how many.
+        answers: exit codes above 0 that are answers, and no failures, where all processes end with the same one.
+
+    Returns:
+        The exit code that all of them ended with.
+
+    Raises:
+        UserError: one failed and the others were stopped, within GRACE seconds; says which.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shared = {
+        "OMP_NUM_THREADS": str(max(1, cores // processes)),
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the processes are clients of our store
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        LAUNCHER: str(os.getpid()),
+    }
+    command = [sys.executable, "-m", module, *arguments]
+    with StopRequest(at_once=False) as stop:
+        running = [
+            subprocess.Popen(
+                command, env=shared | {"RANK": str(number), "LOCAL_RANK": str(number)}, start_new_session=True
+            )
+            for number in range(processes)
+        ]
+        try:
+            end = _watch(running, stop)
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+        return _judge(end, stop, answers)
+
+
+@dataclass
+class _End:
+    """How the processes ended."""
+
+    codes: list[int | None]  # None where a process had to be killed by us
+    failed: list[int]  # the processes that failed by themselves, in order
+
+
+def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> _End:
+    """Wait until all have ended, or one has failed, or a second signal came, and the others had their time."""
+    end, passed_on, deadline = _End([], []), 0, math.inf
+    while True:
+        end.codes = [process.poll() for process in running]
+        if stop.count > passed_on:
+            passed_on = stop.count
+            for process in running:
+                if process.poll() is None:
+                    process.send_signal(stop.received or signal.SIGTERM)
+            if passed_on > 1:  # a process that hangs in a collective does not hear signals
+                deadline = min(deadline, time.monotonic() + 1)
+        end.failed += [
+            number
+            for number, code in enumerate(end.codes)
+            if code not in (None, 0, *STOPPED) and number not in end.failed
+        ]
+        if end.failed:
+            deadline = min(deadline, time.monotonic() + GRACE)
+        if None not in end.codes or time.monotonic() > deadline:
+            return end
+        time.sleep(POLL)
+
+
+def _judge(end: _End, stop: StopRequest, answers: Collection[int]) -> int:
+    """The exit code, or an error that says which process failed."""
+    if USER_ERROR in end.codes:
+        return USER_ERROR  # that process has said why
+    if stop.received is not None:
+        return stop.exit_code
+    if not end.failed or (len(set(end.codes)) == 1 and end.codes[0] in answers):
+        return max(code or 0 for code in end.codes)
+    number = next((number for number in end.failed if end.codes[number] != LOST), end.failed[0])
+    code = end.codes[number]
+    assert code is not None
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise UserError(
+        f"process {number} of {len(end.codes)} {how}, and the others were stopped; the same command goes on from the "
+        "newest checkpoint"
+    )

@@ -1,0 +1,261 @@
+"""Many processes: joining them, BatchNorm over all of them, averaged gradients; models know nothing of it.
+
+Processes are started by `excb.distributed.launch` (`--gpus N`) or by torchrun; both say who is who in the environment.
+"""
+
+import hashlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from excb.distributed.collectives import mean_over_ranks, processes
+from excb.distributed.heartbeat import watched
+from excb.distributed.machine import choose_device
+from excb.distributed.signals import LOST, ending_with_launcher
+from excb.errors import UserError, is_first, tell
+
+# How gloo and NCCL say that the other side is gone.
+_LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited")
+
+# A process waits this long for another one: as long as process 0 may need to scan a large folder on a slow disk.
+TIMEOUT = timedelta(minutes=30)
+
+
+def started_together() -> bool:
+    """Whether this process was started as one of several, or by torchrun."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+class LostProcessError(Exception):
+    """Another process of the run is gone."""
+
+
+@contextmanager
+def joined(device: str) -> Iterator[torch.device]:
+    """Join the other processes of the run, if there are any, and give this one's device.
+
+    Args:
+        device: the recipe's: cpu, cuda, or auto.
+
+    Raises:
+        UserError: there is no such device here, or fewer GPUs than processes.
+        LostProcessError: another process ended in the middle of the run.
+    """
+    if not started_together():
+        yield choose_device(device)
+        return
+    chosen = _own_device(device)
+    # gloo beside NCCL: what processes agree on by the way must not wait for a GPU.
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    try:
+        with ending_with_launcher():
+            dist.init_process_group(backend, timeout=TIMEOUT, device_id=chosen if chosen.type == "cuda" else None)
+    except (ValueError, dist.DistError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"this process cannot join the others ({reason}): start it with --gpus N or torchrun") from None
+    try:
+        yield chosen
+    except UserError as error:
+        if not error.alone:
+            dist.destroy_process_group()  # raised where all had met: nothing is under way
+        raise
+    except RuntimeError as error:
+        if any(word in str(error) for word in _LOST_WORDS):
+            raise LostProcessError(str(error).splitlines()[0]) from None
+        raise
+    dist.destroy_process_group()  # not after other errors: it would wait for processes that are gone
+
+
+def _own_device(device: str) -> torch.device:
+    """This process's device among those of the processes that were started on this machine."""
+    here, local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    own = f"cuda:{local}" if device == "cuda" else device
+    if device == "cuda" and here > torch.cuda.device_count():
+        raise UserError(
+            f"{here} processes were started here, but there are {torch.cuda.device_count()} GPUs: start one process "
+            "for each, or choose the device cpu",
+            told=not is_first(),
+        )
+    try:
+        chosen = choose_device(own)
+    except UserError as error:
+        error.told = own == device and not is_first()  # the same mistake in every process
+        raise
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    return chosen
+
+
+def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -> int:
+    """Join the other processes, do the work, and give its exit code; one of several processes leaves with it at once.
+
+    A mistake that several processes find is told by one of them; `LOST` is the exit code where another one is gone. A
+    process that hangs is named, and ends the others (`excb.distributed.heartbeat`).
+
+    Raises:
+        UserError: as `joined`, or of the work, in a process that is alone.
+    """
+    many = False
+    try:
+        with joined(device) as place:
+            many = processes() > 1
+            with watched(program):
+                code = _once(work, place) if many else work(place)
+    except LostProcessError as error:
+        sys.stderr.write(f"{program}: another process is gone ({error})\n")
+        code = LOST
+    except UserError as error:
+        if not many:
+            raise
+        code = tell(program, error)
+    except Exception:
+        if not many:
+            raise
+        traceback.print_exc()
+        code = 1
+    if many:
+        _leave(code)
+    return code
+
+
+def _once(work: Callable[[torch.device], int], place: torch.device) -> int:
+    """Do the work; of equal mistakes in several processes the first is told."""
+    try:
+        return work(place)
+    except UserError as error:
+        if not error.told:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
+            )
+            name = hashlib.sha256(str(error).encode()).hexdigest()
+            error.told = store.add(f"excb/{name}", 1) > 1  # asks nobody to wait: the others may be elsewhere
+        raise
+
+
+def _leave(code: int) -> NoReturn:
+    """Leave at once: what torch does at a normal exit would wait for processes that are gone, or abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def average_gradients(model: nn.Module) -> DistributedDataParallel | None:
+    """Wrap a module so that its backward pass averages gradients over all processes; None where there is but one."""
+    if processes() == 1:
+        return None
+    # Buffers are equal in all processes anyway. torch 2.15 has another name for leaving them alone.
+    known = inspect.signature(DistributedDataParallel).parameters
+    option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {option: False}
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# BatchNorm over all processes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def synchronise_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
+    """Make every BatchNorm take its statistics over all processes; names and values of the state stay as they are.
+
+    On GPUs these are torch's SyncBatchNorm layers (timm's version where an activation follows inside the layer), on the
+    CPU, where torch has none, `SyncBatchNorm`.
+    """
+    if processes() == 1:
+        return model
+    if device.type == "cuda":
+        from timm.layers import convert_sync_batchnorm
+
+        converted: nn.Module = convert_sync_batchnorm(model)
+        return converted
+    for name, child in model.named_children():
+        if isinstance(child, _BatchNorm):
+            setattr(model, name, SyncBatchNorm(child))
+        else:
+            synchronise_batchnorm(child, device)
+    return model
+
+
+class _MeanOverProcesses(torch.autograd.Function):
+    """The mean over all processes; linear and symmetric, so its backward pass is the same mean."""
+
+    @staticmethod
+    def forward(_context: Any, value: Tensor) -> Tensor:
+        return mean_over_ranks(value.clone())
+
+    @staticmethod
+    def backward(_context: Any, *gradients: Tensor) -> Tensor:
+        return mean_over_ranks(gradients[0].clone())
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm with statistics over the equal shares of all processes, on any device that has collectives.
+
+    The variance is the mean of squared deviations from the common mean, not a difference of large numbers.
+
+    Args:
+        source: the layer it stands in for; parameters, buffers and, in timm's layers, what follows are taken over.
+    """
+
+    def __init__(self, source: _BatchNorm) -> None:
+        super().__init__(source.num_features, source.eps, source.momentum, source.affine, source.track_running_stats)
+        for name, parameter in source.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in source.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+        self.train(source.training)
+        # timm's BatchNormAct2d goes on with dropout and an activation.
+        self.drop = getattr(source, "drop", None)
+        self.act = getattr(source, "act", None)
+
+    def _check_input_dim(self, _rows: Tensor) -> None:
+        """Any number of dimensions from two on."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Normalise [R, C, ...] per channel."""
+        rows = self._normalise(rows)
+        for follower in (self.drop, self.act):
+            rows = follower(rows) if follower is not None else rows
+        return rows
+
+    def _normalise(self, rows: Tensor) -> Tensor:
+        if not self.training:
+            return F.batch_norm(rows, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        others = [dimension for dimension in range(rows.ndim) if dimension != 1]
+        shape = [1, -1] + [1] * (rows.ndim - 2)
+        wide = rows if rows.dtype == torch.float64 else rows.float()
+        mean: Tensor = _MeanOverProcesses.apply(wide.mean(others))
+        deviations = wide - mean.view(shape)
+        variance: Tensor = _MeanOverProcesses.apply(deviations.square().mean(others))
+        if self.track_running_stats:
+            self._follow(mean.detach(), variance.detach(), rows.numel() // rows.shape[1] * processes())
+        scale = torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        normal = deviations * scale.view(shape)
+        return (normal if self.bias is None else normal + self.bias.view(shape)).to(rows.dtype)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Move the running statistics, with the unbiased variance as torch does."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_((variance * (count / max(1, count - 1))).to(self.running_var.dtype), share)

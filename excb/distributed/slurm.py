@@ -1,0 +1,283 @@
+"""Slurm, through submitit: a command line becomes a job that saves before its time is up, queues again and goes on.
+
+Every task of the job starts one process of the run, as torchrun would. Task 0 keeps the store that they meet at.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import typing
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from excb.console import Reporter
+from excb.errors import UserError, nearest_name, require
+from excb.options import option, require_choices
+
+HELP = "run it as a Slurm job, such as partition=gpu,nodes=2,gpus=8,time=24:00:00 (docs/running.md)"
+POLL = 0.1  # seconds between looks at the process
+AFTER_FAILURE = 5.0  # seconds that task 0 keeps the store open once its process has failed
+_TIME = re.compile(r"(?:(?P<days>\d+)-(?P<of_day>\d+)|(?P<first>\d+))(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a job asks Slurm for."""
+
+    time: str = option("", "limit after which the job saves and queues again, as Slurm takes it; must be given")
+    partition: str | None = option(None, "where to queue")
+    nodes: int = option(1, "machines")
+    gpus: int = option(0, "of each node, a process for each of them; 0 for the CPU")
+    tasks: int = option(0, "processes on each node, where there are no GPUs; 0 for one")
+    cpus: int | None = option(None, "of each process: its own thread's and its workers'")
+    mem: int | None = option(None, "memory of each node in GB")
+    account: str | None = option(None, "whom the time is charged to")
+    qos: str | None = option(None, "quality of service")
+    constraint: str | None = option(None, "features that the nodes must have")
+    grace: int = option(180, "seconds before the limit at which the run is told to save")
+    requeues: int = option(100, "times that the job queues again at its limit")
+    cluster: Literal["slurm", "local"] = option("slurm", "local: on this machine, to try what a job would do")
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range."""
+        require_choices("--slurm", self)
+        require(bool(self.time), "--slurm needs time=, such as time=24:00:00: after it the job saves and queues again")
+        require(
+            60 * minutes(self.time) > self.grace, f"--slurm time={self.time} must be longer than grace={self.grace} s"
+        )
+        require(self.nodes >= 1, "--slurm nodes must be at least 1")
+        require(self.cluster == "slurm" or self.nodes == 1, "--slurm cluster=local is one node")
+        require(not (self.gpus and self.tasks), "--slurm takes gpus= or tasks=, not both: a process runs for each GPU")
+        require(self.cpus is None or self.cpus >= 1, "--slurm cpus must be at least 1")
+        for name in ("gpus", "tasks", "grace", "requeues"):
+            require(getattr(self, name) >= 0, f"--slurm {name} must not be negative")
+
+    @property
+    def processes(self) -> int:
+        """Processes on each node."""
+        return self.gpus or self.tasks or 1
+
+
+def parse(text: str) -> Request:
+    """Read "partition=gpu,nodes=2,gpus=8,time=24:00:00".
+
+    Raises:
+        UserError: an unknown name, or a value that is none.
+    """
+    types: dict[str, Any] = typing.get_type_hints(Request)
+    values: dict[str, Any] = {}
+    for item in text.split(","):
+        name, equals, value = item.strip().partition("=")
+        if not equals or not value:
+            raise UserError(f"--slurm {item!r}: write name=value, such as partition=gpu,nodes=2,gpus=8,time=24:00:00")
+        if name not in types:
+            known = ", ".join(field.name for field in fields(Request))
+            raise UserError(f"--slurm knows no {name!r}{nearest_name(name, types)}; it takes {known}")
+        if name in values:
+            raise UserError(f"--slurm names {name} twice: leave one out")
+        whole = int in (types[name], *typing.get_args(types[name]))
+        if whole and not value.isdecimal():
+            raise UserError(f"--slurm {name} takes a whole number, not {value!r}")
+        values[name] = int(value) if whole else value
+    return Request(**values)
+
+
+def minutes(text: str) -> int:
+    """A time limit as Slurm writes it, in minutes, rounded up: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+
+    Raises:
+        UserError: it is none of these, or zero.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise UserError(f"--slurm time={text} is no time: write minutes, hours:minutes:seconds or days-hours")
+    days, of_day, first, second, third = (int(part or 0) for part in found.groups())
+    if found["days"] is not None:
+        seconds = 86_400 * days + 3600 * of_day + 60 * second + third
+    elif found["third"] is not None:
+        seconds = 3600 * first + 60 * second + third
+    else:
+        seconds = 60 * first + second
+    require(seconds > 0, f"--slurm time={text} must be above zero")
+    return -(-seconds // 60)
+
+
+def submit_command(
+    module: str, arguments: Sequence[str], text: str | None, folder: Path, reporter: Reporter, *, gpus: int | None
+) -> int | None:
+    """Submit a command line, if that is what `--slurm` asks for and this is not the job already.
+
+    Args:
+        module: a command line program, such as "excb.pretrain".
+        arguments: its command line, `--slurm` included: in the job it means nothing any more.
+        text: of `--slurm`, or None.
+        gpus: of `--gpus`, which goes another way.
+        folder: where submitit keeps the job and its output; all nodes must see it.
+        reporter: says how to follow and to stop the job.
+
+    Returns:
+        The exit code, or None: then this process itself does the work.
+
+    Raises:
+        UserError: the request cannot be understood or met, or submitit is missing.
+    """
+    if text is None or "RANK" in os.environ:
+        return None
+    require(gpus is None, "--gpus is for this machine: write gpus= in --slurm instead")
+    request = parse(text)
+    job = submit(module, arguments, request, folder)
+    stop = f"scancel {job.job_id}" if request.cluster == "slurm" else f"kill {job.job_id}"
+    size = (
+        f"{request.nodes} node{'s' * (request.nodes > 1)} x {request.processes} process{'es' * (request.processes > 1)}"
+    )
+    reporter.answer(f"job {job.job_id}: {size}; at its limit of {request.time} it saves, queues again and goes on")
+    reporter.answer(f"follow: tail -F {job.paths.stderr}    results: {job.paths.stdout}    stop: {stop}")
+    return 0
+
+
+def submit(module: str, arguments: Sequence[str], request: Request, folder: Path) -> Any:
+    """Submit `python -m MODULE ARGUMENTS`, and give submitit's job.
+
+    Raises:
+        UserError: submitit is missing, there is no Slurm here, or it refuses the job.
+    """
+    try:
+        import submitit
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+    except ImportError:
+        raise UserError("--slurm needs submitit: pip install 'excb[slurm]'") from None
+    try:
+        executor = submitit.AutoExecutor(
+            folder=folder.absolute(),
+            cluster=request.cluster,
+            slurm_max_num_timeout=request.requeues,
+            local_max_num_timeout=request.requeues,
+        )
+    except RuntimeError as error:  # no srun
+        raise UserError(f"there is no Slurm here ({error}): submit from its login node") from None
+    asked = {
+        "name": module.replace(".", "-"),
+        "timeout_min": minutes(request.time),
+        "nodes": request.nodes,
+        "tasks_per_node": request.processes,
+        "gpus_per_node": request.gpus or None,
+        "cpus_per_task": request.cpus,
+        "mem_gb": request.mem,
+        "slurm_partition": request.partition,
+        "slurm_account": request.account,
+        "slurm_qos": request.qos,
+        "slurm_constraint": request.constraint,
+        "slurm_signal_delay_s": request.grace,
+        "slurm_srun_args": ["--kill-on-bad-exit=1"],  # one process failed: the others would wait for it
+    }
+    executor.update_parameters(**{name: value for name, value in asked.items() if value is not None})
+    try:
+        return executor.submit(Work([sys.executable, "-m", module, *arguments]))
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise UserError(f"Slurm refuses the job: {' '.join(str(error).split())}") from None
+
+
+class Work:
+    """What every task of a job does: run one process, and have it save when the job's time is up.
+
+    submitit calls the instance in every task, and `checkpoint` in task 0 when Slurm announces the limit or pre-emption.
+
+    Args:
+        command: the process's command line.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = tuple(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = False
+
+    def __call__(self) -> int:
+        """Run the process to its end; the exit code, unless it is a failure, with which the task itself ends."""
+        from submitit.helpers import TorchDistributedEnvironment
+
+        from excb.distributed.launch import STOPPED
+
+        place = TorchDistributedEnvironment()
+        alone = place.world_size == place.local_world_size
+        address = "127.0.0.1" if alone else place.master_addr
+        store = _store(address, place.master_port) if place.rank == 0 else None
+        environment = _environment(place, address)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, self._passing_on(signal.getsignal(number)))
+        # In a session of its own: Slurm's signals to the task's group would end it before it has saved.
+        self._process = subprocess.Popen(self.command, env=environment, start_new_session=True)
+        if self._asked:  # while it was being started
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            while self._process.poll() is None:
+                time.sleep(POLL)
+        finally:
+            self._process.kill()
+        code = self._process.wait()
+        if code in (0, *STOPPED) or self._asked:
+            return code
+        if store is not None and place.world_size > 1:
+            time.sleep(AFTER_FAILURE)
+        sys.exit(code if code > 0 else 128 - code)
+
+    def checkpoint(self) -> Any:
+        """Wait until the process has saved; what to do when the job runs again."""
+        from submitit.helpers import DelayedSubmission
+
+        self._ask()
+        if self._process is not None:
+            with suppress(ChildProcessError):  # it has ended already
+                # Not `wait`: the interrupted call holds its lock.
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        return DelayedSubmission(Work(self.command))
+
+    def _ask(self) -> None:
+        """Tell the process to save and stop, once: a second signal would end it at once."""
+        if not self._asked:
+            self._asked = True
+            if self._process is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(self._process.pid, signal.SIGTERM)
+
+    def _passing_on(self, before: Any) -> Callable[[int, FrameType | None], None]:
+        """A handler that asks the process to stop, then does what submitit's handler does."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._ask()
+            if callable(before):
+                before(number, frame)
+
+        return handle
+
+
+def _store(address: str, port: int) -> Any:
+    import torch.distributed as dist
+
+    return dist.TCPStore(address, port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def _environment(place: Any, address: str) -> dict[str, str]:
+    """Who the process is, in the words that torch reads."""
+    from excb.distributed.signals import LAUNCHER
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get("SLURM_CPUS_PER_TASK") or str(max(1, cores // place.local_world_size))
+    return {
+        "OMP_NUM_THREADS": threads,
+        **os.environ,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(place.master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the processes are clients of our store
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        LAUNCHER: str(os.getpid()),
+    }

@@ -1,0 +1,252 @@
+"""The catalogue: what is known of every checkpoint by name, as data; the table itself is `catalogue.toml`."""
+
+import tomllib
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from excb.errors import UserError
+from excb.files import json_text, toml
+from excb.files.atomic import write_text
+from excb.hub.rules import check
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
+from excb.remote.home import home as usual_home
+
+BUILT_IN = Path(__file__).with_name("catalogue.toml")
+BUNDLED = Path(__file__).parents[1] / "bundled"  # exported folders that come with the package
+USERS = "catalogue.toml"  # in the zoo's folder
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One published or measured figure.
+
+    Args:
+        name: as result files call it, such as "linear_top1".
+        value: in percent.
+        source: who says so.
+    """
+
+    name: str
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What is known of one checkpoint.
+
+    Args:
+        name: what `excb.load` takes.
+        method: that trained it, such as "ExCB".
+        architecture: of the backbone.
+        preprocessing: of its images.
+        source: "bundled", "imported", the address of the origin, "own run" or "unpublished".
+        aliases: other names.
+        locations: where the weights are, tried in order: "hf-hub:user/repo@revision" or "https://...".
+        digest: of the file at the origin, "sha256:HEX" or "md5:HEX"; fewer digits are a published prefix.
+        layout: of the file at the origin, a name in `excb.checkpoint.layouts`.
+        network: of a file that holds two: "teacher" or "student".
+        epochs: of pretraining; None is not stated.
+        batch: images a step; None is not stated.
+        crops: as "2x224+6x96"; None is not stated.
+        licence: of the weights; None is not stated.
+        redistributable: whether the licence lets others host the file.
+        figures: published, or measured by us; one of a name from each source.
+        globals: what reading the file needs besides tensors and plain values; see `excb.checkpoint.untrusted`.
+        note: what a user must know.
+    """
+
+    name: str
+    method: str
+    architecture: Architecture
+    preprocessing: Preprocessing
+    source: str
+    aliases: tuple[str, ...] = ()
+    locations: tuple[str, ...] = ()
+    digest: str | None = None
+    layout: str | None = None
+    network: str = "teacher"
+    epochs: int | None = None
+    batch: int | None = None
+    crops: str | None = None
+    licence: str | None = None
+    redistributable: bool = False
+    figures: tuple[Figure, ...] = ()
+    globals: tuple[str, ...] = ()
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON and TOML; what is at its default is left out, figures are {source: {name: value}}."""
+        values: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.default is MISSING or value != field.default:
+                values[field.name] = list(value) if isinstance(value, tuple) else value
+        values |= {"architecture": asdict(self.architecture), "preprocessing": self.preprocessing.to_dict()}
+        if self.figures:
+            values["figures"] = {}
+            for figure in self.figures:
+                values["figures"].setdefault(figure.source, {})[figure.name] = figure.value
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Checkpoint":
+        """The inverse of `to_dict`, for values from anywhere; preprocessing may leave out what is at its default.
+
+        Raises:
+            UserError: a field is missing or unknown, or its value is none that it could have.
+        """
+        values = {name: value for name, value in values.items() if value is not None}
+        check(values)
+        given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        figures = values.get("figures", {}).items()
+        return cls(
+            **given
+            | {
+                "architecture": Architecture(**values["architecture"]),
+                "preprocessing": Preprocessing.from_dict(values.get("preprocessing", {})),
+                "figures": tuple(Figure(name, value, source) for source, by in figures for name, value in by.items()),
+            }
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which there are
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def checkpoints(home: Path | None = None) -> list[Checkpoint]:
+    """Every checkpoint that `excb.load` knows by name, each name once: bundled ones, the user's, then the built-in.
+
+    The user's are the tables of catalogue.toml and the exported folders in the zoo's folder. A folder that copies a
+    built-in row is that row. What is damaged is left out: `damaged` names it.
+
+    Args:
+        home: the zoo's folder; None is the usual one.
+    """
+    rows: dict[str, Checkpoint] = {}
+    for known in (_bundled(), _users(home or usual_home())[0], _built_in()):
+        for name, row in known.items():
+            rows.setdefault(name, row)
+    return list(rows.values())
+
+
+def find(name: str, home: Path | None = None) -> Checkpoint | None:
+    """The checkpoint of that name, else of that alias; None where there is none."""
+    rows = checkpoints(home)
+    named = [row for row in rows if row.name == name] or [row for row in rows if name in row.aliases]
+    return named[0] if named else None
+
+
+def damaged(home: Path | None = None) -> list[str]:
+    """One line for each of the user's files and tables that cannot be used: which, and why."""
+    return _users(home or usual_home())[1]
+
+
+def bundled_folder(name: str) -> Path | None:
+    """The exported folder of a checkpoint that comes with the package; None of any other."""
+    return BUNDLED / name if name in _bundled() else None
+
+
+@cache
+def _built_in() -> dict[str, Checkpoint]:
+    return {name: _from_table(name, values) for name, values in _tables(BUILT_IN).items()}
+
+
+def _bundled() -> dict[str, Checkpoint]:
+    return {file.parent.name: replace(_from_folder(file), source="bundled") for file in _configs(BUNDLED)}
+
+
+def _users(home: Path) -> tuple[dict[str, Checkpoint], list[str]]:
+    """The user's rows by name, and a line for each that is damaged."""
+    rows, lines, built_in = dict[str, Checkpoint](), list[str](), _built_in()
+    for file in _configs(home):
+        try:
+            row = _from_folder(file)
+        except UserError as error:
+            lines.append(f"{file}: {error}")
+            continue
+        known = built_in.get(row.name)
+        if known is None or (known.architecture, known.preprocessing) != (row.architecture, row.preprocessing):
+            rows[row.name] = replace(row, aliases=())  # which are those of the row that it was imported as
+    try:
+        tables = _tables(home / USERS)
+    except UserError as error:
+        tables, lines = {}, [*lines, str(error)]
+    for name, values in tables.items():
+        try:
+            rows[name] = _from_table(name, values)
+        except UserError as error:
+            lines.append(f"{home / USERS}: {error}")
+    return rows, lines
+
+
+def _configs(folder: Path) -> list[Path]:
+    """config.json of every exported folder; what is being written has a name that starts with a dot."""
+    return sorted(file for file in folder.glob("*/config.json") if not file.parent.name.startswith("."))
+
+
+def _from_folder(file: Path) -> Checkpoint:
+    """The row of an exported folder: under the folder's name, of the network and for the images that it holds."""
+    try:
+        facts = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
+        row = {"method": "ExCB" if facts.get("recipe") else "unknown"} | (facts.get("checkpoint") or {})
+        row |= {name: facts[name] for name in ("architecture", "preprocessing")}
+        row |= {"name": file.parent.name, "source": "imported"}
+        if facts.get("network") in ("teacher", "student"):  # files that hold one network say other things
+            row["network"] = facts["network"]
+    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        raise UserError(f"not written by `excb-zoo import` or `export` ({type(error).__name__}: {error})") from None
+    return Checkpoint.from_dict(row)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# As TOML
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def add(entry: Checkpoint, file: Path) -> None:
+    """Write a row into the user's catalogue, in place of one of the same name; the other tables stay.
+
+    Raises:
+        UserError: the row could not be read again, or the file is damaged or cannot be written.
+    """
+    table = to_toml(Checkpoint.from_dict(entry.to_dict()))
+    others = _tables(file)
+    if others.pop(entry.name, None) is not None:
+        kept = "\n".join(toml.table(name, values) for name, values in others.items())
+    else:
+        kept = file.read_text(encoding="utf-8") if file.exists() else ""  # with its comments
+    write_text(f"{kept.rstrip()}\n\n{table}".lstrip(), file)
+
+
+def to_toml(entry: Checkpoint) -> str:
+    """The row as a table of catalogue.toml.
+
+    Raises:
+        UserError: an option of its architecture is none that TOML can hold.
+    """
+    values = entry.to_dict()
+    return toml.table(values.pop("name"), values)
+
+
+def _tables(file: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a catalogue by name; none where there is no file."""
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, RecursionError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({error}): mend it, or move it away") from None
+    if loose := [name for name, values in tables.items() if not isinstance(values, dict)]:
+        raise UserError(f"{file}: {loose[0]!r} stands outside the tables of checkpoints: mend it, or move it away")
+    return tables
+
+
+def _from_table(name: str, values: dict[str, Any]) -> Checkpoint:
+    if "name" in values:
+        raise UserError(f"checkpoint {name!r} has its name above: remove the field 'name'")
+    return Checkpoint.from_dict({"source": "imported"} | values | {"name": name})

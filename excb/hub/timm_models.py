@@ -1,0 +1,65 @@
+"""timm's own models with their published weights and preprocessing, by "timm:NAME"."""
+
+import math
+from pathlib import Path
+
+from torch import nn
+
+from excb.checkpoint.stored import Stored
+from excb.console import Reporter
+from excb.errors import UserError, require
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
+from excb.remote.hf_repository import kept_copy
+
+PREFIX = "timm:"
+
+
+def read(name: str) -> Stored:
+    """One of timm's models, "timm:NAME", without its classifier.
+
+    Where timm squashes or pads images (`crop_mode`), the central crop of the same size is taken instead.
+
+    Raises:
+        UserError: there is no such model, it has no published weights, they cannot be fetched, or its images are not
+            square RGB.
+    """
+    import timm
+
+    architecture = Architecture(name)
+    try:
+        known = timm.models.get_pretrained_cfg(name.removeprefix(PREFIX))
+        copy = kept_copy(known.hf_hub_id, Reporter()) if known is not None and known.hf_hub_id else None
+        overlay = None if copy is None else {"file": str(copy), "custom_load": False}
+        published = timm.create_model(
+            name.removeprefix(PREFIX), pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
+        )
+    except (OSError, RuntimeError, ValueError, LookupError) as error:
+        if not timm.is_model(name.removeprefix(PREFIX)):
+            architecture.build()  # refuses, and says which name is meant
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"no published weights for {name} ({reason}): check the name and the connection, or fetch the model once "
+            "where there is one and copy timm's cache"
+        ) from None
+    return Stored(
+        Path(name),
+        dict(published.state_dict()),
+        architecture,
+        _preprocessing(name, published),
+        facts={"network": "pretrained"},
+    )
+
+
+def _preprocessing(name: str, network: nn.Module) -> Preprocessing:
+    import timm
+
+    data = timm.data.resolve_model_data_config(network)
+    channels, height, width = data["input_size"]
+    require(
+        channels == 3 and height == width and data["interpolation"] in ("bilinear", "bicubic"),
+        f"{name} takes images of {channels} x {height} x {width} ({data['interpolation']}): only square RGB images, "
+        "resized bilinear or bicubic, are supported",
+    )
+    resize = math.floor(height / data["crop_pct"])
+    return Preprocessing(resize, height, tuple(data["mean"]), tuple(data["std"]), data["interpolation"])

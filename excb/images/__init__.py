@@ -1,0 +1,1 @@
+"""Sets of images: folders, lists and tar shards; decoding; photographs for tests and demos."""

@@ -1,0 +1,128 @@
+"""Open any image as upright 8-bit RGB, at full or reduced size; what damaged files raise."""
+
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
+
+from excb.files.regular import refuse_special
+
+PART = 2**20  # pixels
+
+Source = Path | str | IO[bytes]  # an image as it is stored: a file, or a stream of its bytes
+Shrink = Callable[[tuple[int, int]], int]  # upright width and height -> 1, 2, 4 or 8
+
+
+class BrokenImageError(Exception):
+    """A file that is no readable image; the message says why."""
+
+
+# All that Pillow's decoders were seen to raise at files with changed or missing bytes, and relatives of these.
+DAMAGE = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+def open_image(source: Source) -> Image.Image:
+    """Open an image of any format and mode as upright 8-bit RGB.
+
+    EXIF rotation is applied, 16-bit and floating-point greys are scaled to 8 bits, of animations the first frame is
+    taken.
+
+    Raises:
+        BrokenImageError: the file is missing, truncated, no image, or too large to be one in good faith.
+    """
+    return open_smaller(source, lambda _size: 1)[0]
+
+
+def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int, int]]:
+    """Open an image as `open_image` does, a JPEG at a half, a quarter or an eighth of its width and height if wanted.
+
+    JPEG's decoder does less work for fewer pixels; each one is a mean of those it stands for, as sharp as its size
+    allows.
+
+    Args:
+        source: any image; a stream is read from its beginning, and left open.
+        shrink: given a JPEG's upright width and height, by how much both are to be divided, 1, 2, 4 or 8; less where
+            one of them is shorter than this.
+
+    Returns:
+        The image, and its whole width and height, upright.
+
+    Raises:
+        BrokenImageError: see `open_image`.
+    """
+    try:
+        # Pillow warns of large images and of odd metadata: neither is the user's to mend, nor changes the pixels.
+        refuse_special(source)
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+            whole = None
+            if isinstance(image, JpegImageFile):
+                width, height = image.size
+                whole = _upright_size(image)
+                if (divisor := shrink(whole)) > 1:
+                    image.draft(None, (max(1, width // divisor), max(1, height // divisor)))
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            return to_rgb(image), whole or image.size
+    except DAMAGE as error:
+        raise BrokenImageError(f"{type(error).__name__}: {error}") from None
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height of an opened image once it is upright, as `open_image` gives it; no pixel is decoded."""
+    turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    return (image.height, image.width) if turned else image.size
+
+
+def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height of an image as it is stored and as `open_image` gives it, without decoding a pixel.
+
+    Raises:
+        BrokenImageError: the file is missing, or no image.
+    """
+    try:
+        refuse_special(source)
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:  # as `open_image`
+            return image.size, _upright_size(image)
+    except DAMAGE as error:
+        raise BrokenImageError(f"{type(error).__name__}: {error}") from None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to RGB without a warning; Pillow alone would clip deep greys to white."""
+    if image.mode.startswith("I") or image.mode == "F":
+        image = _to_8_bits(image)
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # from P straight to RGB, Pillow would warn that transparency is lost
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale deep or floating-point greys, a part at a time: doubles of a whole one may take gigabytes."""
+    values = np.asarray(image)
+    flat, scaled = values.reshape(-1), np.empty(values.size, np.uint8)
+    parts = [slice(start, start + PART) for start in range(0, values.size, PART)]
+    highest = max((np.nan_to_num(flat[part]).max() for part in parts), default=0)
+    low, high = (1.0, 255.0) if image.mode == "F" else (255.0, 65_535.0)
+    top = low if highest <= low else high  # 8-bit values in a deep mode stay as they are
+    for part in parts:
+        scaled[part] = (np.nan_to_num(flat[part].astype(np.float64)).clip(0, top) * (255 / top)).round()
+    return Image.fromarray(scaled.reshape(values.shape))

@@ -1,0 +1,111 @@
+"""Real photographs that come with pip, shipped by two packages; and patches of them, a small labelled set of images.
+
+The class of a patch is its photograph. Photographs are divided like chessboards: train patches lie on black squares,
+test patches on white ones, so that no pixel is in both.
+"""
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from PIL import Image
+
+from excb import seeding
+from excb.errors import UserError
+from excb.images.decoding import BrokenImageError, open_image
+
+# Real photographs only, one a class; their licences are CC0, public domain or BSD (see both packages' README files).
+PHOTOGRAPHS = {
+    "astronaut": "skimage/data/astronaut.png",
+    "camera": "skimage/data/camera.png",
+    "cat": "skimage/data/chelsea.png",
+    "coffee": "skimage/data/coffee.png",
+    "coins": "skimage/data/coins.png",
+    "flower": "sklearn/datasets/images/flower.jpg",
+    "grass": "skimage/data/grass.png",
+    "gravel": "skimage/data/gravel.png",
+    "moon": "skimage/data/moon.png",
+    "motorcycle": "skimage/data/motorcycle_left.png",
+    "rocket": "skimage/data/rocket.jpg",
+    "temple": "sklearn/datasets/images/china.jpg",
+    "tissue": "skimage/data/ihc.png",
+}
+SIDE = 48  # of a patch, in pixels
+TILE = 96  # of a square of the chessboard, in pixels
+TRAIN, TEST = 220, 80  # patches per photograph
+SPLITS = ("train", "test")  # which lie on the black and on the white squares
+
+
+class PhotographError(UserError):
+    """A photograph is not there, or not the one it should be: nothing that rests on it can be told."""
+
+
+def photograph(name: str) -> Image.Image:
+    """One of `PHOTOGRAPHS` as 8-bit RGB.
+
+    Raises:
+        PhotographError: it is not installed, or is damaged.
+    """
+    place = PHOTOGRAPHS[name]
+    package, _, inside = place.partition("/")
+    spec = find_spec(package)  # which does not import the package
+    file = Path(spec.origin).parent / inside if spec is not None and spec.origin is not None else None
+    if file is None or not file.is_file():
+        raise PhotographError(f"the photograph {place} is not installed: run `pip install scikit-image scikit-learn`")
+    try:
+        return open_image(file)
+    except BrokenImageError as error:
+        raise PhotographError(f"the photograph {file} is damaged ({error}): install {package} again") from None
+
+
+def patches(name: str, split: str, count: int, side: int = SIDE) -> Iterator[Image.Image]:
+    """Cut patches from the squares of one colour of a photograph; the same ones at every call.
+
+    Args:
+        name: one of `PHOTOGRAPHS`.
+        split: "train" or "test".
+        count: how many; they may overlap.
+        side: of a patch, in pixels, at most `TILE`.
+
+    Raises:
+        PhotographError: as `photograph`.
+    """
+    whole, parity = photograph(name), SPLITS.index(split)
+    squares = [
+        (column, row)
+        for row in range(whole.height // TILE)
+        for column in range(whole.width // TILE)
+        if (column + row) % 2 == parity
+    ]
+    random = seeding.generator(seeding.Purpose.PHOTOGRAPHS, list(PHOTOGRAPHS).index(name), parity)
+    for _ in range(count):
+        column, row = squares[random.integers(len(squares))]
+        left = column * TILE + int(random.integers(TILE - side + 1))
+        top = row * TILE + int(random.integers(TILE - side + 1))
+        yield whole.crop((left, top, left + side, top + side))
+
+
+def write_patches(folder: Path, progress: Callable[[int], None] = lambda _done: None) -> None:
+    """Write the patches as `folder/train/CLASS/N.png` and `folder/test/CLASS/N.png`; the same ones at every call.
+
+    Args:
+        folder: where to; complete sets are left alone.
+        progress: told of every patch.
+
+    Raises:
+        UserError: a photograph is not installed, or the folder cannot be written.
+    """
+    done = folder / ".complete"
+    if done.exists():
+        return
+    for name in PHOTOGRAPHS:
+        for split, count in zip(SPLITS, (TRAIN, TEST), strict=True):
+            target = folder / split / name
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+                for number, patch in enumerate(patches(name, split, count)):
+                    patch.save(target / f"{number:03}.png")
+                    progress(1)
+            except OSError as error:
+                raise UserError(f"cannot write {target}: {error}") from None
+    done.touch()

@@ -1,0 +1,213 @@
+"""The index of a set of tar shards: made once, kept in the cache, checked against the shards at every start."""
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from excb.console import PLAIN_SECONDS, duration
+from excb.errors import UserError
+from excb.files import json_text, npy
+from excb.files.atomic import new_file
+from excb.images.tar_table import MOST_BYTES, TarTable, read_table
+from excb.remote import byte_ranges
+from excb.remote.home import cache_root
+
+VERSION = 1  # raise it with every change after which the same shards give another index
+FOLDER = "shards"  # in the cache
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Where the N images of S shards lie, shard after shard; arrays, so that worker processes share its memory.
+
+    Args:
+        stamps: of every shard, as `excb.remote.byte_ranges.stamps` gave them.
+        counts: images of every shard, int64 [S].
+        names: of the members, UTF-8, a zero byte after each.
+        offsets: of the images' first bytes in their shards, int64 [N].
+        sizes: in bytes, int64 [N].
+        labels: index in `label_names`, or -1 for an image without label file, int64 [N].
+        label_names: what the label files say.
+        skipped: members passed over in every shard, by kind.
+    """
+
+    stamps: tuple[str, ...]
+    counts: np.ndarray
+    names: bytes
+    offsets: np.ndarray
+    sizes: np.ndarray
+    labels: np.ndarray
+    label_names: tuple[str, ...]
+    skipped: tuple[dict[str, int], ...]
+
+    def tables(self) -> list[TarTable]:
+        """Every shard's part."""
+        names = self.names.decode(errors="surrogateescape").split("\0")
+        labels = [self.label_names[code] if code >= 0 else None for code in self.labels.tolist()]
+        tables, first = [], 0
+        for count, skipped in zip(self.counts.tolist(), self.skipped, strict=True):
+            part = slice(first, first + count)
+            offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
+            tables.append(TarTable(names[part], offsets, sizes, labels[part], Counter(skipped)))
+            first += count
+        return tables
+
+
+def index_of(places: Sequence[str], note: Callable[[str], None]) -> ShardIndex:
+    """The index of shards: the cache's where no shard has changed, else of changed shards made anew.
+
+    Of processes that ask at once on one machine, one makes it and the others wait.
+
+    Args:
+        places: files or URLs.
+        note: told what takes time.
+
+    Raises:
+        UserError: a shard cannot be found or read.
+    """
+    file = cache_root() / FOLDER / f"{hashlib.sha256(repr((VERSION, tuple(places))).encode()).hexdigest()[:32]}.npz"
+    with _one_at_a_time(file):
+        return _index_of(places, file, note)
+
+
+@contextmanager
+def _one_at_a_time(file: Path) -> Iterator[None]:
+    """Lock an index, where its folder can be written."""
+    lock = FileLock(f"{file}.lock")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, NotImplementedError):  # whoever tries to write the index says so; some disks have no locks
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) -> ShardIndex:
+    stamps = byte_ranges.stamps(list(places))
+    known = _load(file, len(places), note)
+    if known is not None and known.stamps == tuple(stamps):
+        return known
+    tables: list[TarTable | None] = [None] * len(places)
+    if known is not None:
+        kept = zip(known.tables(), known.stamps, stamps, strict=True)
+        tables = [table if before == now else None for table, before, now in kept]
+    missing = [number for number, table in enumerate(tables) if table is None]
+    if known is not None:
+        note(f"{len(missing):,} of {len(places):,} shards have changed, such as {places[missing[0]]}")
+    for number, table in zip(missing, _read_all([places[number] for number in missing], note), strict=True):
+        tables[number] = table
+    index = _pack(stamps, [table for table in tables if table is not None])
+    if byte_ranges.stamps(list(places)) != stamps:
+        raise UserError(f"shards changed while they were indexed: wait until {places[0]} and the others are whole")
+    try:
+        _save(index, file)
+    except UserError as error:
+        note(f"the index of the shards is not kept: {error}; name a folder elsewhere in EXCB_CACHE")
+    return index
+
+
+def _read_all(places: Sequence[str], note: Callable[[str], None]) -> list[TarTable]:
+    """Index shards; remote ones several at once, which wait for the network more than they compute."""
+    note(f"indexing {len(places):,} shard{'s' * (len(places) > 1)}, once")
+    start = told = time.monotonic()
+    tables: list[TarTable] = []
+    with ThreadPoolExecutor(byte_ranges.ASK_TOGETHER if any(map(byte_ranges.is_remote, places)) else 1) as pool:
+        for table in pool.map(_read_one, places):
+            tables.append(table)
+            if (now := time.monotonic()) - told > PLAIN_SECONDS:
+                told = now
+                left = (now - start) / len(tables) * (len(places) - len(tables))
+                note(f"indexing shards: {len(tables):,}/{len(places):,}  ETA {duration(left)}")
+    return tables
+
+
+def _read_one(place: str) -> TarTable:
+    try:
+        with byte_ranges.stream(place) as stream:
+            return read_table(stream, place)
+    except byte_ranges.failures() as error:
+        raise UserError(f"cannot read {place} ({byte_ranges.reason(error)}): check your access to it") from None
+
+
+def _pack(stamps: Sequence[str], tables: Sequence[TarTable]) -> ShardIndex:
+    texts = [label for table in tables for label in table.labels]
+    label_names = tuple(sorted({text for text in texts if text is not None}))
+    code: dict[str | None, int] = {None: -1} | {text: number for number, text in enumerate(label_names)}
+    return ShardIndex(
+        tuple(stamps),
+        np.array([len(table.names) for table in tables], np.int64),
+        "".join(f"{name}\0" for table in tables for name in table.names).encode(errors="surrogateescape"),
+        np.array([offset for table in tables for offset in table.offsets], np.int64),
+        np.array([size for table in tables for size in table.sizes], np.int64),
+        np.array([code[text] for text in texts], np.int64),
+        label_names,
+        tuple(dict(table.skipped) for table in tables),
+    )
+
+
+def _save(index: ShardIndex, file: Path) -> None:
+    """Write an index, uncompressed: it is read in a moment.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    meta = {"stamps": index.stamps, "label_names": index.label_names, "skipped": index.skipped}
+    with new_file(file) as made, made.open("wb") as stream:
+        np.savez(
+            stream,
+            meta=np.frombuffer(json.dumps(meta).encode(), np.uint8),
+            names=np.frombuffer(index.names, np.uint8),
+            counts=index.counts,
+            offsets=index.offsets,
+            sizes=index.sizes,
+            labels=index.labels,
+        )
+
+
+def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | None:
+    """The index in a file, or None where there is no whole one."""
+    try:
+        with npy.unwarned(), file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            meta: dict[str, Any] = json_text.parse(stored["meta"].tobytes())
+            index = ShardIndex(
+                tuple(map(str, meta["stamps"])),
+                stored["counts"],
+                stored["names"].tobytes(),
+                stored["offsets"],
+                stored["sizes"],
+                stored["labels"],
+                tuple(map(str, meta["label_names"])),
+                tuple(map(dict, meta["skipped"])),
+            )
+        size = (int(index.counts.sum()),)
+        arrays = (index.offsets, index.sizes, index.labels)
+        whole = (
+            len(index.stamps) == len(index.counts) == len(index.skipped) == shards
+            and all(array.shape == size and array.dtype == np.int64 for array in arrays)
+            and index.names.count(b"\0") == size[0]
+            and int(index.labels.max(initial=-1)) < len(index.label_names)
+            and int(index.offsets.min(initial=0)) >= 0
+            and 0 <= int(index.sizes.min(initial=0)) <= int(index.sizes.max(initial=0)) <= MOST_BYTES
+        )
+        if not whole:
+            raise ValueError("its parts do not go together")
+    except FileNotFoundError:
+        return None
+    except npy.DAMAGE as error:
+        note(f"{file} is damaged ({type(error).__name__}: {error}): the shards are indexed again")
+        return None
+    return index

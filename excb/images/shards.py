@@ -1,0 +1,242 @@
+"""Images in tar shards, local or over fsspec, as a set with a fixed order; and what `--data` may name."""
+
+import io
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from PIL import Image
+
+from excb.errors import UserError
+from excb.images.decoding import BrokenImageError, open_image
+from excb.images.image_set import EXTENSIONS, CodedImages, fingerprint_of, read_list, scan_folder
+from excb.images.shard_index import ShardIndex, index_of
+from excb.images.shard_places import find_shards, holds_shards, is_shards, names_tars
+from excb.remote import byte_ranges
+
+LOOKED_AT = 8  # of a list's files: if none is there, its paths start elsewhere, or it holds more than paths
+MOST_CLASSES = 10_000_000  # more than any numbering of classes
+Note = Callable[[str], None]
+
+
+class Paths(Sequence[str]):
+    """SHARD/MEMBER of every image, made when asked for: a list of so many texts would grow in every worker process.
+
+    Args:
+        shards: their names.
+        counts: images of every shard, [S].
+        names: of the members, UTF-8, a zero byte after each.
+    """
+
+    def __init__(self, shards: Sequence[str], counts: np.ndarray, names: bytes) -> None:
+        self._shards, self._names, self._last = tuple(shards), names, counts.cumsum()
+        self._ends = np.flatnonzero(np.frombuffer(names, np.uint8) == 0)
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, item: int) -> str: ...
+    @overload
+    def __getitem__(self, item: slice) -> list[str]: ...
+    def __getitem__(self, item: int | slice) -> str | list[str]:
+        """One image's path, or those of a slice."""
+        if isinstance(item, slice):
+            return [self[index] for index in range(*item.indices(len(self)))]
+        index = range(len(self))[item]
+        start = int(self._ends[index - 1]) + 1 if index else 0
+        member = self._names[start : int(self._ends[index])].decode(errors="surrogateescape")
+        return f"{self._shards[self.shard(index)]}/{member}"
+
+    def __iter__(self) -> Iterator[str]:
+        """All paths in order."""
+        members = iter(self._names.decode(errors="surrogateescape").split("\0"))
+        for shard, count in zip(self._shards, np.diff(self._last, prepend=0).tolist(), strict=True):
+            for member in itertools.islice(members, count):
+                yield f"{shard}/{member}"
+
+    def shard(self, index: int) -> int:
+        """The number of the shard that holds an image."""
+        return int(np.searchsorted(self._last, index, side="right"))
+
+
+class _Member(io.BytesIO):
+    """An image's bytes; Pillow names it so in its messages."""
+
+    def __init__(self, content: bytes, path: str) -> None:
+        super().__init__(content)
+        self._path = path
+
+    def __repr__(self) -> str:
+        return repr(self._path)
+
+
+@dataclass(frozen=True)
+class ShardImages:
+    """Images in tars, shard after shard and in each in the tar's order.
+
+    Args:
+        root: what the user named.
+        places: the shards' files or URLs.
+        index: where the images lie in them.
+        labels: class index of every image, int64 [N], or None.
+        classes: class names, or None.
+    """
+
+    root: str
+    places: tuple[str, ...]
+    index: ShardIndex
+    labels: np.ndarray | None = None
+    classes: tuple[str, ...] | None = None
+    _reader: byte_ranges.RangeReader = field(default_factory=byte_ranges.RangeReader, repr=False)
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.index.offsets)
+
+    @cached_property
+    def paths(self) -> Paths:
+        """SHARD/MEMBER of every image."""
+        names = [place.partition("?")[0].rpartition("/")[2] for place in self.places]
+        unique = len(set(names)) == len(names)
+        return Paths(names if unique else self.places, self.index.counts, self.index.names)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the paths and labels."""
+        return fingerprint_of(self.paths, self.labels)
+
+    def here(self) -> "ShardImages":
+        """The set as this process sees it, opened by another one, whose machine may hold copies of the shards.
+
+        Raises:
+            UserError: a shard is missing here, or is another file.
+        """
+        if any(map(byte_ranges.is_remote, self.places)):
+            return self
+        stamps = byte_ranges.stamps(list(self.places))
+        for place, stamp, told in zip(self.places, stamps, self.index.stamps, strict=True):
+            if stamp.split()[0] != told.split()[0]:
+                raise UserError(f"{place} has another size here than in process 0: copy the shards again")
+        return replace(self, index=replace(self.index, stamps=tuple(stamps)))
+
+    def stamp(self, index: int) -> str:
+        """Another text once the image may have changed."""
+        shard = self.paths.shard(index)
+        return f"{self.index.offsets[index]} {self.index.sizes[index]} {self.index.stamps[shard]}"
+
+    def source(self, index: int) -> io.BytesIO:
+        """One image's bytes as they are stored.
+
+        Raises:
+            BrokenImageError: they cannot be read.
+        """
+        shard = self.paths.shard(index)
+        place, stamp = self.places[shard], self.index.stamps[shard]
+        try:
+            content = self._reader.read(place, stamp, int(self.index.offsets[index]), int(self.index.sizes[index]))
+        except UserError as error:  # a package is missing on this machine
+            raise BrokenImageError(str(error)) from None
+        except byte_ranges.failures() as error:
+            raise BrokenImageError(f"{type(error).__name__}: {byte_ranges.reason(error)}") from None
+        return _Member(content, self.paths[index])
+
+    def open(self, index: int) -> Image.Image:
+        """One image as upright 8-bit RGB.
+
+        Raises:
+            BrokenImageError: it cannot be read.
+        """
+        return open_image(self.source(index))
+
+
+def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:
+    """The images in tar shards.
+
+    Labels are those of label files beside the images (`tar_table.read_table`) where every image has one, else the
+    first-level folders inside the tars where every image lies in one and there are at least two. Classes that are
+    numbers keep them: class 7 is index 7.
+
+    Args:
+        text: a tar, a folder of tars, or a pattern of tars with `*` or `{000..146}`; a path, or a URL of
+            fsspec's.
+        note: told what takes time, and what is passed over.
+
+    Raises:
+        UserError: there are no such shards, or one cannot be used.
+    """
+    places = find_shards(text)
+    index = index_of(places, note)
+    if not len(index.offsets):
+        size = f"{len(places):,} shard{'s' * (len(places) > 1)}"
+        raise UserError(f"no image in {text} ({size}): it needs files ending in {' '.join(EXTENSIONS)}")
+    skipped = sum(map(Counter, index.skipped), Counter[str]())
+    if skipped:
+        note(f"passed over in {text}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items())))
+    if 0 < (bare := int((index.labels < 0).sum())) < len(index.labels):
+        note(f"{bare:,} of {len(index.labels):,} images in {text} have no label: label files are not used")
+    return ShardImages(text, tuple(places), index, *_classes(index))
+
+
+def _classes(index: ShardIndex) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+    """Labels and class names."""
+    if len(index.label_names) > 1 and index.labels.min() >= 0:
+        names = index.label_names
+        if all(name.isascii() and name.isdecimal() for name in names) and max(map(len, names)) < len(str(MOST_CLASSES)):
+            numbers = np.array([int(name) for name in names])
+            return numbers[index.labels], tuple(map(str, range(numbers.max() + 1)))
+        return index.labels, names
+    folders = [name.partition("/")[::2] for name in index.names.decode(errors="surrogateescape").split("\0")[:-1]]
+    classes = tuple(sorted({folder for folder, _ in folders}))
+    if len(classes) < 2 or any(not below for _, below in folders):
+        return None, None
+    number = {name: place for place, name in enumerate(classes)}
+    return np.array([number[folder] for folder, _ in folders]), classes
+
+
+def training_images(data: str | None, listed: Path | None, note: Note = lambda _line: None) -> CodedImages:
+    """The images that a run trains on: those of a list, or what `open_images` finds.
+
+    Args:
+        data: a folder or shards; with a list, the folder that its paths start from.
+        listed: a file with one path a line.
+        note: told when shards are indexed.
+
+    Raises:
+        UserError: there are none, they cannot be used, or a list starts with files that are not there.
+    """
+    if listed is None:
+        assert data is not None
+        return open_images(data, note)
+    if data is not None and is_shards(data):
+        raise UserError(f"--list names files, and {data} holds shards: leave one of them out")
+    images = read_list(listed, data)
+    if all(images.stamp(index) == "none" for index in range(min(len(images), LOOKED_AT))):
+        starts = "--data" if data is not None else "the list's own folder, or from --data where that is given"
+        raise UserError(
+            f"the list {listed} names {images.paths[0]}, but there is no file {images.file(0)}: its paths start from "
+            f"{starts}, one a line with nothing else"
+        )
+    return images
+
+
+def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
+    """The images that a text names: a folder of images, or shards; of either, what train/ inside holds if there is one.
+
+    Raises:
+        UserError: there are none, or they cannot be used.
+    """
+    if not is_shards(text):
+        inside = Path(text) / "train"
+        if not inside.is_dir():
+            return scan_folder(text)
+        return open_shards(str(inside), note) if is_shards(str(inside)) else scan_folder(inside)
+    if byte_ranges.is_remote(text) and not names_tars(text) and holds_shards(inside_url := f"{text.rstrip('/')}/train"):
+        return open_shards(inside_url, note)
+    return open_shards(text, note)

@@ -1,0 +1,1 @@
+"""Networks: building one by name, what it returns, preprocessing, and extracting features."""

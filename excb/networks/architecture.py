@@ -1,0 +1,185 @@
+"""Architectures by name, as data: torchvision's and timm's networks; torch is imported to build one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from excb.errors import UserError, nearest_name
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+# Short names for the networks of the field. `vit_small` is DINO's ViT-S/16: six heads, qkv bias, LayerNorm eps 1e-6.
+TIMM_NAMES = {
+    "vit_tiny": "vit_tiny_patch16_224",
+    "vit_small": "vit_small_patch16_224",
+    "vit_base": "vit_base_patch16_224",
+}
+
+_TORCHVISION_PREFIX = "torchvision:"
+_RETURN_MORE = ("googlenet", "inception_v3")  # than features while they train
+
+# Arguments of timm's and torchvision's builders that a file may not set: they name other weights, or change what comes
+# out.
+FORBIDDEN = {
+    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_filter_fn"),
+    *("checkpoint_path", "cache_dir", "features_only", "scriptable", "exportable", "no_jit", "weights"),
+}
+
+WIDEST = 1 << 20  # features; known networks have some thousands
+MOST_TENSORS = 5_000  # of a network; the largest ones that are known have 1,400
+
+# How networks refuse options and images.
+REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class EndlessError(UserError):
+    """Options of which no network is made."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, or its kind."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A backbone's architecture: all that is needed, besides weights, to build it.
+
+    Args:
+        name: one of torchvision's ResNets ("resnet50"), a short name ("vit_small"), "timm:NAME", or "torchvision:NAME"
+            of any image classifier.
+        options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of torchvision's ResNets only
+            `zero_init_residual`.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def timm_name(self) -> str | None:
+        """The name timm knows this architecture by, or None for torchvision's."""
+        return self.name.removeprefix("timm:") if self.name.startswith("timm:") else TIMM_NAMES.get(self.name)
+
+    def build(self, *, drop_path: float = 0.0) -> "nn.Module":
+        """Build the network without its classifier, with new random weights from torch's generator.
+
+        Args:
+            drop_path: stochastic depth, largest rate (timm's networks only).
+
+        Returns:
+            A module [B, 3, H, W] -> [B, width], `width` as `feature_width` tells. Torchvision's ResNets start with the
+            last BatchNorm of every block at zero.
+
+        Raises:
+            UserError: unknown name, or options that the network does not take.
+        """
+        from excb.networks.backbone import seed_drop_path  # here, for it imports torch
+
+        if forbidden := sorted(FORBIDDEN & self.options.keys()):
+            raise UserError(f"backbone {self.name} is built without the option {', '.join(forbidden)}: leave it out")
+        if self.name in TORCHVISION:
+            return self._build_torchvision(drop_path)
+        if self.name.startswith(_TORCHVISION_PREFIX):
+            with _bounded():
+                return self._build_any_of_torchvision(drop_path)
+        wanted = drop_path > 0 or "drop_path_rate" in self.options
+        with _bounded():
+            return seed_drop_path(self._build_timm(drop_path), wanted=wanted)
+
+    def _build_torchvision(self, drop_path: float) -> "nn.Module":
+        import torchvision
+        from torch import nn
+
+        if drop_path or not self.options.keys() <= {"zero_init_residual"}:
+            raise UserError(f"backbone {self.name} takes the option zero_init_residual only: use timm:{self.name}")
+        network = getattr(torchvision.models, self.name)(**{"zero_init_residual": True} | self.options)
+        network.num_features = network.fc.in_features
+        network.fc = nn.Identity()
+        return cast("nn.Module", network)
+
+    def _build_any_of_torchvision(self, drop_path: float) -> "nn.Module":
+        from torchvision import models
+
+        name = self.name.removeprefix(_TORCHVISION_PREFIX)
+        names = [known for known in models.list_models(module=models) if known not in _RETURN_MORE]
+        if name not in names:
+            known = (_TORCHVISION_PREFIX + known for known in names)
+            raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, known)}")
+        if drop_path:
+            raise UserError(f"backbone {self.name} takes no drop path: use timm's network")
+        try:
+            network = models.get_model(name, weights=None, **self.options)
+        except REFUSALS as error:
+            raise UserError(f"torchvision's {name} does not take these options: {first_line(error)}") from None
+        return _without_classifier(network, name)
+
+    def _build_timm(self, drop_path: float) -> "nn.Module":
+        import timm
+        import torchvision
+
+        from excb.networks.backbone import feature_width
+
+        name = self.timm_name
+        if name is None or not timm.is_model(name):
+            names = [
+                *TORCHVISION,
+                *TIMM_NAMES,
+                *(f"timm:{known}" for known in timm.list_models()),
+                *(_TORCHVISION_PREFIX + known for known in torchvision.models.list_models(module=torchvision.models)),
+            ]
+            raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, names)}")
+        options: dict[str, Any] = ({"drop_path_rate": drop_path} if drop_path else {}) | self.options
+        reason = ""
+        # Views of two resolutions need position embeddings that follow the image; convolutional networks have none.
+        for resolution in ({"dynamic_img_size": True}, dict[str, Any]()):
+            try:
+                network = timm.create_model(name, num_classes=0, **resolution, **options)
+                width = feature_width(network)  # perhaps no number: some networks just keep an option
+            except REFUSALS as error:
+                reason = first_line(error)
+                continue
+            if 0 < width <= WIDEST:
+                return network
+            reason = f"a width of {width}"
+        raise UserError(f"timm's {name} does not take these options: {reason}")
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Stop the building of a network that would go on for hours, as with a depth of millions in a file's options."""
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    number = 0
+
+    def count(*_: object) -> None:
+        nonlocal number
+        number += 1
+        if number > MOST_TENSORS:
+            raise EndlessError(
+                f"these options make a network of more than {MOST_TENSORS:,} tensors: choose smaller ones"
+            )
+
+    counter = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        counter.remove()
+
+
+def _without_classifier(network: Any, name: str) -> "nn.Module":
+    """Cut one of torchvision's classifiers off, from its first Linear or Dropout on: what comes before stays."""
+    from torch import nn
+
+    for attribute in ("fc", "classifier", "head", "heads"):
+        layer = getattr(network, attribute, None)
+        layers = list(layer) if isinstance(layer, nn.Sequential) else [layer]
+        ends = [index for index, one in enumerate(layers) if isinstance(one, nn.Linear | nn.Dropout)]
+        linear = next((one for one in layers if isinstance(one, nn.Linear)), None)
+        if linear is not None:
+            setattr(network, attribute, nn.Sequential(*layers[: ends[0]]) if ends[0] else nn.Identity())
+            network.num_features = linear.in_features
+            return cast("nn.Module", network)
+    raise UserError(f"torchvision's {name} has no linear classifier that could be cut off: use another network")

@@ -1,0 +1,141 @@
+"""Features of a set of images, every image exactly once, in order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from PIL.Image import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from excb.distributed.machine import follow_parent
+from excb.distributed.workers import arriving
+from excb.images.decoding import BrokenImageError
+from excb.images.image_set import Images
+from excb.networks.backbone import evaluating
+
+Kind = Literal[
+    "pooled", "last4_cls"
+]  # of features: what the backbone returns, or `excb.networks.outputs.LastClassTokens`
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of the readable images of a set: rows [N, D] float32 and each row's sample index [N]."""
+
+    rows: Tensor
+    samples: Tensor
+    broken: dict[str, str]  # path -> why it could not be read
+
+
+class Inputs(Dataset[tuple[int, Tensor | str]]):
+    """A network's inputs for the images of a set; an unreadable one gives the reason instead.
+
+    Args:
+        images: the images.
+        transform: PIL image -> input [3, H, W].
+        chosen: indices of the images to read; all by default.
+    """
+
+    def __init__(
+        self, images: Images, transform: Callable[[Image], Tensor], *, chosen: Sequence[int] | None = None
+    ) -> None:
+        self.images, self._transform = images, transform
+        self._chosen = range(len(images)) if chosen is None else chosen
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._chosen)
+
+    def __getitem__(self, item: int) -> tuple[int, Tensor | str]:
+        """Read one image: its index in the set, and its input or why there is none."""
+        index = self._chosen[item]
+        try:
+            return index, self.prepare(self.images.open(index), index)
+        except BrokenImageError as error:
+            return index, str(error)
+
+    def prepare(self, image: Image, index: int) -> Tensor:
+        """Turn an image into an input; a subclass may let the image's index name its random choices."""
+        del index
+        return self._transform(image)
+
+
+def _collate(batch: list[tuple[int, Tensor | str]]) -> tuple[Tensor, Tensor | None, list[tuple[int, str]]]:
+    good = [(index, item) for index, item in batch if isinstance(item, Tensor)]
+    bad = [(index, item) for index, item in batch if isinstance(item, str)]
+    stacked = torch.stack([item for _, item in good]) if good else None
+    return torch.tensor([index for index, _ in good], dtype=torch.int64), stacked, bad
+
+
+@torch.no_grad()
+def stream(
+    backbone: nn.Module,
+    inputs: Inputs,
+    batches: Sequence[Sequence[int]],
+    *,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+) -> Iterator[Features]:
+    """Pass batches of images through a backbone in eval mode, and give the features of each batch in turn.
+
+    Args:
+        backbone: [B, 3, H, W] -> [B, D]; its mode is restored afterwards.
+        inputs: the images, as the backbone takes them.
+        batches: items of `inputs` that pass together.
+        device: where the backbone is.
+        workers: processes that read images besides this one.
+    """
+    loader = DataLoader(
+        inputs,
+        batch_sampler=batches,  # type: ignore[arg-type]  # any sequence of indices will do, such as a range
+        num_workers=workers,
+        collate_fn=_collate,
+        worker_init_fn=follow_parent,
+        pin_memory=torch.device(device).type == "cuda",
+    )
+    dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
+    with evaluating(backbone):
+        for indices, stacked, bad in arriving(loader):
+            broken = {inputs.images.paths[index]: reason for index, reason in bad}
+            if stacked is None:
+                yield Features(torch.empty(0, 0), indices, broken)
+            else:
+                rows = backbone(stacked.to(device, dtype, non_blocking=True)).float().cpu()
+                yield Features(rows, indices, broken)
+
+
+def extract(
+    backbone: nn.Module,
+    inputs: Inputs,
+    *,
+    device: torch.device | str = "cpu",
+    batch: int = 64,
+    workers: int = 0,
+    progress: Callable[[int], None] = lambda _done: None,
+) -> Features:
+    """Pass every image once through a backbone in eval mode.
+
+    Args:
+        backbone: [B, 3, H, W] -> [B, D]; its mode is restored afterwards.
+        inputs: the images, as the backbone takes them.
+        device: where the backbone is.
+        batch: images at once.
+        workers: processes that read images besides this one.
+        progress: told the number of images done after every batch.
+    """
+    parts: list[Features] = []
+    for part in stream(backbone, inputs, in_batches(range(len(inputs)), batch), device=device, workers=workers):
+        parts.append(part)
+        progress(len(part.samples) + len(part.broken))
+    broken = {path: reason for part in parts for path, reason in part.broken.items()}
+    readable = [part for part in parts if len(part.samples)]
+    if not readable:
+        return Features(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), broken)
+    return Features(torch.cat([part.rows for part in readable]), torch.cat([part.samples for part in readable]), broken)
+
+
+def in_batches(items: range, batch: int) -> list[range]:
+    """Cut a range into batches; the last one may be smaller."""
+    return [items[start : start + batch] for start in range(0, len(items), batch)]

@@ -1,0 +1,73 @@
+"""What turns an image into a network's input: resize, centre crop, scale to [0, 1], normalise."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from PIL.Image import Image
+    from torch import Tensor
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+STRIP = 64  # times as long as wide: of a longer image its middle is enough, and the whole resized might be gigabytes
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Deterministic preprocessing of evaluation, in pixels; call it on a PIL image of any mode and size.
+
+    It is torchvision's `Resize` and `CenterCrop`, bit for bit; of an image more than `STRIP` times as long as wide only
+    the middle is resized, which moves it by less than a pixel.
+
+    Args:
+        resize: the shorter side after resizing.
+        crop: side of the central square that is kept.
+        mean: channel means in [0, 1].
+        std: channel standard deviations in [0, 1].
+        interpolation: of the resize, antialiased.
+    """
+
+    resize: int = 256
+    crop: int = 224
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    def __call__(self, image: "Image") -> "Tensor":
+        """Turn an image into a network's input, float32 [3, crop, crop]."""
+        from excb.images.decoding import to_rgb
+
+        return self._pipeline(self._middle(to_rgb(image)))
+
+    def _middle(self, image: "Image") -> "Image":
+        """The square that `crop` keeps, and as much beside it as makes no strip."""
+        short = min(image.size)
+        kept = short * max(STRIP, 2 * -(-self.crop // self.resize))
+        left, top = (max(0, (side - kept) // 2) for side in image.size)
+        return image.crop((left, top, image.width - left, image.height - top)) if left or top else image
+
+    @cached_property
+    def _pipeline(self) -> "Callable[[Image], Tensor]":
+        from torchvision import transforms
+
+        return transforms.Compose(
+            [
+                transforms.Resize(self.resize, transforms.InterpolationMode(self.interpolation)),
+                transforms.CenterCrop(self.crop),
+                transforms.ToTensor(),
+                transforms.Normalize(self.mean, self.std),
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
+        """The inverse of `to_dict`."""
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        return cls(**fields)

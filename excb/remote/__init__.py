@@ -1,0 +1,1 @@
+"""Everything fetched from elsewhere: downloads, the Hugging Face Hub, object stores, byte ranges."""

@@ -1,0 +1,175 @@
+"""Files read by range, wherever they lie: on this machine's disks, or anywhere that fsspec reaches (s3://, https://)."""
+
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import IO, Any
+
+from excb.errors import UserError
+from excb.files.regular import refuse_special
+
+MOST_OPEN = 128  # local files that one process keeps open; systems usually allow it 1,024
+PAUSES = (1.0, 4.0)  # seconds before a remote read is tried again
+ASK_TOGETHER = 16  # remote files asked about, or indexed, at once
+READ_AHEAD = 8 * 2**20  # bytes asked for at once while a remote file is read from one end to the other
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "https", "https": "https"}  # of pyproject.toml
+# What stores tell of a file that changes with it.
+_CHANGES = (
+    *("size", "ETag", "etag", "generation", "md5Hash", "crc32c", "Content-MD5"),
+    *("mtime", "created", "updated", "LastModified", "Last-Modified", "last_modified"),
+)
+
+
+def is_remote(place: str) -> bool:
+    """Whether a place is a URL, which fsspec reads."""
+    return "://" in place
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What reading a place may raise; storage libraries have errors of their own that are no OSError."""
+    known = (
+        ("aiohttp", "ClientError"),
+        ("azure.core.exceptions", "AzureError"),
+        ("botocore.exceptions", "BotoCoreError"),
+        ("botocore.exceptions", "ClientError"),
+        ("gcsfs.retry", "HttpError"),
+        ("google.auth.exceptions", "GoogleAuthError"),
+    )
+    own = [getattr(sys.modules[module], name) for module, name in known if module in sys.modules]
+    return (OSError, ValueError, ImportError, RuntimeError, *own)
+
+
+def reason(error: Exception) -> str:
+    """Why a place could not be read, in one line."""
+    text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def filesystem(place: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL, made in this process, and the path in it.
+
+    Raises:
+        UserError: it needs a package that is not installed.
+        failures(): there is no such file system.
+    """
+    import fsspec
+
+    try:
+        return fsspec.url_to_fs(place)  # type: ignore[no-any-return]
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol := place.partition("://")[0])
+        mend = f"pip install 'excb[{extra}]'" if extra else reason(error)
+        raise UserError(f"{protocol}:// needs a package that is not installed: {mend}") from None
+
+
+def stream(place: str) -> AbstractContextManager[IO[bytes]]:
+    """A file to be read from its beginning to its end."""
+    if not is_remote(place):
+        refuse_special(place)
+        return open(place, "rb")  # noqa: PTH123 - a place is text: Path would turn s3:// into s3:/
+    system, path = filesystem(place)
+    return system.open(path, "rb", block_size=READ_AHEAD)  # type: ignore[no-any-return]
+
+
+def stamps(places: list[str]) -> list[str]:
+    """A text for every file that is another one once the file has changed: its size, times and hashes, as known.
+
+    Raises:
+        UserError: a file cannot be found.
+    """
+    if any(map(is_remote, places)):
+        with ThreadPoolExecutor(ASK_TOGETHER) as pool:
+            return list(pool.map(stamp, places))
+    return [stamp(place) for place in places]
+
+
+def stamp(place: str) -> str:
+    """See `stamps`."""
+    try:
+        if not is_remote(place):
+            return _local_stamp(os.stat(place))  # noqa: PTH116
+        system, path = filesystem(place)
+        found = system.info(path)
+        return " ".join(f"{key}={found[key]}" for key in _CHANGES if found.get(key) is not None)
+    except failures() as error:
+        raise UserError(f"cannot find {place} ({reason(error)}): check the name, and your access to it") from None
+
+
+def _local_stamp(status: os.stat_result) -> str:
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+class ChangedError(OSError):
+    """A file is not the one it was."""
+
+
+class _Descriptor:
+    """An open local file, closed once nobody holds it any more."""
+
+    def __init__(self, place: str, expected: str) -> None:
+        self.number = -1
+        self.number = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        if _local_stamp(os.fstat(self.number)) != expected:
+            raise ChangedError(f"{place} has changed since this run began")
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+
+
+class RangeReader:
+    """Reads ranges of files; each process opens its own, and keeps at most `MOST_OPEN` of them open.
+
+    It can be copied to other processes: nothing open goes with it. A local file that has changed since its stamp was
+    taken is noticed when it is opened.
+    """
+
+    def __init__(self) -> None:
+        self._process = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_process": -1}
+
+    def read(self, place: str, expected: str, offset: int, size: int) -> bytes:
+        """Read bytes of a file.
+
+        Args:
+            place: the file.
+            expected: its stamp.
+            offset: of the first byte.
+            size: how many.
+
+        Raises:
+            failures(): it cannot be read, has changed, or ends before.
+        """
+        if self._process != os.getpid():  # a new process must share neither files nor connections with its parent
+            self._descriptor = lru_cache(MOST_OPEN)(_Descriptor)
+            self._system = lru_cache(MOST_OPEN)(filesystem)
+            self._process = os.getpid()
+        content = self._remote(place, offset, size) if is_remote(place) else self._local(place, expected, offset, size)
+        if len(content) != size:  # it was cut; or a server gives no ranges but whole files
+            raise ChangedError(f"{place} gave {len(content):,} bytes for {size:,} from byte {offset:,}")
+        return content
+
+    def _local(self, place: str, expected: str, offset: int, size: int) -> bytes:
+        descriptor = self._descriptor(place, expected)
+        content = os.pread(descriptor.number, size, offset)
+        while len(content) < size and (more := os.pread(descriptor.number, size - len(content), offset + len(content))):
+            content += more
+        return content
+
+    def _remote(self, place: str, offset: int, size: int) -> bytes:
+        system, path = self._system(place)
+        for pause in (*PAUSES, None):
+            try:
+                return bytes(system.cat_file(path, start=offset, end=offset + size))
+            except FileNotFoundError:
+                raise
+            except failures():
+                if pause is None:
+                    raise
+                time.sleep(pause)
+        raise AssertionError("unreachable")

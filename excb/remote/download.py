@@ -1,0 +1,326 @@
+"""One file brought here from an address: resumed where it was cut, hashed on its way, errors of one clear line."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from email.message import Message
+from http.client import HTTPException, HTTPResponse, InvalidURL
+from pathlib import Path
+from typing import IO, cast
+from urllib.error import HTTPError, URLError
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from excb.console import Reporter
+from excb.errors import NO_ROOM, UserError
+from excb.files import json_text
+from excb.files.atomic import write_text
+from excb.remote.hashes import Hashes
+from excb.remote.home import VARIABLE
+
+CHUNK = 1 << 20  # bytes
+MB = 1_000_000
+TIMEOUT = 30.0  # seconds without a sign of life
+ATTEMPTS = 4
+BACKOFF = 2.0  # seconds before the second attempt, twice as long before each further one
+LOOPBACK = ("127.0.0.1", "localhost")
+DRIVE = "https://drive.usercontent.google.com/download?"
+
+
+class _CutError(Exception):
+    """The connection broke, or the server failed for the moment: worth another attempt."""
+
+
+def direct(url: str) -> str:
+    """The address of the file itself, where `url` is the page of a Google Drive, Dropbox or Google Cloud share link.
+
+    Raises:
+        UserError: it is no address.
+    """
+    parts = _split(url)
+    query = dict(parse_qsl(parts.query))
+    if parts.hostname in ("drive.google.com", "docs.google.com"):
+        in_path = re.search(r"/file/d/([\w-]+)", parts.path)
+        identity = in_path[1] if in_path else query.get("id")
+        if identity:
+            key = {"resourcekey": query["resourcekey"]} if "resourcekey" in query else {}
+            return DRIVE + urlencode({"id": identity, "export": "download", "confirm": "t"} | key)
+    if parts.hostname in ("dropbox.com", "www.dropbox.com"):
+        return urlunsplit(parts._replace(query=urlencode(query | {"dl": "1"})))
+    if parts.hostname == "storage.cloud.google.com":
+        return urlunsplit(parts._replace(netloc="storage.googleapis.com"))
+    return url
+
+
+def download(
+    url: str, part: Path, *, algorithms: Collection[str], reporter: Reporter, name: str
+) -> tuple[str, dict[str, str]]:
+    """Bring the file at `url` to `part`, going on from what an earlier call left there.
+
+    What is needed to go on lies beside the part, in a small file whose name ends in .json instead.
+
+    Args:
+        url: of the file, or a share link to it.
+        part: where the bytes go; its folder exists, and no other process uses it.
+        algorithms: of the hashes to return, such as "sha256".
+        reporter: told of progress, in MB, and of further attempts.
+        name: of the checkpoint, for messages.
+
+    Returns:
+        The file's name, which is safe to use here, and its hashes in hexadecimal digits.
+
+    Raises:
+        UserError: the file cannot be had, or not be written. What came of it stays, unless it is no part of the file.
+    """
+    task = _Download(_checked(direct(url)), part, algorithms, reporter, name)
+    wait = BACKOFF
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return task.attempt()
+        except _CutError as error:
+            if attempt == ATTEMPTS:
+                raise UserError(f"{name}: {error}, in {ATTEMPTS} attempts: run again, it goes on from there") from None
+            reporter.warn(f"{name}: {error}: trying again")
+        except OSError as error:
+            raise _unwritable(name, part.parent, error) from None
+        time.sleep(wait)
+        wait *= 2
+    raise AssertionError("unreachable")
+
+
+def by_hand(name: str) -> str:
+    """What to do where only a person gets the file of the checkpoint `name`; an address can be no name."""
+    return f"download it with a browser, then run `excb-zoo import FILE --name {'NAME' if '/' in name else name}`"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One attempt
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the server said of the file when its first byte came.
+
+    Args:
+        name: safe to use here.
+        total: bytes, if it was said.
+        version: the server's mark of this very content (strong ETag, else Last-Modified), if it gave one.
+    """
+
+    name: str
+    total: int | None
+    version: str | None
+
+
+@dataclass(frozen=True)
+class _Download:
+    """What `download` was asked for."""
+
+    address: str
+    part: Path
+    algorithms: Collection[str]
+    reporter: Reporter
+    name: str
+
+    def attempt(self) -> tuple[str, dict[str, str]]:
+        """Do what `download` does, until the connection breaks."""
+        hashes, have, headers = Hashes(self.algorithms), 0, {}
+        known = _read_known(self.part)
+        if known is not None:
+            have = hashes.add_file(self.part)
+            if have and have == known.total:  # an earlier call was stopped between the last byte and its return
+                return self._whole(known, hashes)
+            if have and known.version is not None:
+                headers = {"Range": f"bytes={have}-", "If-Range": known.version}
+        with _opened(self.address, headers, self.part, self.name) as response:
+            if response.headers.get_content_type() == "text/html":
+                raise self._page()
+            said = _said(response, self.address)
+            if known is None or response.status != 206:  # anew: the server does not resume, or has another file now
+                known, have, hashes = said, 0, Hashes(self.algorithms)
+                self.part.unlink(missing_ok=True)
+                write_text(json.dumps(asdict(known)), _beside(self.part))
+            elif not _goes_on(response, have, known.total) or said.version not in (None, known.version):
+                _forget(self.part)
+                raise _CutError(f"{urlsplit(self.address).hostname} goes on with another file")
+            _check_room(self.part.parent, (known.total or have) - have)
+            have = self._write(response, have, known.total, hashes)
+        if not have or have < (known.total or 0):
+            raise _CutError(f"the connection was cut at byte {have}")
+        return self._whole(known, hashes)
+
+    def _write(self, response: HTTPResponse, have: int, total: int | None, hashes: Hashes) -> int:
+        """Append what comes to the part, and return its size."""
+        told = self.reporter if total is None or total >= MB else Reporter(quiet=True)  # no bar for a moment
+        with (
+            self.part.open("ab") as stream,
+            told.progress(f"{self.name}, MB", (total or 0) // MB, done=have // MB) as progress,
+        ):
+            for chunk in _chunks(response):
+                stream.write(chunk)
+                hashes.add(chunk)
+                progress.advance((have + len(chunk)) // MB - have // MB)
+                have += len(chunk)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return have
+
+    def _whole(self, known: _Known, hashes: Hashes) -> tuple[str, dict[str, str]]:
+        with self.part.open("rb") as stream:
+            start = stream.read(512).lstrip().lower()
+        if start.startswith((b"<!doctype html", b"<html")):  # whatever the server called it
+            _forget(self.part)
+            raise self._page()
+        return known.name, hashes.digits()
+
+    def _page(self) -> UserError:
+        return UserError(
+            f"{self.name}: {self.address} gives a web page instead of a file, as share links do that ask something or "
+            f"are over their quota: {by_hand(self.name)}"
+        )
+
+
+def _chunks(response: HTTPResponse) -> Iterator[bytes]:
+    # read1 and not read, which would lose what it had when the connection broke.
+    try:
+        while chunk := response.read1(CHUNK):
+            yield chunk
+    except (OSError, HTTPException) as error:
+        raise _CutError(f"the connection was cut ({error!r})") from None
+
+
+def _check_room(folder: Path, wanted: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < wanted:
+        raise OSError(errno.ENOSPC, f"{wanted / MB:,.1f} MB are needed and {free / MB:,.1f} MB free")
+
+
+def _unwritable(name: str, folder: Path, error: OSError) -> UserError:
+    what = "the disk is full" if error.errno in NO_ROOM else "cannot write"
+    return UserError(
+        f"{name}: {what} at {folder} ({error.strerror}): make room or name a folder elsewhere in {VARIABLE}, and run "
+        "again"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What lies beside the part
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _beside(part: Path) -> Path:
+    return part.with_suffix(".json")
+
+
+def _read_known(part: Path) -> _Known | None:
+    try:
+        known = _Known(**json_text.parse(_beside(part).read_bytes()))
+    except (FileNotFoundError, TypeError, ValueError):
+        return None
+    return known if part.is_file() else None
+
+
+def _forget(part: Path) -> None:
+    for file in (part, _beside(part)):
+        file.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The server
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _split(address: str) -> SplitResult:
+    try:
+        return urlsplit(address)
+    except ValueError as error:
+        raise UserError(f"{address!r} is no address ({error})") from None
+
+
+def _checked(address: str, *, came_from: str | None = None) -> str:
+    """The address, if files may be fetched from it."""
+    parts = _split(address)
+    # Who sits on the way can change what crosses a network unencrypted; within this machine there is no such way.
+    inside = parts.hostname in LOOPBACK and (came_from is None or urlsplit(came_from).hostname in LOOPBACK)
+    if parts.hostname and (parts.scheme == "https" or (parts.scheme == "http" and inside)):
+        return address
+    origin = f" (from {came_from})" if came_from else ""
+    raise UserError(f"{address!r}{origin}: files are fetched from https:// addresses only")
+
+
+class _Redirects(HTTPRedirectHandler):
+    def redirect_request(  # noqa: PLR0917 - the library's signature
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> Request | None:
+        try:
+            _checked(newurl, came_from=req.full_url)
+        except UserError:
+            fp.close()
+            raise
+        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+
+
+def _opened(address: str, headers: dict[str, str], part: Path, name: str) -> HTTPResponse:
+    host = urlsplit(address).hostname
+    request = Request(address, headers={"User-Agent": "excb", **headers})  # noqa: S310 - `_checked` lets https pass
+    try:
+        return cast(HTTPResponse, build_opener(_Redirects).open(request, timeout=TIMEOUT))
+    except HTTPError as error:
+        error.close()
+        if error.code == 416:  # the file is shorter now than what is here
+            _forget(part)
+        if error.code == 416 or error.code >= 500:
+            raise _CutError(f"{host} answers {error.code} {error.reason}") from None
+        raise _refusal(error, address, name) from None
+    except URLError as error:
+        if isinstance(error.reason, socket.gaierror):
+            raise UserError(f"{name}: no host {host} ({error.reason.strerror}): is this machine online?") from None
+        if isinstance(error.reason, ssl.SSLError):
+            raise UserError(
+                f"{name}: no secure connection to {host} ({error.reason}): check the clock, and the certificates of a "
+                "proxy (SSL_CERT_FILE)"
+            ) from None
+        raise _CutError(f"cannot reach {host} ({error.reason})") from None
+    except (InvalidURL, ValueError) as error:
+        raise UserError(f"{address!r} is no address ({error})") from None
+    except (OSError, HTTPException) as error:
+        raise _CutError(f"cannot reach {host} ({error!r})") from None
+
+
+def _refusal(error: HTTPError, address: str, name: str) -> UserError:
+    if error.code in (404, 410):
+        return UserError(f"{name}: there is no file at {address} ({error.code}): look for it elsewhere")
+    if error.code in (401, 403, 429):
+        return UserError(
+            f"{name}: {urlsplit(address).hostname} refuses {address} ({error.code}: private, or over its quota): try "
+            f"again later, or {by_hand(name)}"
+        )
+    return UserError(f"{name}: {address} answers {error.code} {error.reason}: {by_hand(name)}")
+
+
+def _said(response: HTTPResponse, address: str) -> _Known:
+    headers = response.headers
+    length, tag = headers.get("Content-Length", ""), headers.get("ETag", "")
+    version = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
+    name = headers.get_filename() or unquote(urlsplit(address).path)
+    return _Known(_safe(name), int(length) if length.isdecimal() else None, version)
+
+
+def _safe(name: str) -> str:
+    """The last part of a path or name, without what could lead elsewhere, hide the file or be too long."""
+    last = name.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", last).lstrip(".")[-100:].lstrip(".") or "file"
+
+
+def _goes_on(response: HTTPResponse, have: int, total: int | None) -> bool:
+    """Whether a partial answer begins where the part ends, in a file of the same size where one was said."""
+    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+    return found is not None and int(found[1]) == have and total in (None, int(found[2]))

@@ -1,0 +1,125 @@
+"""Hashes of what was fetched: as published, or as recorded at the first download; wrong files are kept aside."""
+
+import hashlib
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.remote.home import HASHES, home, record, recorded
+
+WRONG = ".wrong"  # what the name of a file kept aside ends in
+_CHUNK = 1 << 20  # bytes
+
+
+class Published(NamedTuple):
+    """A published hash, or its beginning."""
+
+    algorithm: str
+    digits: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether it alone tells one file from all others: MD5 does not, nor does a beginning."""
+        return len(self.digits) == 64
+
+
+def parse(digest: str) -> Published:
+    """Read "sha256:HEX" or "md5:HEX".
+
+    Raises:
+        UserError: it is neither, or has less than 8 digits.
+    """
+    found = re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}", digest.lower())
+    if found is None:
+        raise UserError(f"'{digest}' is no hash: write sha256:HEX or md5:HEX, with 8 digits at least")
+    return Published(*found[0].split(":"))
+
+
+class Hashes:
+    """Hashes of bytes that come piece by piece.
+
+    Args:
+        algorithms: such as "sha256".
+    """
+
+    def __init__(self, algorithms: Collection[str]) -> None:
+        self._hashes = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
+
+    def add(self, chunk: bytes) -> None:
+        """Go on with more bytes."""
+        for value in self._hashes.values():
+            value.update(chunk)
+
+    def add_file(self, file: Path) -> int:
+        """Go on with a whole file, and return its size in bytes."""
+        size = 0
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                self.add(chunk)
+                size += len(chunk)
+        return size
+
+    def digits(self) -> dict[str, str]:
+        """The hashes in hexadecimal digits."""
+        return {name: value.hexdigest() for name, value in self._hashes.items()}
+
+
+def hashes_of(file: Path, algorithms: Collection[str]) -> dict[str, str]:
+    """The hashes of a file in hexadecimal digits.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    hashes = Hashes(algorithms)
+    try:
+        hashes.add_file(file)
+    except OSError as error:
+        raise UserError(f"cannot read {file} ({error})") from None
+    return hashes.digits()
+
+
+def verify(
+    file: Path,
+    hashes: dict[str, str],
+    published: Published | None,
+    *,
+    source: str,
+    aside: Path,
+    reporter: Reporter,
+    name: str,
+) -> None:
+    """Refuse a file whose hash is wrong, and record the hash of a new one.
+
+    Args:
+        file: whose hashes they are; renamed to `aside` if it is wrong.
+        hashes: its sha256, and that of the published algorithm.
+        published: unless it is whole, the hash recorded of `source` counts as well.
+        source: the address.
+        aside: where a wrong file is kept.
+        reporter: told of a hash that nobody has published.
+        name: of the checkpoint, for messages.
+
+    Raises:
+        UserError: a hash is wrong; it names both.
+    """
+    first = recorded(source)
+    expected = []
+    if published is not None:
+        expected.append((published, "is published"))
+    if first is not None and not (published and published.whole):
+        again = f"was recorded at its first download: if the new one is right, delete that entry in {home() / HASHES}"
+        expected.append((Published("sha256", first), again))
+    for (algorithm, digits), origin in expected:
+        if not hashes[algorithm].startswith(digits):
+            file.replace(aside)
+            raise UserError(
+                f"{name}: {source} is not the file it should be, and kept aside as {aside}: its {algorithm} is "
+                f"{hashes[algorithm]}, but {digits} {origin}"
+            )
+    if first != hashes["sha256"]:
+        record(source, hashes["sha256"], file.stat().st_size)
+        if published is None:
+            reporter.note(f"{name}: no hash of {source} is published: from now on it must be sha256:{hashes['sha256']}")

@@ -1,0 +1,293 @@
+"""Fetching a repository of the Hugging Face Hub through its client: one clear line for whatever goes wrong."""
+
+import logging
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import ENOSPC
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from excb.console import Progressor, Reporter
+from excb.errors import NO_ROOM, UserError
+from excb.remote.download import MB, TIMEOUT
+from excb.remote.hashes import WRONG, Published, hashes_of, verify
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.hf_api import ModelInfo
+
+HUB = "https://huggingface.co"
+WEIGHTS = "model.safetensors"
+REQUIRED = ("config.json", WEIGHTS)
+FILES = [*REQUIRED, "excb_head.safetensors", "selftest.safetensors", "README.md", "results/*.json"]
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+
+
+def offline() -> bool:
+    """Whether HF_HUB_OFFLINE forbids the network."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def endpoint() -> str | None:
+    """The address of the hub to use instead of huggingface.co: EXCB_ENDPOINT, else HF_ENDPOINT.
+
+    Raises:
+        UserError: it is no address.
+    """
+    for variable in ("EXCB_ENDPOINT", "HF_ENDPOINT"):
+        if address := os.environ.get(variable):
+            if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", address):
+                raise UserError(f"{variable} is '{address}': write an address such as {HUB}")
+            return address.rstrip("/")
+    return None
+
+
+def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter) -> Path:
+    """A folder with a repository's config.json, model.safetensors and whichever of our other files it has.
+
+    It lies in the cache of huggingface_hub's client, and serves as well where the hub cannot be reached.
+
+    Args:
+        repo: "user/name".
+        revision: branch, tag or commit; the main branch if None.
+        reporter: told of progress, and of a hub that cannot be reached.
+
+    Raises:
+        UserError: no such repository, revision or file, no right to read it, neither network nor a cached copy, no
+            room, or the weights are not what the hub says they are.
+    """
+    where = f"hf-hub:{repo}@{revision}" if revision else f"hf-hub:{repo}"
+    revision = revision or "main"
+    if not _is_repository(repo) or not _REVISION.fullmatch(revision) or ".." in where:
+        raise UserError(f"{where!r} names no repository: write hf-hub:user/name or hf-hub:user/name@revision")
+    with _quiet_client():
+        listing, failure = _listing(repo, revision, where)
+        if listing is None:
+            folder = _cached(repo, revision, failure or f"{where} is not here yet and HF_HUB_OFFLINE is set: unset it")
+            if failure:
+                reporter.warn(f"{failure}: using the copy in {folder}")
+        else:
+            folder = _snapshot(repo, revision, where, listing, reporter)
+    for name in REQUIRED:
+        if not (folder / name).is_file():
+            raise UserError(f"{where}: {name} is missing in {folder}: fetch it again, with a network")
+    _verify_weights(folder, f"hf-hub:{repo}@{folder.name}/{WEIGHTS}", listing, where, reporter)
+    return folder
+
+
+def kept_copy(repo: str, reporter: Reporter) -> Path | None:
+    """The weights of a repository as they lie in the cache, where the client's own hub cannot be reached.
+
+    It is asked once: the client itself tries again for most of a minute, in words of its own, before it takes a copy.
+
+    Args:
+        repo: "user/name", at the hub that HF_ENDPOINT names or else huggingface.co.
+        reporter: told that a copy is taken.
+
+    Returns:
+        The copy; None where the client can be left to itself.
+
+    Raises:
+        UserError: the hub cannot be reached, and there is no copy.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if offline():
+        return None
+    try:
+        HfApi().model_info(repo, timeout=TIMEOUT)
+    except HfHubHTTPError:  # an answer
+        return None
+    except _client_errors() as error:
+        failure = _no_connection(error, f"hf-hub:{repo}", os.environ.get("HF_ENDPOINT") or HUB)
+    else:
+        return None
+    copies = [try_to_load_from_cache(repo, name, _cache()) for name in (WEIGHTS, "pytorch_model.bin")]
+    if isinstance(copies[0], str):
+        reporter.warn(f"{failure}: using the copy at {copies[0]}")
+        return Path(copies[0])
+    if isinstance(copies[1], str):
+        return None
+    raise UserError(failure)
+
+
+def _is_repository(repo: str) -> bool:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        return False
+    return "/" in repo and repo.isprintable()  # older clients take a line break at the end
+
+
+def _listing(repo: str, revision: str, where: str) -> tuple["ModelInfo | None", str | None]:
+    """What the hub says a repository has, or None and why it did not say."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    if offline():
+        return None, None
+    try:
+        found = HfApi(endpoint=endpoint()).model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
+    except RevisionNotFoundError as error:
+        raise UserError(_reason(error, repo, where)) from None
+    except _client_errors() as error:
+        return None, _reason(error, repo, where)
+    names = [entry.rfilename for entry in found.siblings or []]
+    for name in REQUIRED:
+        if name not in names:
+            raise UserError(f"{where} has no {name}: it is no checkpoint that can be loaded")
+    return found, None
+
+
+def _cached(repo: str, revision: str, failure: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(repo, revision=revision, cache_dir=_cache(), local_files_only=True, allow_patterns=FILES)
+        )
+    except LocalEntryNotFoundError:
+        raise UserError(failure) from None
+
+
+def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", reporter: Reporter) -> Path:
+    """Download what is not in the cache yet."""
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    cache = _cache()
+    try:
+        sizes = [  # the client refuses names that lead elsewhere
+            entry.size or 0
+            for entry in listing.siblings or []
+            if any(fnmatch(entry.rfilename, pattern) for pattern in FILES)
+            and not isinstance(try_to_load_from_cache(repo, entry.rfilename, cache, listing.sha), str)
+        ]
+        cache.mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(cache).free) < sum(sizes):
+            raise OSError(ENOSPC, f"{sum(sizes) / MB:,.1f} MB are needed and {free / MB:,.1f} MB free")
+        told = reporter if sum(sizes) >= MB else Reporter(quiet=True)  # no bar for a moment
+        with told.progress(f"{where}, MB", sum(sizes) // MB) as progress:
+            return Path(
+                snapshot_download(
+                    repo,
+                    revision=revision,
+                    cache_dir=cache,
+                    endpoint=endpoint(),
+                    allow_patterns=FILES,
+                    max_workers=1,  # one file is nearly all
+                    tqdm_class=_bars(progress),
+                )
+            )
+    except _client_errors() as error:
+        raise UserError(_reason(error, repo, where)) from None
+
+
+def _verify_weights(folder: Path, source: str, listing: "ModelInfo | None", where: str, reporter: Reporter) -> None:
+    published = None
+    if listing is not None and listing.sha == folder.name:
+        hashes = [entry.lfs.sha256 for entry in listing.siblings or [] if entry.rfilename == WEIGHTS and entry.lfs]
+        published = Published("sha256", str(hashes[0])) if hashes else None
+    link = folder / WEIGHTS
+    file = link.resolve()
+    aside = file.with_name(file.name + WRONG)
+    try:
+        verify(file, hashes_of(file, ["sha256"]), published, source=source, aside=aside, reporter=reporter, name=where)
+    except UserError:
+        if not link.exists():
+            link.unlink(missing_ok=True)  # it leads to nothing now
+        raise
+
+
+def _cache() -> Path:
+    """Where the client keeps repositories; it asks the environment once, when imported, and we at each call."""
+    data = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    hub = os.environ.get("HF_HOME") or f"{data}/huggingface"
+    return Path(os.path.expandvars(os.environ.get("HF_HUB_CACHE") or f"{hub}/hub")).expanduser()
+
+
+def _bars(progress: Progressor) -> Any:
+    """A class for the client's progress bars that draws nothing, and moves ours as bytes reach the disk."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bars(tqdm):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            self._bytes = 0
+            self._counts = str(settings.get("desc")).startswith("Reconstruct")  # its others count requests, or files
+            super().__init__(*args, **settings | {"disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            before = self._bytes
+            self._bytes += int(n or 0)
+            progress.advance(self._bytes // MB - before // MB if self._counts else 0)
+
+    return Bars
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """The client keeps its warnings to itself: what matters of them becomes the error's one line."""
+    from huggingface_hub.utils import logging as client_logging
+
+    level = client_logging.get_verbosity()
+    client_logging.set_verbosity(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Not enough free disk space")  # checked before, or an error by itself
+            yield
+    finally:
+        client_logging.set_verbosity(level)
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """What the client raises: errors of its HTTP library, OSErrors, RuntimeErrors of its Xet transfers.
+
+    Where a server answers nonsense, whatever its values are not.
+    """
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # whichever library it is
+
+    return (HTTPError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+def _reason(error: BaseException, repo: str, where: str) -> str:
+    """One line that says what went wrong and what to do."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__  # for want of an answer the client had looked for a copy
+    if isinstance(error, HfHubHTTPError):
+        return f"{where} {_answer(error, repo)}"
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"{where}: the disk is full at {_cache()} ({error.strerror}): make room, or name a folder in HF_HOME"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{where}: cannot write {_cache()} ({error}): name a folder elsewhere in HF_HOME"
+    return _no_connection(error, where, endpoint() or HUB)
+
+
+def _no_connection(error: BaseException, where: str, hub: str) -> str:
+    what = " ".join(str(error).split()) or type(error).__name__
+    return f"{where}: no connection to {hub}, or a broken one ({what}): check the network and run again"
+
+
+def _answer(error: "HfHubHTTPError", repo: str) -> str:
+    from huggingface_hub import errors
+
+    hub, status = endpoint() or HUB, error.response.status_code
+    if isinstance(error, errors.GatedRepoError):
+        return f"is gated: ask for access at {hub}/{repo}, then set HF_TOKEN to your token"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"does not exist: {hub}/{repo} shows the revisions that do"
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
+        return f"does not exist at {hub} or is private: check the name, or set HF_TOKEN to a token that may read it"
+    if isinstance(error, errors.EntryNotFoundError):
+        return f"lacks a file that it lists ({error.response.url}): name another revision"
+    return f"cannot be had: {hub} answers {status}: try again later, or set HF_TOKEN to a token that may read it"

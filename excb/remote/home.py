@@ -1,0 +1,96 @@
+"""Where things are kept: the zoo's checkpoints, what was downloaded and the hashes of it, and the cache."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+from excb.errors import UserError
+from excb.files import json_text
+from excb.files.atomic import write_text
+
+VARIABLE = "EXCB_HOME"
+DOWNLOADS = "downloads"
+HASHES = "hashes.json"
+OURS = (DOWNLOADS, HASHES, "catalogue.toml")  # no checkpoint can have these names
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def home() -> Path:
+    """The zoo's folder, which need not exist yet: $EXCB_HOME, else excb in $XDG_DATA_HOME, else ~/.local/share/excb."""
+    if own := os.environ.get(VARIABLE):
+        return Path(own).expanduser()
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
+    # A relative XDG_DATA_HOME is invalid by the standard that defines it, and to be ignored.
+    return (data if data.is_absolute() else Path("~/.local/share").expanduser()) / "excb"
+
+
+def cache_root() -> Path:
+    """What can be made again, such as features: $EXCB_CACHE, else `excb` in the user's folder for caches."""
+    if chosen := os.environ.get("EXCB_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "excb"
+
+
+def folder_of(name: str) -> Path:
+    """The folder of the checkpoint `name`, whether it exists or not.
+
+    Raises:
+        UserError: the name could lead elsewhere, or is that of something else in the zoo's folder.
+    """
+    if not _NAME.fullmatch(name) or len(name) > 128:
+        raise UserError(
+            f"{name!r} is no name for a checkpoint: letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+    if name in OURS:
+        raise UserError(f"{name!r} is no name for a checkpoint: the zoo keeps something else in {home() / name}")
+    return home() / name
+
+
+def recorded(url: str) -> str | None:
+    """The sha256 of the file at `url` as of its first download, if there was one.
+
+    Raises:
+        UserError: the record cannot be read.
+    """
+    entry = _hashes().get(url)
+    return None if entry is None else str(entry["sha256"])
+
+
+def record(url: str, sha256: str, size: int) -> None:
+    """Remember what was downloaded from `url`, in place of what was known of it.
+
+    Args:
+        url: as the user or the catalogue gave it.
+        sha256: of the file, in hexadecimal digits.
+        size: of the file, in bytes.
+
+    Raises:
+        UserError: the record cannot be read or written.
+    """
+    from filelock import FileLock
+
+    file = home() / HASHES
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file}.lock"):  # two downloads that end together keep both records
+            hashes = _hashes()
+            hashes[url] = {"sha256": sha256, "size": size}
+            write_text(json.dumps(hashes, indent=2, sort_keys=True) + "\n", file)
+    except OSError as error:
+        raise UserError(f"cannot write {file} ({error}): name a folder elsewhere in {VARIABLE}") from None
+
+
+def _hashes() -> dict[str, dict[str, str | int]]:
+    file = home() / HASHES
+    try:
+        hashes = json_text.parse(file.read_bytes())
+        if not all(isinstance(entry["sha256"], str) for entry in hashes.values()):
+            raise TypeError("a sha256 is no text")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"cannot read {file} ({error})") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error!r}): mend it, or delete it to trust downloads afresh") from None
+    return dict(hashes)

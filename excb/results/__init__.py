@@ -1,0 +1,1 @@
+"""Results of evaluations: the record, its file and the rules for untrusted files."""

@@ -1,0 +1,149 @@
+"""The result of an evaluation and its file: figures with all that is needed to compare or repeat them."""
+
+import hashlib
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+from excb.errors import UserError
+from excb.files import json_text
+from excb.results import rules
+
+SCHEMA = 2
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware that figures were measured with."""
+    import torch
+
+    from excb.version import __version__
+
+    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu-cu12")
+    versions = {name: metadata.version(name) for name in packages if _installed(name)}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    return {
+        "excb": __version__,
+        "python": platform.python_version(),
+        **versions,
+        "device": device,
+        "cores": os.cpu_count(),
+    }
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One evaluation's figures.
+
+    Args:
+        protocol: name of the protocol, such as "knn".
+        figures: percentages by name, such as {"knn_top1_k20": 57.3}.
+        settings: every setting of the protocol.
+        checkpoint: what was evaluated.
+        data: the image sets, with their hashes.
+        seconds: wall time.
+        intervals: 95 % intervals of figures, in percent.
+        per_class: percent by class name, for every top-1 figure; None for classes without test images.
+        notes: what a reader of the figures must know, such as that a setting was chosen on the test images.
+        predictions: name and sha256 of the file beside this one that holds every image's prediction.
+        claims: what `excb-eval reproduce` found of published figures, by the claim's id: "verdict", "claimed" as
+            printed, "measured", "tolerance" and "why".
+    """
+
+    protocol: str
+    figures: dict[str, float]
+    settings: dict[str, Any]
+    checkpoint: dict[str, Any]
+    data: dict[str, Any]
+    seconds: float
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    predictions: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, dict[str, Any]] = field(default_factory=dict)
+    schema: int = SCHEMA
+    created: str = field(default_factory=_now)
+    environment: dict[str, Any] = field(default_factory=environment)
+
+    @property
+    def protocol_hash(self) -> str:
+        """Equal for figures of one protocol with equal settings: 16 hexadecimal digits."""
+        settings = json.loads(json.dumps(self.settings, allow_nan=False))  # keys become strings, as in the file
+        canonical = json.dumps([self.protocol, settings], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """The result as indented JSON; without claims, as files had been before there were any."""
+        values = {name: value for name, value in asdict(self).items() if name != "claims" or value}
+        return json.dumps(values | {"protocol_hash": self.protocol_hash}, indent=2, allow_nan=False)
+
+    def without_paths(self) -> "Result":
+        """The same figures without the folders of the machine, for others to read."""
+        data = {
+            part: value | {"root": folder_name(str(value["root"]))}
+            if isinstance(value, dict) and "root" in value
+            else value
+            for part, value in self.data.items()
+        }
+        source = folder_name(str(self.checkpoint.get("source", "")))
+        return replace(self, data=data, checkpoint=self.checkpoint | {"source": source})
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "this text") -> "Result":
+        """The result that `to_json` wrote.
+
+        Args:
+            text: the JSON.
+            source: what to call it in an error, such as its file.
+
+        Raises:
+            UserError: it is no result, one of another schema, or was changed by hand.
+        """
+        try:
+            values = json_text.parse(text)
+        except ValueError as error:
+            raise UserError(f"{source} is no result of `excb-eval` ({error})") from None
+        if not isinstance(values, dict) or "schema" not in values:
+            raise UserError(f"{source} is no result of `excb-eval`: name a file that --out wrote")
+        if values["schema"] != SCHEMA:
+            raise UserError(f"{source} has schema {values['schema']}, not {SCHEMA}: evaluate again with this version")
+        named = values.pop("protocol_hash", None)
+        values.setdefault("claims", {})
+        if values.keys() != {entry.name for entry in fields(cls)}:
+            odd = ", ".join(sorted(values.keys() ^ {entry.name for entry in fields(cls)}))
+            raise UserError(f"{source} lacks or adds fields of schema {SCHEMA} ({odd}): evaluate again")
+        if wrong := rules.wrong_field(values):
+            raise UserError(f"{source}: {wrong} is not of the form that `excb-eval` writes: evaluate again")
+        try:
+            json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
+        except ValueError as error:
+            raise UserError(f"{source} holds NaN or half a character ({error}): evaluate again") from None
+        values["intervals"] = {name: (low, high) for name, (low, high) in values["intervals"].items()}
+        result = cls(**values)
+        if result.protocol_hash != named:
+            raise UserError(f"{source} was changed: its settings are not those of its protocol_hash; evaluate again")
+        return result
+
+
+def folder_name(path: str) -> str:
+    """What of a path says which images or run it is, but nothing of the machine; train and test keep two parts."""
+    if path.startswith(("hf:", "torchvision:")):
+        return path
+    parts = (PureWindowsPath if "\\" in path else PurePosixPath)(path).parts
+    return "/".join(parts[-2 if parts and parts[-1] in ("train", "test", "val") else -1 :])

@@ -1,0 +1,1 @@
+"""Training images: batches, views, augmentation, prefetching and streams."""

@@ -1,0 +1,186 @@
+"""Augmentation of whole batches of crops on any device, every row by its own parameters.
+
+What torchvision's functions do in floating point, each to 5e-6 and whole views to 5e-5, but where a value meets
+solarization's threshold. Few passes over memory: plane after plane, in place, and never choosing value by value, which
+costs more than all the arithmetic.
+
+Letters: R rows, S side in pixels, P parameters per row.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..recipe import ViewSettings
+
+ORDERS = np.array(list(itertools.permutations(range(4))))  # of brightness, contrast, saturation, hue
+SOLARIZE_FROM = 128 / 255
+GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as torchvision
+NO_WEIGHT = 1e-12  # a blur's weights below are nothing: products with them would be denormal, which costs ten times
+TILE = 64  # rows or columns that a blur makes at once: it need not look further than its kernel
+# Columns of a row of parameters.
+FLIP, JITTER, ORDER, BRIGHTNESS, CONTRAST, SATURATION, HUE, GREYED, SIGMA, SOLARIZE = range(10)
+PARAMETERS = 10
+
+# One number for each of P parameters: for one row a float, for R rows a tensor [R, 1, 1, 1].
+Numbers = Sequence[float] | Tensor
+# Changes images [R, 3, S, S] in place, by their parameters; may use the planes [R, 6, S, S] for itself.
+Operation = Callable[[Tensor, Numbers, Tensor], object]
+
+
+def augment(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> Tensor:
+    """Augment and normalise crops, every row by its own parameters.
+
+    Args:
+        crops: uint8 [R, S, S, 3], on the device to work on.
+        parameters: float32 [R, P], on the CPU: which rows an operation touches is decided without waiting for a GPU.
+        settings: the recipe's views.
+
+    Returns:
+        float32 [R, 3, S, S], channels-last in memory.
+    """
+    crops = crops.permute(0, 3, 1, 2)
+    views = torch.empty(crops.shape, device=crops.device, memory_format=torch.channels_last)
+    mean, std = _moved(torch.tensor([settings.mean, settings.std]), crops.device)[..., None, None]
+    way = one_by_one if crops.device.type == "cpu" else together
+    for rows, images in way(crops, parameters, settings.blur_kernel):
+        views[rows] = images.sub_(mean).div_(std)
+    return views
+
+
+def one_by_one(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple[slice, Tensor]]:
+    """All operations on one image, then on the next: it stays in the core's cache.
+
+    Args:
+        crops: uint8 [R, 3, S, S].
+        parameters: float32 [R, P].
+        kernel: side of the blur's kernel.
+
+    Yields:
+        Which rows, and they augmented, float32 [rows, 3, S, S] in [0, 1], until the next ones are asked for.
+    """
+    operations, wanted = _operations(kernel), _wanted(parameters.numpy())
+    images = torch.empty(1, *crops.shape[1:])
+    planes = torch.empty(1, 6, *crops.shape[2:])
+    for row, numbers in enumerate(parameters.tolist()):
+        rows = slice(row, row + 1)
+        images.copy_(crops[rows].flip(3) if numbers[FLIP] else crops[rows]).div_(255)
+        for step in wanted[row].nonzero()[0]:
+            operations[step](images, numbers, planes)
+        yield rows, images
+
+
+def together(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple[slice, Tensor]]:
+    """One operation on all images that want it, then the next: fills a GPU, and never waits for it.
+
+    Arguments and what is yielded are those of `one_by_one`.
+    """
+    wanted = np.concatenate([parameters[:, [FLIP]].numpy() > 0, _wanted(parameters.numpy())], axis=1)
+    rows = _moved(torch.from_numpy(wanted.T.nonzero()[1]), crops.device).split(wanted.sum(0).tolist())
+    moved = _moved(parameters, crops.device)
+    images = crops.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+    images[rows[0]] = images[rows[0]].flip(3)
+    for operation, chosen in zip(_operations(kernel), rows[1:], strict=True):
+        if len(chosen):
+            some = images[chosen]
+            operation(some, moved[chosen].T[..., None, None, None], some.new_empty(len(some), 6, *some.shape[2:]))
+            images[chosen] = some
+    yield slice(None), images
+
+
+def _operations(kernel: int) -> list[Operation]:
+    """All operations but the flip; of the four groups of four, each row takes part in one of each group."""
+
+    def blur(images: Tensor, numbers: Numbers, _: Tensor) -> None:
+        images.copy_(gaussian_blur(images, torch.as_tensor(numbers[SIGMA]).view(-1), kernel))
+
+    return [*4 * [_brightness, _contrast, _saturation, _hue], _fade, blur, _solarize]
+
+
+def _wanted(parameters: np.ndarray) -> np.ndarray:
+    """Which of `_operations` each row takes part in, bool [R, 19]."""
+    order = ORDERS[parameters[:, ORDER].astype(int)]
+    jitter = (order[:, :, None] == np.arange(4)) & (parameters[:, JITTER] > 0)[:, None, None]
+    return np.concatenate([jitter.reshape(-1, 16), parameters[:, [GREYED, SIGMA, SOLARIZE]] > 0], axis=1)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU's on a device; the CPU does not wait for a GPU."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def _grey(images: Tensor, out: Tensor | None = None) -> Tensor:
+    """Images [R, 3, ...] -> [R, 1, ...]."""
+    red, green, blue = images.split(1, dim=1)
+    return torch.mul(red, GREY[0], out=out).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
+
+
+def _brightness(images: Tensor, numbers: Numbers, _: Tensor) -> None:
+    images.mul_(numbers[BRIGHTNESS]).clamp_(0, 1)
+
+
+def _contrast(images: Tensor, numbers: Numbers, _: Tensor) -> None:
+    mean = _grey(images.mean((2, 3), keepdim=True))
+    images.mul_(numbers[CONTRAST]).add_(mean.mul_(1 - numbers[CONTRAST])).clamp_(0, 1)
+
+
+def _saturation(images: Tensor, numbers: Numbers, planes: Tensor) -> None:
+    grey = _grey(images, out=planes[:, :1])
+    images.mul_(numbers[SATURATION]).add_(grey.mul_(1 - numbers[SATURATION])).clamp_(0, 1)
+
+
+def _hue(images: Tensor, numbers: Numbers, planes: Tensor) -> None:
+    """Turn the hue by a share of a full turn, in HSV.
+
+    Hues are angles in sixths of a turn, from red at 0 to cyan at 3 or -3, here multiplied by the chroma: so nothing is
+    divided by it. A channel is high where its own hue is at most 1 away, low from 2 on, and a straight line between.
+    """
+    red, green, blue = images.split(1, dim=1)
+    high, low, chroma, double, hue, rest = planes.split(1, dim=1)
+    torch.maximum(torch.maximum(red, green, out=high), blue, out=high)
+    torch.minimum(torch.minimum(red, green, out=low), blue, out=low)
+    torch.sub(high, low, out=chroma)
+    torch.mul(chroma, 2, out=double)
+    torch.add(green, blue, out=hue).sub_(red).add_(high).sub_(low, alpha=2).copysign_(torch.sub(green, blue, out=rest))
+    low.sub_(chroma)
+    for number, plane in enumerate((red, green, blue)):
+        own = (2 * number - 6 * numbers[HUE] + 3) % 6 - 3  # the channel's own hue, seen from the turned one
+        # At d away, | |d| - 3 | is 3 less the angle the shorter way round.
+        torch.sub(hue, torch.mul(chroma, own, out=rest), out=plane).abs_().sub_(chroma, alpha=3).abs_()
+        plane.clamp_(chroma, double).add_(low)
+
+
+def _fade(images: Tensor, _: Numbers, planes: Tensor) -> None:
+    images.copy_(_grey(images, out=planes[:, :1]).expand_as(images))
+
+
+def _solarize(images: Tensor, _: Numbers, planes: Tensor) -> None:
+    above = torch.ge(images, SOLARIZE_FROM, out=planes[:, :3])
+    torch.sub(above, images, out=images).abs_()  # |1 - x| where x is above, |0 - x| elsewhere
+
+
+def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
+    """Gaussian blur with each row's own sigma, as torchvision: separable, reflected at the borders.
+
+    Args:
+        images: [R, 3, S, S].
+        sigma: in pixels, [R].
+        kernel: side of the kernel, odd; cut to what reflection allows on small images.
+    """
+    side = images.shape[-1]
+    half = min(kernel // 2, side - 1)
+    offsets = torch.arange(-half, half + 1, device=sigma.device, dtype=sigma.dtype)
+    weights = torch.exp(-0.5 * (offsets / sigma.view(-1, 1)).square())
+    weights *= weights > NO_WEIGHT
+    weights /= weights.sum(1, keepdim=True)
+    # A band matrix [R, TILE, TILE + 2 half] makes TILE pixels of a line from those around them.
+    band = F.pad(weights, (TILE - 1, TILE - 1)).unfold(1, TILE + 2 * half, 1).flip(1)[:, None]
+    tiles = [(start, min(TILE, side - start)) for start in range(0, side, TILE)]
+    bands = [(slice(start, start + size + 2 * half), band[..., :size, : size + 2 * half]) for start, size in tiles]
+    images = F.pad(images, (half, half, half, half), mode="reflect")
+    images = torch.cat([band @ images[..., around, :] for around, band in bands], 2)
+    return torch.cat([images[..., around] @ band.mT for around, band in bands], 3)

@@ -1,0 +1,1 @@
+"""Figures of runs, of the method and of the paper."""

@@ -1,0 +1,250 @@
+"""A run's curves: the paper's five training statistics, runs over one another, and what frozen features are worth."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from excb.charts.style import BLUE, GREEN, GREY, ORANGE, RED, looks, picture, plain, shortened, write
+from excb.errors import UserError, printable
+from excb.files import json_text
+
+from ..run.journal import METRICS, read_metrics
+from ..run.run_folder import CURVES, RECIPE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LARGEST = 1e30  # that is drawn
+LONGEST_NAME = 40  # characters of a run's
+# Which of `panels` shows what an alarm is about; the last one is drawn for a single run only.
+LOSS, CONFIDENCE, SIZES, AGREEMENT, PURITY, FROZEN = range(6)
+MARKED = {
+    "chance": LOSS,
+    "diverging": LOSS,
+    "not finite": LOSS,
+    "certain": CONFIDENCE,
+    "clusters": SIZES,
+    "coincide": SIZES,
+    "stalled": AGREEMENT,
+    "collapse": FROZEN,
+}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The lines of one run's `metrics.jsonl`, by kind.
+
+    Args:
+        label: what the run is called in a picture of several.
+        clusters: K, or None where it is not known.
+        lines: all lines.
+    """
+
+    label: str
+    clusters: int | None
+    lines: Sequence[dict[str, Any]]
+
+    @classmethod
+    def read(cls, run: Path, label: str | None = None) -> "Curves":
+        """Read a run folder, or a `metrics.jsonl`; K comes from the `recipe.json` beside it.
+
+        Raises:
+            UserError: there is nothing to draw.
+        """
+        folder = run.parent if run.name == METRICS else run
+        lines = read_metrics(folder)
+        if not any(line.get("kind") == "epoch" for line in lines):
+            raise UserError(f"{folder} holds no {METRICS} with an epoch in it: name the folder of a run")
+        try:
+            recipe = json_text.parse((folder / RECIPE).read_text(encoding="utf-8"))
+            stated = int(recipe["recipe"]["method"]["clusters"])
+            clusters = stated if 1 < stated < LARGEST else None
+        except (OSError, ArithmeticError, ValueError, LookupError, TypeError):
+            clusters = None  # a copied metrics.jsonl is enough for curves
+        return cls(_literally(label or folder.resolve().name), clusters, lines)
+
+    def kind(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of one kind: `step`, `epoch` or `alarm`."""
+        return [line for line in self.lines if line["kind"] == kind]
+
+
+def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
+    """Draw `curves.png` from a run folder's `metrics.jsonl`.
+
+    Args:
+        folder: the run folder.
+        clusters: K.
+        title: of the picture.
+
+    Returns:
+        The picture's file, or None while nothing was written.
+    """
+    run = Curves(title, clusters, read_metrics(folder))
+    if not run.kind("step") and not run.kind("epoch"):
+        return None
+    figure = picture(12, 6.4)
+    axes = figure.subplots(2, 3).ravel()
+    _one(axes, run)
+    alarms = len(_placed(run))
+    figure.suptitle(title + (f"  -  {alarms} alarm{'s' * (alarms > 1)}, see {METRICS}" if alarms else ""))
+    write(figure, folder / CURVES, dpi=110)
+    return folder / CURVES
+
+
+def statistics(runs: Sequence[Curves]) -> "Figure":
+    """The paper's figure of training statistics: of one run, or of several over one another.
+
+    Every panel shows an epoch's mean or extreme: loss (Eq. 7), confidence (Eq. 11), smallest and largest relative
+    cluster, agreement (Eq. 12), purity. Where an alarm began, it is named.
+    """
+    figure = picture(9.6, 5.4)
+    *axes, key = figure.subplots(2, 3).ravel()
+    key.axis("off")
+    if len(runs) == 1:
+        _one(axes, runs[0])
+        return figure
+    colours = [colour for colour, _ in looks(len(runs))]
+    drawn = [_many(axes, run, colours[number], number) for number, run in enumerate(runs)]
+    _chance(axes[LOSS], runs)
+    _titles(axes)
+    key.legend(drawn, [run.label for run in runs], loc="center left", frameon=False, fontsize=9)
+    return figure
+
+
+def _one(axes: Sequence[Any], run: Curves) -> None:
+    """One run: the five statistics and, if there is a sixth panel, the frozen features."""
+    steps, epochs = run.kind("step"), run.kind("epoch")
+    axes[LOSS].plot(*_points(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
+    axes[LOSS].plot(*_points(epochs, "loss"), color=BLUE)
+    _chance(axes[LOSS], [run])
+    _series(axes[CONFIDENCE], epochs, "confidence", BLUE)
+    _series(axes[SIZES], epochs, "smallest_cluster", BLUE, "smallest")
+    _series(axes[SIZES], epochs, "largest_cluster", ORANGE, "largest")
+    _series(axes[AGREEMENT], epochs, "agreement", BLUE)
+    _series(axes[PURITY], epochs, "purity", GREEN)
+    if len(axes) > FROZEN:
+        _shares(axes[SIZES], epochs, run.clusters)
+        _series(axes[FROZEN], epochs, "knn_top1", GREEN, "k-NN top-1, %")
+        _series(axes[FROZEN], epochs, "neighbour_agreement", BLUE, "agreement of neighbours, %")
+        _series(axes[FROZEN], epochs, "effective_rank", ORANGE, "effective rank")
+    elif axes[SIZES].get_lines():
+        axes[SIZES].legend(frameon=False, fontsize=8)
+    _titles(axes)
+    _mark(axes, run, RED)
+
+
+def _many(axes: Sequence[Any], run: Curves, colour: str, number: int) -> Any:
+    """One run among several; the line that stands for it in the legend."""
+    epochs = run.kind("epoch")
+    (line,) = axes[LOSS].plot(*_points(epochs, "loss"), color=colour)
+    for panel, name in (
+        (CONFIDENCE, "confidence"),
+        (SIZES, "smallest_cluster"),
+        (SIZES, "largest_cluster"),
+        (AGREEMENT, "agreement"),
+        (PURITY, "purity"),
+    ):
+        _series(axes[panel], epochs, name, colour)
+    _mark(axes, run, colour, number)
+    return line
+
+
+def _chance(axes: Any, runs: Sequence[Curves]) -> None:
+    """The loss of a student that tells no cluster from another."""
+    for clusters in sorted({run.clusters for run in runs if run.clusters}):
+        level = math.log(clusters)
+        axes.axhline(level, color=GREY, linestyle=":")
+        text = "ln K" if len({run.clusters for run in runs}) == 1 else f"ln {clusters:,}"
+        axes.text(
+            0.99, level, text, color=GREY, fontsize=8, ha="right", va="bottom", transform=axes.get_yaxis_transform()
+        )
+
+
+def _shares(sizes: Any, epochs: Sequence[dict[str, Any]], clusters: int | None) -> None:
+    """Empty clusters and coinciding centroids, in percent on the right."""
+    right = sizes.twinx()
+    if clusters:
+        when, empty = _points(epochs, "empty_clusters")
+        share = [100 * value / clusters for value in empty]
+        right.plot(when, share, color=GREY, linestyle="--", label="empty, % (right)")
+    when, doubled = _points(epochs, "coincident_centroids")
+    if doubled:
+        right.plot(when, [100 * value for value in doubled], color=GREY, linestyle=":", label="coinciding, % (right)")
+    right.set_ylim(0, 100)
+    right.tick_params(labelsize=8)
+    right.spines["top"].set_visible(False)
+    lines = sizes.get_lines() + right.get_lines()
+    right.legend(lines, [str(line.get_label()) for line in lines], frameon=False, fontsize=8, ncols=2, loc="upper left")
+
+
+def _titles(axes: Sequence[Any]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    names = ["Loss", "Teacher confidence $c_{avg}$", "Cluster sizes, relative to 1/K"]
+    names += ["Agreement between views $a_{avg}$", "Purity of clusters", "Frozen features of the teacher"]
+    for panel, name in zip(axes, names, strict=False):
+        plain(panel, name, x="epoch")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for panel in (CONFIDENCE, AGREEMENT, PURITY):
+        axes[panel].set_ylim(0, 1 if len(axes) > FROZEN else None)  # curves.png is looked at run after run
+    axes[SIZES].axhline(1, color=GREY, linestyle=":", zorder=0)
+    axes[SIZES].set_ylim(bottom=0)
+    if axes[SIZES].get_ylim()[1] > 6:  # a cluster that swallows others would flatten all else
+        top = axes[SIZES].get_ylim()[1]
+        axes[SIZES].set_yscale("symlog", linthresh=2)
+        axes[SIZES].set_yticks([0, 1, *[m * 10**n for n in range(6) for m in (2, 5, 10) if m * 10**n <= top][:8]])
+        axes[SIZES].set_ylim(0, top)
+        axes[SIZES].yaxis.set_major_formatter("{x:g}")
+    if not axes[PURITY].get_lines():
+        axes[PURITY].set_title("Purity: no labels", fontsize=10)
+    if len(axes) > FROZEN and axes[FROZEN].get_lines():
+        axes[FROZEN].set_ylim(bottom=0)
+        axes[FROZEN].legend(frameon=False, fontsize=8)
+
+
+def _placed(run: Curves) -> list[dict[str, Any]]:
+    return [line for line in run.kind("alarm") if _drawable(line.get("epoch")) and isinstance(line.get("name"), str)]
+
+
+def _mark(axes: Sequence[Any], run: Curves, colour: str, number: int = 0) -> None:
+    """Name the alarms where they began; `number` keeps the names of several runs apart."""
+    for alarm in _placed(run):
+        panel = MARKED.get(alarm["name"], LOSS)
+        if panel >= len(axes):
+            continue
+        axes[panel].axvline(alarm["epoch"], color=colour, linewidth=1, linestyle="-" if colour == RED else "--")
+        axes[panel].annotate(
+            _literally(alarm["name"]),
+            (alarm["epoch"], 0.5 + 0.12 * (-1) ** number * ((number + 1) // 2 % 4)),
+            xycoords=axes[panel].get_xaxis_transform(),
+            color=colour,
+            fontsize=8,
+            rotation=90,
+            va="center",
+        )
+
+
+def _points(lines: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    """Epochs and one figure of them, where it was measured."""
+    both = [line for line in lines if _drawable(line.get("epoch")) and _drawable(line.get(name))]
+    return [line["epoch"] for line in both], [line[name] for line in both]
+
+
+def _drawable(value: Any) -> bool:
+    """Whether it is a number with a place on an axis, or the NaN of a run that went wrong."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > LARGEST
+
+
+def _literally(text: str) -> str:
+    """A name as it is: matplotlib takes what stands between dollars for a formula."""
+    return shortened(printable(text), LONGEST_NAME).replace("$", r"\$")
+
+
+def _series(axes: Any, lines: Sequence[dict[str, Any]], name: str, color: str, label: str | None = None) -> None:
+    """Plot one figure against epochs, where it was measured."""
+    when, values = _points(lines, name)
+    if values:
+        marker = "o" if len(values) < 30 else None
+        axes.plot(when, values, color=color, label=label, marker=marker, markersize=3)

@@ -1,0 +1,147 @@
+"""`excb-pretrain draw`: the paper's pictures, of a run, of the method and of published figures."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from excb.cli import Parser
+from excb.console import Reporter
+from excb.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DESCRIPTION = """\
+Draw the paper's pictures; a file's name decides between PNG and SVG.
+
+  excb-pretrain draw statistics RUN --out run.svg             loss, confidence, sizes, agreement, purity by epoch
+  excb-pretrain draw statistics A B --labels linear none --out both.png          runs over one another
+  excb-pretrain draw tsne RUN --data DIR --classes cat dog --out tsne.png        projected features of some classes
+  excb-pretrain draw balancing --out b.svg                    B(z; s), linear and squared
+  excb-pretrain draw boundary --out boundary.svg              how B moves the boundary of two clusters (Figure 1)
+  excb-pretrain draw accuracy --out epochs.svg                accuracy against epochs (Figure 2)"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draw what a command line asks for: the words after `excb-pretrain draw`."""
+    chosen = _parser().parse_args(argv)
+    from excb.charts.style import check_formats, write
+    from excb.files.atomic import check_folder
+
+    check_formats(chosen.out)  # before minutes of t-SNE
+    for file in chosen.out:
+        check_folder(file.parent)
+    figure = chosen.draw(chosen)
+    for file in chosen.out:
+        write(figure, file)
+    Reporter(quiet=chosen.quiet).note(f"drawn: {', '.join(map(str, chosen.out))}")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="excb-pretrain draw", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = parser.add_subparsers(metavar="KIND", required=True)
+
+    def kind(name: str, text: str) -> Parser:
+        made = kinds.add_parser(name, help=text, description=text)
+        made.add_argument(
+            "--out", type=Path, nargs="+", required=True, metavar="FILE", help="picture files, .png or .svg"
+        )
+        made.add_argument("--quiet", action="store_true", help="no notes, no progress")
+        return made
+
+    statistics = kind("statistics", "the five training statistics of one or more runs, by epoch")
+    statistics.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or their metrics.jsonl")
+    statistics.add_argument("--labels", nargs="+", metavar="NAME", help="names of the runs (default: their folders')")
+    statistics.set_defaults(draw=_statistics)
+    tsne = kind("tsne", "projected features of the teacher, laid out by t-SNE")
+    tsne.add_argument("checkpoint", metavar="CKPT", help="a run folder, or a full checkpoint that `excb.load` takes")
+    tsne.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of class folders")
+    tsne.add_argument("--classes", nargs="+", metavar="NAME", help="class folders (default: ImageNet-10)")
+    tsne.add_argument("--each", type=int, metavar="N", help="images of every class at most (default: all)")
+    tsne.add_argument("--seed", type=int, default=0, help="of t-SNE (default: 0)")
+    tsne.set_defaults(draw=_tsne)
+    balancing = kind("balancing", "the balancing operator B(z; s), linear and squared below 1/K")
+    balancing.add_argument("--clusters", type=int, default=8, metavar="K", help="number of clusters (default: 8)")
+    balancing.add_argument(
+        "--similarities", type=float, nargs="+", default=[-0.6, 0.0, 0.6], metavar="Z", help="default: -0.6 0 0.6"
+    )
+    balancing.set_defaults(draw=_balancing)
+    boundary = kind("boundary", "how B moves the boundary between two clusters of unequal size")
+    boundary.add_argument(
+        "--ratios",
+        type=float,
+        nargs="+",
+        default=[1.0, 1.25, 1.5, 2.0],
+        metavar="R",
+        help="how many times larger the second cluster is (default: 1 1.25 1.5 2)",
+    )
+    boundary.add_argument("--angle", type=float, default=90.0, help="between the centroids, in degrees (default: 90)")
+    boundary.set_defaults(draw=_boundary)
+    accuracy = kind("accuracy", "accuracy against epochs, a circle's area showing the batch size")
+    accuracy.add_argument(
+        "points",
+        nargs="?",
+        type=Path,
+        metavar="FILE.csv",
+        help="columns method, epochs, batch, accuracy; the first method is set off (default: the paper's Figure 2)",
+    )
+    accuracy.set_defaults(draw=_accuracy)
+    return parser
+
+
+def _statistics(chosen: argparse.Namespace) -> "Figure":
+    from .curves import Curves, statistics
+
+    labels = chosen.labels or [None] * len(chosen.runs)
+    if len(labels) != len(chosen.runs):
+        raise UserError(f"--labels names {len(labels)} runs of {len(chosen.runs)}: give one name for each")
+    return statistics([Curves.read(run, label) for run, label in zip(chosen.runs, labels, strict=True)])
+
+
+def _tsne(chosen: argparse.Namespace) -> "Figure":
+    from excb.distributed.machine import choose_device
+
+    from .tsne import embed, tsne
+
+    if chosen.each is not None and chosen.each < 1:
+        raise UserError("--each must be at least 1")
+    if not 0 <= chosen.seed < 2**32:
+        raise UserError(f"--seed must be from 0 to {2**32 - 1}")
+    plane = embed(
+        chosen.checkpoint,
+        chosen.data,
+        Reporter(quiet=chosen.quiet),
+        classes=chosen.classes,
+        each=chosen.each,
+        seed=chosen.seed,
+        device=choose_device("auto"),
+        out=chosen.out,
+    )
+    return tsne(plane)
+
+
+def _balancing(chosen: argparse.Namespace) -> "Figure":
+    from .diagrams import balancing_curves
+
+    if chosen.clusters < 2 or not all(abs(z) <= 1 for z in chosen.similarities):  # NaN is none, either
+        raise UserError("--clusters must be at least 2, and --similarities are cosines from -1 to 1")
+    return balancing_curves(clusters=chosen.clusters, similarities=chosen.similarities)
+
+
+def _boundary(chosen: argparse.Namespace) -> "Figure":
+    from .diagrams import boundary_shift
+
+    if not all(0 < ratio < math.inf for ratio in chosen.ratios) or not 0 < chosen.angle <= 180:
+        raise UserError("--ratios must be above 0 and finite, and --angle lies above 0 and up to 180 degrees")
+    return boundary_shift(ratios=chosen.ratios, angle=chosen.angle)
+
+
+def _accuracy(chosen: argparse.Namespace) -> "Figure":
+    from .diagrams import PAPER, accuracy_against_epochs, read_points
+
+    return accuracy_against_epochs(read_points(chosen.points or PAPER))

@@ -1,0 +1,177 @@
+"""The appendix's t-SNE picture: projected features h_t(f_t(x)) of a few classes in the plane."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from excb.charts.style import looks, picture
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.hub import loading
+from excb.images.image_set import ImageSet, refuse_among, scan_folder
+from excb.method import unit
+from excb.networks.features import Inputs, extract
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# ImageNet-10 (Chang et al., 2017), the paper's ten classes, by ImageNet's folder names.
+IMAGENET_10 = {
+    "n02056570": "king penguin",
+    "n02085936": "Maltese dog",
+    "n02128757": "snow leopard",
+    "n02690373": "airliner",
+    "n02692877": "airship",
+    "n03095699": "container ship",
+    "n04254680": "soccer ball",
+    "n04285008": "sports car",
+    "n04467665": "trailer truck",
+    "n07747607": "orange",
+}
+PERPLEXITY = 30.0  # scikit-learn's default; fewer images take a third of their number
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Images in the plane.
+
+    Attributes:
+        points: [N, 2].
+        labels: class index of every image, [N].
+        classes: names.
+    """
+
+    points: np.ndarray
+    labels: np.ndarray
+    classes: Sequence[str]
+
+
+def choose(images: ImageSet, classes: Sequence[str], *, each: int | None = None) -> list[int]:
+    """Indices of the images of some classes, in order; of each class the first `each`, or all.
+
+    Raises:
+        UserError: there are no class folders, or none of such a name.
+    """
+    if images.labels is None or images.classes is None:
+        raise UserError(f"{images.root} has no class folders: t-SNE colours images by the folder they lie in")
+    missing = [name for name in classes if name not in images.classes]
+    if missing:
+        some = ", ".join(images.classes[:4])
+        raise UserError(
+            f"{images.root} has no class folder {', '.join(missing)}: choose with --classes among its "
+            f"{len(images.classes)} ({some}{' ...' if len(images.classes) > 4 else ''})"
+        )
+    chosen = [np.flatnonzero(images.labels == images.classes.index(name))[:each] for name in classes]
+    return [int(index) for indices in chosen for index in indices]
+
+
+def embed(
+    name: str,
+    data: Path,
+    reporter: Reporter,
+    *,
+    classes: Sequence[str] | None = None,
+    each: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    out: Sequence[Path] = (),
+) -> Plane:
+    """Pass images through f_t and h_t and lay them out by t-SNE (van der Maaten and Hinton, 2008).
+
+    Rows are scaled to length 1 before, since training knows their direction only.
+
+    Args:
+        name: what `excb.load` takes, with heads: a run folder or a full checkpoint.
+        data: a folder of class folders, or one that holds it as train/.
+        reporter: told of progress.
+        classes: names of class folders; ImageNet-10 by default.
+        each: images of every class at most; all by default.
+        seed: of t-SNE.
+        device: where the network computes.
+        out: files that the picture is to be written to.
+
+    Raises:
+        UserError: the checkpoint has no heads, a class is missing, there are too few images, or `out` is among them.
+    """
+    from sklearn.manifold import TSNE
+
+    images = scan_folder(data / "train" if (data / "train").is_dir() else data)
+    for file in out:
+        refuse_among(images, file.parent)
+    wanted = list(IMAGENET_10) if classes is None else list(dict.fromkeys(classes))
+    chosen = choose(images, wanted, each=each)
+    network = _projected(name).to(device)
+    with reporter.progress("projected features", len(chosen)) as bar:
+        features = extract(
+            network, Inputs(images, network.transform, chosen=chosen), device=device, progress=bar.advance
+        )
+    for path, reason in features.broken.items():
+        reporter.warn(f"{path} cannot be read ({reason}) and is left out")
+    if len(features.rows) < 4:
+        raise UserError(f"{len(features.rows)} images are too few for t-SNE: choose more classes, or fuller ones")
+    assert images.labels is not None
+    assert images.classes is not None
+    index = {images.classes.index(name): number for number, name in enumerate(wanted)}
+    reporter.note(f"t-SNE of {len(features.rows):,} images")
+    layout = TSNE(perplexity=min(PERPLEXITY, (len(features.rows) - 1) / 3), init="pca", random_state=seed)
+    points = layout.fit_transform(unit(features.rows).numpy())
+    labels = np.array([index[int(label)] for label in images.labels[features.samples.numpy()]])
+    return Plane(points, labels, [IMAGENET_10.get(name, name) for name in wanted])
+
+
+class _Projected(nn.Module):
+    """h(f(x)) of a loaded checkpoint, with its preprocessing."""
+
+    def __init__(self, backbone: loading.Backbone, projector: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.projector, self.transform = backbone, projector, backbone.transform
+
+    def forward(self, images: Tensor) -> Tensor:
+        projected: Tensor = self.projector(self.backbone(images))
+        return projected
+
+
+def _projected(name: str) -> _Projected:
+    backbone = loading.load(name, heads=True)
+    assert backbone.heads is not None
+    if backbone.heads.teacher is None:
+        raise UserError(f"{name} holds no heads of the teacher: name a run folder or a full checkpoint")
+    return _Projected(backbone, backbone.heads.teacher.projector).eval()
+
+
+def tsne(plane: Plane) -> "Figure":
+    """Draw the images, classes by colour and mark, each named where its images lie."""
+    from matplotlib.patheffects import withStroke
+
+    figure = picture(6.4, 5.6)
+    axes = figure.subplots()
+    size = float(np.clip(20_000 / len(plane.points), 3, 30))
+    few = len(plane.classes) <= 12
+    for number, (name, (colour, marker)) in enumerate(zip(plane.classes, looks(len(plane.classes)), strict=True)):
+        points = plane.points[plane.labels == number]
+        axes.scatter(
+            points[:, 0], points[:, 1], s=size, color=colour, marker=marker, alpha=0.6, linewidths=0, label=name
+        )
+        if few and len(points):
+            outline = [withStroke(linewidth=3, foreground="white")]
+            x, y = _densest(points)
+            axes.text(x, y, name, color="black", fontsize=9, ha="center", path_effects=outline)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8, markerscale=1.5)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.axis("off")
+    return figure
+
+
+def _densest(points: np.ndarray) -> np.ndarray:
+    """The point [2] whose nearest fifth of the class is nearest: a class may lie in several parts."""
+    from sklearn.neighbors import NearestNeighbors
+
+    count = max(1, len(points) // 5)
+    distances, _ = NearestNeighbors(n_neighbors=count).fit(points).kneighbors(points)
+    densest: np.ndarray = points[distances[:, -1].argmin()]
+    return densest

@@ -1,0 +1,1 @@
+"""What a run will take: FLOPs, memory, communication, speed."""

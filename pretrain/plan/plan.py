@@ -1,0 +1,199 @@
+"""`excb-pretrain plan`: what a recipe's run takes before it starts: parameters, FLOPs, memory, communication, hours."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+
+from excb.console import Reporter, duration
+from excb.distributed.machine import choose_device, worker_count
+from excb.images.image_set import CodedImages
+
+from ..recipe import Recipe
+from .flops import communication, count
+from .memory import NOT_COUNTED, Memory, plain_loss_head, step_memory
+from .speed import measure_loader, measure_step
+
+IMAGENET = 1_281_167  # training images of ImageNet-1k, where no folder is named
+STEP_SECONDS, LOADER_SECONDS = 15.0, 10.0  # of measuring
+CPU_FLOPS = 2e11  # of a step measured on a CPU, at most: some seconds
+NO_GPU = "no GPU to measure on (--measure measures on the CPU)"
+
+Report = dict[str, Any]
+
+
+def plan(
+    recipe: Recipe, gpus: int | None, images: CodedImages | None, reporter: Reporter, *, measure: bool, as_json: bool
+) -> int:
+    """Print the plan of a recipe.
+
+    Args:
+        recipe: with overrides applied.
+        gpus: processes, one on each GPU; None or 0 for one process.
+        images: the training images, if they are there.
+        reporter: where to talk.
+        measure: measure on the CPU where there is no GPU.
+        as_json: print the report as JSON.
+
+    Raises:
+        UserError: the recipe cannot make a run with so many processes, or these images.
+    """
+    report = count_run(recipe, max(1, gpus or 1), images)
+    report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure))
+    if as_json:
+        reporter.answer(json.dumps(report, indent=2))
+    else:
+        _tell(report, reporter)
+    return 0
+
+
+def count_run(recipe: Recipe, processes: int, images: CodedImages | None) -> Report:
+    """All that can be known without running anything."""
+    share, optim = recipe.micro_batch(processes), recipe.optim
+    size = len(images) if images is not None else IMAGENET
+    steps = optim.epochs * recipe.steps_per_epoch(size)
+    counts, memory = count(recipe), step_memory(recipe, share)
+    sent = communication(recipe, counts, processes, gpu=recipe.efficiency.device != "cpu")
+    flops = asdict(counts.flops) | {"image": counts.flops.image, "step": counts.flops.image * optim.batch}
+    return {
+        "recipe": recipe.name,
+        "precision": recipe.efficiency.precision,
+        "checkpointing": recipe.efficiency.checkpointing,
+        "processes": processes,
+        "batch": optim.batch,
+        "micro_batch": share,
+        "set": size,
+        "set_given": images is not None,
+        "steps": steps,
+        "parameters": counts.parameters,
+        "flops": flops | {"run": flops["step"] * steps},
+        "memory": asdict(memory) | {"total": memory.total},
+        "memory_not_counted": NOT_COUNTED,
+        "plain_loss_head": plain_loss_head(recipe, share),
+        "communication": asdict(sent) | {"total": sent.total},
+    }
+
+
+def _device(recipe: Recipe, *, measure: bool) -> torch.device | None:
+    """Where to measure, if anywhere."""
+    if recipe.efficiency.device != "cpu" and torch.cuda.is_available():
+        return choose_device(recipe.efficiency.device)
+    return torch.device("cpu") if measure else None
+
+
+def measure_run(
+    recipe: Recipe, counted: Mapping[str, Any], images: CodedImages | None, device: torch.device | None
+) -> Report:
+    """Measure for about half a minute; whatever was not measured is None, and `missing` says why."""
+    measured: Report = dict.fromkeys(("device", "step", "loader", "hours", "limit", "missing"))
+    if device is None:
+        return measured | {"missing": NO_GPU}
+    on_gpu = device.type == "cuda"
+    measured["device"] = torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"
+    share = counted["batch"] // counted["processes"]
+    if not on_gpu:  # a whole batch would take minutes there
+        share = max(2, min(share, int(CPU_FLOPS / counted["flops"]["image"])))
+        recipe = recipe.change(efficiency={"accumulate": 1})
+    try:
+        step = measure_step(recipe, share, device, seconds=STEP_SECONDS)
+    except torch.OutOfMemoryError:
+        return measured | {"missing": f"{share} images do not fit into this GPU: raise efficiency.accumulate"}
+    measured["step"], speed = asdict(step), step.images_per_second
+    if images is not None:
+        here = min(counted["processes"], max(1, torch.cuda.device_count()))
+        loader = measure_loader(
+            recipe, images, workers=_workers(recipe, here), pin_memory=on_gpu, seconds=LOADER_SECONDS
+        )
+        measured["loader"] = asdict(loader)
+        measured["limit"] = "device" if speed < loader.images_per_second else "loader"
+        speed = min(speed, loader.images_per_second)
+    measured["hours"] = counted["steps"] * counted["batch"] / (speed * counted["processes"]) / 3600
+    return measured
+
+
+def _workers(recipe: Recipe, processes: int) -> int:
+    """Workers of one process where several share this machine."""
+    wanted = recipe.efficiency.workers
+    return wanted if wanted >= 0 else max(1, min(worker_count(-1), (os.cpu_count() or 1) // processes))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# As text
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _tell(report: Report, reporter: Reporter) -> None:
+    """Print a report as tables."""
+    processes, share = report["processes"], report["micro_batch"]
+    again = ", blocks recomputed in the backward pass" if report["checkpointing"] else ""
+    whose = "" if report["set_given"] else " of ImageNet (--data DIR for others)"
+    reporter.answer(
+        f"{report['recipe']} on {processes} process{'es' if processes > 1 else ''}, {report['precision']}{again}: "
+        f"{report['batch']:,} images a step, {share:,} in a micro-batch of a process\n"
+        f"{report['steps']:,} steps with {report['set']:,} images{whose}\n"
+    )
+    student, teacher = report["parameters"]["student"], report["parameters"]["teacher"]
+    rows = [[part, f"{student[part]:,}", f"{teacher[part]:,}"] for part in student]
+    rows.append(["total", f"{sum(student.values()):,}", f"{sum(teacher.values()):,}"])
+    reporter.table("Parameters", ["", "student", "teacher"], rows)
+    flops, batch = report["flops"], report["batch"]
+    kinds = {"student": "student", "teacher": "teacher", "loss head": "loss_head", "total": "image"}
+    rows = [[name, _flops(flops[key]), _flops(flops[key] * batch)] for name, key in kinds.items()]
+    title = "\nFLOPs, forward and backward, without what is computed again (a multiply-add is two)"
+    reporter.table(title, ["", "an image", "a step"], rows)
+    reporter.answer(f"{_flops(flops['run'])} for the whole run")
+    documented = {part.name: part.metadata["doc"] for part in fields(Memory)}
+    memory = report["memory"]
+    rows = [[f"{name.replace('_', ' ')}: {doc}", _bytes(memory[name])] for name, doc in documented.items()]
+    rows.append(["total, at most", _bytes(memory["total"])])
+    reporter.table("\nMemory of each process", ["", "bytes"], rows)
+    reporter.answer(f"not counted: {report['memory_not_counted']}")
+    plain = _bytes(report["plain_loss_head"])
+    reporter.answer(f"the equations as written would hold {plain} of rows x clusters at least")
+    _tell_communication(report, reporter)
+    _tell_measured(report, reporter)
+
+
+def _tell_communication(report: Report, reporter: Reporter) -> None:
+    sent = report["communication"]
+    if report["processes"] == 1:
+        reporter.answer("\nCommunication: none, one process")
+        return
+    rows = [
+        ["gradients", _bytes(sent["gradients"])],
+        [f"BatchNorm statistics, {sent['exchanges']} exchanges", _bytes(sent["batchnorm"])],
+        ["cluster sizes", _bytes(sent["sizes"])],
+        *([["balancing", _bytes(sent["balancing"])]] if sent["balancing"] else []),
+        ["total", _bytes(sent["total"])],
+    ]
+    reporter.table("\nSent by each process in a step", ["", "bytes"], rows)
+
+
+def _tell_measured(report: Report, reporter: Reporter) -> None:
+    measured, processes = report["measured"], report["processes"]
+    if measured["missing"] is not None:
+        reporter.answer(f"\nnothing was measured: {measured['missing']}")
+        return
+    step, loader = measured["step"], measured["loader"]
+    peak = f", {_bytes(step['peak_memory'])} at most" if step["peak_memory"] is not None else ""
+    rows = [[f"steps alone, {step['images']:,} random images each{peak}", f"{step['images_per_second']:,.3g} images/s"]]
+    if loader is not None:
+        rows.append([f"loader alone, {loader['workers']} workers", f"{loader['images_per_second']:,.3g} images/s"])
+    scaling = f", if {processes} processes are {processes} times as fast" if processes > 1 else ""
+    rows.append([f"the whole run{scaling}", duration(3600 * measured["hours"])])
+    rows.append(["the limit is", f"the {measured['limit']}" if measured["limit"] else "not known without --data DIR"])
+    reporter.table(f"\nMeasured here in one process ({measured['device']})", ["", ""], rows)
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def _flops(count: float) -> str:
+    for unit, size in (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9)):
+        if count >= size:
+            return f"{count / size:,.4g} {unit}FLOP"
+    return f"{count / 1e6:,.4g} MFLOP"

@@ -1,0 +1,135 @@
+"""How fast this machine takes steps and reads images, each by itself, measured for some seconds."""
+
+import itertools
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+
+from excb import seeding
+from excb.distributed.machine import peak_memory
+from excb.images.image_set import CodedImages
+
+from ..data.loader import Batch, Broken, Slot, collate, loader
+from ..data.views import ViewMaker
+from ..initialise import build_model
+from ..optim import Schedules, build_optimizer
+from ..recipe import Recipe
+from ..step import Trainer, prepare
+
+STEPS_PER_EPOCH = 1000  # of the schedules: of no matter for speed
+SIDE = 256  # of random images, pixels
+DIFFERENT = 16  # random images in a batch; they repeat
+READ_TOGETHER = 32  # images that a worker reads before it hands them over
+
+
+@dataclass(frozen=True)
+class StepSpeed:
+    """Steps on images that are there already."""
+
+    images_per_second: float
+    images: int  # in each step
+    steps: int  # measured
+    peak_memory: int | None  # bytes, on a GPU
+
+
+@dataclass(frozen=True)
+class LoaderSpeed:
+    """The loader with nobody else at work."""
+
+    images_per_second: float
+    workers: int
+
+
+def build_trainer(recipe: Recipe, device: torch.device) -> Trainer:
+    """What a run trains with, with new weights.
+
+    Raises:
+        UserError: no such backbone, it cannot take views of the recipe's sizes, or has no blocks to recompute.
+    """
+    model = prepare(build_model(recipe), recipe, device)
+    optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused)
+    return Trainer(model, optimizer, Schedules(recipe.optim, recipe.method, STEPS_PER_EPOCH), recipe, device)
+
+
+def random_batch(recipe: Recipe, images: int) -> Batch:
+    """Crops of random images with the recipe's random parameters."""
+    views, maker = recipe.views, ViewMaker(recipe.views, seed=recipe.run.seed, epochs=recipe.optim.epochs)
+    ranges = [range(views.global_views), range(views.global_views, views.global_views + views.local_views)]
+    random = np.random.default_rng(recipe.run.seed)
+    different: list[tuple[Slot, int, list[np.ndarray], list[Broken]]] = []
+    for sample in range(min(images, DIFFERENT)):
+        image = Image.fromarray(random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
+        arrays = [maker.cut(image, epoch=0, sample=sample, views=each) for each in ranges if each]
+        different.append((Slot(0, sample, sample), sample, list(itertools.chain(*arrays)), []))
+    return collate(list(itertools.islice(itertools.cycle(different), images)))
+
+
+def measure_step(recipe: Recipe, images: int, device: torch.device, *, seconds: float) -> StepSpeed:
+    """Take steps for some seconds, and one before.
+
+    Args:
+        recipe: the recipe.
+        images: in a step of this process.
+        device: where to.
+        seconds: how long; at least one step is taken.
+
+    Raises:
+        UserError: as `build_trainer`.
+        torch.OutOfMemoryError: the device has too little memory.
+    """
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        torch.manual_seed(seeding.fold(seeding.Purpose.WEIGHTS, recipe.run.seed))
+        trainer, batch = build_trainer(recipe, device), random_batch(recipe, images)
+        if on_gpu:
+            batch = batch.pin_memory()
+            torch.cuda.reset_peak_memory_stats(device)
+        steps, elapsed, start = -1, 0.0, 0.0
+        while steps < 1 or elapsed < seconds:
+            trainer.step(batch, steps + 1)
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            steps += 1
+            if steps == 0:  # the first one warms up, and compiles
+                start = time.perf_counter()
+            elapsed = time.perf_counter() - start
+    return StepSpeed(steps * images / elapsed, images, steps, peak_memory(device) if on_gpu else None)
+
+
+def measure_loader(
+    recipe: Recipe, images: CodedImages, *, workers: int, pin_memory: bool, seconds: float
+) -> LoaderSpeed:
+    """Read a set's images, and cut their views, for some seconds.
+
+    Args:
+        recipe: the recipe.
+        images: the set.
+        workers: processes that read.
+        pin_memory: as for a GPU.
+        seconds: how long, once all workers are at work.
+    """
+    batch = min(READ_TOGETHER, len(images))
+    batches = loader(
+        images,
+        recipe.views,
+        seed=recipe.run.seed,
+        epochs=recipe.optim.epochs,
+        batch=batch,
+        start=0,
+        stop=10**9 // batch,  # more than can be read
+        workers=workers,
+        pin_memory=pin_memory,
+        prefetch=recipe.efficiency.prefetch,
+        scaled_decoding=recipe.efficiency.scaled_decoding,
+        decoder=recipe.efficiency.decoder,
+    )
+    iterator = iter(batches)
+    for _ in range(max(1, workers)):
+        next(iterator)
+    start, read = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - start) < seconds or not read:
+        read += len(next(iterator).samples)
+    return LoaderSpeed(read / elapsed, workers)

@@ -1,0 +1,229 @@
+"""What a run writes down: `metrics.jsonl`, TensorBoard, and the statistics of an epoch, all equal after a resume."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from excb.charts.tensorboard import Board
+from excb.distributed.collectives import gather_rows, mean_over_ranks, processes, rank
+from excb.errors import UserError
+from excb.files import json_text
+from excb.files.atomic import write_text
+from excb.images.image_set import Images
+from excb.method import Step
+
+from ..data.loader import Batch
+
+METRICS = "metrics.jsonl"
+
+
+class EpochStatistics:
+    """Sums over the steps of an epoch, kept on the device so that no step waits for them.
+
+    Args:
+        images: the training images.
+        globals_: G, the global views.
+        clusters: K.
+        slots: images of a whole epoch that this process sees.
+        device: where the steps run.
+    """
+
+    def __init__(self, images: Images, *, globals_: int, clusters: int, slots: int, device: torch.device) -> None:
+        self._labels, self._clusters = images.labels, clusters
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, confidence, agreement
+        self._winners = torch.zeros(globals_, slots, dtype=torch.int32, device=device)
+        self._used = torch.zeros(slots, dtype=torch.int64)
+        self._filled = self._steps = 0
+        self._before = self._sums.clone(), 0, 0  # the newest step
+
+    def add(self, output: Step, batch: Batch) -> None:
+        """Count one step."""
+        self._before = self._sums.clone(), self._filled, self._steps
+        stop = self._filled + len(batch.used)
+        self._sums += torch.stack([output.loss.detach(), output.confidence, output.agreement]).double()
+        self._winners[:, self._filled : stop] = output.winners
+        self._used[self._filled : stop] = batch.used
+        self._filled, self._steps = stop, self._steps + 1
+
+    def take_back(self) -> None:
+        """Forget the newest step."""
+        self._sums, self._filled, self._steps = self._before
+
+    def summary(self, state: dict[str, Any] | None = None) -> dict[str, float]:
+        """The epoch so far: means of loss, confidence (Eq. 11) and agreement (Eq. 12), clusters, purity with labels.
+
+        Cluster sizes are counted over the epoch's assignments and relative to 1/K: 1 is balanced.
+
+        Args:
+            state: of `state`, where it is at hand: all processes gather for it.
+        """
+        state = state or self.state()
+        loss, confidence, agreement = (state["sums"] / max(1, self._steps)).tolist()
+        winners, used = state["winners"].numpy(), state["used"].numpy()
+        counts = self.counts(state).numpy()
+        relative = counts * self._clusters / max(1, winners.size)
+        figures = {
+            "loss": loss,
+            "confidence": confidence,
+            "agreement": agreement,
+            "smallest_cluster": float(relative.min()),
+            "largest_cluster": float(relative.max()),
+            "empty_clusters": int((counts == 0).sum()),
+        }
+        if self._labels is not None:
+            labels = np.broadcast_to(self._labels[used], winners.shape)
+            figures["purity"] = purity(winners.ravel(), labels.ravel())
+        return figures
+
+    def counts(self, state: dict[str, Any]) -> torch.Tensor:
+        """Assignments to every cluster in a `state`, all processes together: [K] int64 on the CPU."""
+        return torch.bincount(state["winners"].flatten(), minlength=self._clusters)
+
+    @property
+    def complete(self) -> bool:
+        """Whether a whole epoch is counted, and waits to be summed up."""
+        return self._filled == len(self._used)
+
+    def reset(self) -> None:
+        """Start the next epoch."""
+        self._sums.zero_()
+        self._filled = self._steps = 0
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers of all processes, from which any number of them goes on by `restore`."""
+        return {
+            "sums": mean_over_ranks(self._sums.clone()).cpu(),
+            "winners": gather_rows(self._winners[:, : self._filled].T).T.cpu(),
+            "used": gather_rows(self._used[: self._filled].clone()),
+            "steps": self._steps,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`: each process takes an equal part of the images."""
+        self._sums.copy_(state["sums"])
+        self._filled, self._steps = len(state["used"]) // processes(), state["steps"]
+        mine = slice(rank() * self._filled, (rank() + 1) * self._filled)
+        self._winners[:, : self._filled] = state["winners"][:, mine].to(self._winners.device)
+        self._used[: self._filled] = state["used"][mine]
+
+
+def purity(clusters: np.ndarray, labels: np.ndarray) -> float:
+    """Purity (1/N) sum_k max_j n_kj of N assignments (Zhao and Karypis, 2001), from 0 to 1."""
+    pairs, counts = np.unique(np.stack([clusters, labels]), axis=1, return_counts=True)
+    largest = np.zeros(int(pairs[0].max(initial=0)) + 1, np.int64)
+    np.maximum.at(largest, pairs[0], counts)
+    return float(largest.sum() / max(1, len(clusters)))
+
+
+class Journal:
+    """Appends lines to `metrics.jsonl` and scalars to TensorBoard and, if wanted, Weights & Biases.
+
+    Args:
+        folder: the run folder; None in processes that write nothing.
+        step: the step the run goes on from; what an interrupted process wrote beyond it is dropped.
+        wandb: arguments of `wandb.init`, or None.
+
+    Raises:
+        UserError: Weights & Biases is wanted but not installed, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path | None, *, step: int, wandb: dict[str, Any] | None = None) -> None:
+        self._file: Path | None = None
+        self._board: Board | None = None
+        self._wandb: Any = None
+        if folder is None:
+            return
+        if wandb is not None:
+            try:
+                import wandb as weights_and_biases
+            except ImportError:
+                raise UserError("monitor.wandb needs Weights & Biases: run `pip install wandb`", alone=True) from None
+            # One run folder is one run there, however often it is started.
+            name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+            self._wandb = weights_and_biases.init(id=name, resume="allow", dir=str(folder), **wandb)
+        self._file = folder / METRICS
+        kept = [line for line in read_metrics(folder) if line["step"] <= step] if step else []
+        with _telling(self._file):
+            write_text("".join(json.dumps(line) + "\n" for line in kept), self._file)  # whole, whenever it is killed
+            self._board = Board(folder / "tensorboard", step=step)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, kind: str, step: int, figures: dict[str, Any]) -> None:
+        """Write one line: kind `step`, `epoch` or `alarm`, the number of steps done, and the figures.
+
+        Raises:
+            UserError: the disk is full or the folder cannot be written.
+        """
+        if self._file is None or self._board is None:
+            return
+        numbers = {f"{kind}/{name}": value for name, value in figures.items() if not isinstance(value, str)}
+        with _telling(self._file):
+            with self._file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"kind": kind, "step": step} | figures) + "\n")
+            if kind != "alarm":
+                self._board.add(numbers, step)
+        if self._wandb is not None:
+            if kind == "alarm":
+                self._wandb.alert(title=figures["name"], text=figures["message"])
+            else:
+                self._wandb.log(numbers, step=step)
+
+    def settle(self) -> None:
+        """Have the disk hold all lines: a checkpoint written next never knows of more steps than they tell.
+
+        Raises:
+            UserError: the disk is full or the folder cannot be written.
+        """
+        if self._file is not None:
+            with _telling(self._file), self._file.open("rb") as stream:
+                os.fsync(stream.fileno())
+
+    def close(self) -> None:
+        """End what is written to."""
+        if self._board is not None:
+            self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+@contextmanager
+def _telling(file: Path) -> Iterator[None]:
+    """Turn a failure to write into one line; process 0 alone knows of it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {file} ({error}): make room, or let it be written; the same command then goes on from the "
+            "newest checkpoint",
+            alone=True,
+        ) from None
+    except UserError as error:
+        error.alone = True
+        raise
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`; one cut short by a kill, or that no run writes, is passed over."""
+    file = folder / METRICS
+    lines = []
+    if file.is_file():
+        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = json_text.parse(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict) and isinstance(line.get("kind"), str) and type(line.get("step")) is int:
+                lines.append(line)
+    return lines

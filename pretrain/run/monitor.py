@@ -1,0 +1,159 @@
+"""How good the representation is while it is learned: k-NN where labels exist, and two figures that need none.
+
+The effective rank (RankMe; Garrido et al., 2023) falls when features collapse. The agreement of neighbours is the share
+of an image's nearest neighbours that stay the same when every image is seen through an augmented view: it grows as
+features come to follow content. Their product says which checkpoint to keep where there are no labels.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from excb import seeding
+from excb.distributed.collectives import from_first, gather_objects, processes, rank
+from excb.images.image_set import Images
+from excb.images.subset import Subset
+from excb.neighbours.knn import accuracy, nearest, vote
+from excb.networks.backbone import uncompiled
+from excb.networks.features import Features, Inputs, extract
+
+from ..data.views import ViewMaker, augment
+from ..recipe import MonitorSettings, ViewSettings
+
+KNN_TEMPERATURE = 0.07  # DINO's
+
+
+class StoppedError(Exception):
+    """A measurement is to end early, without a result."""
+
+
+class AugmentedInputs(Inputs):
+    """The first global view of every image, the same one at every call."""
+
+    def __init__(
+        self, images: Images, settings: ViewSettings, *, seed: int, chosen: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(images, settings.preprocessing, chosen=chosen)
+        self._settings = settings
+        self._maker = ViewMaker(settings, seed=seeding.fold(seeding.Purpose.MONITOR, seed), epochs=1)
+
+    def prepare(self, image: Image.Image, index: int) -> Tensor:
+        """Cut and augment the image's view."""
+        crops, parameters = self._maker.cut(image, epoch=0, sample=index, views=range(1))
+        return augment(torch.from_numpy(crops), torch.from_numpy(parameters), self._settings)[0]
+
+
+class Monitor:
+    """Measures a backbone on a fixed choice of the training images; each process passes its part of them through it.
+
+    Args:
+        images: the training images.
+        settings: what to measure.
+        views: the recipe's views.
+        seed: the run's seed.
+        device: where the backbone is.
+        workers: processes that read.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        settings: MonitorSettings,
+        views: ViewSettings,
+        *,
+        seed: int,
+        device: torch.device,
+        workers: int,
+    ) -> None:
+        random = seeding.generator(seeding.Purpose.MONITOR, seed)
+        chosen = sorted(random.permutation(len(images))[: settings.images].tolist())
+        self._images = Subset(images, np.array(chosen, np.int64))
+        self._views, self._k, self._seed = views, settings.k, seed
+        self._device, self._workers = device, workers
+        self._mine = range(rank(), len(chosen), processes())
+
+    @property
+    def passes(self) -> int:
+        """Images that one measurement reads in this process, for progress."""
+        return 2 * len(self._mine)
+
+    def measure(
+        self,
+        backbone: nn.Module,
+        progress: Callable[[int], None] = lambda _done: None,
+        *,
+        agreed: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float]:
+        """Measure; the backbone's state is untouched.
+
+        Args:
+            backbone: [B, 3, H, W] -> [B, D].
+            progress: told the number of images done after every batch; it may raise StoppedError.
+            agreed: asked by all processes together, whether any of them was stopped.
+
+        Returns:
+            effective_rank; neighbour_agreement in percent; knn_top1 in percent, leave-one-out, where labels exist; and
+            score, the figure to choose a checkpoint by: knn_top1, or else neighbour_agreement x effective_rank / D.
+
+        Raises:
+            StoppedError: `agreed` said so.
+        """
+        mine: list[Features] = []
+        with uncompiled(backbone), suppress(StoppedError):
+            mine += self._features(backbone, progress)
+        if agreed():
+            raise StoppedError
+        plain, seen = map(self._all, mine)
+        return from_first(lambda: self._figures(plain, seen))
+
+    def _features(self, backbone: nn.Module, progress: Callable[[int], None]) -> Iterator[Features]:
+        """Of this process's plain images and of the augmented ones."""
+        for inputs in (
+            Inputs(self._images, self._views.preprocessing, chosen=self._mine),
+            AugmentedInputs(self._images, self._views, seed=self._seed, chosen=self._mine),
+        ):
+            yield extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress)
+
+    def _all(self, features: Features) -> Features:
+        """The features of all processes, in the order of the images."""
+        if processes() == 1:
+            return features
+        parts = gather_objects((features.rows, features.samples, features.broken))
+        rows = torch.cat([part[0] for part in parts if len(part[0])] or [features.rows])
+        samples = torch.cat([part[1] for part in parts])
+        order = samples.argsort()
+        return Features(rows[order], samples[order], {name: why for part in parts for name, why in part[2].items()})
+
+    def _figures(self, plain: Features, seen: Features) -> dict[str, float]:
+        rows = plain.rows
+        if len(rows) < 2 or not rows.isfinite().all():
+            return {"effective_rank": 0.0, "neighbour_agreement": 0.0, "score": 0.0}
+        k = min(self._k, len(rows) - 1)
+        rank = effective_rank(rows)
+        neighbours = nearest(rows, rows, k, exclude_self=True)
+        others = nearest(seen.rows, seen.rows, k, exclude_self=True)
+        agreement = 100 * shared(neighbours.indices, others.indices)
+        figures = {"effective_rank": rank, "neighbour_agreement": agreement, "score": agreement * rank / rows.shape[1]}
+        if self._images.labels is not None and self._images.classes is not None:
+            labels = torch.from_numpy(self._images.labels)[plain.samples]
+            classes = len(self._images.classes)
+            votes = vote(neighbours, labels, ks=[k], temperature=KNN_TEMPERATURE, classes=classes)
+            figures["knn_top1"] = figures["score"] = accuracy(votes[k], labels)[0]
+        return figures
+
+
+def effective_rank(rows: Tensor) -> float:
+    """exp of the entropy of the normalised singular values of rows [N, D]: from 1 (collapsed) to min(N, D)."""
+    values = torch.linalg.svdvals(rows.double())
+    shares = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    return float(torch.special.entr(shares).sum().exp())
+
+
+def shared(first: Tensor, second: Tensor) -> float:
+    """Mean share of neighbours in common: two lists of indices [N, k] -> a number from 0 to 1."""
+    equal = (first[:, :, None] == second[:, None, :]).any(2)
+    return float(equal.double().mean())

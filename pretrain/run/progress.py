@@ -1,0 +1,95 @@
+"""How far a run is, and what is told at its end: `report.json`, a table, and a line."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excb.checkpoint import run_checkpoint
+from excb.console import Reporter, duration
+from excb.distributed.collectives import processes
+from excb.distributed.machine import peak_memory
+from excb.results.result import environment
+
+from ..recipe import Recipe
+from .run_folder import CURVES
+
+
+@dataclass
+class Progress:
+    """How far a run is; with the networks' and the optimizer's state, all that a checkpoint holds."""
+
+    step: int = 0
+    seconds: float = 0.0
+    images: int = 0  # seen so far, for images per second
+    best: dict[str, Any] | None = None  # the epoch with the highest score
+    last: dict[str, Any] | None = None  # the newest epoch's figures
+    health: dict[str, Any] = field(default_factory=dict)  # what the next epoch's alarms need to know
+    counts: Tensor | None = None  # the newest whole epoch's assignments to every cluster, [K]
+
+    @property
+    def images_per_second(self) -> float:
+        """Of the whole run so far, with saving and measuring."""
+        return self.images / max(self.seconds, 1e-9)
+
+
+def report(progress: Progress, recipe: Recipe, *, images: int, broken: int, device: torch.device) -> dict[str, Any]:
+    """What `report.json` holds.
+
+    Args:
+        progress: of the finished run.
+        recipe: the run's recipe.
+        images: number of training images.
+        broken: how many of them could not be read.
+        device: where this process trained.
+    """
+    best = progress.best and {**progress.best, "checkpoint": _checkpoint(progress.best["step"])}
+    return {
+        "recipe": recipe.name,
+        "seed": recipe.run.seed,
+        "images": images,
+        "steps": progress.step,
+        "seconds": round(progress.seconds, 1),
+        "images_per_second": round(progress.images_per_second, 1),
+        "processes": processes(),
+        "peak_memory": peak_memory(device),
+        "broken_images": broken,
+        "checkpoint": _checkpoint(progress.step),
+        "last": progress.last,
+        "best": best,
+        "environment": environment(),
+    }
+
+
+def sum_up(
+    progress: Progress, recipe: Recipe, reporter: Reporter, *, device: torch.device, place: object, table: bool
+) -> None:
+    """Show the last epoch's figures, how long all took, and where it is.
+
+    Args:
+        progress: of the finished run.
+        recipe: the run's recipe.
+        reporter: where to talk.
+        device: where this process trained.
+        place: the run folder, or the URL where it is kept.
+        table: whether to show the figures.
+    """
+    if table:
+        rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in (progress.last or {}).items()]
+        reporter.table(f"{recipe.name}, seed {recipe.run.seed}", ["last epoch", ""], rows)
+    several = processes() > 1
+    where = f"{processes()} x {device.type}" if several else device.type
+    said = [
+        f"{progress.step} steps in {duration(progress.seconds)}",
+        f"{progress.images_per_second:,.0f} images/s on {where}",
+        f"{peak_memory(device) / 2**30:.1f} GiB{' a process' if several else ''} at most",
+    ]
+    if progress.best is not None:
+        said.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
+    reporter.note("; ".join(said))
+    reporter.note(f"run folder {place}: {_checkpoint(progress.step)}, {CURVES}, metrics.jsonl, report.json")
+
+
+def _checkpoint(step: int) -> str:
+    return f"{run_checkpoint.FOLDER}/{run_checkpoint.name_of(step)}"

@@ -1,0 +1,250 @@
+"""A run kept at a URL: it works in a folder of this machine, and a thread sends what has changed after every save."""
+
+import hashlib
+import json
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from excb.checkpoint import run_checkpoint
+from excb.cli import local_path
+from excb.errors import UserError
+from excb.files import json_text
+from excb.remote import byte_ranges
+from excb.remote.home import cache_root
+from excb.remote.object_store import Store, StoreError
+
+OWNER, MARK = "owner.json", ".kept-at"
+FOLDERS = ("", "tensorboard", "diverged", "profile")  # whose files are sent, besides checkpoints
+FETCHED = ("", "tensorboard")  # what a run that goes on needs of them
+
+
+class Place(NamedTuple):
+    """Where a run is."""
+
+    folder: Path  # on this machine
+    url: str | None = None  # where it is kept, if elsewhere
+
+    def __str__(self) -> str:
+        return self.url or os.fspath(self.folder)
+
+
+def run_place(text: str) -> Place:
+    """A folder of this machine or a URL: an argument's type for argparse.
+
+    Raises:
+        UserError: it is empty.
+    """
+    if not byte_ranges.is_remote(text):
+        return Place(local_path(text))
+    url = text.rstrip("/")
+    name = f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    return Place(cache_root() / "runs" / name, url)
+
+
+class Mirror:
+    """Keeps the copy at a URL as the run folder is. One process uses it; a thread of its own does the sending.
+
+    A checkpoint that is there has all lines of `metrics.jsonl` up to its step beside it: they are sent before it. Older
+    ones are removed there after a newer one has arrived, and only those that this run knows.
+
+    Args:
+        url: where to.
+        folder: the run folder, locked.
+        warn: told of what fails; the run goes on.
+
+    Raises:
+        UserError: there is no such store.
+    """
+
+    def __init__(self, url: str, folder: Path, warn: Callable[[str], None]) -> None:
+        self.url, self._folder, self._warn = url, folder, warn
+        self._store = Store(url)
+        self._sent: dict[str, tuple[int, int]] = {}  # size and time of what is there
+        self._token, self._successor = uuid.uuid4().hex, ""
+        self._thread = ThreadPoolExecutor(1, "mirror")
+        self._latest: Future[str] | None = None
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # At the start
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def text(self, name: str) -> str | None:
+        """The text of the file that every run has, or None where there is no run.
+
+        Args:
+            name: of the file.
+
+        Raises:
+            UserError: it cannot be read, or a run that was there is gone.
+        """
+        try:
+            text = self._store.read(name)
+        except StoreError as error:
+            raise UserError(f"{error}: check the name, and your access to it") from None
+        if text is None and (self._folder / MARK).is_file():
+            raise UserError(
+                f"the run at {self.url} is gone, its copy is still in {self._folder}: move that folder away to start "
+                "anew, or choose another --out"
+            )
+        return None if text is None else text.decode("utf-8", "replace")
+
+    def receive(self) -> None:
+        """Fetch the checkpoints that are missing here and, where the newest is among them, all else.
+
+        Raises:
+            UserError: something cannot be read.
+        """
+        try:
+            there = {f"{run_checkpoint.FOLDER}/{name}": size for name, size in self._checkpoints().items()}
+            newest = max(map(_step, there), default=-1)
+            here = max(map(run_checkpoint.step_of, run_checkpoint.in_run(self._folder)), default=-1)
+            if newest > here:
+                names = [f"{folder}/{name}".lstrip("/") for folder in FETCHED for name in self._store.sizes(folder)]
+                for name in names:
+                    if name != OWNER:
+                        self._store.fetch(name, self._folder / name)
+            for name, size in there.items():
+                file = self._folder / name
+                if not file.is_file() or file.stat().st_size != size:
+                    self._store.fetch(name, file)
+                self._sent[name] = _stamp(file)
+        except StoreError as error:
+            raise UserError(f"{error}: check your access to it, then start again") from None
+
+    def _checkpoints(self) -> dict[str, int]:
+        return {
+            name: size
+            for name, size in self._store.sizes(run_checkpoint.FOLDER).items()
+            if run_checkpoint.is_name(name)
+        }
+
+    def claim(self, name: str) -> None:
+        """Say there who writes from now on, and send the file that every run has.
+
+        Args:
+            name: of the file.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        me = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "since": datetime.now(UTC).isoformat("T", "seconds"),
+        }
+        try:
+            if (owner := self._owner()) and owner["host"] != me["host"]:
+                self._warn(
+                    f"process {owner['process']} on {owner['host']} has not left {self.url} (since {owner['since']}): "
+                    "if it still runs, it stops at its next checkpoint"
+                )
+            self._store.write(json.dumps(me | {"token": self._token}).encode(), OWNER)
+            self._store.write((self._folder / name).read_bytes(), name)
+            (self._folder / MARK).write_text(f"{self.url}\n", encoding="utf-8")
+        except (StoreError, OSError) as error:
+            raise UserError(f"{error}: check the name, and your access to it") from None
+
+    def _owner(self) -> dict[str, str] | None:
+        text = self._store.read(OWNER)
+        try:
+            found = {name: str(value) for name, value in json_text.parse(text or b"null").items()}
+        except (ValueError, AttributeError):
+            return None
+        return found if found.keys() >= {"host", "process", "since", "token"} else None
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # During the run
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Have the thread send what has changed; of several requests that wait, it sees the newest state.
+
+        Raises:
+            UserError: another process writes there now.
+        """
+        if self._successor:
+            raise UserError(f"{self._successor} has taken over the run at {self.url}: this one stops")
+        if self._latest is None or self._latest.running() or self._latest.done():
+            self._latest = self._thread.submit(self._send)
+
+    def settle(self) -> str:
+        """Wait until everything is there; why something is not, or nothing."""
+        return self._thread.submit(self._send).result()
+
+    def finish(self) -> None:
+        """Wait until everything is there, and leave.
+
+        Raises:
+            UserError: something could not be sent.
+        """
+        problem = self.settle()
+        if self._successor:
+            raise UserError(f"{self._successor} has taken over the run at {self.url}: this one's is in {self._folder}")
+        if problem:
+            raise UserError(
+                f"the run is whole in {self._folder}, but not at {self.url} ({problem}): the same command, on this "
+                "machine, sends the rest"
+            )
+        try:
+            self._store.remove(OWNER)
+        except StoreError as error:
+            self._warn(str(error))
+
+    def close(self) -> None:
+        """End the thread after what it was asked to send."""
+        self._thread.shutdown()
+
+    def _send(self) -> str:
+        """Send what has changed: small files, then checkpoints; why that failed, or nothing."""
+        try:
+            owner = self._owner()
+            if owner is not None and owner["token"] != self._token:
+                self._successor = f"process {owner['process']} on {owner['host']}"
+                return self._successor
+            checkpoints = run_checkpoint.in_run(self._folder)  # before metrics are read: these are as new, or newer
+            for file in (file for folder in FOLDERS for file in sorted((self._folder / folder).glob("*"))):
+                self._send_file(file)
+            for file in checkpoints:
+                self._send_file(file)
+            for name in [name for name in self._sent if _is_checkpoint(name) and not (self._folder / name).exists()]:
+                self._store.remove(name)
+                del self._sent[name]
+        except (StoreError, OSError) as error:
+            self._warn(f"{error}; the run goes on in {self._folder}, and sends it with the next checkpoint")
+            return str(error)
+        return ""
+
+    def _send_file(self, file: Path) -> None:
+        """Send a file unless it is there, hidden, or gone meanwhile."""
+        name = file.relative_to(self._folder).as_posix()
+        try:
+            if file.name.startswith(".") or not file.is_file() or self._sent.get(name) == (stamp := _stamp(file)):
+                return
+            if file.suffix == ".pt":
+                self._store.put(file, name)
+            else:
+                self._store.write(file.read_bytes(), name)  # read at once: the run goes on writing to it
+        except (FileNotFoundError, StoreError):
+            if file.exists():
+                raise
+            return
+        self._sent[name] = stamp
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _is_checkpoint(name: str) -> bool:
+    return name.startswith(f"{run_checkpoint.FOLDER}/")
+
+
+def _step(name: str) -> int:
+    return run_checkpoint.step_of(Path(name))

@@ -1,0 +1,246 @@
+"""A run folder: its recipe, its checkpoints, which of them are kept, and one process at a time."""
+
+import fcntl
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from excb.checkpoint import run_checkpoint
+from excb.distributed.collectives import processes
+from excb.errors import UserError
+from excb.files import json_text
+from excb.files.atomic import write_text
+from excb.images.image_set import Images
+from excb.version import __version__
+
+from ..recipe import Recipe
+from .journal import METRICS
+from .remote_mirror import Mirror, Place
+
+RECIPE, REPORT, CURVES, DIVERGED = "recipe.json", "report.json", "curves.png", "diverged"
+# What may change between two starts of one run: none of it moves the weights.
+FREE = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
+
+
+class RunFolder:
+    """The folder of one run.
+
+    Args:
+        place: the folder, which is made; with a URL, what is written goes there as well.
+        warn: told of what could not be sent to the URL.
+
+    Raises:
+        UserError: it cannot be written, or another process is training in it.
+    """
+
+    def __init__(self, place: Place, warn: Callable[[str], None]) -> None:
+        self.place, self.path = place, place.folder
+        path = self.path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("a+")
+        except OSError as error:
+            raise UserError(f"cannot write the run folder {path}: {error}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it however the process ends
+        except BlockingIOError:
+            self._lock.close()
+            raise UserError(f"another process is training in {path}: wait for it, or choose another --out") from None
+        except OSError as error:
+            self._lock.close()
+            raise UserError(f"cannot lock the run folder {path} ({error}): choose an --out on another disk") from None
+        # A forked data worker holds the lock as well, and may outlive a process that was killed by some seconds.
+        lock = weakref.ref(self._lock)
+        os.register_at_fork(after_in_child=lambda: file.close() if (file := lock()) is not None else None)
+        try:
+            self._mirror = Mirror(place.url, path, warn) if place.url else None
+        except UserError:
+            self._lock.close()
+            raise
+
+    def finish(self) -> None:
+        """Wait until all that was written is at the URL, if there is one.
+
+        Raises:
+            UserError: something could not be sent.
+        """
+        if self._mirror is not None:
+            self._mirror.finish()
+
+    def close(self) -> None:
+        """Let other processes train here."""
+        if self._mirror is not None:
+            self._mirror.close()
+        self._lock.close()
+
+    def begin(self, recipe: Recipe, images: Images) -> None:
+        """Write `recipe.json`, or hold the one that is there against recipe and images; fetch what is at the URL only.
+
+        Raises:
+            UserError: the folder belongs to a run with another recipe or other images; or the URL cannot be used.
+        """
+        data, file = describe(images), self.path / RECIPE
+        there = self._mirror.text(RECIPE) if self._mirror is not None else None
+        if there is not None:
+            _refuse_others(there, recipe, data, str(self.place))
+        refuse_other_run(self.path, recipe, data)
+        if self._mirror is not None:
+            self._mirror.receive()
+        write_text(
+            json.dumps({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, indent=2) + "\n", file
+        )
+        if self._mirror is not None:
+            self._mirror.claim(RECIPE)
+
+    def save(self, contents: dict[str, Any], *, step: int, keep: int, best_step: int | None) -> Path:
+        """Write a checkpoint and remove those that are neither among the newest `keep` nor the best one.
+
+        Raises:
+            UserError: it cannot be written, or another process has taken over the run at the URL.
+        """
+        file = self.path / run_checkpoint.FOLDER / run_checkpoint.name_of(step)
+        run_checkpoint.write(contents, file)
+        with _changing(file.parent):
+            for old in run_checkpoint.in_run(self.path)[keep:]:
+                if run_checkpoint.step_of(old) != best_step:
+                    old.unlink()
+        if self._mirror is not None:
+            self._mirror.changed()
+        return file
+
+    def save_diverged(self, contents: dict[str, Any], *, step: int) -> Path:
+        """Write the state of a run that cannot go on; it is for people to look at, no run goes on from it by itself."""
+        file = self.path / DIVERGED / run_checkpoint.name_of(step)
+        run_checkpoint.write(contents, file)
+        if self._mirror is not None:
+            self._mirror.settle()
+        return file
+
+    def resume(self, warn: Any) -> dict[str, Any] | None:
+        """The newest intact checkpoint's contents, or None in a new run; half-written and damaged files are removed.
+
+        Raises:
+            UserError: there are checkpoints, but none is intact, or the folder cannot be written.
+        """
+        folder = self.path / run_checkpoint.FOLDER
+        with _changing(folder):
+            for leftover in folder.glob(".*.tmp"):
+                leftover.unlink()
+        found = run_checkpoint.read_newest(self.path, warn)
+        if found is None:
+            return None
+        file, contents = found
+        with _changing(folder):
+            for newer in run_checkpoint.in_run(self.path):
+                if run_checkpoint.step_of(newer) > run_checkpoint.step_of(file):
+                    newer.replace(newer.with_suffix(".damaged"))
+        return contents
+
+    def report(self, figures: dict[str, Any]) -> None:
+        """Write `report.json`."""
+        write_text(json.dumps(figures, indent=2) + "\n", self.path / REPORT)
+
+
+def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any]) -> None:
+    """Hold the run in a folder, if there is one, against a recipe and what `describe` says of its images.
+
+    A run that was refused before its first step (a wrong init=) left its recipe and no result: it holds nobody up.
+
+    Raises:
+        UserError: the folder belongs to a run with another recipe or other images.
+    """
+    file, metrics = folder / RECIPE, folder / METRICS
+    worked = any((folder / name).is_dir() for name in (run_checkpoint.FOLDER, DIVERGED))
+    if file.is_file() and (worked or (metrics.is_file() and metrics.stat().st_size)):
+        _refuse_others(file.read_text(encoding="utf-8"), recipe, data, os.fspath(folder))
+
+
+def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) -> None:
+    """Hold what a run remembers against recipe and images.
+
+    Raises:
+        UserError: it is another run, or the text is none of ours.
+    """
+    try:
+        old = json_text.parse(text)
+        changed = differences(old["recipe"], recipe.to_dict())
+        old_data = old["data"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{place}/{RECIPE} is damaged: move the folder away, or choose another --out") from None
+    if changed:
+        raise UserError(
+            f"{place} holds a run with other settings ({'; '.join(changed)}): repeat them to go on, or choose another "
+            "--out"
+        )
+    if old_data["fingerprint"] != data["fingerprint"]:
+        raise UserError(
+            f"{place} holds a run on other images ({old_data['images']} from {old_data['root']}, now "
+            f"{data['images']}): bring those back, or choose another --out (init={place} takes its weights)"
+        )
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot change {folder} ({error}): let it be written, then start again") from None
+
+
+def arithmetic(device: torch.device) -> dict[str, Any]:
+    """What the last bits of a run depend on, besides its recipe and images."""
+    gpu = device.type == "cuda"
+    return {
+        "processes": processes(),
+        "device": torch.cuda.get_device_name(device) if gpu else device.type,
+        "threads": None if gpu else torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+
+
+def rounded_otherwise(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What to say where a run goes on with another `arithmetic`, or an empty string; what is not known is not told."""
+    changed = [f"{name} {old[name]}, now {value}" for name, value in new.items() if old.get(name, value) != value]
+    if not changed:
+        return ""
+    return (
+        f"until here {'; '.join(changed)}: the order of images stays, but sums are rounded otherwise, so that the run "
+        "is no longer equal to the last bit to one that went through"
+    )
+
+
+def describe(images: Images) -> dict[str, Any]:
+    """What a run remembers of its images."""
+    return {
+        "root": os.fspath(images.root),
+        "images": len(images),
+        "fingerprint": images.fingerprint,
+        "classes": list(images.classes) if images.classes is not None else None,
+    }
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Fields that move the weights and differ, each as "section.field was A, now B".
+
+    A field that an earlier version did not have counts as its default, which is what that version did.
+    """
+    changed, usual = [], Recipe(name="").to_dict()
+    for section, values in new.items():
+        before = old.get(section)
+        if not isinstance(values, dict):
+            if before != values:
+                changed.append(f"{section} was {before}, now {values}")
+            continue
+        for field, value in values.items():
+            if section in FREE or f"{section}.{field}" in FREE:
+                continue
+            was = (before or {}).get(field, usual[section][field])
+            if was != value:
+                changed.append(f"{section}.{field} was {was}, now {value}")
+    return changed

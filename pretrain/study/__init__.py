@@ -1,0 +1,1 @@
+"""Studies: recipes side by side, as one table and one figure."""

@@ -1,0 +1,250 @@
+"""One cell of a study: an ordinary run, judged by k-NN and by the sizes of its clusters, kept in one JSON."""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from excb.checkpoint import run_checkpoint
+from excb.console import Reporter
+from excb.distributed.machine import choose_device, worker_count
+from excb.errors import UserError
+from excb.files import json_text
+from excb.files.atomic import write_text
+from excb.hub import loading
+from excb.hub.trained_heads import NetworkHeads
+from excb.images.image_set import Images
+from excb.images.subset import Subset
+from excb.neighbours.knn import accuracy, nearest, vote
+from excb.networks.features import Features, Inputs, extract
+from excb.results.result import environment
+
+from ..initialise import build_model
+from ..loop import train
+from ..quickstart import settle_statistics
+from ..recipe import Recipe
+from ..run.monitor import KNN_TEMPERATURE, Monitor
+from ..run.run_folder import FREE, RECIPE, REPORT, differences
+from .sets import Sets
+
+SCHEMA, FILE, UNTRAINED = 1, "cell.json", "untrained"
+K = 20  # neighbours of the k-NN figure
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the relative cluster sizes
+SETTLED_ON = 10_000  # images that give an untrained network's BatchNorms their statistics, at most
+MEASURING = ("monitor.images", "monitor.k")  # besides what moves the weights, these move figures
+ROWS = 4096  # features whose similarities with all centroids are held at once
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell at one seed: its recipe is the base recipe with overrides shared by all cells, and then its own."""
+
+    cell: str
+    shared: tuple[str, ...]
+    own: tuple[str, ...]
+    recipe: Recipe
+    folder: Path
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.recipe.run.seed
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the training images: what the job's time is estimated by."""
+        return 0 if self.cell == UNTRAINED else self.recipe.optim.epochs
+
+    def finished(self) -> dict[str, Any] | None:
+        """The contents of `cell.json`, or None while there is none.
+
+        Raises:
+            UserError: the file is damaged, or of another schema.
+        """
+        file = self.folder / FILE
+        if not file.is_file():
+            return None
+        try:
+            found: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))
+            known = found["schema"] == SCHEMA
+        except (ValueError, KeyError, TypeError):
+            known = False
+        if not known:
+            raise UserError(f"{file} is no cell of this version: move {self.folder} away to run it again")
+        return found
+
+    def changes(self, sets: Sets) -> list[str]:
+        """In what a cell in the folder, finished or begun, is not this job: each as "section.field was A, now B".
+
+        Raises:
+            UserError: `cell.json` is damaged, or of another schema.
+        """
+        found = self.finished()
+        if found is None:
+            return self._changes_since_begun()
+        old, new = decisive(found["recipe"]), decisive(self.recipe.to_dict())
+        names = [name for name in old | new if old.get(name) != new.get(name)]
+        changed = [f"{name} was {old.get(name)}, now {new.get(name)}" for name in names]
+        if found["data_digest"] != sets.digest:
+            before = found["data"]["train"]
+            changed.append(f"the images were others, {before['images']:,} from {before['root']}")
+        return changed
+
+    def _changes_since_begun(self) -> list[str]:
+        """The run folder itself refuses other images, and a damaged `recipe.json`."""
+        try:
+            begun = json_text.parse((self.folder / RECIPE).read_text(encoding="utf-8"))
+            return differences(begun["recipe"], self.recipe.to_dict())
+        except (OSError, ValueError, KeyError):
+            return []
+
+
+def decisive(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What of a recipe's plain values decides the figures, as section.field."""
+    values = {"init": recipe["init"]} | {
+        f"{section}.{field}": value
+        for section, fields in recipe.items()
+        if isinstance(fields, dict)
+        for field, value in fields.items()
+    }
+    return {
+        name: value
+        for name, value in values.items()
+        if name in MEASURING or not {name, name.partition(".")[0]} & set(FREE)
+    }
+
+
+def digest(recipe: Recipe) -> str:
+    """Equal for recipes that give equal figures on equal images: 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(decisive(recipe.to_dict()), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
+    """Train, or go on with, one cell, judge it and write its `cell.json`.
+
+    Returns:
+        Exit code: 0, or 128 + the signal that stopped the run.
+
+    Raises:
+        UserError: the run cannot be made, or its loss is not finite any more.
+    """
+    device = choose_device(job.recipe.efficiency.device)
+    training: dict[str, Any] = {}
+    if job.cell != UNTRAINED:
+        if code := train(job.recipe, sets.train, job.folder, reporter, device=device, table=False):
+            return code
+        training = json_text.parse((job.folder / REPORT).read_text(encoding="utf-8"))
+    start = time.monotonic()
+    judged = _judge_untrained(job, sets, device) if job.cell == UNTRAINED else _judge(job, sets, device, training)
+    contents = {
+        "schema": SCHEMA,
+        "cell": job.cell,
+        "seed": job.seed,
+        "overrides": [*job.shared, *job.own],
+        **judged,
+        "seconds": {"training": training.get("seconds", 0.0), "measuring": round(time.monotonic() - start, 1)},
+        "images_per_second": training.get("images_per_second"),
+        "recipe_digest": digest(job.recipe),
+        "data_digest": sets.digest,
+        "data": sets.to_dict(),
+        "environment": environment() | {"threads": torch.get_num_threads(), "trained_on": device.type},
+        "recipe": job.recipe.to_dict(),
+    }
+    write_text(json.dumps(contents, indent=2) + "\n", job.folder / FILE)
+    return 0
+
+
+def _judge(job: Job, sets: Sets, device: torch.device, report: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a trained cell: the last epoch's, k-NN, and the teacher's assignments of the plain images."""
+    last = report["last"]
+    names = ("loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster")
+    figures = {name: last[name] for name in names if name in last}
+    figures["empty_share"] = 100 * last["empty_clusters"] / job.recipe.method.clusters
+    figures |= _of_features(last)
+    backbone = loading.load(job.folder, heads=True).to(device)
+    bank = _features(backbone, sets.train, job.recipe, device)
+    figures |= _knn(backbone, bank, sets, job.recipe, device)
+    assert backbone.heads is not None
+    assert backbone.heads.teacher is not None
+    clusters = job.recipe.method.clusters
+    counts = run_checkpoint.read(job.folder / report["checkpoint"])["counts"].numpy()
+    assigned = np.bincount(assign(backbone.heads.teacher, bank.rows, device), minlength=clusters)
+    sizes = {name: relative(found) for name, found in (("training", counts), ("by_z", assigned))}
+    figures |= {
+        "smallest_size": float(sizes["by_z"].min()),
+        "largest_size": float(sizes["by_z"].max()),
+        "unused_share": 100 * float((assigned == 0).mean()),
+    }
+    return {
+        "figures": figures,
+        "size_quantiles": {
+            name: {f"{share:g}": float(np.quantile(found, share)) for share in QUANTILES}
+            for name, found in sizes.items()
+        },
+        "sizes": {name: sorted(found.tolist(), reverse=True) for name, found in sizes.items()},
+    }
+
+
+def _judge_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, Any]:
+    """Figures of the network that the cells of this seed start from, its BatchNorms given the images' statistics."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    recipe, images = job.recipe, sets.train
+    backbone = build_model(recipe).teacher.backbone.to(device)
+    every = -(-len(images) // SETTLED_ON)
+    settle_statistics(backbone, Subset(images, np.arange(0, len(images), every)), recipe.views.preprocessing)
+    monitor = Monitor(
+        images,
+        recipe.monitor,
+        recipe.views,
+        seed=recipe.run.seed,
+        device=device,
+        workers=worker_count(recipe.efficiency.workers),
+    )
+    figures = _of_features(monitor.measure(backbone))
+    bank = _features(backbone, images, recipe, device)
+    return {"figures": figures | _knn(backbone, bank, sets, recipe, device)}
+
+
+def _of_features(measured: dict[str, float]) -> dict[str, float]:
+    """The monitor's figures; its k-NN asks about the training images."""
+    figures = {name: measured[name] for name in ("neighbour_agreement", "effective_rank")}
+    return figures | ({"knn_leave_one_out": measured["knn_top1"]} if "knn_top1" in measured else {})
+
+
+def _features(network: nn.Module, images: Images, recipe: Recipe, device: torch.device) -> Features:
+    inputs, workers = Inputs(images, recipe.views.preprocessing), worker_count(recipe.efficiency.workers)
+    return extract(network, inputs, device=device, workers=workers)
+
+
+def _knn(network: nn.Module, bank: Features, sets: Sets, recipe: Recipe, device: torch.device) -> dict[str, float]:
+    """Top-1 of the weighted vote of K neighbours in percent: of the held-out images, or of each image by the others."""
+    if sets.train.labels is None or sets.train.classes is None:
+        return {}
+    labels = torch.from_numpy(sets.train.labels)[bank.samples]
+    queries, targets, alone = bank.rows, labels, True
+    if sets.held_out is not None and sets.held_out.labels is not None:
+        asked = _features(network, sets.held_out, recipe, device)
+        queries, targets, alone = asked.rows, torch.from_numpy(sets.held_out.labels)[asked.samples], False
+    k = min(K, len(labels) - alone)
+    neighbours = nearest(bank.rows, queries, k, exclude_self=alone)
+    votes = vote(neighbours, labels, ks=[k], temperature=KNN_TEMPERATURE, classes=len(sets.train.classes))
+    return {"knn_top1": accuracy(votes[k], targets)[0]}
+
+
+@torch.no_grad()
+def assign(heads: NetworkHeads, rows: Tensor, device: torch.device) -> np.ndarray:
+    """The cluster of every image, argmax of z without B: features [N, width] -> [N]."""
+    heads = heads.to(device)
+    return np.concatenate([heads(part.to(device)).argmax(1).cpu().numpy() for part in rows.split(ROWS)])
+
+
+def relative(counts: np.ndarray) -> np.ndarray:
+    """Sizes of clusters relative to balanced ones, [K] -> [K]; 1 is balanced."""
+    sizes: np.ndarray = counts * len(counts) / max(1, counts.sum())
+    return sizes

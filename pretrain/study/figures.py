@@ -1,0 +1,134 @@
+"""A study's picture: sorted cluster sizes, accuracy against a number or by cell, with the spread over seeds."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from excb.files.atomic import new_file
+
+from .table import FIGURES, Row, Table
+
+COLORS = ("#2563a8", "#d9772b", "#2f8f5b", "#8e5ea2", "#c0392b", "#6b7280", "#b8860b")
+GREY = "#9aa0a6"
+
+
+def draw(table: Table, folder: Path) -> list[Path]:
+    """Draw a study's finished cells as `picture.png` and `picture.svg`.
+
+    Args:
+        table: the cells.
+        folder: where to.
+
+    Returns:
+        The files; none where no cell is finished.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [row for row in table.rows if row.found]
+    if not rows:
+        return []
+    kind = table.study.picture
+    height = max(4.0, 1.4 + 0.45 * len(rows)) if kind == "dots" else 4.2
+    with rc_context({"svg.hashsalt": "excb"}):  # equal figures give equal files
+        figure = Figure(figsize=(14 if kind == "sizes" else 7.5, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        if kind == "sizes":
+            training, by_z, scores = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+            by_z.sharey(training)
+            _sizes(training, rows, "training", "As training assigned, last epoch")
+            _sizes(by_z, rows, "by_z", "Highest z of the plain images, no balancing")
+            _dots(scores, table, rows)
+        elif kind == "lines":
+            _lines(figure.subplots(), table, rows)
+        else:
+            _dots(figure.subplots(), table, rows)
+        seeds = sorted({len(row.found) for row in rows})
+        many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        figure.suptitle(f"{table.study.asks}  (mean ± standard deviation, n = {many})", fontsize=11)
+        files = [folder / "picture.png", folder / "picture.svg"]
+        for file in files:
+            with new_file(file) as made:
+                metadata = {"Date": None} if file.suffix == ".svg" else None
+                figure.savefig(made, format=file.suffix[1:], dpi=150, metadata=metadata)
+    return files
+
+
+def _sizes(axes: Any, rows: list[Row], kind: str, title: str) -> None:
+    """Relative sizes from the largest cluster to the smallest: the mean over seeds, rank by rank, and its spread."""
+    for row, color in zip(rows, COLORS * len(rows), strict=False):
+        sizes = np.array([one["sizes"][kind] for one in row.found])
+        ranks = 100 * (np.arange(sizes.shape[1]) + 0.5) / sizes.shape[1]
+        mean = sizes.mean(0)
+        axes.plot(ranks, mean, color=color, label=_title(row), linewidth=1.6)
+        if len(sizes) > 1:
+            spread = sizes.std(0, ddof=1)
+            axes.fill_between(ranks, (mean - spread).clip(0), mean + spread, color=color, alpha=0.2, linewidth=0)
+    axes.axhline(1, color=GREY, linestyle=":")
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("clusters, largest first, %")
+    axes.set_ylabel("size relative to 1/K")
+    axes.set_title(title, fontsize=9)
+    _plain(axes)
+
+
+def _lines(axes: Any, table: Table, rows: list[Row]) -> None:
+    """The score against the factor that goes across, one line for each combination of the others."""
+    across = table.study.across
+    assert across is not None
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for row in rows:
+        if (spread := row.spread(table.score)) is not None:
+            others = [value for name, value in row.cell.factors.items() if name != across]
+            deviation = spread.deviation if len(spread.values) > 1 else 0.0
+            lines.setdefault(", ".join(others), []).append((float(row.cell.factors[across]), spread.mean, deviation))
+    for (label, points), color in zip(lines.items(), COLORS * len(lines), strict=False):
+        x, y, error = zip(*points, strict=True)
+        axes.errorbar(x, y, error, color=color, label=label or None, marker="o", markersize=4, capsize=3)
+    axes.set_xscale("log", base=2)
+    levels = sorted({point[0] for points in lines.values() for point in points})
+    axes.set_xticks(levels, [f"{level:g}" for level in levels])
+    axes.set_xlabel(across)
+    axes.set_ylabel(FIGURES[table.score][0])
+    _untrained(axes.axhline, table)
+    _plain(axes)
+
+
+def _dots(axes: Any, table: Table, rows: list[Row]) -> None:
+    """The score of every cell: each seed a dot, mean and standard deviation a bar."""
+    for place, row in enumerate(rows):
+        if (spread := row.spread(table.score)) is None:
+            continue
+        color = COLORS[place % len(COLORS)] if table.study.picture == "sizes" else COLORS[0]
+        deviation = spread.deviation if len(spread.values) > 1 else None
+        axes.errorbar(spread.mean, place, xerr=deviation, color=color, marker="|", markersize=14, capsize=3)
+        axes.plot(spread.values, [place] * len(spread.values), "o", color=color, alpha=0.45, markersize=4)
+    axes.set_yticks(range(len(rows)), [row.cell.name for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(FIGURES[table.score][0])
+    _untrained(axes.axvline, table)
+    _plain(axes)
+
+
+def _untrained(line: Any, table: Table) -> None:
+    """Mark the untrained network's score."""
+    if (spread := table.untrained.spread(table.score)) is not None:
+        line(spread.mean, color=GREY, linestyle="--", label="untrained network")
+
+
+def _title(row: Row) -> str:
+    return ", ".join(row.cell.factors.values())
+
+
+def _plain(axes: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,252 @@
+"""`excb-pretrain study`: run what a study compares, cell by cell; then its table and picture."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from excb.console import Progressor, Reporter, duration
+from excb.errors import USER_ERROR, UserError
+from excb.files.atomic import write_text
+from excb.images.image_set import refuse_among
+
+from .. import overrides
+from ..recipe import Recipe
+from . import figures
+from .cell import UNTRAINED, Job, run_cell
+from .sets import Sets, find_sets
+from .studies import BASE, Cell, Study
+from .table import Row, Table
+
+# The base recipe at its own sizes on one x86 core, measuring included: a guess until a cell has been timed.
+IMAGES_PER_SECOND = 180
+
+
+class CellReporter(Reporter):
+    """Tells progress and warnings of a cell's run with the cell's place in the study, and keeps its notes back."""
+
+    place = job = ""
+
+    def note(self, text: str) -> None:
+        """Nothing: a study of many runs says the same many times."""
+
+    def warn(self, text: str) -> None:
+        """Say which cell the warning is about."""
+        super().warn(f"{self.job}: {text}")
+
+    @contextmanager
+    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Progressor]:
+        """Put the cell's place before the title."""
+        with super().progress(f"{self.place}  {title}", total, done=done) as bar:
+            yield bar
+
+
+class Grid:
+    """A study on one set of images in one folder.
+
+    Args:
+        study: what is compared.
+        sets: the images.
+        folder: the study's folder; a cell's run lies in CELL/seed-N.
+        values: overrides of the base recipe, in all cells; where a cell has its own value, that holds.
+
+    Raises:
+        UserError: an override is wrong.
+    """
+
+    def __init__(self, study: Study, sets: Sets, folder: Path, values: Sequence[str]) -> None:
+        self.study, self.sets, self.folder, self.values = study, sets, folder, list(values)
+        self._base = overrides.apply(overrides.find_recipe(BASE), self.values)
+        self.untrained = Cell(name=UNTRAINED, factors={study.factors[0]: "untrained network"}, overrides=[])
+
+    def job(self, cell: Cell, seed: int) -> Job:
+        """One cell at one seed.
+
+        Raises:
+            UserError: it cannot be trained on these images.
+        """
+        recipe: Recipe = overrides.apply(self._base, [*cell.overrides, f"run.seed={seed}"])
+        recipe = replace(recipe, name=f"{self.study.name}/{cell.name}")
+        recipe.steps_per_epoch(len(self.sets.train))
+        return Job(
+            cell.name, tuple(self.values), tuple(cell.overrides), recipe, self.folder / cell.name / f"seed-{seed}"
+        )
+
+    def jobs(self, cells: Sequence[Cell], seeds: int) -> list[Job]:
+        """Every cell at every seed, from the base recipe's seed on; a seed's cells together, for even rows."""
+        first = self._base.run.seed
+        numbers = range(first, first + seeds)
+        return [self.job(cell, seed) for seed in numbers for cell in (self.untrained, *cells)]
+
+    def left(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs without a finished cell.
+
+        Raises:
+            UserError: a cell was made with another recipe or other images.
+        """
+        for job in jobs:
+            if changed := job.changes(self.sets):
+                raise UserError(
+                    f"{job.folder} holds a cell that differs ({'; '.join(changed)}): repeat these values to go on, "
+                    "choose another --out, or remove that folder to run it again"
+                )
+        return [job for job in jobs if job.finished() is None]
+
+    def table(self) -> Table:
+        """All finished cells of the folder, at every seed, that have this recipe and these images."""
+        return Table(self.study, [self._row(cell) for cell in self.study.cells], self._row(self.untrained))
+
+    def _row(self, cell: Cell) -> Row:
+        found = []
+        for seed in self._seeds(cell):
+            job = self.job(cell, seed)
+            contents = job.finished()
+            if contents is not None and not job.changes(self.sets):
+                found.append(contents)
+        return Row(cell, found)
+
+    def _seeds(self, cell: Cell) -> list[int]:
+        names = [folder.name.removeprefix("seed-") for folder in (self.folder / cell.name).glob("seed-*")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+
+def study(
+    chosen: Study,
+    data: str,
+    out: Path,
+    reporter: Reporter,
+    *,
+    seeds: int = 3,
+    cells: Sequence[str] | None = None,
+    values: Sequence[str] = (),
+    dry_run: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Run what is left of a study, and write and show its table and picture.
+
+    Args:
+        chosen: the study.
+        data: the images; see `study_sets.find_sets`.
+        out: the folder of all studies.
+        reporter: where to talk.
+        seeds: number of seeds.
+        cells: names of the cells to run; all by default. The table holds every finished one.
+        values: overrides for all cells.
+        dry_run: only say what would be run.
+        as_json: print the table, or what would be run, as JSON.
+
+    Returns:
+        Exit code: 0; 2 if a cell failed; 128 + the signal that stopped the study.
+
+    Raises:
+        UserError: the study cannot be run as it was asked for.
+    """
+    selected = chosen.select(cells)
+    sets = find_sets(data, reporter.note)
+    if len(sets.train) < 2:
+        raise UserError(f"{sets.train.root} holds one image: a study needs many, a few hundred at the least")
+    refuse_among(sets.train, out)
+    grid = Grid(chosen, sets, out / chosen.name, values)
+    jobs = grid.jobs(selected, seeds)
+    left = grid.left(jobs)
+    if dry_run:
+        _tell_plan(grid, jobs, left, reporter, as_json=as_json)
+        return 0
+    try:
+        grid.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write the study's folder {grid.folder}: {error}: choose another --out") from None
+    code, failed = _run(left, grid, reporter)
+    if code:
+        reporter.note("stopped: the same command goes on where the study is")
+        return code
+    table = grid.table()
+    write_text(table.markdown(), grid.folder / "table.md")
+    write_text(table.csv(), grid.folder / "table.csv")
+    pictures = figures.draw(table, grid.folder)
+    if as_json:
+        reporter.answer(json.dumps(table.to_dict(), indent=2))
+    else:
+        _tell_table(table, reporter)
+    reporter.note(
+        f"{grid.folder}: table.md, table.csv, {', '.join(file.name for file in pictures)}; runs in CELL/seed-N"
+    )
+    if failed:
+        reporter.warn(
+            f"{len(failed)} of {len(left)} cells have no result ({', '.join(failed)}): the same command tries again"
+        )
+    return USER_ERROR if failed else 0
+
+
+def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list[str]]:
+    """Run the jobs one after another: the code of the signal that stopped them or 0, and which ones failed."""
+    teller, rate = CellReporter(quiet=reporter.quiet), _rate(grid)
+    failed: list[str] = []
+    done, spent = 0, 0.0  # passes over the images in this process, and their seconds
+    for number, job in enumerate(left, start=1):
+        ahead = _work(left[number - 1 :])
+        if done:
+            rate = done * len(grid.sets.train) / spent
+        about = duration(ahead * len(grid.sets.train) / rate)
+        teller.job = f"{job.cell}, seed {job.seed}"
+        teller.place = f"cell {number} of {len(left)}, about {about} left"
+        reporter.note(f"{teller.place}: {teller.job}")
+        if job.finished() is not None:  # by another process that runs the same study
+            continue
+        start = time.monotonic()
+        try:
+            if code := run_cell(job, grid.sets, teller):
+                return code, failed
+        except UserError as error:  # one run that diverges, or that another process has, must not stop a long study
+            teller.warn(str(error))
+            failed.append(f"{job.cell}/seed-{job.seed}")
+            continue
+        done, spent = done + job.epochs, spent + time.monotonic() - start
+    return 0, failed
+
+
+def _work(jobs: Sequence[Job]) -> int:
+    """Passes over the training images."""
+    return sum(job.epochs for job in jobs)
+
+
+def _rate(grid: Grid) -> float:
+    """Training images per second: of the study's finished cells with all they take, or else a guess."""
+    table = grid.table()
+    found = [one for row in table.rows for one in row.found]
+    images = sum(one["recipe"]["optim"]["epochs"] * one["data"]["train"]["images"] for one in found)
+    seconds = sum(row.seconds for row in table.rows)
+    return images / seconds if seconds else IMAGES_PER_SECOND
+
+
+def _tell_plan(grid: Grid, jobs: Sequence[Job], left: Sequence[Job], reporter: Reporter, *, as_json: bool) -> None:
+    """Say what would be run and how long that takes."""
+    seconds = _work(left) * len(grid.sets.train) / _rate(grid)
+    if as_json:
+        cells = [
+            {"cell": job.cell, "seed": job.seed, "overrides": [*job.shared, *job.own], "finished": job not in left}
+            for job in jobs
+        ]
+        reporter.answer(json.dumps({"study": grid.study.name, "seconds": round(seconds), "cells": cells}, indent=2))
+        return
+    rows = []
+    for name in dict.fromkeys(job.cell for job in jobs):
+        mine = [job for job in jobs if job.cell == name]
+        done = [str(job.seed) for job in mine if job not in left]
+        to_run = [str(job.seed) for job in mine if job in left]
+        rows.append([name, ", ".join(done) or "-", ", ".join(to_run) or "-", " ".join(mine[0].own)])
+    title = f"{grid.study.name}: {grid.study.asks}; recipe {BASE} {' '.join(grid.values)}".rstrip()
+    reporter.table(title, ["cell", "seeds finished", "seeds to run", "overrides"], rows)
+    timed = any(row.found for row in grid.table().rows)
+    basis = "at the speed of its finished cells" if timed else "on one CPU core, at the sizes of the base recipe"
+    reporter.answer(f"{len(left)} of {len(jobs)} to run: about {duration(seconds)} {basis}")
+
+
+def _tell_table(table: Table, reporter: Reporter) -> None:
+    if (form := table.paper_form()) is not None:
+        reporter.table(table.study.asks, *form)
+    reporter.table(table.study.asks, *table.cells())
+    for note in table.footnotes():
+        reporter.answer(note)

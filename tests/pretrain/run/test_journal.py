@@ -1,0 +1,203 @@
+"""The journal: epoch statistics against loops, and a metrics file that a kill cannot spoil."""
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from excb.errors import UserError
+from excb.images.image_set import ImageSet
+from excb.method import Step
+from excb.pretrain.data.loader import Batch
+from excb.pretrain.figures import curves
+from excb.pretrain.run.journal import METRICS, EpochStatistics, Journal, purity, read_metrics
+
+LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 0])
+
+
+def test_purity_against_loops() -> None:
+    random = np.random.default_rng(0)
+    clusters, labels = random.integers(0, 6, 200), random.integers(0, 4, 200)
+    best = sum(max(sum((clusters == k) & (labels == j)) for j in range(4)) for k in range(6))
+    assert purity(clusters, labels) == pytest.approx(best / 200)
+    assert purity(np.arange(5), np.zeros(5, int)) == 1
+
+
+def fill(statistics: EpochStatistics, steps: int, start: int = 0) -> None:
+    for step in range(start, start + steps):
+        winners = (torch.arange(4).reshape(2, 2) * (step + 1)) % 5
+        output = Step(torch.tensor(1.0 + step), winners, winners, torch.tensor(0.1 * step), torch.tensor(0.5))
+        used = torch.tensor([step, step + 3])
+        statistics.add(output, Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
+
+
+def statistics() -> EpochStatistics:
+    images = ImageSet(Path(), [str(i) for i in range(8)], LABELS, ("a", "b", "c"))
+    return EpochStatistics(images, globals_=2, clusters=5, slots=8, device=torch.device("cpu"))
+
+
+def test_epoch_statistics_against_loops() -> None:
+    ours = statistics()
+    fill(ours, 4)
+    assigned = [
+        ((2 * view + image) * (step + 1) % 5, int(LABELS[[step, step + 3][image]]))
+        for step in range(4)
+        for view in range(2)
+        for image in range(2)
+    ]
+    counts = [sum(cluster == k for cluster, _ in assigned) for k in range(5)]
+    pure = sum(max(sum(pair == (k, j) for pair in assigned) for j in range(3)) for k in range(5))
+    summary = ours.summary()
+    assert summary["loss"] == pytest.approx(2.5)
+    assert summary["confidence"] == pytest.approx(0.15)
+    assert summary["agreement"] == pytest.approx(0.5)
+    assert summary["smallest_cluster"] == pytest.approx(min(counts) * 5 / 16)
+    assert summary["largest_cluster"] == pytest.approx(max(counts) * 5 / 16)
+    assert summary["empty_clusters"] == sum(count == 0 for count in counts)
+    assert summary["purity"] == pytest.approx(pure / 16)
+
+
+def test_statistics_go_on_from_their_state() -> None:
+    whole, half = statistics(), statistics()
+    fill(whole, 4)
+    fill(half, 2)
+    restored = statistics()
+    restored.restore(half.state())
+    fill(restored, 2, start=2)
+    assert restored.summary() == whole.summary()
+    whole.reset()
+    fill(whole, 1)
+    fresh = statistics()
+    fill(fresh, 1)
+    assert whole.summary() == fresh.summary()
+
+
+def test_lines_beyond_the_resumed_step_and_a_cut_line_are_dropped(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, step=0)
+    for step in (1, 2, 3):
+        journal.write("step", step, {"loss": float(step)})
+    journal.close()
+    with (tmp_path / METRICS).open("a") as stream:
+        stream.write('{"kind": "step", "st')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
+    journal = Journal(tmp_path, step=2)
+    journal.write("step", 3, {"loss": 9.0})
+    journal.close()
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.0), (2, 2.0), (3, 9.0)]
+
+
+def test_tensorboard_has_the_figures(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, step=0)
+    journal.write("epoch", 4, {"loss": 2.5})
+    journal.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("epoch/loss")] == [(4, 2.5)]
+
+
+def test_curves_are_drawn_with_and_without_labels(tmp_path: Path) -> None:
+    assert curves.draw(tmp_path, clusters=8, title="nothing yet") is None
+    journal = Journal(tmp_path, step=0)
+    figures = {"loss": 2.0, "confidence": 0.1, "agreement": 0.2, "smallest_cluster": 0.5, "largest_cluster": 2.0}
+    for epoch in (1, 2):
+        journal.write("step", epoch, {"epoch": float(epoch), "loss": 2.0})
+        journal.write("epoch", epoch, {"epoch": epoch, "empty_clusters": 1} | figures)
+    journal.close()
+    without = curves.draw(tmp_path, clusters=8, title="no labels")
+    assert without is not None
+    small = without.read_bytes()
+    journal = Journal(tmp_path, step=2)
+    journal.write("epoch", 3, {"epoch": 3, "empty_clusters": 0, "purity": 0.5, "knn_top1": 50.0} | figures)
+    journal.close()
+    curves.draw(tmp_path, clusters=8, title="labels")
+    assert without.read_bytes() != small
+    assert not list(tmp_path.glob(".*.tmp*"))
+
+
+class StubWandb(types.ModuleType):
+    """Stands in for Weights & Biases: remembers what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.said: list[tuple[str, object]] = []
+
+    def init(self, **arguments: object) -> "StubWandb":
+        self.said.append(("init", arguments))
+        return self
+
+    def log(self, figures: dict[str, float], *, step: int) -> None:
+        self.said.append((f"log {step}", figures))
+
+    def alert(self, *, title: str, text: str) -> None:
+        self.said.append(("alert", (title, text)))
+
+    def finish(self) -> None:
+        self.said.append(("finish", None))
+
+
+def test_weights_and_biases_hears_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = StubWandb()
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    for step in (0, 1):
+        with Journal(tmp_path, step=step, wandb={"project": "mine", "config": {"a": 1}}) as journal:
+            journal.write("step", step + 1, {"loss": 2.5})
+            journal.write("alarm", step + 1, {"epoch": 1, "name": "clusters", "message": "empty"})
+    kinds = [kind for kind, _ in stub.said]
+    assert kinds == ["init", "log 1", "alert", "finish", "init", "log 2", "alert", "finish"]
+    first, second = (dict(arguments) for kind, arguments in stub.said if kind == "init")  # type: ignore[call-overload]
+    assert first["project"] == "mine"
+    assert first["resume"] == "allow"
+    assert first["id"] == second["id"]  # one folder, one run there
+    assert stub.said[1][1] == {"step/loss": 2.5}
+    assert [line["kind"] for line in read_metrics(tmp_path)] == ["step", "alarm", "step", "alarm"]
+
+
+def test_weights_and_biases_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        Journal(tmp_path, step=0, wandb={"project": "mine"})
+
+
+def test_a_process_without_a_folder_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Journal(None, step=0) as journal:
+        journal.write("step", 1, {"loss": 1.0})
+    assert not list(tmp_path.iterdir())
+
+
+def test_curves_mark_alarms(tmp_path: Path) -> None:
+    well, ill = tmp_path / "well", tmp_path / "ill"
+    epoch = {"loss": 2.0, "confidence": 0.2, "agreement": 0.3, "empty_clusters": 0}
+    epoch |= {"smallest_cluster": 0.8, "largest_cluster": 1.2}
+    for folder in (well, ill):
+        folder.mkdir()
+        with Journal(folder, step=0) as journal:
+            for number in (1, 2):
+                journal.write("epoch", number, {"epoch": number} | epoch)
+            if folder == ill:
+                journal.write("alarm", 2, {"epoch": 2, "name": "chance", "message": "rests"})
+    pictures = []
+    for folder in (well, ill):
+        file = curves.draw(folder, clusters=8, title="same")
+        assert file is not None
+        pictures.append(np.asarray(Image.open(file).convert("RGB")).astype(int))
+    red = [((p[..., 0] > 150) & (p[..., 1] < 90) & (p[..., 2] < 90)).sum() for p in pictures]
+    assert red[0] == 0
+    assert red[1] > 20
+
+
+def test_lines_that_no_run_writes_are_passed_over(tmp_path: Path) -> None:
+    good = {"kind": "epoch", "step": 3, "epoch": 1, "loss": 2.0}
+    odd: list[Any] = [[1], "text", 3, None, {"kind": "epoch"}, {"kind": [1], "step": 3}, {"step": 3}]
+    lines = [json.dumps(good), *map(json.dumps, odd), "[" * 100_000, '{"kind"']
+    (tmp_path / METRICS).write_bytes("\n".join(lines).encode() + b"\n\xff\xfe")
+    assert read_metrics(tmp_path) == [good]

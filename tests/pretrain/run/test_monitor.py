@@ -1,0 +1,104 @@
+"""What is measured on frozen features: effective rank, agreement of neighbours, leave-one-out k-NN."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from excb.images.image_set import scan_folder
+from excb.pretrain.recipe import MonitorSettings, ViewSettings
+from excb.pretrain.run.monitor import KNN_TEMPERATURE, AugmentedInputs, Monitor, effective_rank, shared
+from tests.pretrain.small_runs import write_images
+
+VIEWS = ViewSettings(global_size=16, local_views=0, eval_resize=16, eval_crop=16)
+
+
+def test_effective_rank_of_known_spectra() -> None:
+    assert effective_rank(torch.eye(7)) == pytest.approx(7)
+    assert effective_rank(torch.ones(9, 4)) == pytest.approx(1)
+    values = np.array([4.0, 2.0, 1.0, 1.0])
+    shares = values / values.sum()
+    expected = math.exp(-(shares * np.log(shares)).sum())
+    orthogonal = torch.linalg.qr(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)))[0]
+    assert effective_rank(orthogonal * torch.from_numpy(values)) == pytest.approx(expected)
+    assert effective_rank(torch.zeros(5, 3)) == pytest.approx(1)
+
+
+def test_shared_neighbours_against_sets() -> None:
+    random = np.random.default_rng(1)
+    first, second = (np.stack([random.permutation(30)[:5] for _ in range(40)]) for _ in range(2))
+    expected = np.mean([len(set(a) & set(b)) / 5 for a, b in zip(first.tolist(), second.tolist(), strict=True)])
+    assert shared(torch.from_numpy(first), torch.from_numpy(second)) == pytest.approx(expected)
+
+
+class Means(nn.Module):
+    """Mean colours as features."""
+
+    num_features = 3
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean((2, 3))
+
+
+def measured(folder: Path, **settings: Any) -> dict[str, float]:
+    monitor = Monitor(
+        scan_folder(folder), MonitorSettings(**settings), VIEWS, seed=0, device=torch.device("cpu"), workers=0
+    )
+    return monitor.measure(Means())
+
+
+def test_leave_one_out_vote_against_loops(tmp_path: Path) -> None:
+    images = scan_folder(write_images(tmp_path))
+    assert images.labels is not None
+    from excb.images.decoding import open_image
+
+    rows = np.stack(
+        [VIEWS.preprocessing(open_image(images.file(i))).mean((1, 2)).double().numpy() for i in range(len(images))]
+    )
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    right = 0
+    for i, row in enumerate(rows):
+        others = sorted((j for j in range(len(rows)) if j != i), key=lambda j: -float(rows[j] @ row))[:4]
+        votes = np.zeros(3)
+        for j in others:
+            votes[images.labels[j]] += math.exp(float(rows[j] @ row) / KNN_TEMPERATURE)
+        right += int(votes.argmax() == images.labels[i])
+    figures = measured(tmp_path, k=4)
+    assert figures["knn_top1"] == pytest.approx(100 * right / len(rows))
+    assert figures["score"] == figures["knn_top1"]
+
+
+def test_k_is_cut_to_a_small_set_and_images_to_the_limit(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    assert measured(tmp_path, k=500)["neighbour_agreement"] == 100  # every other image is a neighbour in both
+    limited = Monitor(
+        scan_folder(tmp_path), MonitorSettings(images=5), VIEWS, seed=0, device=torch.device("cpu"), workers=0
+    )
+    assert limited.passes == 10
+
+
+def test_a_collapsed_network_scores_low(tmp_path: Path) -> None:
+    class Constant(Means):
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.ones(len(images), 3)
+
+    write_images(tmp_path)
+    monitor = Monitor(scan_folder(tmp_path), MonitorSettings(k=4), VIEWS, seed=0, device=torch.device("cpu"), workers=0)
+    assert monitor.measure(Constant())["effective_rank"] == pytest.approx(1)
+
+
+def test_augmented_inputs_are_the_same_at_every_call_and_differ_by_image(tmp_path: Path) -> None:
+    images = scan_folder(write_images(tmp_path))
+    first, again, other = (AugmentedInputs(images, VIEWS, seed=seed) for seed in (0, 0, 1))
+    for index in range(3):
+        one, two, three = (inputs[index][1] for inputs in (first, again, other))
+        assert isinstance(one, Tensor)
+        assert isinstance(two, Tensor)
+        assert isinstance(three, Tensor)
+        assert torch.equal(one, two)
+        assert not torch.equal(one, three)
+        assert one.shape == (3, 16, 16)

@@ -1,0 +1,343 @@
+"""Studies: a stopped one repeats nothing, its table is what its cells say, and what cannot be compared is refused."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import typing
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import excb
+from excb.errors import UserError
+from excb.images.image_set import scan_folder
+from excb.pretrain import step
+from excb.pretrain.__main__ import main
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.study import cell as study_cell
+from excb.pretrain.study import figures, runner, sets
+from excb.pretrain.study.studies import BASE, STUDIES
+from excb.pretrain.study.table import Row, Table
+from excb.settings import MethodSettings
+from tests.excb.shard_files import pack_folder
+from tests.pretrain.small_runs import OVERRIDES, write_images
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CELLS, SEEDS = ("linear", "none"), (0, 1)
+ALL = [(cell, seed) for seed in SEEDS for cell in ("untrained", *CELLS)]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures to train on, and held-out ones with a class fewer and one that is not trained on."""
+    folder = tmp_path_factory.mktemp("images")
+    write_images(folder / "train", each=6)
+    write_images(folder / "test", each=3)
+    (folder / "test" / "class0").rename(folder / "test" / "another")
+    return folder
+
+
+def command(images: Path, out: Path, *more: str) -> list[str]:
+    small = [*OVERRIDES, "optim.epochs=2", "optim.base_lr=0.1"]
+    names = ["--cells", ",".join(CELLS), "--seeds", str(len(SEEDS))]
+    return ["study", "form", "--data", str(images), "--out", str(out), "--quiet", *names, *small, *more]
+
+
+@pytest.fixture(scope="module")
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that nothing disturbed."""
+    out = tmp_path_factory.mktemp("studies")
+    assert main(command(images, out)) == 0
+    return out / "form"
+
+
+def cell(folder: Path, name: str, seed: int) -> dict[str, Any]:
+    """The contents of one cell's file."""
+    contents: dict[str, Any] = json.loads((folder / name / f"seed-{seed}" / "cell.json").read_text())
+    return contents
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The jobs that are run, as they are begun."""
+    names: list[tuple[str, int]] = []
+    real = study_cell.run_cell
+
+    def noted(job: study_cell.Job, *rest: Any) -> int:
+        names.append((job.cell, job.seed))
+        return real(job, *rest)
+
+    monkeypatch.setattr(runner, "run_cell", noted)
+    return names
+
+
+def test_a_study_stopped_between_and_inside_cells_repeats_nothing(
+    images: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[tuple[str, int]]
+) -> None:
+    real = step.Trainer.step
+    steps: list[int] = []
+
+    def stopping(self: step.Trainer, batch: Any, number: int) -> Any:
+        steps.append(number)
+        if len(steps) == 3:  # of 4, two an epoch, in the second cell
+            os.kill(os.getpid(), signal.SIGTERM)
+        if len(steps) == 5:  # at the start of the third
+            raise KeyboardInterrupt
+        return real(self, batch, number)
+
+    monkeypatch.setattr(step.Trainer, "step", stopping)
+    assert main(command(images, tmp_path)) == 128 + signal.SIGTERM
+    assert trained == ALL[:2]
+    assert main(command(images, tmp_path)) == 130
+    assert trained == [*ALL[:2], *ALL[1:3]]
+    assert steps == [0, 1, 2, 3, 0]  # the second cell went on where it was
+    assert main(command(images, tmp_path)) == 0
+    assert trained == [*ALL[:2], *ALL[1:3], *ALL[2:]]
+    for name, seed in ALL:
+        again, undisturbed = cell(tmp_path / "form", name, seed), cell(finished, name, seed)
+        for part in ("figures", "sizes", "recipe_digest", "data_digest"):
+            assert again.get(part) == undisturbed.get(part), (name, seed, part)
+
+    trained.clear()
+    assert main(command(images, tmp_path)) == 0
+    assert trained == []
+
+
+def test_shards_are_studied_as_their_files_are(images: Path, finished: Path, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        pack_folder(images / part, tmp_path / "shards" / part, count=2)
+    assert main([*command(tmp_path / "shards", tmp_path), "--cells", "linear", "--seeds", "1"]) == 0
+    for name in ("untrained", "linear"):
+        packed, plain = cell(tmp_path / "form", name, 0), cell(finished, name, 0)
+        assert packed["figures"] == plain["figures"]
+        assert packed["data"]["judged_on"] == plain["data"]["judged_on"] == "6 held-out images"
+
+
+def test_table_is_what_the_cells_say(
+    images: Path, finished: Path, capsys: pytest.CaptureFixture[str], trained: list[tuple[str, int]]
+) -> None:
+    assert main(command(images, finished.parent, "--json")) == 0
+    assert trained == []
+    told = {entry["cell"]: entry for entry in json.loads(capsys.readouterr().out)["cells"]}
+    with (finished / "table.csv").open(newline="") as stream:
+        lines = {line["cell"]: line for line in csv.DictReader(stream)}
+    markdown = (finished / "table.md").read_text()
+    assert told.keys() == lines.keys() == {"untrained", *CELLS}
+    for name, line in lines.items():
+        found = [cell(finished, name, seed)["figures"] for seed in SEEDS]
+        assert told[name]["seeds"] == list(SEEDS)
+        assert line["seeds"] == str(len(SEEDS))
+        assert {"knn_top1", "knn_leave_one_out", "neighbour_agreement"} <= found[0].keys()
+        for figure in found[0]:
+            values = np.array([one[figure] for one in found])
+            mean, deviation = values.mean(), np.sqrt(((values - values.mean()) ** 2).sum() / (len(values) - 1))
+            assert float(line[f"{figure}_mean"]) == pytest.approx(mean), figure
+            assert float(line[f"{figure}_sd"]) == pytest.approx(deviation), figure
+            assert told[name]["figures"][figure]["values"] == values.tolist()
+        score = np.array([one["knn_top1"] for one in found])
+        row = next(row for row in markdown.splitlines() if row.startswith(f"| {name} |"))
+        assert f"| {score.mean():.2f} ± {score.std(ddof=1):.2f} |" in row
+
+
+def test_cells_figures_are_those_of_the_run(images: Path, finished: Path) -> None:
+    run = finished / "linear" / "seed-1"
+    found = cell(finished, "linear", 1)
+    recipe = apply(find_recipe(BASE), [*found["overrides"], "run.seed=1"])
+    assert "method.balancing=linear" in found["overrides"]
+    assert study_cell.digest(recipe) == found["recipe_digest"]
+    last = json.loads((run / "report.json").read_text())["last"]
+    assert found["figures"]["loss"] == last["loss"]
+    assert found["figures"]["knn_leave_one_out"] == last["knn_top1"]
+
+    train, held_out = scan_folder(images / "train"), scan_folder(images / "test")
+    backbone = excb.load(run, heads=True)
+    assert backbone.heads is not None
+    teacher = backbone.heads.teacher
+    assert teacher is not None
+
+    def features(files: list[Path]) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.cat([backbone(backbone.transform(Image.open(file))[None]) for file in files])
+
+    bank = features([train.file(index) for index in range(len(train))])
+    with torch.no_grad():
+        projected = torch.nn.functional.normalize(teacher.projector(bank))
+        winners = (projected @ torch.nn.functional.normalize(teacher.centroids.weight).T).argmax(1)
+    sizes = np.array([(winners == number).sum() for number in range(12)]) * 12 / len(train)
+    assert found["sizes"]["by_z"] == pytest.approx(sorted(sizes, reverse=True))
+    assert found["figures"]["largest_size"] == pytest.approx(sizes.max())
+    assert found["figures"]["unused_share"] == pytest.approx(100 * (sizes == 0).mean())
+    assert found["size_quantiles"]["by_z"]["0.5"] == pytest.approx(np.median(sizes))
+    training = found["sizes"]["training"]
+    assert (len(training), sum(training)) == (12, pytest.approx(12))
+    assert (training[0], training[-1]) == pytest.approx((last["largest_cluster"], last["smallest_cluster"]))
+
+    # The 18 training images are fewer than k = 20 neighbours: all but one or none of them vote.
+    known = [path for path in held_out.paths if not path.startswith("another/")]
+    similarities = torch.nn.functional.normalize(features([images / "test" / path for path in known])) @ (
+        torch.nn.functional.normalize(bank).T
+    )
+    votes = torch.zeros(len(known), 3).index_add_(1, torch.tensor(train.labels), (similarities / 0.07).exp())
+    right = [vote == int(path[5]) for vote, path in zip(votes.argmax(1).tolist(), known, strict=True)]
+    assert found["data"]["judged_on"] == f"{len(known)} held-out images"
+    assert found["figures"]["knn_top1"] == pytest.approx(100 * np.mean(right))
+
+
+def test_pictures_show_something(finished: Path) -> None:
+    picture = np.asarray(Image.open(finished / "picture.png").convert("L"))
+    assert picture.std() > 5
+    drawn = ElementTree.parse(finished / "picture.svg").getroot()
+    assert len(drawn.findall(".//{http://www.w3.org/2000/svg}path")) > 10
+
+
+@pytest.mark.parametrize("name", ["balancers", "batch-size", "clusters", "components"])
+def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path: Path, name: str) -> None:
+    """Cells of made-up figures, which no run is needed for."""
+    chosen = STUDIES[name]
+    model = cell(finished, "linear", 0)
+    known = [one for one in chosen.cells if _balancing(one.overrides) in _balancings()]
+    grid = runner.Grid(chosen, sets.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:8]])
+    made_up = {"training": [1.5, 1.0, 1.0, 0.5], "by_z": [2.0, 1.0, 1.0, 0.0]}
+    rows = []
+    for place, one in enumerate(known):
+        found = [
+            model | {"seed": seed, "sizes": made_up, "figures": {"knn_top1": 10.0 * place + seed}} for seed in SEEDS
+        ]
+        rows.append(Row(one, found))
+    table = Table(chosen, rows, Row(grid.untrained, []))
+    files = figures.draw(table, tmp_path)
+    assert [file.name for file in files] == ["picture.png", "picture.svg"]
+    assert all(file.stat().st_size > 5000 for file in files)
+    if chosen.across is None:
+        assert table.paper_form() is None
+        assert [row[0] for row in table.cells()[1]] == [one.name for one in known]
+    else:
+        header, lines = table.paper_form() or ([], [])
+        levels = [one.factors[chosen.across] for one in known]
+        assert header[1:] == list(dict.fromkeys(levels))
+        assert lines[0][1:3] == ["0.50 ± 0.71", "10.50 ± 0.71"]
+
+
+def _balancings() -> tuple[str, ...]:
+    return typing.get_args(typing.get_type_hints(MethodSettings)["balancing"])
+
+
+def _balancing(overrides: typing.Sequence[str]) -> str:
+    chosen = [override.partition("=")[2] for override in overrides if override.startswith("method.balancing=")]
+    return chosen[0] if chosen else "linear"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_cell_is_a_recipe_of_its_own(name: str) -> None:
+    cells = [one for one in STUDIES[name].cells if _balancing(one.overrides) in _balancings()]
+    digests = {study_cell.digest(apply(find_recipe(BASE), one.overrides)) for one in cells}
+    assert len(digests) == len(cells) > 1
+    assert len({one.name for one in STUDIES[name].cells}) == len(STUDIES[name].cells)
+
+
+def test_a_dry_run_runs_nothing(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], trained: list[tuple[str, int]]
+) -> None:
+    assert main(command(images, tmp_path / "studies", "--dry-run")) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"6 of 6 to run: about \d", said)
+    assert re.search(r"none\s+-\s+0, 1\s+method.balancing=none", said)
+    assert trained == []
+    assert not (tmp_path / "studies").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["optim.epochs=3"], "optim.epochs was 2, now 3"),
+        (["monitor.k=2"], "monitor.k was 3, now 2"),
+        (["--cells", "linear,cubic"], "study form has no cell 'cubic'"),
+        (["--seeds", "0"], "--seeds takes 1 to 1,000"),
+        (["--seeds", "10000000"], "--seeds takes 1 to 1,000"),
+        (["--data", ""], "name the folder of images with --data DIR"),
+        (["optim.batch=64"], "the batch of 64 is larger than the set of 18 images"),
+        (["optim.bach=64"], "no field is called 'optim.bach'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    images: Path, finished: Path, capsys: pytest.CaptureFixture[str], more: list[str], told: str
+) -> None:
+    before = cell(finished, "linear", 0)
+    assert main(command(images, finished.parent, *more)) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert cell(finished, "linear", 0) == before
+
+
+def test_folders_that_cannot_do(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(command(images, tmp_path / "file")) == 2
+    assert "cannot write the study's folder" in capsys.readouterr().err
+    assert main(command(images, images / "train" / "studies")) == 2
+    assert "name a place outside that folder" in capsys.readouterr().err
+    one = tmp_path / "one"
+    one.mkdir()
+    shutil.copy(next(images.rglob("*.png")), one)
+    assert main([*command(one, tmp_path / "out"), "optim.batch=1"]) == 2
+    assert "holds one image" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_images_and_unknown_studies_are_refused(
+    images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(images / "train", finished.parent)) == 2  # without the held-out images
+    assert "the images were others, 18 from" in capsys.readouterr().err
+    assert main(["study", "balancer", "--data", str(images), "--out", str(tmp_path)]) == 2
+    assert "did you mean 'balancers'?" in capsys.readouterr().err
+    assert main(["study", "form"]) == 2
+    assert "--data DIR" in capsys.readouterr().err
+
+
+def test_what_moves_no_figure_may_change(images: Path, finished: Path, trained: list[tuple[str, int]]) -> None:
+    assert main(command(images, finished.parent, "run.log_steps=5", "efficiency.prefetch=3")) == 0
+    assert trained == []
+
+
+def test_without_labels_the_agreement_of_neighbours_compares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_images(tmp_path / "one", classes=1, each=10)
+    real = study_cell.run_cell
+    failing = {"linear"}
+
+    def failing_once(job: study_cell.Job, *rest: Any) -> int:
+        if job.cell in failing:
+            failing.clear()
+            raise UserError("diverged")
+        return real(job, *rest)
+
+    monkeypatch.setattr(runner, "run_cell", failing_once)
+    arguments = command(tmp_path / "one", tmp_path, "--seeds", "1", "--cells", "linear", "optim.epochs=1", "--json")
+    assert main(arguments) == 2  # one cell failed, the table has the other
+    assert [entry["cell"] for entry in json.loads(capsys.readouterr().out)["cells"]] == ["untrained"]
+    assert main(arguments) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["score"] == "neighbour_agreement"
+    assert all("knn_top1" not in entry["figures"] for entry in table["cells"])
+    assert table["cells"][0]["figures"]["neighbour_agreement"]["sd"] is None  # one seed has no spread
+
+
+def test_listing_names_every_study_and_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "--list", "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert {name: list(entry["cells"]) for name, entry in listing.items()} == {
+        name: [one.name for one in chosen.cells] for name, chosen in STUDIES.items()
+    }
+    assert main(["study"]) == 0
+    assert "excb-256" in capsys.readouterr().out

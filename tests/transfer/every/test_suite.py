@@ -1,0 +1,200 @@
+"""Tests of `excb-eval all`: what applies, nothing made twice, changes noticed, one report page."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.files.atomic import write_text
+from excb.transfer.cli import main
+from excb.transfer.every import command as suite_command
+from excb.transfer.every import suite
+from excb.transfer.every.page import render
+from excb.transfer.every.suite import Outcome, Step
+from tests.browser import chromium
+from tests.run_files import tiny_recipe, write_run
+from tests.transfer.labelled_images import write_folder
+from tests.transfer.result_files import HOSTILE, result
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUIET = Reporter(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("suite")
+    write_run(place / "run", 5, recipe=tiny_recipe(eval_resize=36, eval_crop=32))
+    write_folder(place / "data" / "train", each=4, seed=1)
+    write_folder(place / "data" / "test", each=2, seed=2)
+    return place
+
+
+def evaluate(place: Path, *words: str) -> int:
+    usual = ["--ckpt", str(place / "run"), "--data", str(place / "data"), "--cache", str(place / "cache")]
+    return int(main(["all", *usual, "--workers", "0", "--device", "cpu", *words]))
+
+
+def test_all_that_applies_once_from_shared_features(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = place / "out"
+    words = ("--out", str(out), "--only", "knn", "linear", "semisup_1", "--json")
+    assert evaluate(place, *words) == 0
+    told, err = capsys.readouterr()
+    first = json.loads(told)
+    assert set(first["results"]) == {"knn", "linear"}
+    assert first["skipped"] == {"semisup_1": "1 % of 28 train images are 0, fewer than 7 classes"}
+    assert err.count("rows from") == 2  # the second protocol computes no feature
+    assert sorted(file.name for file in out.glob("*.json")) == ["all.json", "knn.json", "linear.json"]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for kind in first["results"].values():
+        assert all(f"{value:.2f}" in page for value in kind["figures"].values())
+    assert page.count("data:image/png;base64,") == 2
+
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*.json")}
+    assert evaluate(place, *words) == 0
+    told, err = capsys.readouterr()
+    assert json.loads(told) == first
+    assert err.count("finished before") == 2
+    assert {file: file.stat().st_mtime_ns for file in out.glob("*.json")} == before
+
+    image = next((place / "data" / "test").rglob("*.png"))
+    os.utime(image, ns=(1, 1))
+    assert evaluate(place, "--out", str(out), "--only", "knn", "--dry-run", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan == [{"name": "knn", "command": ["excb-eval", "knn"], "state": "run", "why": "the test images changed"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "name the folder for results and report with --out DIR"),
+        (("--out", "{place}/run/checkpoints/step-5.pt"), "is a file: name a folder"),
+        (("--dry-run", "--linear", "fats"), "no linear protocol is called 'fats'; did you mean 'fast'?"),
+        (("--dry-run", "--seeds", "0", "0"), "--seeds names a seed twice"),
+        (("--dry-run", "--schedule", "3x"), "no schedule is called '3x'"),
+        (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'?; there are knn, "),
+        (("--out", "{place}/x", "--only", "detection"), "nothing to evaluate: detection does not apply (it takes a "),
+    ],
+)
+def test_mistakes_are_one_line(
+    place: Path, words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(place, *(word.format(place=place) for word in words)) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Without evaluations
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Runner:
+    """Writes a result for any protocol but those that fail."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing, self.made = failing, list[str]()
+
+    def __call__(self, command: Sequence[str], file: Path) -> list[Path]:
+        self.made.append(file.stem)
+        if file.stem in self.failing:
+            raise UserError(f"no {file.stem} today")
+        write_text(result({"knn_top1_k20": 50.0}, name=HOSTILE).to_json() + "\n", file)
+        return [file]
+
+
+def two_steps(**hangs_on: Any) -> list[Step]:
+    return [Step(name, name, [name], hangs_on={"weights": "a"} | hangs_on) for name in ("semisup", "knn")]
+
+
+def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
+    first, second = Runner("semisup"), Runner()
+    outcomes = suite.evaluate(two_steps(), tmp_path, first, QUIET)
+    assert [(one.failed, one.result is not None) for one in outcomes] == [("no semisup today", False), ("", True)]
+    outcomes = suite.evaluate(two_steps(), tmp_path, second, QUIET)
+    assert (first.made, second.made) == (["semisup", "knn"], ["semisup"])
+    assert [one.before for one in outcomes] == [False, True]
+
+
+def test_figures_without_an_interval_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = replace(result({"bbox_AP": 31.25}, protocol="detection"), intervals={})
+    outcomes = [Outcome(Step("detection", "Detection", []), tmp_path / "detection.json", found)]
+    suite_command.tell(outcomes, tmp_path, QUIET, as_json=False)
+    assert "bbox_AP    31.25" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"weights": "b"}, "the checkpoint changed"),
+        ({"train": ["x", "y"]}, "the train images changed"),
+        ({"preprocessing": {"crop": 1}}, "the preprocessing changed"),
+    ],
+)
+def test_a_change_is_noticed(change: dict[str, Any], why: str, tmp_path: Path) -> None:
+    suite.evaluate(two_steps(), tmp_path, Runner(), QUIET)
+    again = Runner()
+    changed = two_steps(**change)
+    assert [suite.finished(step, tmp_path) for step in changed] == [(False, why)] * 2
+    assert suite.state_of(changed[0], tmp_path) != suite.state_of(two_steps()[0], tmp_path)
+    suite.evaluate(changed, tmp_path, again, QUIET)
+    assert again.made == ["semisup", "knn"]
+
+
+def test_other_settings_and_changed_files_are_noticed(tmp_path: Path) -> None:
+    (step, *_) = two_steps()
+    suite.evaluate([step], tmp_path, Runner(), QUIET)
+    assert suite.finished(replace(step, command=["semisup", "--seeds", "1"]), tmp_path) == (
+        False,
+        "its settings changed",
+    )
+    (tmp_path / "semisup.json").write_text("{}", encoding="utf-8")
+    assert suite.finished(step, tmp_path) == (False, f"{tmp_path / 'semisup.json'} is gone or changed")
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "told"),
+    [
+        (
+            "vit_small",
+            (["--data", "D"], {"train": "f"}),
+            "it takes a resnet50 or resnet101 or resnet152, not a vit_small",
+        ),
+        ("resnet50", None, "name images for it with --coco DIR"),
+        ("resnet50", (["--data", "D"], {"train": "f"}), ""),
+    ],
+)
+def test_detection_where_images_and_network_fit(network: str, options: Any, told: str) -> None:
+    task: Any = SimpleNamespace(
+        backbone=SimpleNamespace(entry=SimpleNamespace(architecture=SimpleNamespace(name=network)))
+    )
+    hangs_on = {"weights": "w", "network": "teacher", "version": "1"}
+    assert suite._detection_step(task, options, hangs_on).skipped == told
+
+
+def test_the_report_shows_any_name_as_text(tmp_path: Path) -> None:
+    page = render(suite.evaluate(two_steps(), tmp_path, Runner("semisup"), QUIET))
+    assert "<img src=x" not in page
+    assert "&lt;/script&gt;&lt;img src=x" in page
+    assert "no semisup today" in page
+    assert "<script" not in page
+
+
+@pytest.mark.browser
+def test_the_report_in_a_browser_fits_a_phone_and_runs_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(render(suite.evaluate(two_steps(), tmp_path, Runner("semisup"), QUIET)), encoding="utf-8")
+    with chromium() as page:
+        page.size(360, 740, phone=True)
+        page.open(file)
+        assert page.run("document.documentElement.scrollWidth") <= 360
+        assert page.run("document.querySelector('h1').textContent").endswith("gnp.|*`")
+        assert page.run("document.scripts.length === 0 && window.hurt === undefined")
+        assert page.problems == []

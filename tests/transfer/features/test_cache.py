@@ -1,0 +1,162 @@
+"""Tests of features on disk: whole or absent, damage found, unfinished work gone on with, nothing else touched."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from excb.errors import UserError
+from excb.remote.home import cache_root
+from excb.transfer.features.cache import FOLDER, META, CachedFeatures, Store, entries, remove
+
+WIDTH = 3
+SHARDS = [range(5), range(5, 10), range(10, 12)]
+MADE_FROM = {"architecture": {"name": "resnet18"}, "kind": "pooled"}
+
+
+def rows(shard: range) -> np.ndarray:
+    return np.arange(shard.start * WIDTH, shard.stop * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A complete set of twelve rows in three shards."""
+    store = Store(tmp_path / FOLDER / "key", SHARDS, WIDTH)
+    store.start([0, 1, 2])
+    for number, shard in enumerate(SHARDS):
+        store.write(number, rows(shard))
+    store.finish(MADE_FROM)
+    return store
+
+
+def test_what_was_written_is_read(store: Store, warnings: list[str]) -> None:
+    assert store.missing(warnings.append) == []
+    assert warnings == []
+    assert torch.equal(store.open().all(), torch.from_numpy(rows(range(12))))
+    assert sorted(file.name for file in store.folder.iterdir()) == ["00000.npy", "00001.npy", "00002.npy", META]
+    assert np.array_equal(np.load(store.folder / "00001.npy"), rows(SHARDS[1]))  # plain NumPy reads it
+
+
+@pytest.mark.parametrize("start", range(13))
+def test_any_range_of_rows(store: Store, start: int) -> None:
+    features = store.open()
+    assert (len(features), features.width) == (12, WIDTH)
+    for stop in range(start, 13):
+        assert torch.equal(features.rows(start, stop), torch.from_numpy(rows(range(start, stop))))
+
+
+def test_rows_of_one_shard_are_not_copied() -> None:
+    shard = rows(range(5))
+    assert CachedFeatures([shard]).all().data_ptr() == shard.ctypes.data
+
+
+def test_changing_rows_in_place_leaves_the_file_alone(store: Store, warnings: list[str]) -> None:
+    store.open().rows(0, 5).zero_()
+    assert store.missing(warnings.append) == []
+
+
+def test_a_header_that_python_2_might_have_written_is_nothing_to_tell(store: Store, warnings: list[str]) -> None:
+    file = store.folder / "00001.npy"
+    file.write_bytes(file.read_bytes().replace(b", 'shape': (5, ", b", 'shape': (5L,"))
+    with pytest.warns(UserWarning, match="Python 2"):
+        assert np.load(file).size  # so this test can fail
+    assert store.missing(warnings.append) == []
+
+
+@pytest.mark.parametrize("harm", ["flipped bit", "cut short", "empty", "other shape", "other type"])
+def test_damaged_shard_is_found(store: Store, warnings: list[str], harm: str) -> None:
+    file = store.folder / "00001.npy"
+    data = bytearray(file.read_bytes())
+    if harm == "flipped bit":
+        data[-7] ^= 1
+        file.write_bytes(data)
+    elif harm == "other shape":
+        np.save(file, rows(range(4)))
+    elif harm == "other type":
+        np.save(file, rows(SHARDS[1]).astype(np.float64))
+    else:
+        file.write_bytes(data[:-1] if harm == "cut short" else b"")
+    assert store.missing(warnings.append) == [1]
+    assert warnings == [f"{file} is damaged: its features are computed again"]
+    store.start([1])
+    assert sorted(path.name for path in store.folder.iterdir()) == ["00000.npy", "00002.npy"]
+    store.write(1, rows(SHARDS[1]))
+    store.finish(MADE_FROM)
+    assert store.missing(warnings.append) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"crc32": [1, 2]}', '{"crc32": 3}', "null"])
+def test_without_checksums_nothing_counts(store: Store, warnings: list[str], text: str) -> None:
+    (store.folder / META).write_text(text)
+    assert store.missing(warnings.append) == [0, 1, 2]
+    assert warnings == [f"{store.folder / META} is damaged: these features are computed again"]
+
+
+def test_unfinished_features_go_on_at_the_first_missing_shard(store: Store, warnings: list[str]) -> None:
+    (store.folder / META).unlink()
+    (store.folder / "00002.npy").unlink()
+    (store.folder / "00001.npy").rename(store.folder / ".00001.npy.17.tmp")  # killed while it was written
+    assert not store.finished()
+    assert store.missing(warnings.append) == [1, 2]
+    assert warnings == []
+
+
+def test_meta_tells_what_the_features_were_made_from(store: Store) -> None:
+    meta = json.loads((store.folder / META).read_text())
+    assert meta["made_from"] == MADE_FROM
+    assert (meta["images"], meta["width"], len(meta["crc32"])) == (12, WIDTH, 3)
+
+
+def test_process_that_does_not_see_the_files(store: Store) -> None:
+    (store.folder / "00001.npy").unlink()
+    with pytest.raises(UserError, match="a disk that all processes see"):
+        store.open()
+
+
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    store = Store(tmp_path / "file" / "key", SHARDS, WIDTH)
+    with pytest.raises(UserError, match=r"cannot write features to .*key .*name a folder elsewhere in EXCB_CACHE"):
+        store.start([0])
+    with pytest.raises(UserError, match="cannot write features to"):
+        store.write(0, rows(SHARDS[0]))
+
+
+def test_disk_without_room_is_refused_before_the_work(tmp_path: Path) -> None:
+    store = Store(tmp_path / "key", [range(10**15)], WIDTH)
+    with pytest.raises(UserError, match=r"12000000\.0 GB are needed and [\d.]+ GB free"):
+        store.start([0])
+
+
+def test_what_the_cache_holds_and_how_to_empty_it(store: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path / FOLDER / "other", SHARDS, WIDTH)
+    other.start([0])
+    other.write(0, rows(SHARDS[0]))
+    (tmp_path / "splits").mkdir()  # not ours
+    found = entries(tmp_path)
+    assert [(entry.folder.name, entry.complete) for entry in found] == [("key", True), ("other", False)]
+    assert (found[0].images, found[0].architecture, found[0].kind) == (12, "resnet18", "pooled")
+    sizes = [sum(file.stat().st_size for file in entry.folder.iterdir()) for entry in found]
+    assert [entry.bytes for entry in found] == sizes
+    assert remove(tmp_path) == sum(sizes)
+    assert [path.name for path in tmp_path.iterdir()] == ["splits"]
+    assert entries(tmp_path) == []
+    assert remove(tmp_path) == 0
+
+
+def test_where_features_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("EXCB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache_root() == tmp_path / ".cache" / "excb"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_root() == tmp_path / "xdg" / "excb"
+    monkeypatch.setenv("EXCB_CACHE", "~/mine")
+    assert cache_root() == tmp_path / "mine"

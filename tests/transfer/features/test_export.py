@@ -1,0 +1,92 @@
+"""Tests of `excb-eval features`: the exported file, and the plan that is made beforehand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import excb
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.transfer.features import cache
+from excb.transfer.features.export import describe, export, plan
+from excb.transfer.task import Task
+from tests.run_files import tiny_recipe, write_run
+from tests.transfer.labelled_images import CLASSES, changed, features_by_loop, write_folder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+QUIET = Reporter(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """Fourteen train images, and test images of a known and an unknown class."""
+    place = tmp_path_factory.mktemp("features")
+    write_run(place / "run", 5, recipe=tiny_recipe(eval_resize=36, eval_crop=32))
+    write_folder(place / "train", each=2, seed=1)
+    write_folder(place / "test", each=1, seed=2, classes=("bee", "gnu", "yak"))
+    return Task.prepare(str(place / "run"), place / "train", place / "test", device="cpu", batch=4, workers=0)
+
+
+def test_exported_file_holds_both_sets(task: Task, tmp_path: Path) -> None:
+    file = export(task, tmp_path / "new" / "features.npz", QUIET)
+    with np.load(file, allow_pickle=False) as found:
+        for name in ("train", "test"):
+            folder = getattr(task, name).root
+            expected, _ = features_by_loop(excb.load(folder.parent / "run"), folder)
+            np.testing.assert_allclose(found[f"{name}_rows"], expected, rtol=1e-4, atol=1e-5)
+            assert found[f"{name}_rows"].dtype == np.float32
+            files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            assert found[f"{name}_names"].tolist() == files
+            assert found[f"{name}_labels"].dtype == np.int64
+            of_labels = found["classes"][found[f"{name}_labels"]]
+            assert of_labels.tolist() == [path.partition("/")[0] for path in files]
+        assert found["classes"].tolist() == [*CLASSES, "yak"]
+    assert [path.name for path in file.parent.iterdir()] == ["features.npz"]
+
+
+def test_exported_file_needs_its_name(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "file").write_text("in the way")
+    for name in ("features.json", "features", "folder.npz"):
+        with pytest.raises(UserError, match=f"--out .*{name}: features are written to a file that ends in .npz"):
+            export(task, tmp_path / name, QUIET)
+    with pytest.raises(UserError, match=r"cannot write .*features\.npz"):
+        export(task, tmp_path / "file" / "features.npz", QUIET)
+
+
+def test_plan_before_and_after(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "SHARD_BYTES", 5 * 32 * 4)
+    task = replace(task, cache=tmp_path / "cache")
+    found = plan(task)
+    assert found["width"] == 32
+    assert found["train"] == {"images": 14, "cached": 0, "bytes": 14 * 32 * 4}
+    assert found["test"] == {"images": 3, "cached": 0, "bytes": 3 * 32 * 4}
+    assert 0 < found["seconds_per_image"] < 5
+    assert found["seconds"] == pytest.approx(17 * found["seconds_per_image"])
+    assert not (tmp_path / "cache").exists()
+    text = describe(found).splitlines()
+    assert text[0] == "train: 14 images, none cached, 0.0 MiB of features"
+    assert text[2].startswith("estimate: ")
+    for images in (task.train, task.test):
+        task.features(images, "set", QUIET)
+    (cache.entries(tmp_path / "cache")[0].folder / "00000.npy").unlink()
+    assert plan(task)["train"]["cached"] == 9
+    task.features(task.train, "train", QUIET)
+    found = plan(task)
+    assert [found[name]["cached"] for name in ("train", "test")] == [14, 3]
+    assert (found["seconds_per_image"], found["seconds"]) == (None, 0)
+    assert describe(found).splitlines()[2] == "nothing to compute: all features are cached"
+
+
+def test_plan_without_a_cache(task: Task) -> None:
+    assert plan(task)["train"]["cached"] == 0
+
+
+def test_plan_names_an_unreadable_image(task: Task, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "images", each=2, classes=("ant", "bee"))
+    (folder / "ant" / "0.png").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"ant/0\.png cannot be read"):
+        plan(replace(task, train=changed(task.train, root=folder, paths=["ant/0.png"], labels=np.zeros(1, int))))

@@ -1,0 +1,103 @@
+"""Tests of submissions: a sound result passes, and each thing that is wrong with another is named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from excb.errors import UserError
+from excb.results.result import Result
+from excb.transfer.leaderboard.submission import check, submit
+from excb.transfer.reporting.report import Predictions
+from excb.transfer.reporting.report import write as write_all
+from excb.transfer.reporting.scoring import interval
+from tests.transfer.result_files import result, write
+
+FIGURES = {"knn_top1_k20": 50.0, "knn_top5_k20": 100.0}
+
+
+def test_a_sound_result_is_recounted(tmp_path: Path) -> None:
+    found = predicted(FIGURES, tmp_path)
+    assert check(found) == [
+        "schema 2",
+        f"protocol knn {read(found).protocol_hash}",
+        "2 figures recounted from 6 predictions",
+    ]
+    found.with_name("mine.npz").unlink()
+    assert len(check(found)) == 2
+
+
+def predicted(figures: dict[str, float], folder: Path, **changed: tuple[float, float]) -> Path:
+    """A result whose predictions have half of six images right at once, and all among five."""
+    targets = torch.tensor([0, 1, 2, 0, 1, 2])
+    top5 = torch.stack([torch.tensor([0, 0, 2, 0, 0, 0]), (targets + 0)], dim=1)
+    top5[:, 1] = torch.where(top5[:, 0] == targets, (targets + 1) % 3, targets)
+    ranked = {"knn_top1_k20": top5[:, :1], "knn_top5_k20": top5}
+    intervals = {name: interval((each == targets[:, None]).any(1)) for name, each in ranked.items()}
+    predictions = Predictions(targets, [f"{n}.png" for n in range(6)], ("a", "b", "c"), {"knn_{}_k20": top5})
+    return write_all(replace(result(figures), intervals=intervals | changed), predictions, folder / "mine.json")[0]
+
+
+def read(file: Path) -> Result:
+    return Result.from_json(file.read_text(encoding="utf-8"))
+
+
+def test_a_figure_that_its_predictions_do_not_give(tmp_path: Path) -> None:
+    file = predicted({"knn_top1_k20": 50.4, "knn_top5_k20": 100.0}, tmp_path)
+    with pytest.raises(UserError, match=r"knn_top1_k20 is 50\.4, and its predictions give 50\.0"):
+        check(file)
+
+
+def test_an_interval_that_its_predictions_do_not_give(tmp_path: Path) -> None:
+    file = predicted(FIGURES, tmp_path, knn_top1_k20=(0.0, 100.0))  # it would bear out any claim
+    with pytest.raises(UserError, match=r"knn_top1_k20 has the interval \(0\.0, 100\.0\), and its predictions give"):
+        check(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": {"k": [10], "temperature": [0.07]}}, "its settings are not those of its protocol_hash"),
+        ({"schema": 1}, "has schema 1, not 2"),
+        ({"extra": 1}, r"lacks or adds fields of schema 2 \(extra\)"),
+        ({"figures": {"knn_top1_k20": 150.0}, "intervals": {}}, "lies between 0 and 100"),
+        ({"figures": {"knn_top1_k20": 60.0}}, "outside its interval 49.0 to 51.0"),
+        ({"figures": {"speed": 60.0}}, "holds no figure that a leaderboard shows"),
+        ({"figures": {"purity_percent": 60.0}, "data": {}}, "holds no figure that a leaderboard shows"),
+        ({"checkpoint": {"weights_sha256": "abc"}}, "checkpoint.weights_sha256 is no sha256"),
+        ({"predictions": {}}, "predictions.sha256 is no sha256"),
+        ({"data": {"train": {}}}, "has a field of another form"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "mine.json", result({"knn_top1_k20": 50.0}))
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | change), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        check(file)
+
+
+def test_runs_that_measure_nothing(tmp_path: Path) -> None:
+    smoke = result({"bbox_AP": 1.0}, protocol="detection", settings={"schedule": "smoke", "recipe": "ssl"})
+    with pytest.raises(UserError, match="schedule smoke shows that the machinery works"):
+        check(write(tmp_path, "smoke.json", smoke))
+    with pytest.raises(UserError, match="protocol 'guess' is none of this version"):
+        check(write(tmp_path, "guess.json", result({"knn_top1_k20": 1.0}, protocol="guess")))
+
+
+def test_a_submission_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "runs", "mine.json", result({"semisup_10pct_top1": 50.0}, protocol="semisup", name="a/b run")
+    )
+    place = submit(file, tmp_path / "results")
+    assert place.name == "a-b-run-semisup_10pct.json"
+    assert "someone" not in place.read_text(encoding="utf-8")
+    assert read(place).figures == read(file).figures
+    assert check(submit(file, tmp_path / "results")) == check(file)
+    other = write(
+        tmp_path / "runs", "other.json", result({"semisup_10pct_top1": 51.0}, protocol="semisup", name="a/b run")
+    )
+    with pytest.raises(UserError, match="is another result: rename one of them"):
+        submit(other, tmp_path / "results")

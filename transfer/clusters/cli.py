@@ -1,0 +1,72 @@
+"""`excb-eval clusters`: from arguments to figures and files."""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from excb.console import Reporter
+from excb.errors import UserError, is_first
+
+from ..task_command import prepared
+
+if TYPE_CHECKING:
+    import torch
+
+    from .command import Options
+
+
+def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
+    """`excb-eval clusters` in this process, with the others if there are any."""
+    from excb.distributed.collectives import together
+    from excb.images.image_set import refuse_among
+
+    from ..data.sources import images_of
+    from . import command
+    from .files import read_sizes
+
+    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    if chosen.compare and chosen.out is None:
+        raise UserError("--compare draws into a folder: name it with --out DIR", told=not is_first())
+    for place in chosen.compare:
+        together(partial(read_sizes, place))  # a wrong one is told before images are read
+    options = together(lambda: _options(chosen))
+    images = together(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
+    if chosen.out is not None:
+        together(partial(refuse_among, images, chosen.out))
+    task = prepared(chosen, images, images, device, heads=True)
+    heads = together(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
+    if chosen.dry_run:
+        from ..features.export import describe, plan
+
+        found = plan(task, sets=("train",))
+        if is_first():
+            reporter.answer(describe(found))
+        return 0
+    clusters = command.evaluate(
+        heads,
+        task.stored(images, "images", reporter),
+        images,
+        checkpoint=task.describe_checkpoint(),
+        device=device,
+        reporter=reporter,
+        options=options,
+        table=not chosen.json,
+    )
+    result = clusters.result
+    if chosen.out is not None:
+        result, files = command.write(
+            clusters, images, chosen.out, reporter, name=Path(chosen.ckpt).name, options=options
+        )
+        reporter.note(f"wrote {', '.join(map(str, files))}")
+    if chosen.json and is_first():
+        reporter.answer(result.to_json())
+    return 0
+
+
+def _options(chosen: argparse.Namespace) -> "Options":
+    """What was said of the clusters; the rest is as `Options` has it."""
+    from .command import Options
+
+    said = {name: getattr(chosen, name) for name in ("duplicates", "exemplars", "megabytes", "compare")}
+    return Options(**{name: value for name, value in said.items() if value is not None})

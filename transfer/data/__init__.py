@@ -1,0 +1,1 @@
+"""Labelled images for evaluation: sources, named sets, splits, batches."""

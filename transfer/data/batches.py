@@ -1,0 +1,178 @@
+"""Augmented training batches of the protocols that train; order, crop and flip are functions of seed and sample."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from excb import seeding
+from excb.distributed.collectives import processes, rank
+from excb.distributed.machine import follow_parent
+from excb.distributed.workers import arriving
+from excb.errors import UserError
+from excb.images.decoding import BrokenImageError
+from excb.images.image_set import Images
+from excb.networks.preprocessing import Preprocessing
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """RandomResizedCrop and flip, as every linear and fine-tuning protocol of the field uses them.
+
+    Args:
+        size: side of the crop in pixels.
+        scale: range of the crop's share of the image's area.
+        ratio: range of its aspect ratio.
+        mean: channel means.
+        std: channel standard deviations.
+        interpolation: of the resize, antialiased.
+    """
+
+    size: int
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    @classmethod
+    def like(cls, preprocessing: Preprocessing) -> "Augmentation":
+        """Crops of the size that evaluation uses, normalised alike."""
+        return cls(preprocessing.crop, mean=preprocessing.mean, std=preprocessing.std)
+
+    def __call__(self, image: Image.Image, random: np.random.Generator) -> Tensor:
+        """An RGB image to [3, size, size]; the distribution is torchvision's RandomResizedCrop's."""
+        left, top, width, height = self._box(image.width, image.height, random)
+        flip = random.random() < 0.5
+        resample = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
+        # Cut first: reading beyond the crop's edge would blend in pixels that are not part of the view.
+        crop = image.crop((left, top, left + width, top + height)).resize((self.size, self.size), resample)
+        if flip:
+            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(crop)).permute(2, 0, 1).float() / 255
+        return (pixels - torch.tensor(self.mean).view(3, 1, 1)) / torch.tensor(self.std).view(3, 1, 1)
+
+    def _box(self, width: int, height: int, random: np.random.Generator) -> tuple[int, int, int, int]:
+        """left, top, width, height; after ten misses the largest central box of an allowed ratio."""
+        low, high = self.ratio
+        for _ in range(10):
+            area = width * height * random.uniform(*self.scale)
+            ratio = np.exp(random.uniform(np.log(low), np.log(high)))
+            w, h = round(float(np.sqrt(area * ratio))), round(float(np.sqrt(area / ratio)))
+            if 0 < w <= width and 0 < h <= height:
+                return int(random.integers(width - w + 1)), int(random.integers(height - h + 1)), w, h
+        w, h = width, height
+        if width / height < low:
+            h = min(height, round(width / low))
+        elif width / height > high:
+            w = min(width, round(height * high))
+        return (width - w) // 2, (height - h) // 2, w, h
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This process's share of a training batch."""
+
+    images: Tensor  # [b, 3, S, S]
+    labels: Tensor  # [b] int64
+    samples: Tensor  # [b] int64
+    whole: int  # images of the whole batch, all processes together: divide sums by this
+
+
+class TrainingBatches:
+    """The batches of a training run over a set; every image once an epoch, also those of the last, smaller batch.
+
+    With many processes each takes every so-many-th image of a batch, so shares may differ by one and be empty:
+    gradients are sums divided by `Batch.whole`, added up over processes.
+
+    Args:
+        images: labelled images.
+        augmentation: of every image.
+        batch: images per step, all processes together.
+        seed: names order, crops and flips.
+        workers: processes that read images.
+        chosen: indices of the images to use; all by default.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        augmentation: Augmentation,
+        *,
+        batch: int,
+        seed: int,
+        workers: int,
+        chosen: np.ndarray | None = None,
+    ) -> None:
+        self._images, self._augmentation = images, augmentation
+        self._batch, self._seed, self._workers = batch, seed, workers
+        self._chosen = np.arange(len(images)) if chosen is None else chosen
+
+    @property
+    def steps(self) -> int:
+        """Steps of one epoch."""
+        return -(-len(self._chosen) // self._batch)
+
+    def run(self, *, first: int, last: int) -> Iterator[Batch]:
+        """The batches from epoch `first` up to, not including, epoch `last`.
+
+        Raises:
+            UserError: an image cannot be read.
+        """
+        loader = DataLoader(
+            _Views(self._images, self._augmentation, self._seed),
+            batch_sampler=_Order(self._chosen, self._batch, self._seed, first, last),
+            collate_fn=_collate,
+            num_workers=self._workers,
+            worker_init_fn=follow_parent,
+            prefetch_factor=4 if self._workers else None,
+        )
+        for number, (views, samples, reasons) in enumerate(arriving(loader)):
+            if reasons:
+                path, reason = reasons[0]
+                raise UserError(f"{path} cannot be read ({reason}): mend or remove it")
+            step = number % self.steps
+            whole = min(self._batch, len(self._chosen) - step * self._batch)
+            assert self._images.labels is not None
+            yield Batch(views, torch.from_numpy(self._images.labels[samples.numpy()]), samples, whole)
+
+
+class _Order(Sampler[list[tuple[int, int]]]):
+    """(epoch, sample) of this process's share of every batch."""
+
+    def __init__(self, chosen: np.ndarray, batch: int, seed: int, first: int, last: int) -> None:
+        self._chosen, self._batch, self._seed, self._epochs = chosen, batch, seed, range(first, last)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for epoch in self._epochs:
+            order = seeding.generator(seeding.Purpose.TRANSFER_ORDER, self._seed, epoch).permutation(self._chosen)
+            for start in range(0, len(order), self._batch):
+                share = order[start : start + self._batch][rank() :: processes()]
+                yield [(epoch, int(sample)) for sample in share]
+
+
+class _Views(Dataset["tuple[Tensor | str, int]"]):
+    def __init__(self, images: Images, augmentation: Augmentation, seed: int) -> None:
+        self._images, self._augmentation, self._seed = images, augmentation, seed
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor | str, int]:
+        epoch, sample = item
+        try:
+            image = self._images.open(sample)
+        except BrokenImageError as error:
+            return f"{self._images.paths[sample]}\n{error}", sample
+        random = seeding.generator(seeding.Purpose.TRANSFER_VIEW, self._seed, epoch, sample)
+        return self._augmentation(image, random), sample
+
+
+def _collate(items: list[tuple[Tensor | str, int]]) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
+    views = [view for view, _ in items if isinstance(view, Tensor)]
+    reasons = [tuple(view.split("\n", 1)) for view, _ in items if isinstance(view, str)]
+    samples = torch.tensor([sample for _, sample in items], dtype=torch.int64)
+    stacked = torch.stack(views) if views else torch.empty(0, 3, 1, 1)
+    return stacked, samples, reasons  # type: ignore[return-value]

@@ -1,0 +1,109 @@
+"""Data sets of the Hugging Face Hub: their image column, and the finest of their label columns."""
+
+import functools
+import hashlib
+import importlib
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL.Image import Image
+
+from excb.distributed.collectives import from_first
+from excb.errors import UserError, require
+from excb.images.decoding import open_image
+
+from .named_sets import Note, NumberedImages, Split, first_then_all, one_line
+
+
+@dataclass(frozen=True)
+class HubImages(NumberedImages):
+    """Images of a Hugging Face data set.
+
+    Args:
+        root: name of the source.
+        split: the split's name at the Hub; images are called "test/00000", "test/00001", ...
+        rows: `datasets.Dataset` whose column `column` holds undecoded images.
+        column: the images' column.
+        labels: class indices, int64 [N].
+        classes: class names.
+        origin: the fingerprint of the data set as it was loaded.
+    """
+
+    root: Path
+    split: str
+    rows: Any
+    column: str
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    origin: str
+
+    def open(self, index: int) -> Image:
+        """One image as upright 8-bit RGB.
+
+        Raises:
+            BrokenImageError: it cannot be read.
+        """
+        stored = self.rows[index][self.column] or {"bytes": b""}
+        content = stored.get("bytes")
+        return open_image(stored["path"] if content is None else io.BytesIO(content))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the data set's own fingerprint, the split and the labels."""
+        digest = hashlib.sha256(f"{self.origin}\n{self.split}\n{self.column}\n".encode())
+        digest.update(self.labels.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def open_hub(text: str, split: Split, note: Note) -> HubImages:
+    """A split whose labels are public: some test sets have none, validation then takes their place.
+
+    Args:
+        text: ID or ID@CONFIG.
+        split: which images.
+        note: told what the user should know.
+
+    Raises:
+        UserError: there is no such set, or no such split, or it cannot be had.
+    """
+    name, _, config = text.partition("@")
+    require(bool(name), "hf: needs a data set's name, as in hf:ethz/food101")
+    try:
+        library = importlib.import_module("datasets")
+    except ImportError:
+        raise UserError(f"hf:{text} needs the package `datasets`: pip install datasets") from None
+    trouble = (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
+
+    def ask(function: str, **options: str) -> Any:
+        try:
+            return getattr(library, function)(name, config or None, **options)
+        except trouble as error:
+            raise UserError(f"cannot load hf:{text}: {one_line(error)}") from None
+
+    there = from_first(lambda: list(ask("get_dataset_split_names")))
+    wanted = ("train",) if split == "train" else ("test", "validation", "valid", "val")
+    for part in (part for part in wanted if part in there):
+        data = first_then_all(functools.partial(ask, "load_dataset", split=part))
+        images = _hub_images(f"hf:{text}", part, data, library)
+        if images.labels.min() >= 0:
+            return images
+        note(f"the split '{part}' of hf:{text} has no labels")
+    raise UserError(f"hf:{text} has no labelled split '{split}', only {', '.join(there)}: choose another data set")
+
+
+def _hub_images(source: str, split: str, data: Any, library: Any) -> HubImages:
+    """The image column, and the finest of the label columns (CIFAR-100 has two), found by their types."""
+    columns = data.features.items()
+    images = [key for key, feature in columns if isinstance(feature, library.Image)]
+    labels = [key for key, feature in columns if isinstance(feature, library.ClassLabel)]
+    require(bool(images) and len(data) > 0, f"{source} has no images: choose a data set with a column of type Image")
+    require(bool(labels), f"{source} has no classes: choose a data set with a column of type ClassLabel")
+    label = max(labels, key=lambda key: len(data.features[key].names))
+    numbers = np.array([-1 if value is None else value for value in data[label][:]], dtype=np.int64)
+    rows = data.select_columns([images[0]]).cast_column(images[0], library.Image(decode=False))
+    names = tuple(data.features[label].names)
+    return HubImages(Path(source), split, rows, images[0], numbers, names, str(data._fingerprint))

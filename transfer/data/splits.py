@@ -1,0 +1,182 @@
+"""Parts of a training set for semi-supervised evaluation: SimCLR's 1 % and 10 % of ImageNet, and seeded shares."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+
+from excb.distributed.collectives import from_first
+from excb.errors import UserError, require
+from excb.files.atomic import write_text
+from excb.images.image_set import Images, read_list
+from excb.seeding import Purpose, generator
+
+ADDRESS = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/{}"
+TIMEOUT = 30  # seconds without a sign of life
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A list of file names as its authors published it."""
+
+    percent: int
+    lines: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.percent}percent.txt"
+
+    @property
+    def address(self) -> str:
+        return ADDRESS.format(self.name)
+
+    def describes(self, names: Sequence[str]) -> bool:
+        return len(names) == self.lines and _sha256(names) == self.sha256
+
+
+# google-research/simclr, imagenet_subsets/; TensorFlow Datasets calls the same lists imagenet2012_subset.
+_PUBLISHED = {
+    1: _Published(1, 12_811, "71e82a48ba78252683ae334c4d019ebd5c6e855b9599c1389fbe83eb9549cf17"),
+    10: _Published(10, 128_116, "6d09de11e7bdaf5b1f3b1f249b6183695f97310cdd20f0c03e7235b6b9392091"),
+}
+
+
+def simclr_split(percent: int, images: Images, *, file: Path | None = None, cache: Path) -> np.ndarray:
+    """The images of SimCLR's 1 % or 10 % of ImageNet, or of any other list.
+
+    The published list is downloaded once and verified by its number of lines and its sha256. With several processes
+    the first one reads the list for all.
+
+    Args:
+        percent: 1 or 10; with a list of one's own it has no meaning.
+        images: the whole training set.
+        file: a list to use instead, of file names or paths below the set's root, one a line. A copy of a published
+            list is verified all the same.
+        cache: folder that keeps what was downloaded.
+
+    Returns:
+        Sorted int64 indices into `images`.
+
+    Raises:
+        UserError: the list cannot be had, is damaged, names an image twice or one that the set has not.
+    """
+    names = from_first(lambda: _published(percent, cache) if file is None else _given(percent, file))
+    return _find(names, images, source="SimCLR's list" if file is None else str(file))
+
+
+def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """A seeded share of every class, as large as the class's share of the set.
+
+    All images are put into one order, of which the split is the beginning: so a smaller share is a subset of every
+    larger one of the same seed, and the total is exact, round(fraction * N). In that order the first image of each
+    class comes first, then the image number p of a class of n at (p + 1/2) / n: Webster's rounding, by which a class
+    gives round(fraction * n) images but for what the exact total asks for. Classes of one size give numbers that
+    differ by at most 1, as in SimCLR's lists of ImageNet.
+
+    Args:
+        labels: class index of every image, [N].
+        fraction: share of the images, above 0 and at most 1.
+        seed: names the choice.
+
+    Returns:
+        Sorted int64 indices, at least one of every class.
+
+    Raises:
+        UserError: the fraction is none.
+    """
+    require(0 < fraction <= 1, f"--fraction {fraction:g}: it must be above 0 and at most 1")
+    place = np.empty(len(labels))
+    draw = np.empty(len(labels))
+    classes = np.unique(labels)
+    for label in classes:
+        random = generator(Purpose.SPLIT, seed, int(label))
+        members = random.permutation(np.flatnonzero(labels == label))
+        place[members] = (np.arange(len(members)) + 0.5) / len(members)
+        place[members[0]] = 0
+        draw[members] = random.random()  # which of two equal classes gives one more is a matter of chance, too
+    order = np.lexsort((draw, place))
+    return np.sort(order[: max(len(classes), round(fraction * len(labels)))])
+
+
+def _sha256(names: Sequence[str]) -> str:
+    """The hash of a list as it was published: one name a line, whatever the line ends of this copy."""
+    return hashlib.sha256("".join(f"{name}\n" for name in names).encode()).hexdigest()
+
+
+def _published(percent: int, cache: Path) -> Sequence[str]:
+    """The names of a published list, downloaded if no sound copy is in the cache."""
+    require(
+        percent in _PUBLISHED,
+        f"SimCLR published lists of 1 % and 10 %, none of {percent} %: name your own with --split-file FILE",
+    )
+    known = _PUBLISHED[percent]
+    file = cache / known.name
+    if file.is_file():
+        names = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        if known.describes(names):
+            return names
+    names = _download(known).splitlines()
+    if not known.describes(names):
+        raise UserError(
+            f"{known.address} gave {len(names):,} lines that are not SimCLR's {known.lines:,}: name a copy of the list "
+            "with --split-file FILE"
+        )
+    write_text("".join(f"{name}\n" for name in names), file)
+    return names
+
+
+def _download(known: _Published) -> str:
+    try:
+        with urlopen(known.address, timeout=TIMEOUT) as answer:  # noqa: S310 - the address is https and ours
+            return str(answer.read().decode("utf-8", "replace"))
+    except (OSError, HTTPException) as error:
+        reason = " ".join(f"{error}".split()) or type(error).__name__
+        raise UserError(
+            f"cannot download {known.address} ({reason}): get it on another machine and name it with --split-file FILE"
+        ) from None
+
+
+def _given(percent: int, file: Path) -> Sequence[str]:
+    """The names of the user's list; what is, or claims to be, a published one is held to it."""
+    names = read_list(file).paths
+    for known in _PUBLISHED.values():
+        if known.describes(names):
+            require(
+                known.percent == percent or percent not in _PUBLISHED,
+                f"{file} is SimCLR's {known.percent} % list, not the {percent} % one: name {percent}percent.txt",
+            )
+        elif file.name == known.name and all(re.fullmatch(r"n\d{8}_\d+\.JPEG", name) for name in names):
+            raise UserError(
+                f"{file} is not SimCLR's {known.percent} % list: it has {len(names):,} lines of {known.lines:,} or "
+                f"another sha256; get it again from {known.address}, or rename it if it is a list of your own"
+            )
+    return names
+
+
+def _find(names: Sequence[str], images: Images, *, source: str) -> np.ndarray:
+    """Indices of the named images; a name is a path below the root or, where it is the only one, a file name."""
+    wanted, found = set(names), dict[str, int]()
+    for index, path in enumerate(images.paths):
+        for name in {path, path.rpartition("/")[2]} & wanted:
+            if name in found:
+                raise UserError(
+                    f"{source} names {name}, but {images.root} holds {images.paths[found[name]]} and {path}: "
+                    "write paths below that folder"
+                )
+            found[name] = index
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise UserError(
+            f"{len(missing):,} of {len(names):,} names of {source} are not in {images.root}, such as {missing[0]}: "
+            "the list must be of this set's training images"
+        )
+    indices = np.sort(np.fromiter(found.values(), dtype=np.int64, count=len(found)))
+    twice = indices[1:][np.diff(indices) == 0]
+    require(not len(twice), f"{source} names one image twice, by file name and by path; remove one of them")
+    return indices

@@ -1,0 +1,142 @@
+"""torchvision's data sets that have a split to train on and one to test on: an array's images, or lists of files."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL.Image import Image, fromarray
+
+from excb.errors import UserError, nearest_name
+from excb.images.decoding import to_rgb
+from excb.images.image_set import Images, ImageSet
+
+from .named_sets import Note, NumberedImages, Split, first_then_all, one_line
+
+# How torchvision calls the splits to train on, and the one to test on. Sets without a test split are left out.
+SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
+    "CIFAR10": ((True,), False),
+    "CIFAR100": ((True,), False),
+    "Country211": (("train", "valid"), "test"),
+    "DTD": (("train", "val"), "test"),
+    "FashionMNIST": ((True,), False),
+    "FGVCAircraft": (("trainval",), "test"),
+    "Flowers102": (("train", "val"), "test"),
+    "Food101": (("train",), "test"),
+    "Imagenette": (("train",), "val"),
+    "KMNIST": ((True,), False),
+    "MNIST": ((True,), False),
+    "OxfordIIITPet": (("trainval",), "test"),
+    "RenderedSST2": (("train", "val"), "test"),
+    "StanfordCars": (("train",), "test"),
+    "STL10": (("train",), "test"),
+    "SVHN": (("train",), "test"),
+}
+
+
+@dataclass(frozen=True)
+class ArrayImages(NumberedImages):
+    """Images that one array holds.
+
+    Args:
+        root: name of the source.
+        split: train or test; the images are called "train/00000", "train/00001", ...
+        pixels: uint8, [N, H, W, 3] or grey [N, H, W].
+        labels: class indices, int64 [N].
+        classes: class names.
+    """
+
+    root: Path | str
+    split: Split
+    pixels: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+
+    def open(self, index: int) -> Image:
+        """One image as RGB."""
+        return to_rgb(fromarray(self.pixels[index]))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all pixels and labels."""
+        digest = hashlib.sha256(repr(self.pixels.shape).encode())
+        digest.update(np.ascontiguousarray(self.pixels).data)
+        digest.update(self.labels.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def torchvision_name(text: str) -> str | None:
+    """A data set's name as torchvision writes it, whatever the case."""
+    return next((name for name in SETS if name.lower() == text.lower()), None)
+
+
+def open_torchvision(text: str, split: Split, root: Path, note: Note) -> Images:
+    """A split of a data set of torchvision: an array where torchvision keeps one, else files.
+
+    Args:
+        text: the data set's name, in any case.
+        split: which images.
+        root: where torchvision's data sets lie, or are downloaded to.
+        note: told what the user should know.
+
+    Raises:
+        UserError: there is no such set, or it cannot be had.
+    """
+    name = torchvision_name(text)
+    if name is None:
+        hint = nearest_name(text.upper(), map(str.upper, SETS))
+        raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(SETS)}")
+    train, test = SETS[name]
+    parts = train if split == "train" else (test,)
+    sets = first_then_all(lambda: [_load(name, part, root, note) for part in parts])
+    return _arrays(name, split, sets[0]) if hasattr(sets[0], "data") else _files(sets, root)
+
+
+def _load(name: str, part: str | bool, root: Path, note: Note) -> Any:
+    """torchvision's object, from disk if it is there."""
+    from torchvision import datasets
+
+    build = getattr(datasets, name)
+    options: dict[str, Any] = {"train": part} if isinstance(part, bool) else {"split": part}
+    if not isinstance(part, bool) and name not in ("OxfordIIITPet", "STL10", "SVHN"):
+        options["loader"] = Path  # an item is then the image's file and label: listing them opens no image
+    try:
+        return build(root, **options)
+    except (RuntimeError, OSError):
+        note(f"downloading {name} to {root}")
+    try:
+        return build(root, download=True, **options)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise UserError(
+            f"torchvision:{name} is not in {root} and cannot be downloaded ({one_line(error)}): put it there, or name "
+            "the folder that holds it with --data-root DIR"
+        ) from None
+
+
+def _arrays(name: str, split: Split, data: Any) -> ArrayImages:
+    pixels = np.asarray(data.data)
+    if name in ("STL10", "SVHN"):  # [N, 3, H, W]
+        pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+    labels = np.asarray(data.targets if hasattr(data, "targets") else data.labels).astype(np.int64)
+    return ArrayImages(Path(f"torchvision:{name}"), split, pixels, labels, _class_names(data, labels))
+
+
+def _files(sets: Sequence[Any], root: Path) -> ImageSet:
+    """Files and labels of one or several splits, one after the other."""
+    pairs: list[tuple[Any, int]] = []
+    for data in sets:
+        # The Pets alone of these sets have no `loader` to ask for the file with.
+        listed = hasattr(data, "loader")
+        pairs += [data[i] for i in range(len(data))] if listed else zip(data._images, data._labels, strict=True)
+    paths = [Path(file).relative_to(root).as_posix() for file, _ in pairs]
+    labels = np.array([label for _, label in pairs], dtype=np.int64)
+    return ImageSet(root, paths, labels, _class_names(sets[0], labels))
+
+
+def _class_names(data: Any, labels: np.ndarray) -> tuple[str, ...]:
+    """The names that torchvision gives; some sets have numbers only."""
+    names = getattr(data, "classes", None) or range(int(labels.max()) + 1)
+    return tuple(str(name) for name in names)

@@ -1,0 +1,93 @@
+"""`excb-eval detection`: from arguments to a result."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from excb.console import Reporter
+from excb.errors import UserError, is_first
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..published.reproduce import Measured
+    from .annotations import CocoSet
+    from .command import Request
+
+
+def detect(chosen: argparse.Namespace, device: "torch.device") -> int:
+    """`excb-eval detection` in this process, with the others if there are any."""
+    from excb.distributed.collectives import from_first, together
+
+    from . import command
+
+    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    request = request_of(chosen)
+    command.check(request)  # before a large annotation file is read
+    train, val = images_of(chosen)
+    job = together(lambda: command.prepare(request, train, val, device, reporter))
+    if chosen.dry_run:
+        if is_first():
+            command.show(request, job)
+        return 0
+    result = command.evaluate(request, job, table=not chosen.json)
+    if isinstance(result, int):
+        return result
+    if chosen.out is not None:
+        files = from_first(lambda: command.copy_result(result, job.folder, chosen.out))
+        reporter.note(f"wrote {', '.join(map(str, files))}")
+    if chosen.json and is_first():
+        reporter.answer(result.to_json())
+    return 0
+
+
+def detected(
+    chosen: argparse.Namespace, train: "CocoSet", val: "CocoSet", device: "torch.device", reporter: Reporter
+) -> "Measured":
+    """The result of detection, and what writes it."""
+    from excb.distributed.collectives import from_first, together
+
+    from . import command
+
+    request = request_of(chosen)
+    job = together(lambda: command.prepare(request, train, val, device, reporter))
+    result = command.evaluate(request, job, table=False)
+    if isinstance(result, int):
+        raise UserError("detection was stopped: the same command goes on", told=not is_first())
+    return result, lambda told, file: from_first(lambda: command.copy_result(told, job.folder, file))
+
+
+def request_of(chosen: argparse.Namespace) -> "Request":
+    """What is asked for."""
+    from .command import Request
+    from .settings import parse_option
+
+    return Request(
+        chosen.ckpt,
+        network=chosen.network,
+        schedule=chosen.schedule,
+        recipe=chosen.recipe,
+        engine=chosen.engine,
+        batch=chosen.batch,
+        options=dict(map(parse_option, chosen.set)),
+        folder=chosen.run,
+        workers=chosen.workers,
+        preflight=chosen.preflight,
+    )
+
+
+def images_of(chosen: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
+    """The images to train on, and those to find objects in."""
+    from excb.distributed.collectives import together
+
+    from .coco import open_coco
+
+    return together(
+        lambda: open_coco(
+            chosen.data,
+            train_json=chosen.train_json,
+            train_images=chosen.train_images,
+            val_json=chosen.val_json,
+            val_images=chosen.val_images,
+            check_all=chosen.check_all,
+        )
+    )

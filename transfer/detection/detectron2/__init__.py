@@ -1,0 +1,1 @@
+"""Detectron2 as an engine of the detection protocol."""

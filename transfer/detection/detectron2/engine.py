@@ -1,0 +1,247 @@
+"""Detectron2 as an engine: its trainer and hooks around our stream of images; a resumed run goes on to the bit."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from excb import seeding
+from excb.console import Reporter
+from excb.distributed.collectives import gather_objects, processes, rank
+from excb.distributed.parallel import average_gradients
+from excb.distributed.signals import StopRequest
+from excb.errors import UserError, require
+from excb.files.atomic import write_text
+
+from ..coco import CocoSet
+from ..engine import Job
+from ..mapping import evaluation_samples, training_sample
+from ..settings import DetectionSettings, rescaled
+from .hooks import Batches, Checkpoints, NamedStep, ProgressLine, StoppedError, WayOut
+from .model import configuration, detector, inputs
+
+# Only after detectron2_model, which keeps the warnings of Detectron2's first import quiet.
+from detectron2.config import CfgNode  # isort: skip
+from detectron2.engine import AMPTrainer, HookBase, SimpleTrainer, hooks  # isort: skip
+from detectron2.evaluation.coco_evaluation import instances_to_coco_json  # isort: skip
+from detectron2.solver import build_lr_scheduler, build_optimizer, get_default_optimizer_params  # isort: skip
+from detectron2.utils.events import EventStorage, TensorboardXWriter  # isort: skip
+
+differences: tuple[str, ...] = (
+    "targets of masks are cut from bit masks of the image's training size, as with Detectron2's INPUT.MASK_FORMAT "
+    "bitmask; its own recipes cut them from polygons",
+    "order, sizes and flips of images, and the regions drawn, depend on seed and step alone, so that a resumed run "
+    "goes on to the bit; Detectron2 draws anew",
+    "a CPU trains in one process, where BatchNorm stands for SyncBN",
+)
+BOARD, LOG, CONFIG = "tensorboard", "detectron2.log", "detectron2.yaml"
+WRITE_EVERY = 20  # steps between points in TensorBoard, as Detectron2
+
+
+def train(job: Job, stop: StopRequest) -> bool:
+    """Train to the end; go on from the newest checkpoint in the folder, if there is one.
+
+    Returns:
+        Whether the end was reached: else a signal asked to stop, and the state is saved.
+
+    Raises:
+        UserError: the settings cannot run here, memory does not suffice, the loss diverges, or the folder holds another
+            training.
+    """
+    settings, config = job.settings, _configuration(job)
+    with _log(job.folder / LOG if rank() == 0 else None), _mistakes_told(job):
+        network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone)
+        optimizer = _optimizer(config, settings, network)
+        trainer = _trainer(average_gradients(network) or network, optimizer, amp=settings.precision == "amp")
+        checkpoints, line = Checkpoints(network, job, trainer), ProgressLine()
+        rates = hooks.LRScheduler(scheduler=build_lr_scheduler(config, optimizer))
+        trainer.register_hooks([NamedStep(settings.seed), hooks.IterationTimer(), line, rates])
+        start = checkpoints.restore()
+        if start == settings.iterations:
+            return True
+        trainer.register_hooks(_hooks_of_results(job, trainer, checkpoints, start))
+        trainer.register_hooks([WayOut(checkpoints, stop)])
+        if rank() == 0:
+            write_text(config.dump(), job.folder / CONFIG)
+        trainer.reset_data_loader(lambda: Batches(job, start))
+        with _reporter(job).progress("detection: training", settings.iterations, done=start) as line.bar:
+            try:
+                trainer.train(start, settings.iterations)
+            except StoppedError:
+                return False
+    return True
+
+
+def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
+    """What the trained detector sees: COCO's result dicts, with the set's own category ids.
+
+    Every process calls this; process 0 gets all results, the others an empty list.
+
+    Raises:
+        UserError: nothing is trained in the folder, or memory does not suffice.
+    """
+    settings, config = job.settings, _configuration(job)
+    found: list[dict[str, Any]] = []
+    with _log(None), _mistakes_told(job), torch.no_grad():
+        network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone).eval()
+        require(Checkpoints(network, job).restore() > 0, f"{job.folder} holds no trained detector: train first")
+        samples = evaluation_samples(images, settings, rank=rank(), world=processes(), workers=job.workers)
+        share = range(rank(), len(images), processes())
+        with _reporter(job).progress("detection: evaluation", len(share)) as bar:
+            for sample in samples:
+                seen = network(inputs([sample], settings, training=False))[0]["instances"].to("cpu")
+                found += instances_to_coco_json(seen, sample.image_id)
+                bar.advance()
+    for result in found:
+        result["category_id"] = images.category_ids[result["category_id"]]
+    everywhere = [result for part in gather_objects(found) for result in part]
+    return sorted(everywhere, key=lambda result: int(result["image_id"])) if rank() == 0 else []
+
+
+def first_losses(job: Job, images: int, iterations: int) -> list[float]:
+    """Train new weights on the first few training images for a moment, and return the loss of every step.
+
+    Nothing is written, and random numbers elsewhere stay what they were. Whoever calls this is alone with it: no other
+    process is waited for. The learning rate follows the smaller batch and is warmed up over a quarter of the steps.
+
+    Raises:
+        UserError: the settings cannot run here, or memory does not suffice.
+    """
+    chosen = range(min(images, len(job.train.trainable)))
+    settings = rescaled(job.settings, len(chosen))
+    if settings.norm != "FrozenBN":
+        settings = replace(settings, norm="BN")
+    config = _configuration(replace(job, settings=settings))
+    samples = []
+    for index in chosen:
+        random = seeding.generator(seeding.Purpose.TRANSFER_VIEW, settings.seed, 0, index)
+        samples.append(training_sample(job.train.trainable, index, settings, random))
+    losses = []
+    devices = [job.device] if job.device.type == "cuda" else []
+    with _log(None), _mistakes_told(job), torch.random.fork_rng(devices), EventStorage():
+        network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone).train()
+        optimizer = _optimizer(config, settings, network)
+        for step in range(iterations):
+            # The same regions in every step: what changes the loss is what was learnt.
+            torch.manual_seed(seeding.fold(seeding.Purpose.STEP, settings.seed))
+            loss = torch.stack(list(network(inputs(samples, settings, training=True)).values())).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            for group in optimizer.param_groups:
+                group["lr"] = settings.base_lr * min(1.0, (step + 1) / max(1, iterations // 4))
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    return losses
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The trainer's parts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _configuration(job: Job) -> CfgNode:
+    """Detectron2's configuration, of what can run here."""
+    on_cpu = job.device.type == "cpu"
+    if on_cpu and processes() > 1:
+        raise UserError(
+            "Detectron2 trains in one process on a CPU: start one, or take --engine torchvision", told=rank() > 0
+        )
+    require(not (on_cpu and job.settings.precision == "amp"), "precision=amp needs a GPU: choose fp32")
+    return configuration(job.settings, depth=job.depth, classes=len(job.train.classes), device=job.device)
+
+
+def _optimizer(config: CfgNode, settings: DetectionSettings, network: nn.Module) -> torch.optim.Optimizer:
+    if settings.optimizer == "sgd":
+        optimizer: torch.optim.Optimizer = build_optimizer(config, network)
+        return optimizer
+    groups = get_default_optimizer_params(network, weight_decay_norm=config.SOLVER.WEIGHT_DECAY_NORM)
+    return torch.optim.AdamW(groups, lr=settings.base_lr, weight_decay=settings.weight_decay)
+
+
+def _trainer(model: nn.Module, optimizer: torch.optim.Optimizer, *, amp: bool) -> SimpleTrainer:
+    """Detectron2's loop; it gets its images later, when it is known where to go on."""
+    if amp:
+        return AMPTrainer(model, (), optimizer, grad_scaler=torch.amp.GradScaler("cuda"))
+    return SimpleTrainer(model, (), optimizer)
+
+
+def _hooks_of_results(job: Job, trainer: SimpleTrainer, checkpoints: Checkpoints, start: int) -> list[HookBase]:
+    """Detectron2's own that make what stays: statistics before the checkpoint, then points in TensorBoard."""
+    settings, chosen = job.settings, []
+    if settings.precise_bn:
+        note = f"measuring BatchNorm's statistics on {settings.precise_bn_iterations} batches"
+        later = Batches(job, settings.iterations, note)  # behind those of training, wherever that was interrupted
+        chosen.append(hooks.PreciseBN(0, trainer.model, later, settings.precise_bn_iterations))
+    if rank() == 0:
+        chosen.append(hooks.PeriodicCheckpointer(checkpoints, settings.save_every))
+        board = TensorboardXWriter(str(job.folder / BOARD), purge_step=start)  # hides what is now drawn again
+        chosen.append(hooks.PeriodicWriter([board], WRITE_EVERY))
+    return chosen
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What people see
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _reporter(job: Job) -> Reporter:
+    return job.reporter if rank() == 0 else Reporter(quiet=True)
+
+
+@contextmanager
+def _log(file: Path | None) -> Iterator[None]:
+    """Send what Detectron2 logs to a file, or nowhere: the terminal is ours."""
+    handler = logging.NullHandler() if file is None else _handler(file)
+    loggers = [logging.getLogger(name) for name in ("detectron2", "fvcore", "torch.fx._symbolic_trace")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    try:
+        with warnings.catch_warnings():
+            # Of calls inside Detectron2 that newer versions of torch and NumPy want written otherwise.
+            warnings.filterwarnings("ignore", "torch.meshgrid", UserWarning)
+            for category in (DeprecationWarning, FutureWarning):
+                warnings.filterwarnings("ignore", category=category, module=r"detectron2\.")
+            yield
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+        handler.close()
+
+
+def _handler(file: Path) -> logging.Handler:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(file, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error}") from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
+    return handler
+
+
+@contextmanager
+def _mistakes_told(job: Job) -> Iterator[None]:
+    """Say in one line that memory does not suffice, or that training diverged."""
+    settings = job.settings
+    try:
+        yield
+    except FloatingPointError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"training diverged ({reason}): lower base_lr or lengthen warmup", told=rank() > 0) from None
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and "can't allocate memory" not in str(error):  # a CPU's allocator has no class of its own
+            raise
+        raise UserError(
+            f"out of memory on {job.device}: lower the batch ({settings.batch}), rois ({settings.rois}) or image sizes"
+        ) from None

@@ -1,0 +1,153 @@
+"""What happens around the steps of Detectron2's trainer: named random numbers, progress, checkpoints, the way out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from excb import seeding
+from excb.checkpoint import run_checkpoint
+from excb.console import Progressor
+from excb.distributed.collectives import processes, rank
+from excb.distributed.signals import StopRequest
+from excb.errors import UserError
+from excb.files.atomic import write_text
+
+from ..engine import Job
+from ..mapping import Loader
+from .model import inputs
+
+# Only after detectron2_model, which keeps the warnings of Detectron2's first import quiet.
+from detectron2.checkpoint import DetectionCheckpointer  # isort: skip
+from detectron2.engine import HookBase, SimpleTrainer  # isort: skip
+
+CHECKPOINTS = "checkpoints"
+KEPT = 2  # newest checkpoints
+
+
+class Batches:
+    """This process's training batches from a step on, as Detectron2 takes them; reading starts when one is asked for.
+
+    Args:
+        job: the run.
+        start: the first step.
+        note: what to tell when reading starts.
+    """
+
+    def __init__(self, job: Job, start: int, note: str = "") -> None:
+        self._job, self._start, self._note = job, start, note
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        """Lists of dicts, one for each image."""
+        job = self._job
+        if self._note and rank() == 0:
+            job.reporter.note(self._note)
+        loader = Loader(job.train, job.settings, start=self._start, rank=rank(), world=processes(), workers=job.workers)
+        for batch in loader:
+            yield inputs(batch, job.settings, training=True)
+
+
+class NamedStep(HookBase):  # type: ignore[misc]
+    """Makes what a step draws (regions to train on) a function of seed, step and process."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def before_step(self) -> None:
+        """Seed torch's generators, of all devices."""
+        torch.manual_seed(seeding.fold(seeding.Purpose.STEP, self._seed, self.trainer.iter, rank()))
+
+
+class ProgressLine(HookBase):  # type: ignore[misc]
+    """The project's progress line; `bar` is set before training."""
+
+    bar: Progressor
+
+    def after_step(self) -> None:
+        """Count the step."""
+        loss = self.trainer.storage.latest().get("total_loss")  # process 0 alone has it
+        self.bar.status = f"loss {loss[0]:.3f}" if loss else ""
+        self.bar.advance()
+
+
+class StoppedError(BaseException):
+    """A signal asked to stop, and the state is saved. No `Exception`: Detectron2's loop would log these as failures."""
+
+
+class WayOut(HookBase):  # type: ignore[misc]
+    """Leaves the loop after a step in which a signal came; the last step just ends.
+
+    Args:
+        checkpoints: where to save.
+        stop: asked after every step.
+    """
+
+    def __init__(self, checkpoints: "Checkpoints", stop: StopRequest) -> None:
+        self._checkpoints, self._stop = checkpoints, stop
+
+    def after_step(self) -> None:
+        """Save and leave, if asked to.
+
+        Raises:
+            StoppedError: that is how one leaves.
+        """
+        step = self.trainer.iter
+        if step + 1 < self.trainer.max_iter and self._stop.agreed():
+            self._checkpoints.save(f"model_{step:07d}", iteration=step)
+            raise StoppedError
+
+
+class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
+    """Detectron2's checkpoints, written and read as the project's: atomically, without running code, of one training.
+
+    Args:
+        network: what is trained, not wrapped.
+        job: names the folder, and what must be equal to go on.
+        trainer: its state belongs to a checkpoint; None where it only predicts.
+    """
+
+    def __init__(self, network: nn.Module, job: Job, trainer: SimpleTrainer | None = None) -> None:
+        super().__init__(network, str(job.folder / CHECKPOINTS), **({} if trainer is None else {"trainer": trainer}))
+        self._identity = job.training | {"engine": "detectron2"}
+
+    def save(self, name: str, **extra: Any) -> None:
+        """Write a checkpoint, and remove all but the newest few.
+
+        Raises:
+            UserError: it cannot be written; older ones are untouched.
+        """
+        if not self.save_to_disk:
+            return
+        parts = {key: part.state_dict() for key, part in self.checkpointables.items()}
+        contents = {"model": dict(self.model.state_dict()), "identity": self._identity} | parts | extra
+        folder = Path(self.save_dir)
+        run_checkpoint.write(contents, folder / f"{name}.pth")
+        self.tag_last_checkpoint(f"{name}.pth")
+        for old in sorted(folder.glob("model_*.pth"))[:-KEPT]:  # model_final.pth sorts last
+            old.unlink()
+
+    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
+        """Name the newest checkpoint where Detectron2 looks for it."""
+        write_text(last_filename_basename, Path(self.save_dir) / "last_checkpoint")
+
+    def restore(self) -> int:
+        """Load the newest checkpoint, if there is one, and return the number of steps done.
+
+        Raises:
+            UserError: it is damaged, or of another training.
+        """
+        if not (newest := self.get_checkpoint_file()):
+            return 0
+        try:
+            contents = run_checkpoint.read(Path(newest))
+        except run_checkpoint.DamagedFileError as error:
+            raise UserError(f"{error}: write an older one's name into {self.save_dir}/last_checkpoint") from None
+        before = contents.get("identity", {})
+        if other := [name for name, value in self._identity.items() if before.get(name) != value]:
+            raise UserError(f"{newest} is of another training (not the same {', '.join(other)}): take another folder")
+        self.model.load_state_dict(contents["model"])
+        for name, part in self.checkpointables.items():
+            part.load_state_dict(contents[name])
+        return int(contents["iteration"]) + 1

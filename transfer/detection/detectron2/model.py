@@ -1,0 +1,196 @@
+"""Detectron2's Mask R-CNN as the settings say: its configuration, its network, and the pretrained backbone put in."""
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from excb import seeding
+from excb.checkpoint.detectron2_names import detectron2_names
+from excb.errors import UserError
+
+from ..mapping import Sample
+from ..settings import DetectionSettings
+
+with warnings.catch_warnings(action="ignore", category=FutureWarning):  # its many uses of torch.jit, at import
+    from detectron2.config import CfgNode, get_cfg
+    from detectron2.layers import get_norm
+    from detectron2.modeling import build_model
+    from detectron2.structures import BitMasks, Boxes, Instances
+
+# Where Detectron2 keeps a ResNet's tensors: in C4 the last stage is the heads', in FPN the ResNet lies inside.
+_PLACE = re.compile(r"(?:backbone(?:\.bottom_up)?|roi_heads)\.(?P<name>(?:stem|res[2-5]\.\d+)\..+)")
+_PYRAMID = ["p2", "p3", "p4", "p5"]
+
+
+def configuration(settings: DetectionSettings, *, depth: int, classes: int, device: torch.device) -> CfgNode:
+    """Detectron2's configuration of a run; what is not named here has Detectron2's default.
+
+    Args:
+        settings: the run's definition.
+        depth: of the ResNet.
+        classes: categories C, without the background.
+        device: where to compute.
+    """
+    reverse = settings.input_format == "BGR"  # Detectron2 counts mean and deviation in the order of the input
+    norm = norm_on(settings.norm, device)
+    values: dict[str, Any] = {
+        # The network
+        "MODEL.DEVICE": str(device),
+        "MODEL.MASK_ON": True,
+        "MODEL.RESNETS.DEPTH": depth,
+        "MODEL.RESNETS.NORM": norm,
+        "MODEL.RESNETS.STRIDE_IN_1X1": settings.stride_in_1x1,
+        "MODEL.BACKBONE.FREEZE_AT": settings.freeze_at,
+        "MODEL.PIXEL_MEAN": list(settings.mean[::-1] if reverse else settings.mean),
+        "MODEL.PIXEL_STD": list(settings.std[::-1] if reverse else settings.std),
+        "MODEL.ROI_HEADS.NUM_CLASSES": classes,
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": settings.rois,
+        **(_fpn(settings, norm) if settings.architecture == "fpn" else _c4(settings)),
+        "TEST.PRECISE_BN.ENABLED": settings.precise_bn,
+        "TEST.PRECISE_BN.NUM_ITER": settings.precise_bn_iterations,
+        # Images, which `mapping` reads: for whoever reads the configuration
+        "INPUT.FORMAT": settings.input_format,
+        "INPUT.MASK_FORMAT": "bitmask",
+        "INPUT.MIN_SIZE_TRAIN": settings.min_sizes,
+        "INPUT.MAX_SIZE_TRAIN": settings.max_size,
+        "INPUT.MIN_SIZE_TEST": settings.test_size,
+        "INPUT.MAX_SIZE_TEST": settings.max_size,
+        # Training
+        "SOLVER.IMS_PER_BATCH": settings.batch,
+        "SOLVER.BASE_LR": settings.base_lr,
+        "SOLVER.MOMENTUM": settings.momentum,
+        "SOLVER.WEIGHT_DECAY": settings.weight_decay,
+        "SOLVER.WARMUP_ITERS": settings.warmup,
+        "SOLVER.MAX_ITER": settings.iterations,
+        "SOLVER.STEPS": tuple(step for step in settings.steps if step < settings.iterations),
+        "SOLVER.CHECKPOINT_PERIOD": settings.save_every,
+        "SOLVER.AMP.ENABLED": settings.precision == "amp",
+        "SEED": settings.seed,
+    }
+    config = get_cfg()
+    config.merge_from_list([part for item in values.items() for part in item])  # refuses names that are none
+    return config
+
+
+def norm_on(norm: str, device: torch.device) -> str:
+    """The norm that does on a device what the settings ask for: torch's SyncBN refuses CPUs, where one process trains.
+
+    Returns:
+        A name that Detectron2 knows.
+    """
+    return "BN" if norm == "SyncBN" and device.type == "cpu" else norm
+
+
+def _c4(settings: DetectionSettings) -> dict[str, Any]:
+    """What Detectron2's Base-RCNN-C4 says."""
+    return {
+        "MODEL.ROI_HEADS.NAME": "Res5ROIHeads",
+        "MODEL.RPN.PRE_NMS_TOPK_TEST": settings.rpn_pre_test,
+        "MODEL.RPN.POST_NMS_TOPK_TEST": settings.rpn_post_test,
+    }
+
+
+def _fpn(settings: DetectionSettings, norm: str) -> dict[str, Any]:
+    """What Detectron2's Base-RCNN-FPN says; unless the backbone's norm is frozen, the pyramid has it too, as MoCo's."""
+    stages = ["res2", "res3", "res4", "res5"]
+    return {
+        "MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone",
+        "MODEL.RESNETS.OUT_FEATURES": stages,
+        "MODEL.FPN.IN_FEATURES": stages,
+        "MODEL.FPN.NORM": "" if norm == "FrozenBN" else norm,
+        "MODEL.ANCHOR_GENERATOR.SIZES": [[32], [64], [128], [256], [512]],
+        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],
+        "MODEL.RPN.IN_FEATURES": [*_PYRAMID, "p6"],
+        "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 2000,  # of every level
+        "MODEL.RPN.PRE_NMS_TOPK_TEST": min(1000, settings.rpn_pre_test),
+        "MODEL.RPN.POST_NMS_TOPK_TRAIN": 1000,
+        "MODEL.RPN.POST_NMS_TOPK_TEST": settings.rpn_post_test,
+        "MODEL.ROI_HEADS.NAME": "StandardROIHeads",
+        "MODEL.ROI_HEADS.IN_FEATURES": _PYRAMID,
+        "MODEL.ROI_BOX_HEAD.NAME": "FastRCNNConvFCHead",
+        "MODEL.ROI_BOX_HEAD.NUM_FC": 2,
+        "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
+        "MODEL.ROI_MASK_HEAD.NUM_CONV": 4,
+        "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 14,
+    }
+
+
+def detector(config: CfgNode, *, extra_norm: bool, backbone: Mapping[str, Tensor]) -> nn.Module:
+    """The network, its new weights named by the configuration's seed, with the pretrained backbone in it.
+
+    Args:
+        config: Detectron2's.
+        extra_norm: in C4, whether one more norm follows the last stage in the heads.
+        backbone: a ResNet's tensors in torchvision's names, without a classifier.
+
+    Raises:
+        UserError: the backbone is of another shape.
+    """
+    device = torch.device(config.MODEL.DEVICE)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seeding.fold(seeding.Purpose.TRANSFER_WEIGHTS, config.SEED))
+        built = build_model(config)
+    if extra_norm and config.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
+        # The heads run the stage as one Sequential: what is appended sees the last block's output, for boxes and masks.
+        stage = built.roi_heads.res5
+        stage.add_module("norm", get_norm(config.MODEL.RESNETS.NORM, stage[-1].out_channels).to(device))
+    network: nn.Module = built
+    put_in(network, backbone)
+    return network
+
+
+@torch.no_grad()
+def put_in(network: nn.Module, backbone: Mapping[str, Tensor]) -> None:
+    """Copy a pretrained ResNet into a network: every tensor has exactly one place, and every place its tensor.
+
+    Args:
+        network: Detectron2's, C4 or FPN.
+        backbone: tensors in torchvision's names, without a classifier.
+
+    Raises:
+        UserError: one is left over, missing, of another shape, or not finite; nothing is copied then.
+    """
+    places = {
+        found["name"]: tensor
+        for name, tensor in network.state_dict().items()
+        if (found := _PLACE.fullmatch(name)) and not name.endswith("num_batches_tracked")
+    }
+    tensors = detectron2_names(backbone)
+    shared = places.keys() & tensors.keys()
+    faults = {
+        "have no place": tensors.keys() - shared,
+        "are missing": places.keys() - shared,
+        "differ in shape": {name for name in shared if tensors[name].shape != places[name].shape},
+        "are not finite": {name for name in shared if not bool(tensors[name].isfinite().all())},
+    }
+    if told := [f"{len(names)} {what} ({min(names)}, ...)" for what, names in faults.items() if names]:
+        raise UserError(f"the weights do not fit Detectron2's network: {'; '.join(told)}; name a ResNet-50, 101 or 152")
+    for name, place in places.items():
+        place.copy_(tensors[name])
+
+
+def inputs(samples: Sequence[Sample], settings: DetectionSettings, *, training: bool) -> list[dict[str, Any]]:
+    """Samples as Detectron2's networks take them; results come in each image's original size.
+
+    Args:
+        samples: images and objects.
+        settings: say the order of colours.
+        training: whether to give the objects.
+    """
+    batch = []
+    for sample in samples:
+        image = sample.image.flip(0) if settings.input_format == "BGR" else sample.image
+        one: dict[str, Any] = {"image": image, "height": sample.size[0], "width": sample.size[1]}
+        if training:
+            objects = {
+                "gt_boxes": Boxes(sample.boxes),
+                "gt_classes": sample.labels,
+                "gt_masks": BitMasks(sample.masks),
+            }
+            one["instances"] = Instances((image.shape[1], image.shape[2]), **objects)
+        batch.append(one)
+    return batch

@@ -1,0 +1,1 @@
+"""torchvision as an engine of the detection protocol."""

@@ -1,0 +1,186 @@
+"""The engine that needs torchvision only: a loop around Mask R-CNN from torchvision's parts, resumed to the bit."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from excb import seeding
+from excb.checkpoint import run_checkpoint
+from excb.console import Reporter
+from excb.distributed.collectives import from_first, gather_objects, processes, rank, together
+from excb.distributed.signals import StopRequest
+from excb.errors import UserError
+
+from ..coco import CocoSet
+from ..engine import Job
+from ..mapping import Loader, Sample, evaluation_samples, training_sample
+from ..pasting import to_original
+from ..scoring import as_results
+from .model import Detector
+from .training import Training, learning_rate, losses_of, memory_for, new_detector, optimizer
+
+differences: tuple[str, ...] = (
+    "box losses are smooth L1 with beta 1/9, Detectron2's are L1 (beta 0)",
+    "masks to learn are cut out with soft edges, Detectron2 rounds them to 0 or 1",
+    "the RPN's losses are divided by the number of anchors drawn, Detectron2's by 256 an image even if there are fewer",
+    "batches are padded to multiples of 16 pixels (fpn: 64), Detectron2 pads C4's to the largest image (fpn: 32)",
+    "fpn: regions are aligned without Detectron2's shift by half a pixel",
+    "precise BN counts all batches alike, Detectron2 by their pixels",
+    "naiveSyncBN is SyncBN; on CPUs each process's mean counts alike, whatever its number of regions",
+)
+
+KEPT = 2  # checkpoints
+WRITTEN = 20  # steps from one entry in TensorBoard to the next, as Detectron2; in short runs every step has one
+
+
+def train(job: Job, stop: StopRequest) -> bool:
+    """As `Engine.train`."""
+    settings, reporter = job.settings, _reporter(job)
+    saved = from_first(lambda: _newest(job))
+    training = Training(job)
+    done = training.restore(saved) if saved is not None else 0
+    if saved is not None and saved["finished"]:
+        return True
+
+    def save(*, finished: bool = False) -> None:
+        from_first(lambda: _save(job.folder, training.state() | {"detection": job.training, "finished": finished}))
+
+    with _board(job, done) as write, reporter.progress("training", settings.iterations, done=done) as bar:
+        batches = _batches(job, start=done)
+        for step in range(done, settings.iterations):
+            losses = training.step(together(lambda: next(batches)), step)
+            asked = stop.agreed()
+            write(losses, step)
+            bar.status = f"loss {losses['loss']:.3f}"
+            bar.advance()
+            last = step + 1 == settings.iterations
+            if asked or last or (step + 1) % settings.save_every == 0:
+                save(finished=last and not settings.precise_bn)
+            if asked:
+                return last and not settings.precise_bn
+    if settings.precise_bn:
+        if not training.measure_batchnorm(_batches(job, start=settings.iterations), stop, reporter):
+            return False
+        save(finished=True)
+    return True
+
+
+@torch.no_grad()
+def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
+    """As `Engine.predict`."""
+    saved = from_first(lambda: _newest(job))
+    if saved is None:
+        raise UserError(f"{job.folder} holds no checkpoint: train first", told=rank() > 0)
+    model = new_detector(job).to(job.device).eval()
+    model.load_state_dict(saved["model"])
+    samples = evaluation_samples(images, job.settings, rank=rank(), world=processes(), workers=job.workers)
+
+    def share() -> list[dict[str, Any]]:
+        results = []
+        with _reporter(job).progress("evaluation", len(range(rank(), len(images), processes()))) as bar:
+            for sample in samples:
+                results += detect(model, sample, images)
+                bar.advance()
+        return results
+
+    parts = gather_objects(together(share))
+    return [result for part in parts for result in part] if rank() == 0 else []
+
+
+def detect(model: Detector, sample: Sample, images: CocoSet) -> list[dict[str, Any]]:
+    """One image's detections as COCO's results."""
+    with memory_for("the detections of an image"):
+        found = model([sample.image.to(model.get_buffer("mean").device)])
+    seen = sample.image.shape[1], sample.image.shape[2]
+    return as_results(images, sample.image_id, **to_original(found[0], seen, sample.size))
+
+
+def first_losses(job: Job, images: int, iterations: int) -> list[float]:
+    """As `Engine.first_losses`; whoever calls this is alone with it, no other process is waited for.
+
+    The same images and regions come in every step: what changes the loss is what was learned. The learning rate follows
+    the smaller batch and is warmed up over a quarter of the steps.
+    """
+    settings, train = job.settings, job.train.trainable
+    chosen = range(min(images, len(train)))
+    rate, warmup = settings.base_lr * len(chosen) / settings.batch, max(1, iterations // 4)
+    views = [seeding.generator(seeding.Purpose.TRANSFER_VIEW, settings.seed, 0, index) for index in chosen]
+    samples = [training_sample(train, index, settings, view) for index, view in zip(chosen, views, strict=True)]
+    losses = []
+    with torch.random.fork_rng([job.device] if job.device.type == "cuda" else []):
+        model = new_detector(job).to(job.device).train()
+        moves = optimizer(model, settings)
+        for step in range(iterations):
+            for group in moves.param_groups:
+                group["lr"] = rate * min(1.0, (step + 1) / warmup)
+            torch.manual_seed(seeding.fold(seeding.Purpose.STEP, settings.seed))
+            moves.zero_grad()
+            with memory_for(f"{len(samples)} images at once"):
+                loss = torch.stack(list(losses_of(model, samples, job.device).values())).sum()
+                loss.backward()
+            moves.step()
+            losses.append(float(loss.detach()))
+    return losses
+
+
+def _batches(job: Job, *, start: int) -> Iterator[list[Sample]]:
+    """This process's share of the batches, from a step on."""
+    return iter(Loader(job.train, job.settings, start=start, rank=rank(), world=processes(), workers=job.workers))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is kept
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _newest(job: Job) -> dict[str, Any] | None:
+    """The newest intact checkpoint, or None where there is none yet.
+
+    Raises:
+        UserError: it is of another training.
+    """
+    found = run_checkpoint.read_newest(job.folder, job.reporter.warn)
+    if found is None:
+        return None
+    file, contents = found
+    before, identity = contents.get("detection"), job.training
+    if before != identity:
+        other = [name for name, value in identity.items() if not isinstance(before, dict) or before.get(name) != value]
+        raise UserError(f"{file} is of another training (not the same {', '.join(other)}): choose another folder")
+    return contents
+
+
+def _save(folder: Path, contents: dict[str, Any]) -> None:
+    run_checkpoint.write(contents, folder / run_checkpoint.FOLDER / run_checkpoint.name_of(contents["step"]))
+    for old in run_checkpoint.in_run(folder)[KEPT:]:
+        old.unlink()
+
+
+@contextmanager
+def _board(job: Job, done: int) -> Iterator[Callable[[dict[str, float], int], None]]:
+    """Give a function that writes a step's losses to TensorBoard; what an earlier start wrote beyond is dropped."""
+    if rank() > 0:
+        yield lambda _losses, _step: None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    settings = job.settings
+    every = WRITTEN if settings.iterations > 100 * WRITTEN else 1
+    board = SummaryWriter(str(job.folder / "tensorboard"), purge_step=done + 1)
+
+    def write(losses: dict[str, float], step: int) -> None:
+        if (step + 1) % every == 0:
+            for name, value in (losses | {"learning_rate": learning_rate(settings, step)}).items():
+                board.add_scalar(f"train/{name}", value, step + 1)
+
+    try:
+        yield write
+    finally:
+        board.close()
+
+
+def _reporter(job: Job) -> Reporter:
+    return job.reporter if rank() == 0 else Reporter(quiet=True)

@@ -1,0 +1,1 @@
+"""`excb-eval all`: every protocol that applies, with one report."""

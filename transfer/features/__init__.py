@@ -1,0 +1,1 @@
+"""Features of frozen backbones: extraction, cache, export."""

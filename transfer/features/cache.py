@@ -1,0 +1,238 @@
+"""Features kept on disk: addressed by all that they depend on, in shards, written atomically and checked when read."""
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.errors import UserError
+from excb.files import json_text, npy
+
+SHARD_BYTES = 64 * 2**20
+FOLDER, META = "features", "meta.json"
+
+
+class CachedFeatures:
+    """Features [N, D] float32 of a set in its order; their shards lie on disk and are read as they are needed.
+
+    What comes back may lie in the file's memory map: it is not to be changed in place.
+    """
+
+    def __init__(self, shards: Sequence[np.ndarray]) -> None:
+        self._shards = shards
+        self.width = int(shards[0].shape[1])
+
+    def __len__(self) -> int:
+        """N, the number of images."""
+        return sum(map(len, self._shards))
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows [stop - start, D]; nothing is copied where one shard holds them."""
+        size = len(self._shards[0])
+        parts = [
+            torch.from_numpy(self._shards[number][max(0, start - number * size) : stop - number * size])
+            for number in range(start // size, -(-min(stop, len(self)) // size))
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, self.width), *parts])
+
+    def all(self) -> Tensor:
+        """All rows [N, D]: N x D x 4 bytes of memory, or as much of the disk's where there is one shard only."""
+        return self.rows(0, len(self))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Folders on disk
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """The features of one set on disk: NNNNN.npy for every shard, and meta.json once all are there.
+
+    Args:
+        folder: of this set alone.
+        shards: the images of every shard.
+        width: D.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[range], width: int) -> None:
+        self.folder, self._shards, self._width = folder, shards, width
+
+    def file(self, number: int) -> Path:
+        """A shard's file."""
+        return self.folder / f"{number:05}.npy"
+
+    def read(self, number: int) -> np.ndarray | None:
+        """A shard's rows, memory-mapped, or None where there is no whole one."""
+        try:
+            with npy.unwarned():
+                # Copy on write: torch wants memory that may be written, and the file must stay as it is.
+                rows = np.load(self.file(number), mmap_mode="c", allow_pickle=False)
+        except npy.DAMAGE:
+            return None
+        return rows if rows.dtype == np.float32 and rows.shape == (len(self._shards[number]), self._width) else None
+
+    def missing(self, warn: Callable[[str], None]) -> list[int]:
+        """The shards that have to be computed; damaged ones are named through `warn`."""
+        everything = range(len(self._shards))
+        try:
+            checksums = self._checksums()
+        except (OSError, ValueError, LookupError, TypeError):  # nothing vouches for the shards any more
+            warn(f"{self.folder / META} is damaged: these features are computed again")
+            return list(everything)
+        missing = [number for number in everything if not self._intact(number, checksums)]
+        for number in missing:
+            if self.file(number).exists():
+                warn(f"{self.file(number)} is damaged: its features are computed again")
+        return missing
+
+    def _checksums(self) -> list[int] | None:
+        """The shards' checksums, or None where the features are not complete yet."""
+        file = self.folder / META
+        if not file.exists():
+            return None
+        found = json_text.parse(file.read_bytes())["crc32"]
+        if not isinstance(found, list) or len(found) != len(self._shards):
+            raise ValueError("not one checksum for each shard")
+        return found
+
+    def _intact(self, number: int, checksums: list[int] | None) -> bool:
+        rows = self.read(number)
+        return rows is not None and (checksums is None or _checksum(rows) == checksums[number])
+
+    def finished(self) -> bool:
+        """Whether all shards were there once; some may be damaged since."""
+        return (self.folder / META).is_file()
+
+    def start(self, missing: Sequence[int]) -> None:
+        """Make ready for the missing shards.
+
+        Raises:
+            UserError: the folder cannot be written, or the disk has too little room.
+        """
+        wanted = sum(len(self._shards[number]) for number in missing) * self._width * 4
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # Before anything is computed: after an interruption, what is there counts as good.
+            for file in [self.folder / META, *map(self.file, missing)]:
+                file.unlink(missing_ok=True)
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise _unwritable(self.folder, str(error)) from None
+        if free < wanted:
+            raise _unwritable(self.folder, f"{wanted / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free")
+
+    def write(self, number: int, rows: np.ndarray) -> None:
+        """Write a shard.
+
+        Raises:
+            UserError: the disk is full or the folder cannot be written.
+        """
+        _write(lambda stream: np.save(stream, rows, allow_pickle=False), self.file(number))
+
+    def finish(self, description: dict[str, Any]) -> None:
+        """Write meta.json: from now on the features are complete.
+
+        Raises:
+            UserError: the disk is full or the folder cannot be written.
+        """
+        shards = [self.read(number) for number in range(len(self._shards))]
+        meta = {
+            "images": sum(map(len, self._shards)),
+            "width": self._width,
+            "crc32": [_checksum(rows) for rows in shards if rows is not None],
+            "made_from": description,
+        }
+        _write(lambda stream: stream.write(json.dumps(meta, indent=2).encode()), self.folder / META)
+
+    def open(self) -> CachedFeatures:
+        """The complete features.
+
+        Raises:
+            UserError: this process does not see what process 0 has written.
+        """
+        shards = [self.read(number) for number in range(len(self._shards))]
+        whole = [rows for rows in shards if rows is not None]
+        if len(whole) < len(shards):
+            raise UserError(f"no features in {self.folder}: the cache must lie on a disk that all processes see")
+        return CachedFeatures(whole)
+
+
+def _checksum(rows: np.ndarray) -> int:
+    return zlib.crc32(rows.data)
+
+
+def _unwritable(place: Path, reason: str) -> UserError:
+    return UserError(f"cannot write features to {place} ({reason}): name a folder elsewhere in EXCB_CACHE")
+
+
+def _write(save: Callable[[IO[bytes]], Any], file: Path) -> None:
+    """Write a file so that it is absent or whole at any moment; evaluations beside each other write equal ones."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with temporary.open("wb") as stream:
+                save(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(file, str(error)) from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The cache as a whole
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One set's features in the cache, for people."""
+
+    folder: Path
+    bytes: int
+    complete: bool
+    images: int | None
+    architecture: str | None
+    kind: str | None
+
+
+def entries(root: Path) -> list[CacheEntry]:
+    """What the cache holds, largest first."""
+    found = []
+    for folder in sorted(path for path in (root / FOLDER).glob("*") if path.is_dir()):
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        try:
+            meta = json_text.parse((folder / META).read_bytes())
+            made_from = meta["made_from"]
+            facts = (meta["images"], made_from["architecture"]["name"], made_from["kind"])
+            if not all(isinstance(fact, kind) for fact, kind in zip(facts, (int, str, str), strict=True)):
+                raise TypeError("facts of another kind")
+            found.append(CacheEntry(folder, size, True, *facts))
+        except (OSError, ValueError, LookupError, TypeError):
+            found.append(CacheEntry(folder, size, False, None, None, None))
+    return sorted(found, key=lambda entry: -entry.bytes)
+
+
+def remove(root: Path) -> int:
+    """Delete all features that the cache holds; gives the bytes freed. Only damaged files are deleted otherwise.
+
+    Raises:
+        UserError: a file cannot be deleted.
+    """
+    freed = sum(entry.bytes for entry in entries(root))
+    try:
+        if (root / FOLDER).is_dir():
+            shutil.rmtree(root / FOLDER)
+    except OSError as error:
+        raise UserError(f"cannot delete {root / FOLDER} ({error}): delete it by hand") from None
+    return freed

@@ -1,0 +1,196 @@
+"""Features of a set: what they depend on, computed by all processes together, or taken from the cache."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import nn
+
+from excb.console import Reporter
+from excb.distributed.collectives import from_first, gather_numbers, gather_objects, processes, rank, together
+from excb.errors import UserError, require
+from excb.hub.loading import Backbone
+from excb.images.image_set import Images
+from excb.networks.backbone import weights_hash
+from excb.networks.features import Features, Inputs, Kind, in_batches, stream
+from excb.networks.outputs import LastClassTokens
+from excb.networks.preprocessing import Preprocessing
+
+from . import cache
+from .cache import CachedFeatures, Store
+
+CODE_VERSION = 2  # raise it with every change after which the same images give other features
+PACKAGES = ("torch", "torchvision", "timm", "pillow")
+
+
+def modules_hash(network: nn.Module) -> str:
+    """SHA-256 of a module's settings that are no weights, such as padding or a norm's epsilon."""
+    return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", repr(network)).encode()).hexdigest()
+
+
+def refuse_broken(broken: Mapping[str, str], images: Images, *, told: bool = False) -> None:
+    """Raise UserError if images could not be read: figures over the others would not be comparable."""
+    if broken:
+        path, reason = next(iter(broken.items()))
+        raise UserError(
+            f"{len(broken)} of {len(images)} images in {images.root} cannot be read, such as {path} ({reason}): mend "
+            "or remove them",
+            told=told,
+        )
+
+
+def files_hash(images: Images) -> str:
+    """SHA-256 of what says whether stored images have changed; of a source without files, of nothing."""
+    digest = hashlib.sha256()
+    for index in range(len(images)):
+        if stamp := images.stamp(index):
+            digest.update(f"{stamp}\n".encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What it takes to compute the features of a set.
+
+    Args:
+        backbone: in eval mode, on `device`.
+        preprocessing: of every image.
+        images: the set.
+        kind: which features (`excb.networks.features.Kind`).
+        device: where to compute.
+        batch: images at once, in each process.
+        workers: processes that read images.
+    """
+
+    backbone: Backbone
+    preprocessing: Preprocessing
+    images: Images
+    kind: Kind
+    device: torch.device
+    batch: int
+    workers: int
+
+    @property
+    def reader(self) -> nn.Module:
+        """The module that gives the features.
+
+        Raises:
+            UserError: the backbone has no features of this kind.
+        """
+        require(self.kind in get_args(Kind), f"features are {' or '.join(get_args(Kind))}, not '{self.kind}'")
+        return self.backbone if self.kind == "pooled" else LastClassTokens(self.backbone.network)
+
+    @property
+    def width(self) -> int:
+        """D, the features' width."""
+        return int(self.reader.width)  # type: ignore[arg-type]
+
+    @property
+    def shards(self) -> list[range]:
+        """The images of every shard."""
+        return in_batches(range(len(self.images)), max(1, cache.SHARD_BYTES // (4 * self.width)))
+
+    def description(self) -> dict[str, Any]:
+        """All that the features depend on."""
+        backbone = self.backbone
+        dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
+        return {
+            "code": CODE_VERSION,
+            "weights": weights_hash(backbone.network),
+            "architecture": asdict(backbone.entry.architecture),
+            "modules": modules_hash(backbone.network),
+            "preprocessing": self.preprocessing.to_dict(),
+            "images": {"fingerprint": self.images.fingerprint, "files": files_hash(self.images)},
+            "kind": self.kind,
+            "precision": f"{dtype} on {self.device.type}",
+            "versions": {name: metadata.version(name) for name in PACKAGES},
+        }
+
+    def store(self, root: Path, description: dict[str, Any]) -> Store:
+        """Where the features lie in the cache."""
+        key = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+        return Store(root / cache.FOLDER / key, self.shards, self.width)
+
+    def run(self, numbers: Sequence[int], progress: Callable[[int], None]) -> Iterator[tuple[int, np.ndarray]]:
+        """Compute some of the shards; each process passes every so-many-th batch, and all get all rows.
+
+        Batches are cut alike for any number of processes, so that the rows are equal to the bit.
+
+        Raises:
+            UserError: an image cannot be read (all are tried first, and shards without such an image are given), or the
+                memory does not suffice.
+        """
+        batch = int(gather_numbers([self.batch]).min())  # processes may have chosen their own
+        batches = {number: in_batches(self.shards[number], batch) for number in numbers}
+        mine = [chosen for number in numbers for chosen in batches[number][rank() :: processes()]]
+        passed = self._pass(mine)
+        broken: dict[str, str] = {}
+        for number, whole in batches.items():
+            # Memory may not suffice in one process alone: the others must hear of it where they wait for its rows.
+            everywhere = gather_objects(together(partial(self._parts, passed, whole, progress)))
+            in_order = [everywhere[turn % processes()][turn // processes()] for turn in range(len(whole))]
+            bad = {path: reason for part in in_order for path, reason in part.broken.items()}
+            broken |= bad
+            if not bad:
+                yield number, torch.cat([part.rows for part in in_order]).numpy()
+        refuse_broken(broken, self.images, told=rank() > 0)
+
+    @staticmethod
+    def _parts(passed: Iterator[Features], whole: Sequence[range], progress: Callable[[int], None]) -> list[Features]:
+        """This process's part of a shard's batches."""
+        parts = []
+        for turn, part in enumerate(islice(passed, len(whole[rank() :: processes()]))):
+            parts.append(part)
+            progress(sum(map(len, whole[turn * processes() : (turn + 1) * processes()])))
+        return parts
+
+    def _pass(self, batches: Sequence[range]) -> Iterator[Features]:
+        inputs = Inputs(self.images, self.preprocessing)
+        try:
+            yield from stream(self.reader, inputs, batches, device=self.device, workers=self.workers)
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"{self.batch} images at once do not fit into the memory of {self.device}: name a smaller --batch-size"
+            ) from None
+
+
+def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *, name: str) -> CachedFeatures:
+    """The features of a set: read from the cache, or computed and kept there.
+
+    An extraction that was interrupted goes on at its first missing shard. All processes call this together.
+
+    Args:
+        extraction: what to compute.
+        root: of the cache; None keeps nothing, and every process holds all rows in memory.
+        reporter: where to talk.
+        name: of the set, for the reader.
+
+    Raises:
+        UserError: an image cannot be read, or the cache not be written.
+    """
+    total, sizes = len(extraction.images), list(map(len, extraction.shards))
+    if root is None:
+        with reporter.progress(f"features of {name}", total) as bar:
+            return CachedFeatures([rows for _, rows in extraction.run(range(len(sizes)), bar.advance)])
+    description = from_first(extraction.description)
+    store = extraction.store(root, description)
+    missing = from_first(lambda: store.missing(reporter.warn))
+    if missing or not from_first(store.finished):
+        from_first(lambda: store.start(missing))
+        done = total - sum(sizes[number] for number in missing)
+        with reporter.progress(f"features of {name}", total, done=done) as bar:
+            for number, rows in extraction.run(missing, bar.advance):
+                from_first(partial(store.write, number, rows))
+        from_first(lambda: store.finish(description))
+    elif rank() == 0:
+        reporter.note(f"features of {name}: {total:,} rows from {store.folder}")
+    return together(store.open)

@@ -1,0 +1,331 @@
+"""Learning from few labels: fine-tuning on 1 %, 10 % or any share of the train set, and its frozen variant."""
+
+import hashlib
+import re
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.distributed.collectives import from_first, rank
+from excb.errors import require
+from excb.images.image_set import Images
+from excb.images.subset import Subset
+from excb.results.result import Result
+from excb.seeding import Purpose, generator
+
+from ..reporting.report import Predictions, report
+from ..reporting.scoring import RESAMPLES
+from ..task import Task
+from . import training
+from .training import Settings
+
+# The paper's two pairs of learning rates, by percent of the labels; `Settings` holds its 50 epochs and batch of 512.
+SETTINGS = {1: Settings(backbone_lr=8e-5, head_lr=1.0), 10: Settings(backbone_lr=3e-4, head_lr=0.2)}
+SPLIT_SEED = 0  # of shares that nobody gave: every training seed sees the same images
+GRID = (1e-3, 1e-2, 1e-1, 1.0)  # C of the frozen variant, chosen on the share itself
+FOLDS = 3
+
+
+def evaluate(
+    task: Task,
+    reporter: Reporter,
+    *,
+    percent: int,
+    split: np.ndarray | None = None,
+    seeds: Sequence[int] = (0,),
+    frozen: bool = False,
+    settings: Settings | None = None,
+    state: Path | None = None,
+    table: bool = True,
+) -> tuple[Result, Predictions]:
+    """The paper's semi-supervised protocol: fine-tune all weights on 1 % or 10 % of the labels.
+
+    Args:
+        task: backbone and images.
+        reporter: where to talk.
+        percent: 1 or 10.
+        split: indices of the train images to use: SimCLR's list for ImageNet. By default a stratified share.
+        seeds: trainings to average; they differ in the head's first weights, order, crops and flips.
+        frozen: logistic regression on frozen features of the share instead.
+        settings: by default the paper's for this percentage.
+        state: folder for the state of unfinished trainings, to go on from.
+        table: print the table.
+
+    Returns:
+        Figures `semisup_1pct_top1`, `semisup_1pct_top5` (or `semisup_1pct_frozen_top1`, ...) in percent, and the
+        predictions. With several seeds the figures are means, beside those of every seed (`semisup_1pct_top1_seed0`)
+        and their standard deviation (`semisup_1pct_top1_sd`); predictions without a seed's name are the first seed's.
+
+    Raises:
+        UserError: an argument is out of range, an image cannot be read, or the training diverges.
+    """
+    require(percent in SETTINGS, f"{percent} %: the protocol knows 1 and 10; `excb-eval finetune` takes any --fraction")
+    share, source = _share(task, percent / 100, split)
+    name = f"semisup_{percent}pct"
+    if frozen:
+        require(len(seeds) == 1, "the frozen variant has nothing random to average: give one seed")
+        return _evaluate_frozen(task, reporter, share, source, name=f"{name}_frozen", seed=seeds[0], table=table)
+    chosen = settings or SETTINGS[percent]
+    return _fine_tune(
+        task,
+        reporter,
+        share,
+        source,
+        protocol="semisup",
+        name=name,
+        seeds=seeds,
+        settings=chosen,
+        state=state,
+        table=table,
+    )
+
+
+def evaluate_fraction(
+    task: Task,
+    reporter: Reporter,
+    *,
+    fraction: float = 1.0,
+    split: np.ndarray | None = None,
+    seeds: Sequence[int] = (0,),
+    settings: Settings | None = None,
+    state: Path | None = None,
+    table: bool = True,
+) -> tuple[Result, Predictions]:
+    """Fine-tune all weights on any share of the labels; arguments and figures as `evaluate`'s.
+
+    Args:
+        task: backbone and images.
+        reporter: where to talk.
+        fraction: share of the train images, above 0 and at most 1, stratified by class.
+        split: indices of the train images to use instead.
+        seeds: trainings to average.
+        settings: by default those of the paper's 10 %, which no paper states for other shares.
+        state: folder for the state of unfinished trainings.
+        table: print the table.
+
+    Returns:
+        Figures `finetune_top1` and `finetune_top5` in percent, and the predictions.
+
+    Raises:
+        UserError: as `evaluate`.
+    """
+    share, source = _share(task, fraction, split)
+    chosen = settings or SETTINGS[10]
+    return _fine_tune(
+        task,
+        reporter,
+        share,
+        source,
+        protocol="finetune",
+        name="finetune",
+        seeds=seeds,
+        settings=chosen,
+        state=state,
+        table=table,
+    )
+
+
+def is_imagenet(images: Images) -> bool:
+    """Whether images lie in ImageNet's 1,000 class folders, of which SimCLR's lists name files."""
+    classes = images.classes or ()
+    return len(classes) == 1000 and all(re.fullmatch(r"n\d{8}", name) for name in classes)
+
+
+def _share(task: Task, fraction: float, split: np.ndarray | None) -> tuple[np.ndarray, str]:
+    """Indices of the train images to use, and where they come from."""
+    if split is not None:
+        require(len(split) > 0, "the split names no train image")
+        return split, "given"
+    from ..data.splits import stratified_split
+
+    assert task.train.labels is not None
+    return stratified_split(task.train.labels, fraction, SPLIT_SEED), f"stratified, seed {SPLIT_SEED}"
+
+
+def _describe(task: Task, share: np.ndarray, source: str) -> tuple[dict[str, Any], list[str]]:
+    """The share, for the settings, and what a reader must know of it."""
+    assert task.train.labels is not None
+    paths = "\n".join(sorted(task.train.paths[index] for index in share))
+    digest = hashlib.sha256(paths.encode("utf-8", "surrogateescape")).hexdigest()
+    classes = len(task.train.classes or ())
+    missing = classes - len(np.unique(task.train.labels[share]))
+    notes = (
+        [f"{missing} of {classes} classes have no image in the share, so none of theirs is found"] if missing else []
+    )
+    return {"share": {"images": len(share), "sha256": digest, "source": source}}, notes
+
+
+def _predictions(task: Task, top5: dict[str, Tensor]) -> Predictions:
+    assert task.test.labels is not None
+    return Predictions(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), top5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Fine-tuning, with as many seeds as wanted
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _fine_tune(
+    task: Task,
+    reporter: Reporter,
+    share: np.ndarray,
+    source: str,
+    *,
+    protocol: str,
+    name: str,
+    seeds: Sequence[int],
+    settings: Settings,
+    state: Path | None,
+    table: bool,
+) -> tuple[Result, Predictions]:
+    start = time.monotonic()
+    require(len(seeds) > 0 and len(set(seeds)) == len(seeds), "name at least one seed, and none twice")
+    described, notes = _describe(task, share, source)
+    if settings.batch > len(share):
+        notes.append(f"the share has {len(share)} images, less than a batch of {settings.batch}: one batch an epoch")
+        settings = replace(settings, batch=len(share))
+    top5: dict[str, Tensor] = {}
+    for seed in seeds:
+        file = None if state is None else state / f"{name}-seed{seed}.pt"
+        top5[f"{name}_{{}}_seed{seed}"] = training.run(task, share, settings, seed=seed, reporter=reporter, state=file)
+    first = next(iter(top5.values()))
+    predictions = _predictions(task, {f"{name}_{{}}": first} | (top5 if len(seeds) > 1 else {}))
+    if len(seeds) > 1:
+        notes.append(
+            f"{name}_top1 and {name}_top5 are means of {len(seeds)} seeds; predictions and accuracy by class "
+            f"under these names are those of seed {seeds[0]}"
+        )
+    result = report(
+        task,
+        protocol=protocol,
+        settings=settings.to_dict() | described | {"seeds": list(seeds)},
+        predictions=predictions,
+        seconds=time.monotonic() - start,
+        notes=notes,
+    )
+    if len(seeds) > 1:
+        result = _average(result, predictions, name, seeds)
+    if rank() == 0:
+        for note in notes:
+            reporter.note(note)
+        if table:
+            _print(reporter, result, name, seeds, len(share))
+    return result, predictions
+
+
+def _average(result: Result, predictions: Predictions, name: str, seeds: Sequence[int]) -> Result:
+    """Put means over seeds, with intervals, in the place of the first seed's figures, and add the spread."""
+    figures, intervals = dict(result.figures), dict(result.intervals)
+    for top in (1, 5):
+        hits = predictions.hits(within=top)
+        names = [f"{name}_top{top}_seed{seed}" for seed in seeds]
+        values = [figures[each] for each in names]
+        figures[f"{name}_top{top}"] = round(statistics.fmean(values), 4)
+        figures[f"{name}_top{top}_sd"] = round(statistics.stdev(values), 4)
+        intervals[f"{name}_top{top}"] = interval_of_mean(torch.stack([hits[each] for each in names]))
+    return replace(result, figures=figures, intervals=intervals)
+
+
+def interval_of_mean(hits: Tensor) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of the mean accuracy over seeds, in percent.
+
+    Images are drawn with replacement, each with the answers of all seeds: it says how sure the figure is for these
+    trainings, the spread over seeds says how much trainings differ.
+
+    Args:
+        hits: [seeds, Q] bool.
+    """
+    seeds, images = hits.shape
+    counts = torch.bincount(hits.sum(0), minlength=seeds + 1).numpy()  # images that 0, 1, ... seeds have right
+    random = generator(Purpose.BOOTSTRAP, images, *counts.tolist())
+    draws = random.multinomial(images, counts / images, RESAMPLES) @ np.arange(seeds + 1)
+    low, high = 100 * np.percentile(draws, [2.5, 97.5]) / (images * seeds)
+    return round(float(low), 4), round(float(high), 4)
+
+
+def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], images: int) -> None:
+    """A row for every seed, and for several their mean, spread and range."""
+    figures = result.figures
+    kinds = [f"{name}_top1", f"{name}_top5"]
+    if len(seeds) == 1:
+        rows = [[str(seeds[0]), *(f"{figures[kind]:.2f}" for kind in kinds)]]
+    else:
+        rows = [[str(seed), *(f"{figures[f'{kind}_seed{seed}']:.2f}" for kind in kinds)] for seed in seeds]
+        rows.append(["mean", *(f"{figures[kind]:.2f}" for kind in kinds)])
+        rows.append(["standard deviation", *(f"{figures[f'{kind}_sd']:.2f}" for kind in kinds)])
+        for word, pick in (("least", min), ("most", max)):
+            rows.append([word, *(f"{pick(figures[f'{kind}_seed{seed}'] for seed in seeds):.2f}" for kind in kinds)])
+    epochs = result.settings["epochs"]
+    title = f"{name}: fine-tuned on {images:,} images, {epochs} epoch{'s' if epochs != 1 else ''}"
+    reporter.table(title, ["seed", "top-1 %", "top-5 %"], rows)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Frozen
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _evaluate_frozen(
+    task: Task, reporter: Reporter, share: np.ndarray, source: str, *, name: str, seed: int, table: bool
+) -> tuple[Result, Predictions]:
+    start = time.monotonic()
+    described, notes = _describe(task, share, source)
+    assert task.train.labels is not None
+    require(
+        len(np.unique(task.train.labels[share])) > 1, "the share has images of one class only: nothing to tell apart"
+    )
+    rows, labels = task.features(Subset(task.train, share), "the share", reporter)
+    queries, _ = task.features(task.test, "test", reporter)
+    if rank() == 0:
+        reporter.note(f"logistic regression on the features of {len(rows):,} images")
+    top5, strength, how = from_first(lambda: _logistic(rows, labels, queries, seed))
+    predictions = _predictions(task, {f"{name}_{{}}": top5})
+    result = report(
+        task,
+        protocol="semisup-frozen",
+        settings=described
+        | {"classifier": "scikit-learn LogisticRegression", "features": "standardised", "seeds": [seed]}
+        | {"C": list(GRID), "folds": FOLDS},
+        predictions=predictions,
+        seconds=time.monotonic() - start,
+        notes=[*notes, f"C = {strength:g}, {how}"],
+    )
+    if table and rank() == 0:
+        cells = [f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5)]
+        reporter.table(
+            f"{name}: logistic regression on {len(rows):,} images",
+            ["C", "top-1 %", "top-5 %"],
+            [[f"{strength:g}", *cells]],
+        )
+    return result, predictions
+
+
+def _logistic(rows: Tensor, labels: Tensor, queries: Tensor, seed: int) -> tuple[Tensor, float, str]:
+    """The best five classes [Q, <=5] of the queries, the C that was used, and how it was found."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))
+    strength, how = 1.0, f"not chosen: a class has fewer than {FOLDS} images in the share"
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # as good as converged after 500
+        if int(torch.unique(labels, return_counts=True)[1].min()) >= FOLDS:
+            folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+            search = GridSearchCV(model, {"logisticregression__C": GRID}, cv=folds, refit=False)
+            search.fit(rows.numpy(), labels.numpy())
+            strength, how = search.best_params_["logisticregression__C"], f"chosen by {FOLDS} folds of the share"
+        model.set_params(logisticregression__C=strength).fit(rows.numpy(), labels.numpy())
+    scores = torch.from_numpy(model.predict_log_proba(queries.numpy()))
+    best = scores.argsort(dim=1, descending=True, stable=True)[:, :5]
+    return torch.from_numpy(model.classes_)[best], float(strength), how

@@ -1,0 +1,334 @@
+"""Fine-tuning of backbone and linear head on a share of the train set; the same answer from any number of processes."""
+
+import copy
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from excb import seeding
+from excb.checkpoint import run_checkpoint
+from excb.console import Reporter
+from excb.distributed.collectives import from_first, gather_objects, mean_over_ranks, processes, rank, together
+from excb.distributed.parallel import SyncBatchNorm, _MeanOverProcesses, synchronise_batchnorm
+from excb.errors import UserError, require
+from excb.networks.backbone import SampleDropPath, has_batchnorm, weights_hash
+from excb.networks.features import Inputs, extract
+
+from ..data.batches import Augmentation, Batch, TrainingBatches
+from ..features.extraction import refuse_broken
+from ..task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to fine-tune. The paper (Sec. 4) gives the learning rates, epochs and batch, all else is `ASSUMED`.
+
+    Args:
+        backbone_lr: first learning rate of the backbone; it falls to 0 on a cosine, step by step.
+        head_lr: first learning rate of the head.
+        epochs: passes over the share.
+        batch: images per step, all processes and micro-batches together.
+        momentum: of SGD.
+        weight_decay: of all weights.
+        precision: of the forward and backward pass; fp32 is the precision that the backbone has.
+        accumulate: micro-batches per step, for less memory; BatchNorm takes its statistics over one of them.
+
+    Raises:
+        UserError: a value is out of range.
+    """
+
+    backbone_lr: float
+    head_lr: float
+    epochs: int = 50
+    batch: int = 512
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        rates = (self.backbone_lr, self.head_lr, self.weight_decay)
+        require(all(0 <= rate < math.inf for rate in rates), "learning rates and weight decay must be at least 0")
+        require(0 <= self.momentum < 1, "momentum must be at least 0 and below 1")
+        require(self.precision in ("fp32", "bf16"), f"precision is fp32 or bf16, not '{self.precision}'")
+        smallest = min(self.epochs, self.batch, self.accumulate)
+        require(smallest >= 1, "epochs, batch and micro-batches must be at least 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that makes the protocol, for the result; `assumed` names what no paper states."""
+        fixed = {"optimizer": "SGD", "schedule": "cosine to 0, step by step", "head": "weights N(0, 0.01), bias 0"}
+        return asdict(self) | fixed | {"augmentation": "RandomResizedCrop, flip", "assumed": list(ASSUMED)}
+
+
+ASSUMED = ("optimizer", "momentum", "schedule", "weight_decay", "head", "augmentation")
+
+
+def run(
+    task: Task, chosen: np.ndarray, settings: Settings, *, seed: int, reporter: Reporter, state: Path | None = None
+) -> Tensor:
+    """Fine-tune a copy of the task's backbone with a new head, and classify the test images.
+
+    Args:
+        task: backbone, train and test images; its backbone stays as it is.
+        chosen: indices [n] of the train images to use.
+        settings: how to train.
+        seed: names the head's weights, the order, crops and flips.
+        reporter: where to talk; processes but the first keep silent.
+        state: file that is written after every epoch and gone on from, on the CPU to the bit.
+
+    Returns:
+        The classes of the highest scores, best first, int64 [Q, min(5, classes)], on the CPU.
+
+    Raises:
+        UserError: an image cannot be read, the training diverges, or `state` is of something else.
+    """
+    require(len(chosen) > 0, "no train image is chosen: fine-tuning needs at least one")
+    reporter = reporter if rank() == 0 else Reporter(quiet=True)
+    augmentation = Augmentation.like(task.preprocessing)
+    batches = TrainingBatches(
+        task.train, augmentation, batch=settings.batch, seed=seed, workers=task.workers, chosen=chosen
+    )
+    training = _Training(task, settings, seed, steps=settings.epochs * batches.steps)
+    identity = _identity(task, chosen, settings, seed) if state is not None else {}
+    done = training.restore(state, identity) if state is not None else 0
+    if done:
+        reporter.note(f"going on after epoch {done} of {settings.epochs}")
+    first, last = done * batches.steps, settings.epochs * batches.steps
+    views = batches.run(first=done, last=settings.epochs)
+    with reporter.progress(f"fine-tuning, seed {seed}", last, done=first) as bar:
+        for step in range(first, last):
+            loss = training.step(together(lambda: next(views)), step)
+            bar.status = f"loss {loss:.3f}"
+            bar.advance()
+            if state is not None and (step + 1) % batches.steps == 0:
+                training.save(state, identity, epochs=(step + 1) // batches.steps)
+    return _top5(task, training.classifier, reporter)
+
+
+class _Training:
+    """What a step moves: a classifier [B, 3, S, S] -> [B, classes] and its optimizer."""
+
+    def __init__(self, task: Task, settings: Settings, seed: int, *, steps: int) -> None:
+        # Gradients of small maps do not take the layout that `Task` chooses for forward passes.
+        backbone = copy.deepcopy(task.backbone).to(memory_format=torch.contiguous_format)
+        self._dtype = next(backbone.parameters()).dtype
+        head = _new_head(backbone.width, len(task.train.classes or ()), seed).to(task.device, self._dtype)
+        _switch_off_drop_path(backbone)
+        self.classifier = _synchronise(nn.Sequential(OrderedDict(backbone=backbone, head=head)), task.device).train()
+        self._has_batchnorm = has_batchnorm(backbone)
+        groups = [
+            {"params": [w for w in part.parameters() if w.requires_grad], "peak": peak}
+            for part, peak in ((backbone, settings.backbone_lr), (head, settings.head_lr))
+        ]
+        self._optimizer = torch.optim.SGD(
+            groups, lr=0.0, momentum=settings.momentum, weight_decay=settings.weight_decay
+        )
+        self._loss_and_gradients = self._lay_out()
+        self._task, self._settings, self._seed, self._steps = task, settings, seed, steps
+
+    def _lay_out(self) -> Tensor:
+        """One tensor for the loss and, behind it, the gradients of all weights: added up over processes in one go."""
+        weights = [weight for group in self._optimizer.param_groups for weight in group["params"]]
+        sizes = [weight.numel() for weight in weights]
+        flat = torch.zeros(1 + sum(sizes), dtype=self._dtype, device=weights[0].device)
+        for weight, part in zip(weights, flat[1:].split(sizes), strict=True):
+            weight.grad = part.view_as(weight)
+        return flat
+
+    def step(self, batch: Batch, step: int) -> float:
+        """Take one step on all processes' images together, and return their mean loss.
+
+        Raises:
+            UserError: the loss or a gradient is not finite; nothing has moved then.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["peak"] * (1 + math.cos(math.pi * step / self._steps)) / 2
+        flat = self._loss_and_gradients.zero_()
+        # Dropout draws from torch's generator: make that a function of the step.
+        torch.manual_seed(seeding.fold(seeding.Purpose.STEP, self._seed, step, rank()))
+        for images, labels in self._micro_batches(batch):
+            loss = self._loss(images, labels) / batch.whole
+            loss.backward()
+            flat[0] += loss.detach()
+        flat = mean_over_ranks(flat).mul_(processes())
+        if not bool(flat.isfinite().all()):
+            raise UserError(
+                f"fine-tuning diverged in step {step + 1} of {self._steps}: lower the learning rates", told=rank() > 0
+            )
+        self._optimizer.step()
+        return float(flat[0])
+
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's images of each micro-batch, [b, 3, S, S] and [b]; the same micro-batches however many share.
+
+        Where there is BatchNorm, which waits for all processes, one without an image goes along with an empty tensor.
+        """
+        size = -(-batch.whole // self._settings.accumulate)
+        places = np.arange(rank(), batch.whole, processes())  # of this process's images in the whole batch
+        side = self._task.preprocessing.crop
+        images = batch.images if len(places) else batch.images.new_empty(0, 3, side, side)
+        for start in range(0, batch.whole, size):
+            first, last = np.searchsorted(places, [start, start + size])
+            if last > first or self._has_batchnorm:
+                yield images[first:last], batch.labels[first:last]
+
+    def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The summed cross-entropy."""
+        device, dtype = self._task.device, self._dtype
+        try:
+            with torch.autocast(device.type, torch.bfloat16, enabled=self._settings.precision == "bf16"):
+                scores = self.classifier(images.to(device, dtype, non_blocking=True))
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise UserError(
+                "the last batch of an epoch is a single image, too little for this network's BatchNorm: "
+                "choose another batch",
+                told=rank() > 0,
+            ) from None
+        return F.cross_entropy(scores.to(dtype), labels.to(device, non_blocking=True), reduction="sum")
+
+    def save(self, file: Path, identity: dict[str, Any], *, epochs: int) -> None:
+        """Write what `restore` goes on from; process 0 does it."""
+
+        def write() -> None:
+            contents = {"model": self.classifier.state_dict(), "optimizer": self._optimizer.state_dict()}
+            run_checkpoint.write({"finetune": identity, "epochs": epochs} | contents, file)
+
+        from_first(write)
+
+    def restore(self, file: Path, identity: dict[str, Any]) -> int:
+        """Go on from a file, if it is there, and return the number of epochs done.
+
+        Raises:
+            UserError: it is damaged, or of another training.
+        """
+        contents = from_first(lambda: _read(file, identity))
+        if contents is None:
+            return 0
+        self.classifier.load_state_dict(contents["model"])
+        self._optimizer.load_state_dict(contents["optimizer"])
+        return int(contents["epochs"])
+
+
+def _new_head(width: int, classes: int, seed: int) -> nn.Linear:
+    head = nn.Linear(width, classes)
+    random = torch.Generator().manual_seed(seeding.fold(seeding.Purpose.TRANSFER_WEIGHTS, seed))
+    nn.init.normal_(head.weight, std=0.01, generator=random)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _switch_off_drop_path(backbone: nn.Module) -> None:
+    """Train without stochastic depth, also where the pretraining had it: no fine-tuning protocol of the field has."""
+    from timm.layers import DropPath
+
+    for module in backbone.modules():
+        if isinstance(module, SampleDropPath):
+            module.rate = 0.0
+        elif isinstance(module, DropPath):
+            module.drop_prob = 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Going on, and testing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _identity(task: Task, chosen: np.ndarray, settings: Settings, seed: int) -> dict[str, Any]:
+    """What must be equal for a training to go on: plain values by name."""
+    share = hashlib.sha256(np.ascontiguousarray(chosen, dtype="<i8").tobytes())
+    return asdict(settings) | {
+        "seed": seed,
+        "weights": weights_hash(task.backbone),
+        "train images": task.train.fingerprint,
+        "share": share.hexdigest(),
+        "preprocessing": task.preprocessing.to_dict(),
+    }
+
+
+def _read(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        contents = run_checkpoint.read(file)
+    except run_checkpoint.DamagedFileError as error:
+        raise UserError(f"{error}: remove it, and fine-tuning starts anew") from None
+    before = contents.get("finetune")
+    if before != identity:
+        other = [name for name, value in identity.items() if not isinstance(before, dict) or before.get(name) != value]
+        raise UserError(f"{file} is of another fine-tuning (not the same {', '.join(other)}): remove it to start anew")
+    return contents
+
+
+def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
+    """The best five classes [Q, <=5] of every test image; each process classifies its share, nobody any twice."""
+    mine = range(rank(), len(task.test), processes())
+    with reporter.progress("test", len(mine)) as bar:
+        found = extract(
+            classifier,
+            Inputs(task.test, task.preprocessing, chosen=mine),
+            device=task.device,
+            batch=task.batch,
+            workers=task.workers,
+            progress=bar.advance,
+        )
+    together(lambda: refuse_broken(found.broken, task.test))
+    # Equal scores fall to the first class, on any device.
+    best = found.rows.argsort(dim=1, descending=True, stable=True)[:, :5] if len(found.rows) else None
+    parts = [(samples, rows) for samples, rows in gather_objects((found.samples, best)) if rows is not None]
+    order = torch.cat([samples for samples, _ in parts]).argsort()
+    return torch.cat([rows for _, rows in parts])[order]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# BatchNorm over unequal shares
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _synchronise(network: nn.Module, device: torch.device) -> nn.Module:
+    """Let every BatchNorm take its statistics over all processes' images, however they are shared."""
+    if processes() == 1 or device.type == "cuda":
+        return synchronise_batchnorm(network, device)  # torch's own SyncBatchNorm counts rows
+    for parent in list(network.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, CountingBatchNorm(child))
+    return network
+
+
+class CountingBatchNorm(SyncBatchNorm):
+    """BatchNorm with statistics over the shares of all processes, which may differ in size and be empty."""
+
+    def _normalise(self, rows: Tensor) -> Tensor:
+        if not self.training:
+            return super()._normalise(rows)
+        others = [dimension for dimension in range(rows.ndim) if dimension != 1]
+        shape = [1, -1] + [1] * (rows.ndim - 2)
+        wide = rows if rows.dtype == torch.float64 else rows.float()
+        mine = wide.new_tensor([rows.numel() // rows.shape[1]])
+        total: Tensor = _MeanOverProcesses.apply(torch.cat([wide.sum(others), mine]))
+        count = total[-1].detach()  # per process, on average
+        values = round(float(count) * processes())
+        if values == 1:
+            raise ValueError("expected more than 1 value per channel")  # as torch does in one process
+        mean = total[:-1] / count
+        deviations = wide - mean.view(shape)
+        variance: Tensor = _MeanOverProcesses.apply(deviations.square().sum(others)) / count
+        if self.track_running_stats:
+            self._follow(mean.detach(), variance.detach(), values)
+        scale = torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        normal = deviations * scale.view(shape)
+        return (normal if self.bias is None else normal + self.bias.view(shape)).to(rows.dtype)

@@ -1,0 +1,1 @@
+"""The k-NN protocol."""

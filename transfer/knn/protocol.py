@@ -1,0 +1,120 @@
+"""k-NN protocol: DINO's weighted vote of cosine neighbours on frozen features, every image counted once."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from excb.console import Reporter
+from excb.distributed.collectives import from_first, processes, rank
+from excb.distributed.machine import available_memory
+from excb.errors import UserError, require
+from excb.neighbours.knn import available_backend, nearest, plan, vote
+from excb.results.result import Result
+
+from ..reporting.report import Predictions, report
+from ..task import Task
+
+KS = (10, 20, 100, 200)
+
+
+def evaluate(
+    task: Task,
+    reporter: Reporter,
+    *,
+    ks: Sequence[int] | None = None,
+    temperatures: Sequence[float] = (0.07,),
+    backend: Literal["auto", "faiss", "torch"] = "auto",
+    table: bool = True,
+) -> tuple[Result, Predictions]:
+    """Classify the test images by the train images nearest to them.
+
+    Args:
+        task: backbone and images.
+        reporter: where to talk.
+        ks: numbers of neighbours; by default 10, 20, 100 and 200, as far as there are train images.
+        temperatures: T of the weight exp(similarity / T); one search serves all k and T.
+        backend: FAISS or torch; neighbours are exact and equal in both.
+        table: print the table.
+
+    Returns:
+        Figures `knn_top1_k20`, `knn_top5_k20`, ... in percent (`knn_top1_k20_T0.1` with several temperatures), and the
+        predictions.
+
+    Raises:
+        UserError: k or T out of range, FAISS wanted but not installed, or an image unreadable.
+    """
+    start = time.monotonic()
+    assert task.train.labels is not None
+    require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
+    chosen = check_ks(ks, len(task.train), reporter)
+    width = task.extraction(task.train).width
+    search = available_backend(backend, task.device, width)
+    held = plan(len(task.train), width, len(task.test), max(chosen), processes=processes())
+    # A bank that would fill the memory is read from the cache's files instead, tile by tile.
+    streamed = task.cache is not None and from_first(lambda: held.total * processes() > available_memory() / 2)
+    if streamed:
+        held = plan(len(task.train), width, len(task.test), max(chosen), processes=processes(), streamed=True)
+    reporter.note(held.text)
+    stored, labels = task.stored(task.train, "train", reporter), torch.from_numpy(task.train.labels)
+    bank = stored if streamed else stored.all()
+    queries, targets = task.features(task.test, "test", reporter)
+    with reporter.progress(f"neighbours ({search})", len(queries)) as bar:
+        neighbours = nearest(
+            bank,
+            queries,
+            max(chosen),
+            backend=search,
+            share=processes() > 1,
+            device=task.device,
+            progress=bar.advance,
+        )
+    classes = len(task.train.classes or ())
+    votes = vote(neighbours, labels, ks=chosen, temperatures=temperatures, classes=classes)
+    top5 = {
+        f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): found.top5 for (k, T), found in votes.items()
+    }
+    predictions = Predictions(targets, task.test.paths, task.test.classes or (), top5)
+    result = report(
+        task,
+        protocol="knn",
+        settings={"k": chosen, "temperature": list(temperatures), "similarity": "cosine", "vote": "exp(s / T)"},
+        predictions=predictions,
+        seconds=time.monotonic() - start,
+        notes=[f"neighbours by {search}; other searches give the same"],
+    )
+    if table and rank() == 0:
+        _tell(result, predictions, reporter, banks=len(bank), classes=classes)
+    return result, predictions
+
+
+def _tell(result: Result, predictions: Predictions, reporter: Reporter, *, banks: int, classes: int) -> None:
+    rows = []
+    for template in predictions.top5:
+        top1, top5 = template.format("top1"), template.format("top5")
+        low, high = result.intervals[top1]
+        name = template.removeprefix("knn_{}_k").replace("_T", ", T = ")
+        rows.append([name, f"{result.figures[top1]:.2f}", f"{low:.1f} to {high:.1f}", f"{result.figures[top5]:.2f}"])
+    temperatures = result.settings["temperature"]
+    title = f"k-NN, {banks:,} train and {len(predictions.targets):,} test images, {classes} classes"
+    if len(temperatures) == 1:
+        title += f", T = {temperatures[0]:g}"
+    reporter.table(title, ["k", "top-1 %", "95 % interval", "top-5 %"], rows)
+
+
+def check_ks(ks: Sequence[int] | None, images: int, reporter: Reporter) -> list[int]:
+    """The numbers of neighbours to use, ascending and without repeats.
+
+    Raises:
+        UserError: one that the user named is below 1 or above the number of train images.
+    """
+    if ks is None:
+        kept = [k for k in KS if k <= images] or [images]
+        if len(kept) < len(KS):
+            reporter.warn(f"only {images} train images: k = {', '.join(map(str, kept))} instead of {KS}")
+        return kept
+    wrong = [k for k in ks if not 1 <= k <= images]
+    if wrong:
+        raise UserError(f"--k {wrong[0]} is out of range: there are {images} train images to vote")
+    return sorted(set(ks))

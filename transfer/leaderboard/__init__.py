@@ -1,0 +1,1 @@
+"""The leaderboard: tables, figure, page and submissions."""

@@ -1,0 +1,250 @@
+"""The paper's Figure 2 drawn anew: linear accuracy on ImageNet against epochs, a circle's area being its batch."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..published.claim import Claim
+from ..reporting.markup import Html, element
+from .board import Board, Row
+
+TABLE = "figure2"  # of the registry
+METRIC, IMAGES, NETWORK = "top-1", "imagenet", "resnet50"
+COLOURS = 8  # that the page's style has
+AREA = 13.0 / 64  # a radius of 13 for a batch of 4,096
+UNKNOWN = 4.0  # radius where the batch is not known
+LETTER, HEIGHT = 7.8, 16.0  # of a label
+
+
+@dataclass(frozen=True)
+class Point:
+    """One network.
+
+    Args:
+        name: its method, or the reader's own run.
+        epochs: of pretraining.
+        batch: images a step; None is not known.
+        value: top-1 in percent.
+        told: all of it in words.
+        own: whether it was measured here.
+        method: that trained it.
+    """
+
+    name: str
+    epochs: int
+    batch: int | None
+    value: float
+    told: str
+    own: bool
+    method: str
+
+    @property
+    def radius(self) -> float:
+        """In pixels: the area is in proportion to the batch."""
+        return UNKNOWN if self.batch is None else AREA * math.sqrt(self.batch)
+
+
+def points(published: Iterable[Claim], boards: Iterable[Board]) -> tuple[list[Point], list[str]]:
+    """What the figure shows, and in words which measured linear figures it cannot show, and why."""
+    found, left_out = [], []
+    for claim in published:
+        if claim.table == TABLE and claim.epochs is not None:
+            told = _told(claim.method, claim.epochs, claim.batch, claim.value, claim.source)
+            found.append(Point(claim.method, claim.epochs, claim.batch, claim.number, told, False, claim.method))
+    for board in boards:
+        if not board.key.startswith("linear "):
+            continue
+        for row in (row for group in board.groups for row in group.rows if row.weights and METRIC in row.cells):
+            if why := _missing(board, row):
+                left_out.append(f"{row.model}: {why}")
+                continue
+            value = row.cells[METRIC].measured
+            assert value is not None
+            assert row.epochs is not None
+            told = _told(row.model, row.epochs, row.batch, f"{value:.2f}", "measured")
+            found.append(Point(row.model, row.epochs, row.batch, value, told, True, row.method))
+    return found, list(dict.fromkeys(left_out))
+
+
+def _missing(board: Board, row: Row) -> str:
+    if not board.key.endswith(f" {IMAGES}"):
+        return f"its figure is of {board.images}, not of ImageNet-1k"
+    if row.architecture != NETWORK:
+        return f"it is a {row.architecture}, not a ResNet-50"
+    value = row.cells[METRIC].measured
+    if value is None or not 0 <= value <= 100:
+        return "its figure is no accuracy in percent"
+    return "" if row.epochs is not None else "its epochs are not known"
+
+
+def _told(name: str, epochs: int, batch: int | None, value: str, source: str) -> str:
+    size = "batch not known" if batch is None else f"batch {batch:,}"
+    return f"{name}: {value} % after {epochs:,} epochs, {size} ({source})"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Drawing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The plot's box in pixels, and what its axes span."""
+
+    width: int
+    height: int
+    most_epochs: float
+    low: float
+    high: float
+    left: int = 44
+    right: int = 16
+    top: int = 34
+    bottom: int = 44
+
+    def x(self, epochs: float) -> float:
+        return self.left + (self.width - self.left - self.right) * epochs / self.most_epochs
+
+    def y(self, percent: float) -> float:
+        share = (percent - self.low) / (self.high - self.low)
+        return self.height - self.bottom - (self.height - self.top - self.bottom) * share
+
+
+def draw(found: Sequence[Point], *, width: int, height: int, name: str) -> Html:
+    """The figure as SVG.
+
+    Args:
+        found: at least one point.
+        width: in pixels.
+        height: in pixels.
+        name: of its class, so that the style shows the one that fits the window.
+    """
+    methods = list(dict.fromkeys(point.method for point in found if not point.own))
+    frame = _Frame(
+        width,
+        height,
+        1.09 * max(point.epochs for point in found),
+        math.floor(min(point.value for point in found)),
+        math.ceil(max(point.value for point in found) + 0.4),
+    )
+    series = [[point for point in found if point.name == each and not point.own] for each in methods]
+    own = [[point] for point in found if point.own]
+    parts = [*_axes(frame)]
+    parts += [_line(frame, each, methods) for each in series if len(each) > 1]
+    large_first = sorted((point for each in [*series, *own] for point in each), key=lambda point: -point.radius)
+    parts += [_circle(frame, point, methods) for point in large_first]
+    parts += _labels(frame, [*series, *own], methods)
+    parts += _sizes(frame)
+    return element(
+        "svg",
+        *parts,
+        class_=name,
+        viewBox=f"0 0 {width} {height}",
+        role="group",
+        aria_label="Linear accuracy on ImageNet against epochs of pretraining; a circle's area shows the batch",
+    )
+
+
+def _text(x: float, y: float, words: str, **attributes: object) -> Html:
+    return element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", **attributes)
+
+
+def _axes(frame: _Frame) -> Iterable[Html]:
+    end, floor = frame.width - frame.right, frame.height - frame.bottom
+    for percent in range(math.ceil(frame.low), math.floor(frame.high) + 1):
+        y = f"{frame.y(percent):.1f}"
+        yield element("line", x1=frame.left, x2=end, y1=y, y2=y, class_="grid")
+        yield _text(frame.left - 8, frame.y(percent) + 4, str(percent), text_anchor="end", class_="tick")
+    step = 200 if frame.most_epochs <= 2000 else 10 ** math.floor(math.log10(frame.most_epochs))
+    for epochs in range(0, int(frame.most_epochs) + 1, step):
+        yield _text(frame.x(epochs), floor + 18, str(epochs), text_anchor="middle", class_="tick")
+    yield _text((frame.left + end) / 2, frame.height - 6, "epochs of pretraining", text_anchor="middle", class_="tick")
+    yield _text(frame.left - 8, 14, "top-1 %", text_anchor="start", class_="tick")
+
+
+def _colour(point: Point, methods: Sequence[str]) -> str:
+    return "own" if point.own else f"c{methods.index(point.method) % COLOURS}"
+
+
+def _line(frame: _Frame, series: Sequence[Point], methods: Sequence[str]) -> Html:
+    places = sorted((point.epochs, point.value) for point in series)
+    path = " ".join(f"{frame.x(epochs):.1f},{frame.y(value):.1f}" for epochs, value in places)
+    first = series[0]
+    return element("polyline", points=path, class_=_colour(first, methods), data_method=first.method)
+
+
+def _circle(frame: _Frame, point: Point, methods: Sequence[str]) -> Html:
+    shape = element(
+        "circle",
+        cx=f"{frame.x(point.epochs):.1f}",
+        cy=f"{frame.y(point.value):.1f}",
+        r=f"{point.radius:.2f}",
+    )
+    return element(
+        "g",
+        element("title", point.told),
+        shape,
+        class_=f"point {_colour(point, methods)}",
+        tabindex=0,
+        role="img",
+        aria_label=point.told,
+        data_method=point.method,
+        data_status="measured" if point.own else "published",
+    )
+
+
+def _labels(frame: _Frame, series: Sequence[Sequence[Point]], methods: Sequence[str]) -> list[Html]:
+    """Each series' name beside its last point, where it covers no circle and no other name if there is such a place."""
+    taken = [_box(frame.x(p.epochs), frame.y(p.value), 2 * p.radius, 2 * p.radius) for each in series for p in each]
+    made = []
+    for each in sorted(series, key=lambda one: -one[-1].value):
+        last = max(each, key=lambda point: point.epochs)
+        x, y, r, width = frame.x(last.epochs), frame.y(last.value), last.radius, LETTER * len(last.name)
+        across, up = r + 6 + width / 2, r + 4 + HEIGHT / 2
+        turns = [
+            (0, -up),
+            (across, 0),
+            (0, up),
+            (-across, 0),
+            (across, -up),
+            (-across, -up),
+            (across, up),
+            (-across, up),
+        ]
+        inside = [
+            _box(x + dx, y + dy, width, HEIGHT)
+            for dx, dy in turns
+            if x + dx - width / 2 > frame.left and x + dx + width / 2 < frame.width
+        ] or [_box(x, y - up, width, HEIGHT)]
+        box = min(inside, key=lambda one: sum(_overlap(one, other) for other in taken))
+        taken.append(box)
+        middle = (box[0] + box[2]) / 2
+        classes = f"label {_colour(last, methods)}"
+        made.append(_text(middle, box[3] - 4, last.name, text_anchor="middle", class_=classes, data_method=last.method))
+    return made
+
+
+_Box = tuple[float, float, float, float]
+
+
+def _box(x: float, y: float, width: float, height: float) -> _Box:
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _overlap(one: _Box, other: _Box) -> float:
+    across = min(one[2], other[2]) - max(one[0], other[0])
+    up = min(one[3], other[3]) - max(one[1], other[1])
+    return across * up if across > 0 and up > 0 else 0.0
+
+
+def _sizes(frame: _Frame) -> Iterable[Html]:
+    """The legend of areas, in the corner that accuracies leave free."""
+    y = frame.height - frame.bottom - 22.0
+    x = frame.width - frame.right - 12.0
+    for batch in (4096, 2048, 1024):
+        words, radius = f"{batch:,}", AREA * math.sqrt(batch)
+        x -= LETTER * len(words)
+        yield _text(x, y + 4, words, class_="tick")
+        x -= radius + 6
+        yield element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.2f}", class_="size")
+        x -= radius + 12
+    yield _text(x, y + 4, "batch", text_anchor="end", class_="tick")

@@ -1,0 +1,108 @@
+"""Result files from anywhere: named ones, those of folders, and those of the checkpoint that comes with the package."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+from excb.checkpoint.exported import CONFIG
+from excb.errors import UserError, printable
+from excb.files import json_text
+from excb.hub.catalogue import BUNDLED, Checkpoint, find
+from excb.results.result import Result
+
+from .board import Measured, Source
+
+_NEAR = 2  # a page may link to files that lie at most so many folders above its own
+
+
+def gather(named: Sequence[Path], out: Path) -> list[Measured]:
+    """Read results; one that is there twice counts once.
+
+    Args:
+        named: result files, and folders that hold some at any depth; JSON of other kinds is passed over there.
+        out: folder of the page, which links to files near it.
+
+    Raises:
+        UserError: something is missing or damaged, a folder holds no result, or it is none of this version.
+    """
+    found: dict[str, Measured] = {}
+    for file in [*results_of(named), *_files(BUNDLED)]:
+        result = read(file)
+        found.setdefault(result.to_json(), Measured(result, _source(file, out), _checkpoint(result, file)))
+    return list(found.values())
+
+
+def results_of(named: Sequence[Path]) -> list[Path]:
+    """The result files that are named, or that lie in a folder that is.
+
+    Raises:
+        UserError: a folder holds none, or a file in it that cannot be told from a damaged result.
+    """
+    found = {path: list(_files(path)) for path in named}
+    for path, files in found.items():
+        if not files:
+            raise UserError(f"no result of `excb-eval` below {path}: name a file that --out wrote, or a folder of them")
+    return [file for files in found.values() for file in files]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    for file in sorted(_below(path)):
+        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if not hidden and file.is_file() and _is_result(file):
+            yield file
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """All JSON files; not by rglob, which passes over a folder that cannot be read without a word."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot look into {error.filename} ({error.strerror}): let it be read, or name other folders")
+
+    for place, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(place) / name for name in names if name.endswith(".json"))
+
+
+def _is_result(file: Path) -> bool:
+    try:
+        found = json_text.parse(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read as JSON ({error}): mend it, or move it out of the folder") from None
+    return isinstance(found, dict) and {"schema", "protocol", "figures"} <= found.keys()
+
+
+def read(file: Path) -> Result:
+    """Read one result.
+
+    Raises:
+        UserError: it cannot be read, or is no result of this version.
+    """
+    try:
+        return Result.from_json(file.read_text(encoding="utf-8"), source=str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the result {file}: {error}") from None
+
+
+def _source(file: Path, out: Path) -> Source:
+    """The file by its name, and a link to it from the page's folder where it lies near, so that both may be moved."""
+    if file.is_relative_to(BUNDLED):
+        name = PurePosixPath("excb", "bundled", file.relative_to(BUNDLED).as_posix()).as_posix()
+    else:
+        name = printable(file.name)
+    try:
+        way = PurePosixPath(Path(os.path.relpath(file.resolve(), out.resolve())).as_posix())
+    except ValueError:  # on another drive
+        return Source(name)
+    return Source(name, quote(os.fsencode(str(way))) if way.parts.count("..") <= _NEAR else None)
+
+
+def _checkpoint(result: Result, file: Path) -> Checkpoint | None:
+    """The catalogue's row of what a result is of: it is named there, or lies in the exported folder of one."""
+    folder = file.parent.parent
+    if (folder / CONFIG).is_file() and (row := find(folder.name)) is not None:
+        return row
+    name = result.checkpoint.get("name") or result.checkpoint.get("source")
+    return find(name) if isinstance(name, str) else None

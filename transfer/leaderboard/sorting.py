@@ -1,0 +1,196 @@
+"""Published and measured figures sorted into boards: a table for each task and images, ranks only in one protocol."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from excb.errors import UserError
+from excb.results.result import folder_name
+
+from ..published.claim import Claim
+from ..reporting import comparable
+from ..reporting.comparable import Place, kind_of
+from .board import Board, Cell, Group, Measured, Row, Source
+
+AUTHORS = "https://github.com/ManiadisG/ExCB"  # where the paper is named
+_ORDER = ("k-NN", "Linear", "Fine-tuning on 1 %", "Fine-tuning on 10 %", "Fine-tuning", "Logistic", "Detection")
+
+
+def boards(measured: Iterable[Measured], published: Iterable[Claim]) -> list[Board]:
+    """Sort figures into boards, and into groups of one protocol; only within these are rows ranked.
+
+    Args:
+        measured: results.
+        published: claims; those that are no accuracy, such as numbers of clusters, are left out.
+    """
+    made = _Boards(list(published))
+    for claim in made.published:
+        made.add_claim(claim)
+    for each in measured:
+        made.add_result(each)
+    return made.ordered()
+
+
+class _Boards:
+    def __init__(self, published: list[Claim]) -> None:
+        self.published = published
+        self._boards: dict[str, Board] = {}
+        self._groups: dict[tuple[str, str], Group] = {}
+
+    def add_claim(self, claim: Claim) -> None:
+        kind = kind_of(claim.figure)
+        if kind is None:
+            return
+        place = Place(claim.data.name, claim.data.title, "all")
+        try:
+            fields = comparable.of_claim(claim, kind)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"the protocol {claim.protocol.name} of {claim.id} states no options ({reason})") from None
+        group = self._group(kind, place, fields, claim.protocol.name)
+        row = _row_like(group, _claimed_row(claim))
+        published = row.cells.setdefault(kind.metric, Cell()).published
+        if claim.value not in published:
+            published.append(claim.value)
+        paper = claim.source.startswith("ExCB (ECCV 2024)")
+        _add(
+            row.sources, Source(claim.source.replace("ExCB (ECCV 2024)", "paper"), AUTHORS if paper else claim.address)
+        )
+        for note in (claim.note, f"not stated: {', '.join(claim.unstated)}" if claim.unstated else ""):
+            _add(row.notes, note)
+
+    def add_result(self, each: Measured) -> None:
+        result = each.result
+        place = comparable.place_of_result(result)
+        for figure, value in result.figures.items():
+            kind = kind_of(figure)
+            if kind is None:
+                continue
+            group = self._group(kind, place, comparable.of_result(result, kind), result.protocol)
+            row = _row_like(group, _measured_row(each))
+            cell = row.cells.setdefault(kind.metric, Cell())
+            if cell.measured is not None:  # as of other seeds: the file named first counts, and no figure is lost
+                _add(row.notes, f"{each.source.text} gives {kind.metric} {value:.2f}")
+                continue
+            cell.measured, cell.interval = value, result.intervals.get(figure)
+            row.sources = [
+                source for source in row.sources if source.text != each.source.text
+            ]  # a claim of this very file
+            _add(row.sources, each.source)
+            for note in result.notes:
+                _add(row.notes, note)
+            self._judge(row, cell, each, figure)
+
+    def _judge(self, row: Row, cell: Cell, each: Measured, figure: str) -> None:
+        """What `excb-eval reproduce` says of a claim that the file answers, or of a published one in the same row.
+
+        It is judged anew: a verdict in a file is whatever its writer put there.
+        """
+        from ..published.verdicts import judge
+
+        for claim in self.published:
+            if claim.figure != figure:
+                continue
+            answered = claim.id in each.result.claims
+            if answered and claim.value not in cell.published:
+                cell.published.append(claim.value)
+            if answered or (claim.checkpoint == row.model and claim.value in cell.published):
+                row.verdicts.add(judge(claim, each.result).word)
+
+    def _group(self, kind: comparable.Kind, place: Place, fields: dict[str, Any], name: str) -> Group:
+        key = f"{kind.family} {place.key}"
+        board = self._boards.setdefault(key, Board(kind.title, place.title, key))
+        if kind.metric not in board.metrics:
+            board.metrics.append(kind.metric)
+        code = comparable.digest(fields)
+        if (key, code) not in self._groups:
+            self._groups[key, code] = Group(fields)
+            board.groups.append(self._groups[key, code])
+        group = self._groups[key, code]
+        _add(group.names, name)
+        return group
+
+    def ordered(self) -> list[Board]:
+        for board in self._boards.values():
+            board.groups.sort(key=_place_of_group)
+            for number, group in enumerate(board.groups):
+                _rank(group, board.metrics)
+                unlike = [comparable.differences(group.fields, before.fields) for before in board.groups[:number]]
+                other = group.fields.get(comparable.OTHER)
+                group.apart = [other] if other else min(unlike, key=len, default=[])
+                _tell_weights_apart(group)
+        return sorted(self._boards.values(), key=_place_of_board)
+
+
+def _place_of_group(group: Group) -> tuple[bool, int]:
+    """Protocols that anybody can repeat come first, then those with most rows."""
+    return not group.ranked, -len(group.rows)
+
+
+def _place_of_board(board: Board) -> tuple[int, int, str]:
+    first = next((n for n, word in enumerate(_ORDER) if board.title.startswith(word)), len(_ORDER))
+    return first, -sum(len(group.rows) for group in board.groups), board.key
+
+
+def _rank(group: Group, metrics: Sequence[str]) -> None:
+    """Sort the rows by the first metric that any has, and number them."""
+    first = next(metric for metric in metrics if any(metric in row.cells for row in group.rows))
+    value = {id(row): row.cells[first].value if first in row.cells else None for row in group.rows}
+    known = sorted((each for each in value.values() if each is not None), reverse=True)
+    group.rows.sort(key=lambda row: (value[id(row)] is None, -(value[id(row)] or 0.0), row.model))
+    found = [value[id(row)] for row in group.rows]
+    group.ranks = [1 + known.index(each) if group.ranked and each is not None else None for each in found]
+
+
+def _tell_weights_apart(group: Group) -> None:
+    """Rows of one name are of unlike weights: each says so."""
+    for row in group.rows:
+        if row.weights and any(other is not row and other.model == row.model for other in group.rows):
+            _add(row.notes, f"weights hash {row.weights[:12]}: another row of this name has another")
+
+
+def _model_name(each: Measured) -> str:
+    """What a measured checkpoint is called."""
+    if each.checkpoint is not None:
+        return each.checkpoint.name
+    found = each.result.checkpoint
+    return str(found.get("name") or folder_name(str(found.get("source", ""))) or "unnamed")
+
+
+def _measured_row(each: Measured) -> Row:
+    """The row of a result, without figures: the catalogue's facts, else what the result says of the pretraining."""
+    found, row = each.result.checkpoint, each.checkpoint
+    told = found.get("pretraining") if isinstance(found.get("pretraining"), dict) else {}
+    facts = {name: told.get(name) for name in ("method", "epochs", "batch", "crops")} if told else {}
+    if row is not None:
+        facts |= {name: getattr(row, name) for name in ("method", "epochs", "batch", "crops")}
+    epochs = facts.get("epochs")
+    if epochs is None and found.get("epoch") is not None:
+        epochs = round(found["epoch"])
+    return Row(
+        _model_name(each),
+        str(facts.get("method") or ""),
+        str(found.get("architecture", "")),
+        epochs,
+        facts.get("batch"),
+        facts.get("crops"),
+        weights=str(found.get("weights_sha256", "")),
+    )
+
+
+def _claimed_row(claim: Claim) -> Row:
+    return Row(claim.checkpoint, claim.method, claim.architecture, claim.epochs, claim.batch, claim.crops)
+
+
+def _row_like(group: Group, new: Row) -> Row:
+    """The group's row of that checkpoint, else the new one: published figures are of no weights of their own."""
+    for row in group.rows:
+        if row.model == new.model and (not row.weights or not new.weights or row.weights == new.weights):
+            row.weights = row.weights or new.weights
+            return row
+    group.rows.append(new)
+    return new
+
+
+def _add(to: list[Any], value: Any) -> None:
+    if value and value not in to:
+        to.append(value)

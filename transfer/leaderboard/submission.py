@@ -1,0 +1,117 @@
+"""Whether a result file may stand in the leaderboard: its schema, hashes and protocol, and its figures recounted."""
+
+import math
+import re
+from pathlib import Path
+
+from excb.errors import UserError
+from excb.files.atomic import write_text
+from excb.results.result import Result
+
+from ..reporting import comparable, scoring
+from ..reporting.report import read as read_with_predictions
+from .gather import read
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SMOKE = ("smoke", "overfit")  # schedules of detection that measure nothing
+
+
+def check(file: Path) -> list[str]:
+    """Check one result file; its predictions are recounted where they lie beside it.
+
+    Returns:
+        What was checked, for a person.
+
+    Raises:
+        UserError: it may not stand in a leaderboard, and why.
+    """
+    result = read(file)
+    done = [f"schema {result.schema}", f"protocol {result.protocol} {result.protocol_hash}"]
+    try:
+        _figures(result)  # first: a result of another kind, such as of clusters, has none of the rest
+        _hashes(result)
+        _protocol(result)
+        if result.predictions and file.with_name(str(result.predictions.get("file"))).is_file():
+            done.append(_recount(file))
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{file} has a field of another form ({type(error).__name__}: {error}): measure again"
+        ) from None
+    return done
+
+
+def submit(file: Path, folder: Path) -> Path:
+    """Check one result file, and write it into a leaderboard's folder without the paths of this machine.
+
+    Returns:
+        The new file, named after checkpoint and protocol.
+
+    Raises:
+        UserError: it may not stand there, another result has its name, or it cannot be written.
+    """
+    check(file)
+    result = read(file).without_paths()
+    share = next((part for part in (re.match(r"semisup_\d+pct", name) for name in result.figures) if part), None)
+    label = (
+        f"{result.checkpoint.get('name') or result.checkpoint.get('source')}-{share[0] if share else result.protocol}"
+    )
+    place = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('.-_')}.json"
+    text = result.to_json() + "\n"
+    if place.exists() and place.read_text(encoding="utf-8") != text:
+        raise UserError(f"{place} is another result: rename one of them")
+    write_text(text, place)
+    return place
+
+
+def _hashes(result: Result) -> None:
+    hashes = {
+        "checkpoint.weights_sha256": result.checkpoint.get("weights_sha256"),
+        "data.train.fingerprint": result.data["train"].get("fingerprint"),
+        "data.test.fingerprint": result.data["test"].get("fingerprint"),
+        "predictions.sha256": result.predictions.get("sha256"),
+    }
+    for name, value in hashes.items():
+        if not isinstance(value, str) or _SHA256.fullmatch(value) is None:
+            raise UserError(f"{name} is no sha256: measure again with `excb-eval` and --out")
+
+
+def _figures(result: Result) -> None:
+    if not any(comparable.kind_of(name) for name in result.figures):
+        raise UserError("it holds no figure that a leaderboard shows")
+    for name, value in result.figures.items():
+        if not (math.isfinite(value) and 0 <= value <= 100):
+            raise UserError(f"{name} is {value}: a figure lies between 0 and 100 percent")
+        low, high = result.intervals.get(name, (value, value))
+        if not low <= value <= high:
+            raise UserError(f"{name} is {value}, outside its interval {low} to {high}")
+
+
+def _protocol(result: Result) -> None:
+    known = ("knn", "linear_", "semisup", "finetune", "detection")
+    if not result.protocol.startswith(known):
+        raise UserError(f"protocol '{result.protocol}' is none of this version: it knows {', '.join(known)}")
+    if result.settings.get("schedule") in _SMOKE:
+        raise UserError(f"schedule {result.settings['schedule']} shows that the machinery works, and measures nothing")
+    for name in result.figures:
+        if (kind := comparable.kind_of(name)) is not None:
+            comparable.of_result(result, kind)
+
+
+def _recount(file: Path) -> str:
+    if not str(read(file).predictions["file"]).endswith(".npz"):
+        return "predictions are there"
+    result, predictions = read_with_predictions(file)
+    counted = predictions.hits(within=1) | predictions.hits(within=5)
+    seeds = result.settings.get("seeds") or [0]
+    for name, hits in counted.items():
+        if len(seeds) > 1 and f"{name}_seed{seeds[0]}" in result.figures:
+            continue  # a mean over seeds, whose predictions are those of the first
+        value = round(scoring.percent(hits), 4)
+        if name in result.figures and abs(result.figures[name] - value) > 1e-4:
+            raise UserError(f"{name} is {result.figures[name]}, and its predictions give {value}")
+        interval = scoring.interval(hits)
+        if name in result.figures and tuple(result.intervals.get(name, interval)) != interval:
+            raise UserError(f"{name} has the interval {result.intervals[name]}, and its predictions give {interval}")
+    return f"{len(counted)} figures recounted from {len(predictions.targets):,} predictions"

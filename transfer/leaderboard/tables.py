@@ -1,0 +1,129 @@
+"""The leaderboard as Markdown, as CSV with one line for every figure, and as plain values for JSON."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from excb.files.markdown import cell, table
+
+from ..reporting import comparable
+from .board import Board, Cell, Group, Row
+
+COLUMNS = (
+    "task", "images", "protocol", "group", "rank", "model", "method", "network", "epochs", "batch", "crops", "metric",
+    "kind", "percent", "low", "high", "status", "weights_sha256", "source",
+)  # fmt: skip
+
+
+def markdown(boards: Sequence[Board]) -> str:
+    """Every board, with a table for each of its protocols."""
+    parts = [
+        "# Leaderboard",
+        "Ranks are given among figures of one protocol only, and none where its settings are stated nowhere. Percent, "
+        "with 95 % intervals of measured figures. `leaderboard.html` is the same to sort and filter, with the paper's "
+        "Figure 2.",
+    ]
+    for board in boards:
+        parts.append(f"## {cell(board.title)}: {cell(board.images)}")
+        for group in board.groups:
+            parts += [_heading(group), _table(group, board.metrics)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _heading(group: Group) -> str:
+    lines = [f"**{cell(', '.join(group.names))}** {cell(comparable.headline(group.fields))}".strip()]
+    if group.why_apart:
+        lines.append(cell(group.why_apart))
+    return "<br>\n".join(lines)
+
+
+def _table(group: Group, metrics: Sequence[str]) -> str:
+    shown = [metric for metric in metrics if any(metric in row.cells for row in group.rows)]
+    rows = [
+        [
+            "" if rank is None else rank,
+            row.model,
+            row.method,
+            row.architecture.removeprefix("timm:"),
+            "" if row.epochs is None else row.epochs,
+            "" if row.batch is None else row.batch,
+            *(_told(row.cells.get(metric)) for metric in shown),
+            row.status,
+            ", ".join(source.text for source in row.sources),
+        ]
+        for row, rank in zip(group.rows, group.ranks, strict=True)
+    ]
+    return table(["#", "model", "method", "network", "epochs", "batch", *shown, "status", "source"], rows)
+
+
+def _told(found: Cell | None) -> str:
+    if found is None:
+        return ""
+    if found.measured is None:
+        return " / ".join(found.published)
+    text = f"{found.measured:.2f}"
+    if found.interval is not None:
+        text += " ({:.1f} to {:.1f})".format(*found.interval)
+    return text + (f", published {' / '.join(found.published)}" if found.published else "")
+
+
+def to_csv(boards: Sequence[Board]) -> str:
+    """One line for every published and every measured figure."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for line in _lines(boards):
+        writer.writerow([_harmless(each) for each in line])
+    return stream.getvalue()
+
+
+def _lines(boards: Sequence[Board]) -> Iterator[list[Any]]:
+    for board in boards:
+        for group in board.groups:
+            code = comparable.digest(group.fields)
+            for row, rank in zip(group.rows, group.ranks, strict=True):
+                of_row = [row.model, row.method, row.architecture, row.epochs, row.batch, row.crops]
+                start = [board.title, board.images, " ".join(group.names), code, rank, *of_row]
+                end = [row.status, row.weights, "; ".join(source.text for source in row.sources)]
+                for metric, found in row.cells.items():
+                    for kind, value, interval in _values(found):
+                        yield [*start, metric, kind, value, *interval, *end]
+
+
+def _values(found: Cell) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
+    if found.measured is not None:
+        yield "measured", found.measured, found.interval or (None, None)
+    for value in found.published:
+        yield "published", value.replace(",", ""), (None, None)
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def to_dict(boards: Sequence[Board]) -> dict[str, Any]:
+    """Plain values, with the fields that define every protocol and what keeps it apart."""
+    return {"boards": [_board(board) for board in boards]}
+
+
+def _board(board: Board) -> dict[str, Any]:
+    groups = [
+        {
+            "protocol": group.names,
+            "hash": comparable.digest(group.fields),
+            "fields": group.fields,
+            "apart": group.apart,
+            "rows": [_row(row, rank) for row, rank in zip(group.rows, group.ranks, strict=True)],
+        }
+        for group in board.groups
+    ]
+    return {"task": board.title, "images": board.images, "metrics": board.metrics, "groups": groups}
+
+
+def _row(row: Row, rank: int | None) -> dict[str, Any]:
+    values = asdict(row)
+    values["verdicts"] = sorted(row.verdicts)
+    return {"rank": rank, "status": row.status} | values

@@ -1,0 +1,1 @@
+"""Linear probing: recipes, heads, selection, logistic regression."""

@@ -1,0 +1,87 @@
+"""scikit-learn's logistic regression on frozen features."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.distributed.collectives import from_first
+from excb.errors import require
+
+from ..task import Task
+from .heads import HeadBank
+from .selection import Outcome, Tried, choose_on_features
+
+STEPS = 1000  # of lbfgs, at most
+
+
+def logistic_regression(
+    task: Task, reporter: Reporter, strengths: Sequence[float], *, select: str, seed: int
+) -> Outcome:
+    """Fit scikit-learn's, by lbfgs on standardised features; process 0 fits for all.
+
+    Args:
+        task: backbone and images.
+        reporter: where to talk.
+        strengths: C of each model that is tried, inverse strengths of the L2 penalty.
+        select: "holdout" or "test": the images on which one of several models is chosen.
+        seed: names the held-out images.
+
+    Raises:
+        UserError: a strength is out of range, or no image can be held out.
+    """
+    require(len(strengths) > 0 and all(0 < C < math.inf for C in strengths), "--C must be above 0, such as 1")
+    classes = len(task.train.classes or ())
+
+    def fit(rows: Tensor, labels: Tensor, tried: Sequence[Tried]) -> HeadBank:
+        bank = HeadBank(classes, rows.shape[1], lr=[0] * len(tried), weight_decay=[0] * len(tried), dtype=torch.float64)
+        with reporter.progress("logistic regression", len(tried)) as bar:
+            for head, one in enumerate(tried):
+                weight, bias = from_first(partial(_fit, rows, labels, one["C"], classes, reporter))
+                bank.weight[head], bank.bias[head] = torch.from_numpy(weight), torch.from_numpy(bias)
+                bar.advance()
+        return bank
+
+    return choose_on_features(
+        task,
+        reporter,
+        [{"C": C} for C in dict.fromkeys(strengths)],  # a repeat would be the same model once more
+        standardised,
+        fit,
+        settings={"solver": "scikit-learn, lbfgs", "steps": STEPS, "features": "pooled"},
+        kind="pooled",
+        select=select,
+        seed=seed,
+    )
+
+
+def _fit(rows: Tensor, labels: Tensor, C: float, classes: int, reporter: Reporter) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [classes, D] and biases [classes] in float64."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=C, max_iter=STEPS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        model.fit(rows.double().numpy(), labels.numpy())
+    if any(issubclass(warning.category, ConvergenceWarning) for warning in caught):
+        reporter.warn(f"logistic regression with C = {C:g} has not converged in {STEPS} steps: try a smaller C")
+    # Of two classes scikit-learn keeps the difference: half of it up and half of it down is the same model.
+    weight, bias = model.coef_, model.intercept_
+    if len(model.classes_) == 2:
+        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+    all_weight, all_bias = np.zeros((classes, rows.shape[1])), np.full(classes, -1e4)  # a class without images: never
+    all_weight[model.classes_], all_bias[model.classes_] = weight, bias
+    return all_weight, all_bias
+
+
+def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Features [N, D] and [Q, D] with the mean 0 and standard deviation 1 that the train images would have."""
+    mean, deviation = train.mean(0), train.std(0, correction=0)
+    deviation = torch.where(deviation > 1e-6 * mean.abs() + 1e-12, deviation, 1.0)  # constant: 0 after the mean is gone
+    return (train - mean) / deviation, (test - mean) / deviation

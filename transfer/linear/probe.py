@@ -1,0 +1,200 @@
+"""Linear heads trained by a protocol, on crops that pass through the backbone or on features made once."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from excb import seeding
+from excb.checkpoint import run_checkpoint
+from excb.console import Reporter
+from excb.distributed.collectives import from_first, gather_numbers, processes, rank, share, together
+from excb.errors import UserError
+from excb.networks.backbone import evaluating, weights_hash
+from excb.networks.outputs import LastClassTokens
+
+from ..data.batches import Augmentation, TrainingBatches
+from ..task import Task
+from .heads import HeadBank
+from .recipes import LinearProtocol
+from .selection import Choice, Outcome, Tried, choose_on_features, held_out, outcome_of
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One protocol on one task.
+
+    Args:
+        task: backbone and images.
+        reporter: where to talk.
+        plan: the protocol, its batch no larger than the train set.
+        select: "holdout" or "test": the images on which one of several heads is chosen.
+        seed: names first weights, order, crops and held-out images.
+    """
+
+    task: Task
+    reporter: Reporter
+    plan: LinearProtocol
+    select: str
+    seed: int
+
+    def through_backbone(self, state: Path | None) -> Outcome:
+        """Train on new crops every epoch; those heads that choose see the same batches without the held-out images."""
+        labels = self.task.train.labels
+        assert labels is not None
+        kind, tried, held = self.plan.features, self._tried, None
+        if len(tried) > 1 and self.select == "holdout":
+            held = together(lambda: held_out(labels, self.seed))
+        encoder = self.task.backbone if kind == "pooled" else LastClassTokens(self.task.backbone.network)
+        test, targets = self.task.features(self.task.test, "test", self.reporter, kind=kind)  # what fails, fails early
+        banks = [self._bank(tried, encoder.width) for _ in range(1 if held is None else 2)]
+        self._train_through(encoder, banks, held, _State.of(self, state))
+        if held is not None:
+            kept = torch.from_numpy(held)
+            rows, _ = self.task.features(self.task.train, "train", self.reporter, kind=kind)
+            scores = banks[1].score(rows[kept], torch.from_numpy(labels)[kept])
+            choice = Choice.among(tried, *scores, images=int(held.sum()), select="holdout")
+        else:
+            choice = Choice.on_test(tried, banks[0], test, targets)
+        return outcome_of(banks[0], choice.head, test, choice, asdict(self.plan))
+
+    def _train_through(
+        self, encoder: nn.Module, banks: Sequence[HeadBank], held: np.ndarray | None, state: "_State"
+    ) -> None:
+        task, plan = self.task, self.plan
+        augmentation = Augmentation.like(task.preprocessing)
+        batches = TrainingBatches(task.train, augmentation, batch=plan.batch, seed=self.seed, workers=task.workers)
+        first, steps = state.load(banks), batches.steps
+        if first:
+            self.reporter.note(f"going on after epoch {first} of {plan.epochs}")
+        title = f"linear heads ({len(banks[0])})" if len(banks[0]) > 1 else "linear head"
+        with evaluating(encoder), self.reporter.progress(title, plan.epochs * steps, done=first * steps) as bar:
+            views = batches.run(first=first, last=plan.epochs)
+            for number in range(first * steps, plan.epochs * steps):
+                batch = together(lambda: next(views))  # one process alone may meet an image that cannot be read
+                epoch, step = divmod(number, steps)
+                factor = plan.schedule_factor(epoch)
+                features = self._encode(encoder, batch.images, banks[0])
+                labels = batch.labels.to(task.device)
+                banks[0].step(features, labels, whole=batch.whole, scale=factor)
+                if held is not None:
+                    kept = torch.from_numpy(~held[batch.samples.numpy()])
+                    whole = int(gather_numbers([int(kept.sum())]).sum())
+                    kept = kept.to(task.device)
+                    banks[1].step(features[kept], labels[kept], whole=max(1, whole), scale=factor)
+                bar.status = f"epoch {epoch + 1} of {plan.epochs}"
+                bar.advance()
+                if step == steps - 1:
+                    state.save(epoch + 1, banks)
+
+    @torch.no_grad()
+    def _encode(self, encoder: nn.Module, images: Tensor, bank: HeadBank) -> Tensor:
+        """Features [B, D] of a share of a batch, which may be empty, `task.batch` images at once."""
+        if not len(images):
+            return bank.weight.new_empty(0, bank.width)
+        dtype = next((parameter.dtype for parameter in encoder.parameters()), torch.float32)
+        parts = [encoder(part.to(self.task.device, dtype)) for part in images.split(self.task.batch)]
+        return torch.cat(parts).to(bank.weight.dtype)
+
+    def on_features(self) -> Outcome:
+        """Train on features made once."""
+        return choose_on_features(
+            self.task,
+            self.reporter,
+            self._tried,
+            scaled,
+            self._train_on,
+            settings=asdict(self.plan),
+            kind=self.plan.features,
+            select=self.select,
+            seed=self.seed,
+        )
+
+    def _train_on(self, rows: Tensor, labels: Tensor, tried: Sequence[Tried]) -> HeadBank:
+        """Heads on features [N, D]: each process takes every so-many-th image of a batch."""
+        plan, bank = self.plan, self._bank(tried, rows.shape[1])
+        with self.reporter.progress(f"linear heads ({len(tried)})", plan.epochs) as bar:
+            for epoch in range(plan.epochs):
+                random = seeding.generator(seeding.Purpose.TRANSFER_ORDER, self.seed, epoch)
+                for whole in torch.from_numpy(random.permutation(len(labels))).split(plan.batch):
+                    mine = whole[rank() :: processes()]
+                    features, targets = rows[mine].to(bank.weight), labels[mine].to(bank.weight.device)
+                    bank.step(features, targets, whole=len(whole), scale=plan.schedule_factor(epoch))
+                bar.advance()
+        return bank
+
+    @property
+    def _tried(self) -> list[Tried]:
+        return [{"lr": lr, "wd": decay} for lr in self.plan.lr for decay in self.plan.weight_decay]
+
+    def _bank(self, tried: Sequence[Tried], width: int) -> HeadBank:
+        """A head for each of what is tried, where the backbone is; float64 if the backbone is."""
+        dtype = next((parameter.dtype for parameter in self.task.backbone.parameters()), torch.float32)
+        return HeadBank(
+            len(self.task.train.classes or ()),
+            width,
+            lr=[one["lr"] * self.plan.lr_factor for one in tried],
+            weight_decay=[one["wd"] for one in tried],
+            seed=self.seed,
+            rule=self.plan.rule,
+            device=self.task.device,
+            dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+        )
+
+
+def scaled(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Features [N, D] and [Q, D] by the one number that makes the train features' mean square 1.
+
+    Then the same learning rates suit any backbone, and heads are those of the raw features. Of MobileNetV2 on
+    grocery128 `fast` makes 63.4 % so, 62.7 % of features that are standardised dimension by dimension, and 63.4 % of
+    features of length 1: with 2,485 test images, a standard error of 1 point, no difference.
+    """
+    size = train.square().mean(dtype=torch.float64).sqrt().float().clamp(min=torch.finfo(torch.float32).tiny)
+    return train / size, test / size
+
+
+@dataclass(frozen=True)
+class _State:
+    """The heads on disk after every epoch, and what they belong to."""
+
+    file: Path | None
+    identity: str
+
+    @classmethod
+    def of(cls, probe: Probe, file: Path | None) -> "_State":
+        """The state of one protocol on one task: nothing that its heads depend on may differ."""
+        task = probe.task
+        parts = [asdict(probe.plan), probe.select, probe.seed, task.preprocessing.to_dict(), task.train.fingerprint]
+        parts += [task.train.classes, weights_hash(task.backbone.network)]
+        return cls(file, hashlib.sha256(json.dumps(parts).encode()).hexdigest())
+
+    def load(self, banks: Sequence[HeadBank]) -> int:
+        """Fill all processes' heads from the file, if there is one; the epochs done."""
+        done = from_first(lambda: self._read(banks))
+        share(tensor for bank in banks for tensor in bank.state.values())
+        return done
+
+    def _read(self, banks: Sequence[HeadBank]) -> int:
+        if self.file is None or not self.file.exists():
+            return 0
+        try:
+            found = run_checkpoint.read(self.file)
+        except run_checkpoint.DamagedFileError as error:
+            raise UserError(f"{error}: remove it to start anew") from None
+        if found.get("identity") != self.identity:
+            raise UserError(f"{self.file} is of another evaluation: name another file, or remove it to start anew")
+        for bank, tensors in zip(banks, found["banks"], strict=True):
+            for name, tensor in bank.state.items():
+                tensor.copy_(tensors[name])
+        return int(found["epochs"])
+
+    def save(self, epochs: int, banks: Sequence[HeadBank]) -> None:
+        """Let process 0 write all heads."""
+        if self.file is not None:
+            file, contents = self.file, {"identity": self.identity, "epochs": epochs}
+            from_first(lambda: run_checkpoint.write(contents | {"banks": [bank.state for bank in banks]}, file))

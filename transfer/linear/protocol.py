@@ -1,0 +1,127 @@
+"""Linear protocols: heads on a frozen backbone, a sweep in one pass, chosen on images that the heads never saw."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.distributed.collectives import rank, together
+from excb.errors import require
+from excb.results.result import Result
+
+from ..reporting.report import Predictions, report
+from ..task import Task
+from .logreg import logistic_regression
+from .probe import Probe
+from .recipes import LinearProtocol, choose
+from .selection import spelt
+
+
+def evaluate(
+    task: Task,
+    reporter: Reporter,
+    *,
+    protocol: str = "resnet",
+    epochs: int | None = None,
+    batch: int | None = None,
+    lr: Sequence[float] | None = None,
+    wd: Sequence[float] | None = None,
+    C: Sequence[float] | None = None,
+    select: Literal["holdout", "test"] = "holdout",
+    seed: int = 0,
+    state: Path | None = None,
+    table: bool = True,
+) -> tuple[Result, Predictions]:
+    """Train linear classifiers on the train images' frozen features and judge the chosen one on the test images.
+
+    The backbone stays in eval mode and sees every batch once, however many heads there are. With more than one head,
+    `select` says how one is chosen. "holdout": a seeded tenth of every class's train images is held out of a second
+    set of heads that trains on the same batches; their accuracy on it chooses, and the figures are those of the head
+    with the same settings that saw all train images. "test": the head that is best on the test images, as authors
+    report it; the result's notes say so. The epoch is always the last.
+
+    Args:
+        task: backbone and images.
+        reporter: where to talk.
+        protocol: a name of `protocols.PROTOCOLS`, or "logreg" for scikit-learn's logistic regression.
+        epochs: instead of the protocol's.
+        batch: instead of the protocol's; learning rates scale with it.
+        lr: instead of the protocol's, for its `lr_batch` images a step.
+        wd: weight decays instead of the protocol's.
+        C: of "logreg", inverse strengths of the L2 penalty; 1 by default.
+        select: see above; of no consequence where there is one head.
+        seed: names first weights, order, crops and held-out images.
+        state: file that holds the heads after every epoch of a protocol that augments; a run that finds its own goes on
+            from there, on the CPU to the bit. The others are quick and start anew.
+        table: print figures and sweep.
+
+    Returns:
+        Figures `linear_top1` and `linear_top5` with the sweep in the settings, and the test images' predictions.
+
+    Raises:
+        UserError: a setting is out of range, `state` is of another evaluation, or an image cannot be read.
+    """
+    start = time.monotonic()
+    require(select in ("holdout", "test"), f"--select is 'holdout' or 'test', not '{select}'")
+    if protocol == "logreg":
+        given = {"--epochs": epochs, "--batch": batch, "--lr": lr, "--wd": wd}
+        wrong = [name for name, value in given.items() if value is not None]
+        require(not wrong, f"logreg has no {', '.join(wrong)}: it takes --C, the inverse strength of its penalty")
+        outcome = logistic_regression(task, reporter, (1.0,) if C is None else C, select=select, seed=seed)
+    else:
+        require(C is None, f"--C is of logreg: {protocol} takes --lr and --wd")
+        chosen = together(lambda: choose(protocol, epochs=epochs, batch=batch, lr=lr, weight_decay=wd))
+        plan = _fitted(chosen, task, reporter)
+        probe = Probe(task, reporter, plan, select, seed)
+        outcome = probe.through_backbone(state) if plan.augmented else probe.on_features()
+    predictions = _predictions(task, outcome.top5)
+    result = report(
+        task,
+        protocol=f"linear_{protocol}",
+        settings=outcome.settings | {"seed": seed},
+        predictions=predictions,
+        seconds=time.monotonic() - start,
+        notes=outcome.notes,
+    )
+    if table and rank() == 0:
+        _print(result, protocol, reporter)
+    return result, predictions
+
+
+def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProtocol:
+    """The protocol with a batch that is no larger than the train set."""
+    if plan.batch <= len(task.train):
+        return plan
+    reporter.warn(
+        f"only {len(task.train)} train images: batches of these instead of {plan.batch}, learning rates alike"
+    )
+    return replace(plan, batch=len(task.train))
+
+
+def _predictions(task: Task, top5: Tensor) -> Predictions:
+    assert task.test.labels is not None
+    assert task.test.classes is not None
+    return Predictions(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes, {"linear_{}": top5})
+
+
+def _print(result: Result, protocol: str, reporter: Reporter) -> None:
+    """The figures, and below them the sweep: one row a learning rate, one column a weight decay."""
+    settings, figures = result.settings, result.figures
+    row = [spelt(settings["chosen"]), *(f"{figures[name]:.2f}" for name in ("linear_top1", "linear_top5"))]
+    reporter.table(f"Linear, protocol {protocol}", ["settings", "top-1 %", "top-5 %"], [row])
+    if "sweep" not in settings:
+        return
+    figure = f"{settings['select']}_top1"
+    names = [name for name in settings["chosen"] if name != "wd"]
+    table: dict[str, list[str]] = {}
+    for one in settings["sweep"]:
+        table.setdefault(f"{one[names[0]]:g}", []).append(f"{one[figure]:.2f}")
+    header = [f"wd {decay:g}" for decay in settings["weight_decay"]] if "wd" in settings["chosen"] else ["top-1 %"]
+    where = "test" if settings["select"] == "test" else "held-out"
+    title = f"Sweep: top-1 % on {settings['select_images']:,} {where} images"
+    reporter.table(title, [names[0], *header], [[value, *cells] for value, cells in table.items()])

@@ -1,0 +1,1 @@
+"""Published figures: the registry of claims, and checking them."""

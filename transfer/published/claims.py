@@ -1,0 +1,161 @@
+"""The registry of published figures: every claim of the ExCB paper and of the checkpoints' own repositories.
+
+The tables are `claims/*.toml`; `paper.toml` and `protocols.toml` explain their fields. Importing this needs no torch.
+"""
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from excb.errors import UserError, nearest_name
+
+from .claim import MOST, Claim, Data, Protocol, checked
+
+FOLDER = Path(__file__).with_name("claims")
+FILES = ("protocols.toml", "paper.toml", "repositories.toml", "bundled.toml")  # later ones use what earlier ones define
+NOT_STATED = "-"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which there are
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def claims(files: Sequence[Path] = ()) -> list[Claim]:
+    """Every claim of the registry, then those of the user's files, in the order of their tables.
+
+    Args:
+        files: TOML with tables as in `claims/paper.toml`, and with protocols and data of its own where it needs any.
+
+    Raises:
+        UserError: a file cannot be read, or a claim's name is taken.
+    """
+    registry = _built_in()
+    found = list(registry.claims)
+    for file in files:
+        registry = registry.extended(file)
+        taken = {claim.id for claim in found} & {claim.id for claim in registry.claims}
+        if taken:
+            raise UserError(f"{file}: the claim {min(taken)} is there already: give its table another name")
+        found += registry.claims
+    return found
+
+
+def titles(files: Sequence[Path] = ()) -> dict[str, str]:
+    """What each table is about, by its name."""
+    registry = _built_in()
+    for file in files:
+        registry = registry.extended(file)
+    return dict(registry.titles)
+
+
+def select(what: str, among: Iterable[Claim]) -> list[Claim]:
+    """The claims that a name stands for: a claim's id, the beginning of some (TABLE or TABLE/ROW), or a checkpoint.
+
+    Raises:
+        UserError: there is none.
+    """
+    from excb.hub.catalogue import find
+
+    known, start = list(among), f"{what.rstrip('/')}/"
+    if found := [claim for claim in known if f"{claim.id}/".startswith(start)]:
+        return found
+    row = find(what)
+    name = what if row is None else row.name
+    if found := [claim for claim in known if claim.checkpoint == name]:
+        return found
+    if row is not None:
+        raise UserError(f"nobody claims anything of {name} (`excb-eval reproduce --list` shows all claims)")
+    names = [name for claim in known for name in (claim.id, claim.id.rpartition("/")[0], claim.table, claim.checkpoint)]
+    raise UserError(
+        f"no claim, table or checkpoint is called '{what}'{nearest_name(what, dict.fromkeys(names))} "
+        "(`excb-eval reproduce --list` shows all)"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From TOML
+# ---------------------------------------------------------------------------------------------------------------------
+
+# A row's columns, or fields of its table for all its rows; every other column is a metric.
+_FACTS = {"method", "architecture", "checkpoint", "data", "epochs", "batch", "crops", "source", "differs_from"}
+_OF_TABLE = {"title", "columns", "rows", "notes", "unstated"}
+
+
+@dataclass(frozen=True)
+class _Registry:
+    """What files define. Protocols, data, recipes and titles are of all files so far, the claims of the last."""
+
+    protocols: dict[str, Protocol] = field(default_factory=dict)
+    data: dict[str, Data] = field(default_factory=dict)
+    recipes: dict[str, str] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+
+    def extended(self, file: Path) -> "_Registry":
+        """With what a file defines.
+
+        Raises:
+            UserError: it cannot be read, or a table of it is none that this version knows.
+        """
+        try:
+            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+            protocols, data, recipes = (tables.pop(name, {}) for name in ("protocols", "data", "recipes"))
+            new = _Registry(
+                self.protocols | {name: Protocol.from_dict(each | {"name": name}) for name, each in protocols.items()},
+                self.data | {name: Data.from_dict(each | {"name": name}) for name, each in data.items()},
+                self.recipes | recipes,
+                self.titles | {name: str(table["title"]) for name, table in tables.items()},
+            )
+            found = [claim for name, table in tables.items() for claim in new._claims(name, table)]
+        except (OSError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise UserError(f"{file} cannot be read as claims ({type(error).__name__}: {error}): mend it") from None
+        return _Registry(new.protocols, new.data, new.recipes, new.titles, tuple(found))
+
+    def _claims(self, name: str, table: dict[str, Any]) -> Iterable[Claim]:
+        if odd := table.keys() - _FACTS - _OF_TABLE:
+            raise ValueError(f"table {name} has an unknown field {min(odd)!r}")
+        for cells in table["rows"]:
+            row = dict(zip(table["columns"], cells, strict=True))
+            stated = {key: value for key, value in row.items() if value != NOT_STATED}
+            facts = {key: value for key, value in (table | stated).items() if key in _FACTS}
+            key = row.get("row", row["checkpoint"])
+            metrics = {each: value for each, value in stated.items() if each not in _FACTS and each != "row"}
+            for metric, value in metrics.items():
+                yield self._claim(
+                    f"{name}/{key}/{metric}",
+                    facts,
+                    metric=metric,
+                    value=value,
+                    note=table.get("notes", {}).get(key, ""),
+                    unstated=tuple(table.get("unstated", {}).get(key, ())),
+                )
+
+    def _claim(self, name: str, facts: dict[str, Any], *, metric: str, value: str, **rest: Any) -> Claim:
+        if not isinstance(value, str):
+            raise ValueError(f"the figure of {name} must stand in quotes: its digits count")
+        if "differs_from" in facts:
+            facts = facts | {"differs_from": f"{facts['differs_from']}/{metric}"}
+        fits = [(protocol.fit(metric, facts, name.partition("/")[0]), protocol) for protocol in self.protocols.values()]
+        best = max((fit for fit, _ in fits), default=-1)
+        chosen = [protocol for fit, protocol in fits if fit == best >= 0]
+        if len(chosen) != 1:
+            names = " and ".join(protocol.name for protocol in chosen) or "none"
+            raise ValueError(f"one protocol must be that of {name}, not {names}")
+        stated = {"recipe": self.recipes.get(facts["checkpoint"], ""), "data": self.data[facts["data"]]}
+        claim = Claim(id=name, metric=metric, value=value, protocol=chosen[0], **checked(Claim, facts | stated | rest))
+        if not abs(claim.number) < MOST:  # raises ValueError where the figure is no number
+            raise ValueError(f"the figure of {name} is {value}")
+        return claim
+
+
+@cache
+def _built_in() -> _Registry:
+    registry, found = _Registry(), list[Claim]()
+    for name in FILES:
+        registry = registry.extended(FOLDER / name)
+        found += registry.claims
+    return _Registry(registry.protocols, registry.data, registry.recipes, registry.titles, tuple(found))

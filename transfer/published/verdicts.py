@@ -1,0 +1,88 @@
+"""Whether a measurement bears a published figure out: PASS, FAIL, or CANNOT with the reason."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from excb.results.result import Result
+
+from .claim import Claim, Data
+
+Word = Literal["PASS", "FAIL", "CANNOT"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was found of a claim.
+
+    Args:
+        claim: the published figure.
+        word: PASS, FAIL or CANNOT.
+        why: of a FAIL the gap, of a CANNOT the reason; empty of a PASS.
+        measured: the figure here, in the claim's unit; None where none was measured.
+        interval: its 95 % interval; None where the protocol gives none.
+        tolerance: how far it may lie from the claim.
+    """
+
+    claim: Claim
+    word: Word
+    why: str = ""
+    measured: float | None = None
+    interval: tuple[float, float] | None = None
+    tolerance: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON and result files, without the claim's own."""
+        return {
+            "verdict": self.word,
+            "claimed": self.claim.value,
+            "measured": self.measured,
+            "interval": None if self.interval is None else list(self.interval),
+            "tolerance": None if self.tolerance is None else round(self.tolerance, 6),
+            "why": self.why,
+        }
+
+
+def judge(claim: Claim, result: Result) -> Verdict:
+    """Compare a claim with a result of its protocol, on its images and of a checkpoint like its own.
+
+    PASS where |measured - claimed| <= half a unit of the last printed digit + half the width of the measurement's 95 %
+    interval; a protocol without intervals has the half spread between trainings that its source states instead. A
+    larger difference is a FAIL, but a CANNOT where a setting behind the claim is stated nowhere.
+    """
+    measured = result.figures.get(claim.figure)
+    if measured is None:
+        return Verdict(claim=claim, word="CANNOT", why=f"the result has no figure {claim.figure}")
+    interval = result.intervals.get(claim.figure)
+    noise = claim.protocol.spread if interval is None else (interval[1] - interval[0]) / 2
+    tolerance = claim.half_unit + noise
+    gap = measured - claim.number
+    facts: dict[str, Any] = {"claim": claim, "measured": measured, "interval": interval, "tolerance": tolerance}
+    if abs(gap) <= tolerance + 1e-9:
+        return Verdict(word="PASS", **facts)
+    told = f"{claim.figure} is {measured:.2f}, {gap:+.2f} from {claim.value}, and {tolerance:.2f} is allowed"
+    if unstated := [*claim.unstated, *claim.protocol.unstated]:
+        return Verdict(word="CANNOT", why=f"{told}; but nobody states the {', '.join(unstated)}", **facts)
+    return Verdict(word="FAIL", why=told, **facts)
+
+
+def other_images(wanted: Data, data: Mapping[str, Any]) -> str:
+    """Why images are not those of a claim; empty where they are, as far as the registry knows.
+
+    Args:
+        wanted: the claim's.
+        data: as in a result, `Result.data`.
+    """
+    numbers = (
+        ("classes", wanted.classes, data["classes"]),
+        ("train images", wanted.train, data["train"]["images"]),
+        ("test images", wanted.test, data["test"]["images"]),
+    )
+    for what, expected, found in numbers:
+        if expected is not None and expected != found:
+            return f"these images are not {wanted.title}: {found:,} {what}, not {expected:,}"
+    for part in ("train", "test"):
+        fingerprint = getattr(wanted, f"{part}_fingerprint")
+        if fingerprint is not None and fingerprint != data[part]["fingerprint"]:
+            return f"these images are not {wanted.title}: the {part} images are others, of equal number"
+    return ""

@@ -1,0 +1,1 @@
+"""From predictions to results: scores, files, comparisons, pages."""
