@@ -31,7 +31,7 @@ from torchvision.transforms import InterpolationMode
 
 from excb.images.image_set import ImageSet
 from excb.images.photographs import PHOTOGRAPHS, photograph
-from excb.pretrain.data.loader import Slot, TrainingViews
+from excb.pretrain.data.loader import SampleRef, TrainingViews
 from excb.pretrain.data.views import augment
 from excb.pretrain.recipe import ViewSettings
 from excb.pretrain.recipes import RECIPES
@@ -112,7 +112,7 @@ def ours(images: ImageSet, settings: ViewSettings, *, everything: bool, scaled_d
     crops_of = TrainingViews(images, settings, seed=0, epochs=99, scaled_decoding=scaled_decoding)
 
     def views(number: int, choice: int) -> object:
-        _, _, arrays, _ = crops_of[Slot(choice, 0, number)]
+        _, _, arrays, _ = crops_of[SampleRef(choice, 0, number)]
         if not everything:
             return arrays
         tensors = [torch.from_numpy(array) for array in arrays]

@@ -15,7 +15,7 @@ from benchmarks.input_pipeline import published
 from excb import seeding
 from excb.images.image_set import ImageSet
 from excb.method import ExCB, balancing, batch_sizes, pair_weights, unit
-from excb.networks.backbone import drop_path_names
+from excb.networks.backbone import drop_path_keys
 from excb.pretrain.optim import set_schedules
 from excb.pretrain.plan.speed import build_trainer
 from excb.pretrain.recipe import Recipe
@@ -66,7 +66,7 @@ class Plain:
         features = []
         for same in (range(globals_), range(globals_, count)):
             if same:
-                with drop_path_names(student.backbone, samples, same):
+                with drop_path_keys(student.backbone, samples, same):
                     features.append(student.backbone(torch.cat([views[view] for view in same])))
         h = student.projector(torch.cat(features))
         g = student.predictor(h) if student.predictor is not None else h

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from excb.distributed.collectives import processes, rank
+from excb.distributed.collectives import rank, world_size
 from excb.distributed.launch import launch
 from excb.distributed.parallel import joined
 from excb.pretrain.overrides import apply, find_recipe
@@ -34,7 +34,7 @@ def child(recipe: Recipe, steps: int, out: Path) -> None:
     """Take steps as one of the processes; process 0 writes seconds of the fastest and bytes summed in one."""
     torch.set_num_threads(1)
     with joined("cpu") as device:
-        trainer, batch = build_trainer(recipe, device), random_batch(recipe, recipe.optim.batch // processes())
+        trainer, batch = build_trainer(recipe, device), random_batch(recipe, recipe.optim.batch // world_size())
         seconds = []
         for step in range(steps + 2):  # the first one warms up; in the second one gradients are put into new buckets
             start = time.perf_counter()

@@ -33,7 +33,7 @@ def seconds_per_step() -> float:
     for step in range(STEPS + 1):
         if step == 1:  # the first one warms up
             start = time.perf_counter()
-        output = model(large, small, step_name=step)
+        output = model(large, small, step_key=step)
         trainer.optimizer.zero_grad()
         output.loss.backward()
         trainer.optimizer.step()

@@ -34,13 +34,13 @@ class UserError(Exception):
 
     Args:
         message: the line.
-        told: another process of the run tells the user.
-        alone: the other processes of the run do not know of it, and may wait for this one.
+        already_reported: another process of the run prints it.
+        rank_local: only this rank knows of it; other ranks may be waiting for it in a collective.
     """
 
-    def __init__(self, message: str, *, told: bool = False, alone: bool = False) -> None:
+    def __init__(self, message: str, *, already_reported: bool = False, rank_local: bool = False) -> None:
         super().__init__(message)
-        self.told, self.alone = told, alone
+        self.already_reported, self.rank_local = already_reported, rank_local
 
 
 def require(holds: bool, message: str) -> None:
@@ -49,7 +49,7 @@ def require(holds: bool, message: str) -> None:
         raise UserError(message)
 
 
-def is_first() -> bool:
+def is_rank0() -> bool:
     """Whether this process is, or will be, process 0 of those that were started together: the one that talks."""
     return os.environ.get("RANK", "0") == "0"
 
@@ -95,7 +95,7 @@ def refused(error: OSError) -> UserError | None:
 
 def tell(program: str, error: UserError) -> int:
     """Print a user's error as one line on stderr, unless another process does, and give the exit code."""
-    if not error.told:
+    if not error.already_reported:
         line = printable(" ".join(str(error).splitlines()))
         if len(line) > LONGEST_LINE:
             line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
@@ -124,6 +124,6 @@ def run(program: str, main: Callable[[], int]) -> int:
             raise
         return tell(program, refusal)
     except KeyboardInterrupt:
-        if is_first():
+        if is_rank0():
             print(f"\n{program}: interrupted", file=sys.stderr)
         return 130

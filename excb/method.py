@@ -26,14 +26,14 @@ from torch.nn import functional as F
 
 from excb import seeding
 from excb.balancing.centering import Centering
-from excb.balancing.interface import Balancer, Unbalanced
+from excb.balancing.interface import Balancer, TeacherBatch
 from excb.balancing.mira import MIRA
 from excb.balancing.none import NoBalancing
 from excb.balancing.sinkhorn import SinkhornKnopp
 from excb.distributed.collectives import mean_over_ranks
 from excb.errors import UserError
 from excb.heads import MLP
-from excb.networks.backbone import drop_path_names, feature_width, has_batchnorm
+from excb.networks.backbone import drop_path_keys, feature_width, has_batchnorm
 from excb.objective.loss import Assignment, Form, assign, match
 from excb.settings import MethodSettings
 
@@ -95,12 +95,12 @@ class ExplicitBalancing(Balancer):
         super().__init__()
         self._form, self._noise = form, noise
 
-    def affine(self, batch: Unbalanced) -> tuple[Tensor, Tensor]:
+    def affine(self, batch: TeacherBatch) -> tuple[Tensor, Tensor]:
         """Return B's scale and offset for the sizes s."""
         empty_weight: Tensor | float = 0.0
         if self._noise:
             clusters = torch.arange(len(batch.sizes), device=batch.sizes.device)
-            name = seeding.fold(seeding.Purpose.EMPTY_CLUSTER, batch.step_name)
+            name = seeding.fold(seeding.Purpose.EMPTY_CLUSTER, batch.step_key)
             empty_weight = EMPTY_WEIGHT * seeding.uniform(name, clusters).to(batch.sizes.dtype)
         return balancing(batch.sizes, self._form, empty_weight=empty_weight)
 
@@ -258,23 +258,23 @@ class ExCB(nn.Module):
         global_views: Tensor,
         local_views: Tensor | None = None,
         *,
-        step_name: int,
-        sample_names: Tensor | None = None,
+        step_key: int,
+        sample_keys: Tensor | None = None,
     ) -> Step:
         """Compute the loss of one batch.
 
         Args:
             global_views: [G, B, 3, H, W].
             local_views: [L, B, 3, h, w] or None.
-            step_name: `seeding.fold(seed, step)`, equal on all processes: it names the noise of empty clusters.
-            sample_names: `seeding.fold(Purpose.DROP_PATH, seed, epoch, sample)` of every image, [B] int64. Needed
+            step_key: `seeding.fold(seed, step)`, equal on all processes: it names the noise of empty clusters.
+            sample_keys: `seeding.fold(Purpose.DROP_PATH, seed, epoch, sample)` of every image, [B] int64. Needed
                 only where the backbone has drop path.
         """
         settings = self.settings
         globals_, images = global_views.shape[:2]
         locals_ = 0 if local_views is None else local_views.shape[0]
 
-        features = self._student_features(global_views, local_views, sample_names)
+        features = self._student_features(global_views, local_views, sample_keys)
         projected, predicted = self._student_heads(features, globals_ * images)
         with torch.no_grad():
             teacher_rows = self.teacher.projector(self.teacher.backbone(global_views.flatten(0, 1)))
@@ -285,7 +285,7 @@ class ExCB(nn.Module):
             centroids = self.student.centroids().to(rounded)
             fixed = centroids.detach()
             queries = unit(teacher_rows).to(rounded)
-            batch = Unbalanced(queries, self.teacher.centroids().to(queries.dtype), self.sizes, step_name)
+            batch = TeacherBatch(queries, self.teacher.centroids().to(queries.dtype), self.sizes, step_key)
             assignment = self._assign(batch, fixed)
             weights_h, weights_g = self._pair_weights(globals_, locals_)
             # Eq. 2: only the projector moves the centroids, and unless ablated only through global views.
@@ -331,14 +331,12 @@ class ExCB(nn.Module):
             self._weights[key] = halves[0].to(self.sizes), halves[1].to(self.sizes)
         return self._weights[key]
 
-    def _student_features(
-        self, global_views: Tensor, local_views: Tensor | None, sample_names: Tensor | None
-    ) -> Tensor:
+    def _student_features(self, global_views: Tensor, local_views: Tensor | None, sample_keys: Tensor | None) -> Tensor:
         """Backbone once per resolution: -> [V * B, features], view by view."""
         backbone, features, first_view = self.student.backbone, [], 0
         for views in (global_views, local_views):
             if views is not None:
-                with drop_path_names(backbone, sample_names, range(first_view, first_view + views.shape[0])):
+                with drop_path_keys(backbone, sample_keys, range(first_view, first_view + views.shape[0])):
                     features.append(backbone(views.flatten(0, 1)))
                 first_view += views.shape[0]
         return torch.cat(features)
@@ -353,7 +351,7 @@ class ExCB(nn.Module):
         return torch.cat(projected), torch.cat([self.student.predictor(group) for group in projected])
 
     @torch.no_grad()
-    def _assign(self, batch: Unbalanced, values: Tensor) -> Assignment:
+    def _assign(self, batch: TeacherBatch, values: Tensor) -> Assignment:
         """Balance the teacher's similarities and assign; s may first take in this very batch (pseudo-code)."""
         settings = self.settings
 

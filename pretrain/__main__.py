@@ -11,7 +11,7 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.distributed.slurm import HELP as SLURM_HELP
 from excb.distributed.slurm import submit_command
-from excb.errors import UserError, is_first, run
+from excb.errors import UserError, is_rank0, run
 from excb.version import __version__
 
 from . import overrides
@@ -95,7 +95,7 @@ def _parser() -> Parser:
 def _main(arguments: Sequence[str]) -> int:
     try:
         chosen = _parser().parse_intermixed_args(arguments)
-        reporter = Reporter(quiet=chosen.quiet or not is_first())
+        reporter = Reporter(quiet=chosen.quiet or not is_rank0())
         if chosen.recipe == "list":
             return _list(reporter, as_json=chosen.json)
         if chosen.measure and chosen.recipe != "plan":
@@ -113,7 +113,7 @@ def _main(arguments: Sequence[str]) -> int:
         if chosen.recipe != "quickstart" and chosen.data is None and chosen.list is None:
             raise UserError("name the folder of images with --data DIR, or a list of them with --list FILE")
     except UserError as error:
-        error.told = not is_first()  # every process reads the same command line
+        error.already_reported = not is_rank0()  # every process reads the same command line
         raise
     place = _place(chosen)
     jobs = (Path("runs") if place.url else place.folder) / "slurm"
@@ -138,13 +138,14 @@ def _place(chosen: argparse.Namespace) -> Place:
 
 def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process."""
-    from excb.distributed.collectives import from_first, processes, together
+    from excb.distributed.collectives import all_succeed, run_on_rank0, world_size
 
     place = _place(chosen)
     if chosen.data is None and chosen.list is None:
-        if processes() > 1:
+        if world_size() > 1:
             raise UserError(
-                "the quickstart is made for one process: give it --data DIR to use more", told=not is_first()
+                "the quickstart is made for one process: give it --data DIR to use more",
+                already_reported=not is_rank0(),
             )
         if place.url:
             raise UserError("the quickstart writes to this machine: name a folder in --out, or images in --data")
@@ -159,13 +160,13 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
         from .loop import train
 
         # One process reads the folder: a million names from many processes would be slow on a network's disk.
-        images = from_first(lambda: open_training(chosen.data, chosen.list, reporter.note))
+        images = run_on_rank0(lambda: open_training(chosen.data, chosen.list, reporter.note))
         if isinstance(images, ShardImages):
-            images = together(images.here)
+            images = all_succeed(images.here)
         elif not place.url:
-            together(lambda: refuse_among(images, place.folder))
+            all_succeed(lambda: refuse_among(images, place.folder))
         code = train(recipe, images, place, reporter, device=device, table=not chosen.json, profile=chosen.profile)
-    if chosen.json and code == 0 and is_first():
+    if chosen.json and code == 0 and is_rank0():
         reporter.answer((place.folder / "report.json").read_text(encoding="utf-8").rstrip())
     return code
 

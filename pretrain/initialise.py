@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from excb import seeding
 from excb.checkpoint import stored
-from excb.distributed.collectives import from_first, gather_rows, share
+from excb.distributed.collectives import broadcast, gather_rows, run_on_rank0
 from excb.errors import UserError
 from excb.hub import loading
 from excb.images.image_set import Images
@@ -139,8 +139,8 @@ def start_centroids(
                 return None
     samples = torch.cat(rows)
     # Sums on a GPU differ from process to process: one computes, and the others take its result.
-    from_first(lambda: model.start_centroids(samples, seed=recipe.run.seed))
-    share([model.student.centroids.weight, model.teacher.centroids.weight])
+    run_on_rank0(lambda: model.start_centroids(samples, seed=recipe.run.seed))
+    broadcast([model.student.centroids.weight, model.teacher.centroids.weight])
     return f"centroids start from k-means of {len(samples)} views"
 
 

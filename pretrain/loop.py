@@ -12,16 +12,16 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb.console import Progressor, Reporter
-from excb.distributed.collectives import from_first, mean_over_ranks, processes, rank, share, together
+from excb.distributed.collectives import all_succeed, broadcast, mean_over_ranks, rank, run_on_rank0, world_size
 from excb.distributed.machine import choose_device, worker_count
 from excb.distributed.signals import StopRequest
-from excb.distributed.workers import ReadingError, arriving
+from excb.distributed.workers import ReadingError, watch_workers
 from excb.errors import UserError
 from excb.images.image_set import CodedImages
 from excb.method import ExCB, Step
 
 from .data.loader import Batch, BrokenFiles, loader
-from .data.prefetch import moved_ahead
+from .data.prefetch import prefetch_to_device
 from .data.stream_images import StreamImages
 from .data.stream_order import State, StreamSchedule, all_lanes, lanes_of, told
 from .figures import curves
@@ -34,7 +34,7 @@ from .run.monitor import Monitor, StoppedError
 from .run.profiling import StepProfile
 from .run.progress import Progress, report, sum_up
 from .run.remote_mirror import Place
-from .run.run_folder import RunFolder, arithmetic, describe, rounded_otherwise
+from .run.run_folder import RunFolder, arithmetic, describe, numerics_changed
 from .step import NotFiniteError, Trainer, prepare
 
 T = TypeVar("T")
@@ -68,9 +68,9 @@ def train(
     Raises:
         UserError: recipe, images or folder cannot make a run, or the loss is not finite any more.
     """
-    together(lambda: _check(recipe, images))
+    all_succeed(lambda: _check(recipe, images))
     if isinstance(images, StreamImages):
-        reporter.note(told(images, recipe.optim.batch, lanes_of(images, recipe.optim.batch, processes())))
+        reporter.note(told(images, recipe.optim.batch, lanes_of(images, recipe.optim.batch, world_size())))
     device = device or choose_device(recipe.efficiency.device)
     folder: RunFolder | None = None
     place = Place(out) if isinstance(out, Path) else out
@@ -79,7 +79,7 @@ def train(
         nonlocal folder
         folder = RunFolder(place, reporter.warn)
 
-    from_first(lock)
+    run_on_rank0(lock)
     try:
         return Run(recipe, images, folder, reporter, device, table=table, profile=profile).go()
     finally:
@@ -92,9 +92,9 @@ def _check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, a few thousand at the least")
     recipe.steps_per_epoch(len(images))
-    recipe.micro_batch(processes())
+    recipe.micro_batch(world_size())
     if isinstance(images, StreamImages):
-        lanes_of(images, recipe.optim.batch, processes())
+        lanes_of(images, recipe.optim.batch, world_size())
 
 
 def _build(recipe: Recipe) -> ExCB:
@@ -136,11 +136,11 @@ class Run:
         self.stream: StreamSchedule | None = None
         self._stream_state: State | None = None
         # What can be asked for by its number: of a stream, a few images.
-        self.stored = together(lambda: images.kept) if isinstance(images, StreamImages) else images
-        model = together(lambda: _build(recipe))
-        resumed = from_first(self._resume)
+        self.stored = all_succeed(lambda: images.kept) if isinstance(images, StreamImages) else images
+        model = all_succeed(lambda: _build(recipe))
+        resumed = run_on_rank0(self._resume)
         if resumed is None and recipe.init is not None:
-            reporter.note(from_first(lambda: start_from(model, recipe, images)))
+            reporter.note(run_on_rank0(lambda: start_from(model, recipe, images)))
         schedules = Schedules(recipe.optim, recipe.method, recipe.steps_per_epoch(len(images)))
         model = prepare(model, recipe, device)
         optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused)
@@ -149,7 +149,7 @@ class Run:
             images,
             globals_=recipe.views.global_views,
             clusters=recipe.method.clusters,
-            slots=schedules.steps_per_epoch * recipe.optim.batch // processes(),
+            slots=schedules.steps_per_epoch * recipe.optim.batch // world_size(),
             device=device,
         )
         self.monitor = Monitor(
@@ -163,7 +163,7 @@ class Run:
         assignments = schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
         self.health = Health(recipe, assignments=assignments, memory=Memory(**self.progress.health))
         self.profile = StepProfile(folder.path) if profile and folder is not None else None
-        share(model.state_dict().values())
+        broadcast(model.state_dict().values())
 
     def _resume(self) -> dict[str, Any] | None:
         assert self.folder is not None
@@ -211,7 +211,7 @@ class Run:
             assert self.folder is not None
             self.folder.finish()
 
-        from_first(finish)
+        run_on_rank0(finish)
 
     def _wandb(self) -> dict[str, Any] | None:
         """What Weights & Biases is told of the run, if it is wanted."""
@@ -228,7 +228,7 @@ class Run:
         recipe, schedules, progress = self.recipe, self.trainer.schedules, self.progress
         if self._late_end(stop):
             return True
-        batches = moved_ahead(self._batches(progress.step, schedules.steps), self.trainer.device)
+        batches = prefetch_to_device(self._batches(progress.step, schedules.steps), self.trainer.device)
         drawn = clock = time.monotonic()
         for batch in batches:
             output, norm = self._step(batch)
@@ -238,7 +238,7 @@ class Run:
             logs = progress.step % recipe.run.log_steps == 0
             due = asked or (recipe.run.save_steps is not None and progress.step % recipe.run.save_steps == 0)
             if logs or self.statistics.complete:
-                self._settle()
+                self._synchronize()
             if logs:
                 self._log_step(float(mean_over_ranks(output.loss)), float(norm), bar)
             if self.statistics.complete and not asked:
@@ -261,9 +261,9 @@ class Run:
         recipe, efficiency, images = self.recipe, self.recipe.efficiency, self.images
         if isinstance(images, StreamImages):
             before = self._stream_state if start else None
-            share, batch, seed = (rank(), processes()), recipe.optim.batch, recipe.run.seed
-            self.stream = together(
-                lambda: StreamSchedule(images, batch, seed=seed, start=start, stop=stop, share=share, state=before)
+            broadcast, batch, seed = (rank(), world_size()), recipe.optim.batch, recipe.run.seed
+            self.stream = all_succeed(
+                lambda: StreamSchedule(images, batch, seed=seed, start=start, stop=stop, share=broadcast, state=before)
             )
         batches = loader(
             self.stored,
@@ -280,7 +280,7 @@ class Run:
             decoder=efficiency.decoder,
             schedule=self.stream,
         )
-        return arriving(batches)
+        return watch_workers(batches)
 
     def _step(self, batch: Batch) -> tuple[Step, torch.Tensor]:
         """One step and what is counted of it."""
@@ -298,9 +298,9 @@ class Run:
             self.stream.passed(self.progress.step)
         return output, norm
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         """Wait for the newest step, and stop the run if it was refused."""
-        self._unless_diverged(self.trainer.settle)
+        self._unless_diverged(self.trainer.synchronize)
 
     def _unless_diverged(self, work: Callable[[], T]) -> T:
         """Do it; if the newest step that was counted turns out to be refused, take it back and stop the run."""
@@ -346,17 +346,17 @@ class Run:
             self._draw()
             return os.fspath(self.folder.save_diverged(contents, step=step))
 
-        where = from_first(keep)  # all wait: whoever ended first would take the others along
+        where = run_on_rank0(keep)  # all wait: whoever ended first would take the others along
         cure = "a lower optim.base_lr"
         if self.recipe.efficiency.precision in ("bf16", "fp16"):
             cure += " or efficiency.precision=fp32"
         return UserError(
             f"stopped at step {step}, learning rate {rate:.3g}: {cause}; the state before it is in {where}. Start "
             f"another run from a checkpoint (init=PATH) with {cure}",
-            told=rank() > 0,
+            already_reported=rank() > 0,
         )
 
-    def _ring(self, alarms: list[Alarm], epoch: int) -> None:
+    def _log_alarms(self, alarms: list[Alarm], epoch: int) -> None:
         for alarm in alarms:
             self.reporter.warn(f"epoch {epoch}: {alarm.message}")
             self.journal.write(
@@ -403,7 +403,7 @@ class Run:
         if measured and (progress.best is None or figures["score"] >= progress.best["score"]):
             progress.best = {"step": progress.step} | figures
         self.journal.write("epoch", progress.step, figures)
-        self._ring(alarms, epoch)
+        self._log_alarms(alarms, epoch)
         return measured or last or epoch % recipe.run.save_epochs == 0, False
 
     def _measure(self, epoch: int, stop: StopRequest) -> dict[str, float]:
@@ -428,7 +428,7 @@ class Run:
         Raises:
             UserError: weights are NaN or infinite; such a state never replaces a good one.
         """
-        self._settle()
+        self._synchronize()
         state = {name: value for name, value in self.trainer.model.state_dict().items() if value.is_floating_point()}
         finite = torch.stack([value.isfinite().all() for value in state.values()])
         if not finite.all():
@@ -438,19 +438,21 @@ class Run:
 
         def write() -> None:
             assert self.folder is not None
-            self.journal.settle()
+            self.journal.flush()
             best_step = progress.best["step"] if progress.best else None
             self.folder.save(contents, step=progress.step, keep=self.recipe.run.keep, best_step=best_step)
 
-        from_first(write)  # all wait: a disk that is full, or a process that ends, must find the others where they are
+        run_on_rank0(
+            write
+        )  # all wait: a disk that is full, or a process that ends, must find the others where they are
 
     def _unread(self, error: ReadingError) -> UserError:
         """Keep what was trained, where this process can do so alone: others may wait for it in the middle of a step."""
         kept = ""
-        if processes() == 1 and self.progress.step:
+        if world_size() == 1 and self.progress.step:
             self._save()
             kept = f"step {self.progress.step} is saved: "
-        return UserError(f"{error}; {kept}the same command goes on", alone=True)
+        return UserError(f"{error}; {kept}the same command goes on", rank_local=True)
 
     def _contents(self) -> dict[str, Any]:
         """What a checkpoint holds; but for `arithmetic`, nothing in it depends on the number of processes."""
@@ -489,7 +491,7 @@ class Run:
         self.broken = BrokenFiles(**contents["broken"])
         known = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints know fewer
         self.progress = Progress(**{name: contents[name] for name in known})
-        if changed := rounded_otherwise(contents.get("arithmetic", {}), self.arithmetic):
+        if changed := numerics_changed(contents.get("arithmetic", {}), self.arithmetic):
             self.reporter.note(changed)
 
     def _start_centroids(self, stop: StopRequest) -> bool:

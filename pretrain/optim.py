@@ -87,7 +87,7 @@ def build_optimizer(student: nn.Module, settings: OptimSettings, *, fused: bool 
     return sgd
 
 
-def step_if(optimizer: Optimizer, taken: Tensor) -> None:
+def conditional_step(optimizer: Optimizer, taken: Tensor) -> None:
     """Let the optimizer take its step where `taken` [] is true; only one that is not fused must wait to learn it."""
     if optimizer.defaults["fused"]:
         # How torch's GradScaler tells a fused optimizer to leave a step out.

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from excb import seeding
-from excb.distributed.collectives import mean_over_ranks, together
+from excb.distributed.collectives import all_succeed, mean_over_ranks
 from excb.distributed.parallel import average_gradients, synchronise_batchnorm
 from excb.method import ExCB, Step
 from excb.networks.backbone import recompute_blocks
 
 from .data.loader import Batch
 from .data.views import augment
-from .optim import Schedules, clip_each, gradient_norms, restore_optimizer, set_schedules, step_if
+from .optim import Schedules, clip_each, conditional_step, gradient_norms, restore_optimizer, set_schedules
 from .recipe import Recipe
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,7 +36,7 @@ class NotFiniteError(Exception):
         self.step = step
 
 
-class Verdict:
+class StepCheck:
     """Whether a step was taken: known on the device at once, here once the device has come so far.
 
     Args:
@@ -66,7 +66,7 @@ class Verdict:
         raise NotFiniteError(f"the loss is {mean:.4g}, the gradient of {wrong[0]}{rest} is not finite", self.step)
 
 
-class Before:
+class BufferSnapshot:
     """Copies of a model's buffers, for a step that turns out to be refused: BatchNorm's move in the forward pass.
 
     Args:
@@ -100,7 +100,7 @@ def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
     """
     efficiency = recipe.efficiency
     if efficiency.checkpointing:
-        together(lambda: recompute_blocks(model.student.backbone))
+        all_succeed(lambda: recompute_blocks(model.student.backbone))
     model.to(device, torch.float64 if efficiency.precision == "fp64" else None)
     if efficiency.channels_last:
         model.to(memory_format=torch.channels_last)
@@ -133,9 +133,9 @@ class Trainer:
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
         self._autocast = AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        self._before = Before(list(model.buffers()))
+        self._before = BufferSnapshot(list(model.buffers()))
         self._going = torch.ones((), dtype=torch.bool, device=device)  # no step was refused so far
-        self._verdict: Verdict | None = None  # of the newest step
+        self._verdict: StepCheck | None = None  # of the newest step
 
     def views(self, crops: Tensor | None, parameters: Tensor | None) -> Tensor | None:
         """Augment crops [V, B, S, S, 3] into views [V, B, 3, S, S] on the device."""
@@ -149,7 +149,7 @@ class Trainer:
         """Train on one batch: loss, gradient, optimizer, sizes and teacher.
 
         A step whose gradient is not finite is refused where it is computed: it and all after it change nothing. This
-        is told one step later, so that a GPU always has work while this process waits for it; `settle` tells it now.
+        is told one step later, so that a GPU always has work while this process waits; `synchronize` reports it now.
 
         Args:
             batch: this process's views.
@@ -182,17 +182,17 @@ class Trainer:
             clip_each(self.model.student, norms, self.recipe.optim.clip)
         if self.schedules.centroids_frozen(step):
             self.model.student.centroids.weight.grad = None  # no gradient: no decay and no momentum either
-        step_if(self.optimizer, finite & self._going)
+        conditional_step(self.optimizer, finite & self._going)
         self.scaler.update()
         momentum = 1 - self._going.double() * (1 - self.schedules.teacher_momentum(step))  # 1: the teacher stays
         self.model.update(output.counted, momentum, output.balance)
         self._before.restore_unless(self._going)
-        before, self._verdict = self._verdict, Verdict(step, self._going, output.loss, norms)
+        before, self._verdict = self._verdict, StepCheck(step, self._going, output.loss, norms)
         if before is not None:
             before.read()
         return output, norm
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the newest step; raise NotFiniteError, in all processes alike, if it was refused."""
         if self._verdict is not None:
             self._verdict.read()
@@ -211,7 +211,7 @@ class Trainer:
         )
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
             output: Step = (self._parallel or self.model)(
-                global_views, local_views, step_name=seeding.fold(seed, step), sample_names=names
+                global_views, local_views, step_key=seeding.fold(seed, step), sample_keys=names
             )
         return output
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from excb.console import Reporter
 from excb.distributed.slurm import submit_command
-from excb.errors import UserError, is_first, run
+from excb.errors import UserError, is_rank0, run
 
 from .arguments import FAILED, NOTHING_CHECKED, parser
 
@@ -87,10 +87,10 @@ def _check_out(out: Path, *, folder: bool) -> None:
     from excb.files.atomic import check_folder  # not above: its imports would slow every start
 
     if folder and out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file: name a folder", told=not is_first())
+        raise UserError(f"--out {out} is a file: name a folder", already_reported=not is_rank0())
     if not folder and out.is_dir():
-        raise UserError(f"--out {out} is a folder: name a file in it", told=not is_first())
-    if is_first():  # which writes; the others may be on machines without that disk
+        raise UserError(f"--out {out} is a folder: name a file in it", already_reported=not is_rank0())
+    if is_rank0():  # which writes; the others may be on machines without that disk
         check_folder(out if folder else out.parent)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.console import Reporter
-from excb.errors import UserError, is_first
+from excb.errors import UserError, is_rank0
 
 from .arguments import FAILED, NOTHING_CHECKED, parser
 from .detection.cli import detected, images_of, request_of
@@ -23,7 +23,7 @@ def evaluate_all(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval all` in this process, with the others if there are any."""
     from .every import command as suite_command
 
-    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    reporter = Reporter(quiet=chosen.quiet or not is_rank0())
     shared = ["--ckpt", chosen.ckpt, "--network", chosen.network, "--json"]
     shared += [] if chosen.workers is None else ["--workers", str(chosen.workers)]
     task = task_of(chosen, device, reporter, results=chosen.out)
@@ -48,7 +48,7 @@ def reproduce_claims(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval reproduce` in this process, with the others if there are any."""
     from .published.reproduce import reproduce
 
-    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    reporter = Reporter(quiet=chosen.quiet or not is_rank0())
     shared = ["--json", *(["--quiet"] if chosen.quiet else [])]  # its figures are told with the claims
     shared += [] if chosen.workers is None else ["--workers", str(chosen.workers)]
     kept = ["--batch-size", str(chosen.batch_size), *(["--no-cache"] if chosen.no_cache else [])]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.console import Reporter
-from excb.errors import UserError, is_first
+from excb.errors import UserError, is_rank0
 
 if TYPE_CHECKING:
     import torch
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
     """Evaluate in this process, with the others if there are any."""
-    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    reporter = Reporter(quiet=chosen.quiet or not is_rank0())
     _check_options(chosen)
     task = task_of(chosen, device, reporter, results=None if chosen.out is None else chosen.out.parent)
     if chosen.dry_run:
         from .features.export import describe, plan
 
         found = plan(task, kind=_kind(chosen))
-        if is_first():
+        if is_rank0():
             reporter.answer(describe(found))
         return 0
     if chosen.protocol == "features":
         from .features.export import export
 
         if chosen.out is None:
-            raise UserError("name the file with --out FILE.npz", told=not is_first())
+            raise UserError("name the file with --out FILE.npz", already_reported=not is_rank0())
         file = export(task, chosen.out, reporter, kind=chosen.kind)
-        if chosen.json and is_first():
+        if chosen.json and is_rank0():
             told = {"file": str(file), "kind": chosen.kind, "train": len(task.train), "test": len(task.test)}
             reporter.answer(json.dumps(told, indent=2))
         return 0
@@ -49,7 +49,7 @@ def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
 
         files = write(result, predictions, chosen.out)
         reporter.note(f"wrote {', '.join(map(str, files))}")
-    if chosen.json and is_first():
+    if chosen.json and is_rank0():
         reporter.answer(result.to_json())
     return 0
 
@@ -65,7 +65,7 @@ def _kind(chosen: argparse.Namespace) -> "Kind":
 
 def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter, *, results: Path | None) -> "Task":
     """Checkpoint and images, checked; `results` is the folder for what is found, if anything is to be written."""
-    from excb.distributed.collectives import together
+    from excb.distributed.collectives import all_succeed
     from excb.images.image_set import refuse_among
 
     from .data.sources import train_and_test
@@ -80,7 +80,7 @@ def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Report
     )
     if results is not None:
         for part in (train, test):
-            together(partial(refuse_among, part, results))
+            all_succeed(partial(refuse_among, part, results))
     task = prepared(chosen, train, test, device)
     for name, images in task.unknown.items():
         reporter.warn(
@@ -93,12 +93,12 @@ def prepared(
     chosen: argparse.Namespace, train: "Images", test: "Images", device: "torch.device", *, heads: bool = False
 ) -> "Task":
     """The checkpoint on its device, with images and cache as the arguments say; checked by all processes together."""
-    from excb.distributed.collectives import together
+    from excb.distributed.collectives import all_succeed
     from excb.remote.home import cache_root
 
     from .task import Task
 
-    return together(
+    return all_succeed(
         lambda: Task.prepare(
             chosen.ckpt,
             train,
@@ -124,7 +124,7 @@ def _renames(pairs: Sequence[str]) -> dict[str, str]:
 
 def run_protocol(chosen: argparse.Namespace, task: "Task", reporter: Reporter) -> "tuple[Result, Predictions]":
     """One protocol."""
-    table = not chosen.json and is_first()
+    table = not chosen.json and is_rank0()
     if chosen.protocol == "knn":
         from .knn import protocol as knn
 
@@ -157,13 +157,14 @@ def _check_options(chosen: argparse.Namespace) -> None:
     if getattr(chosen, "frozen", False) and (given := [one for one in training if getattr(chosen, one) is not None]):
         option = f"--{given[0].replace('_', '-')}"
         raise UserError(
-            f"--frozen fits a logistic regression, which has no {option}: leave it out", told=not is_first()
+            f"--frozen fits a logistic regression, which has no {option}: leave it out", already_reported=not is_rank0()
         )
     if chosen.protocol == "linear" and chosen.state is not None and chosen.state.is_dir():
-        raise UserError(f"--state {chosen.state} is a folder: name a file in it", told=not is_first())
+        raise UserError(f"--state {chosen.state} is a folder: name a file in it", already_reported=not is_rank0())
     if getattr(chosen, "fraction", 1) != 1 and chosen.split_file is not None:
         raise UserError(
-            "--split-file names the images of the share, so --fraction has no use: leave one out", told=not is_first()
+            "--split-file names the images of the share, so --fraction has no use: leave one out",
+            already_reported=not is_rank0(),
         )
 
 

@@ -9,7 +9,7 @@ other half, sharpening, is the teacher's temperature, which every balancer has h
 import torch
 from torch import Tensor
 
-from excb.balancing.interface import Balancer, Unbalanced
+from excb.balancing.interface import Balancer, TeacherBatch
 from excb.distributed.collectives import mean_over_ranks
 from excb.exact import exact_products
 
@@ -29,11 +29,11 @@ class Centering(Balancer):
         self._momentum = momentum
         self.register_buffer("center", torch.zeros(clusters))
 
-    def affine(self, batch: Unbalanced) -> tuple[Tensor, Tensor]:
+    def affine(self, batch: TeacherBatch) -> tuple[Tensor, Tensor]:
         """Return scale 1 and offset -c."""
         return torch.ones_like(batch.sizes), -self.center
 
-    def statistic(self, batch: Unbalanced) -> Tensor:
+    def statistic(self, batch: TeacherBatch) -> Tensor:
         """Return the mean similarity of each cluster, [K]: the mean row's similarity, so nothing is of size R x K."""
         with exact_products(batch.queries.device):
             mean_row = batch.queries.to(self.center).mean(0)

@@ -26,7 +26,7 @@ here all global views of the batch, on all processes, are taken together.
 import torch
 from torch import Tensor
 
-from excb.balancing.interface import Balancer, Unbalanced
+from excb.balancing.interface import Balancer, TeacherBatch
 from excb.balancing.shares import log_relative_shares
 
 
@@ -43,7 +43,7 @@ class MIRA(Balancer):
         super().__init__()
         self._temperature, self._beta, self._iterations = temperature, beta, iterations
 
-    def affine(self, batch: Unbalanced) -> tuple[Tensor, Tensor]:
+    def affine(self, batch: TeacherBatch) -> tuple[Tensor, Tensor]:
         """Return scale 1 / (1 - beta) and offset tau_t a."""
         scale = 1 / (1 - self._beta)
         potential = torch.zeros_like(batch.sizes)

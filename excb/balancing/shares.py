@@ -5,14 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-from excb.balancing.interface import Unbalanced
-from excb.distributed.collectives import logsumexp_over_ranks, processes
+from excb.balancing.interface import TeacherBatch
+from excb.distributed.collectives import logsumexp_over_ranks, world_size
 from excb.exact import exact_products
 
 TILE = 2**22  # scores held at once: 16 MiB in float32, and a few times that in passing
 
 
-def log_relative_shares(batch: Unbalanced, sharpness: float, potential: Tensor, *, normalised: bool = True) -> Tensor:
+def log_relative_shares(batch: TeacherBatch, sharpness: float, potential: Tensor, *, normalised: bool = True) -> Tensor:
     """Logarithm of K times the mean over all rows of all processes of softmax_k(sharpness * z + potential), [K].
 
     It is 0 where a cluster has its equal share. Everything is summed as logarithms: in float32 a cluster's share would
@@ -32,4 +32,4 @@ def log_relative_shares(batch: Unbalanced, sharpness: float, potential: Tensor, 
             scores = (rows.to(potential) @ centroids).mul_(sharpness).add_(potential)
             scores = torch.log_softmax(scores, 1) if normalised else scores
             columns = torch.logaddexp(columns, scores.logsumexp(0))
-    return logsumexp_over_ranks(columns) - math.log(len(batch.queries) * processes() / clusters)
+    return logsumexp_over_ranks(columns) - math.log(len(batch.queries) * world_size() / clusters)

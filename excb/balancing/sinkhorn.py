@@ -21,7 +21,7 @@ a queue of earlier samples where batches are small; neither is here.)
 import torch
 from torch import Tensor
 
-from excb.balancing.interface import Balancer, Unbalanced
+from excb.balancing.interface import Balancer, TeacherBatch
 from excb.balancing.shares import log_relative_shares
 
 
@@ -37,7 +37,7 @@ class SinkhornKnopp(Balancer):
         super().__init__()
         self._temperature, self._iterations = temperature, iterations
 
-    def affine(self, batch: Unbalanced) -> tuple[Tensor, Tensor]:
+    def affine(self, batch: TeacherBatch) -> tuple[Tensor, Tensor]:
         """Return scale 1 and offset eps log u."""
         potential = torch.zeros_like(batch.sizes)
         for iteration in range(self._iterations):

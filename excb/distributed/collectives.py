@@ -13,27 +13,27 @@ T = TypeVar("T")
 CPU = torch.device("cpu")
 
 
-def processes() -> int:
+def world_size() -> int:
     """How many processes train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
     """This process's number, from 0; process 0 alone writes files and talks."""
-    return dist.get_rank() if processes() > 1 else 0
+    return dist.get_rank() if world_size() > 1 else 0
 
 
 def mean_over_ranks(value: Tensor) -> Tensor:
     """Return the mean of `value` over all processes, equal on all of them; `value` itself may be overwritten."""
-    if processes() > 1:
+    if world_size() > 1:
         dist.all_reduce(value)
-        value /= processes()
+        value /= world_size()
     return value
 
 
 def logsumexp_over_ranks(value: Tensor) -> Tensor:
     """Return log(sum of exp(value)) over all processes, equal on all of them."""
-    if processes() > 1:
+    if world_size() > 1:
         peak = value.clone()
         dist.all_reduce(peak, dist.ReduceOp.MAX)
         total = (value - peak).exp_()
@@ -42,19 +42,19 @@ def logsumexp_over_ranks(value: Tensor) -> Tensor:
     return value
 
 
-def share(tensors: Iterable[Tensor]) -> None:
+def broadcast(tensors: Iterable[Tensor]) -> None:
     """Overwrite tensors with those of process 0."""
-    if processes() > 1:
+    if world_size() > 1:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)
 
 
 def gather_rows(rows: Tensor) -> Tensor:
     """Concatenate the rows of all processes, process by process: [R, ...] each -> [processes * R, ...] on all."""
-    if processes() == 1:
+    if world_size() == 1:
         return rows
     rows = rows.contiguous()
-    parts = [torch.empty_like(rows) for _ in range(processes())]
+    parts = [torch.empty_like(rows) for _ in range(world_size())]
     dist.all_gather(parts, rows)
     return torch.cat(parts)
 
@@ -62,29 +62,29 @@ def gather_rows(rows: Tensor) -> Tensor:
 def gather_numbers(numbers: Sequence[int]) -> Tensor:
     """The same few integers of every process, [processes, numbers]; passes by the CPU, so no GPU is waited for."""
     mine = torch.tensor(numbers)
-    if processes() == 1:
+    if world_size() == 1:
         return mine[None]
-    parts = [torch.empty_like(mine) for _ in range(processes())]
+    parts = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(parts, mine)
     return torch.stack(parts)
 
 
 def gather_objects(value: T) -> list[T]:
     """The value of every process, on all of them."""
-    if processes() == 1:
+    if world_size() == 1:
         return [value]
-    values: list[Any] = [None] * processes()
+    values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def from_first(make: Callable[[], T]) -> T:
+def run_on_rank0(make: Callable[[], T]) -> T:
     """What `make` returns in process 0, on all processes; it is not called in the others.
 
     Raises:
         UserError: it was raised in process 0, which alone tells the user.
     """
-    if processes() == 1:
+    if world_size() == 1:
         return make()
     box: list[Any] = [None, None]
     if rank() == 0:
@@ -95,17 +95,17 @@ def from_first(make: Callable[[], T]) -> T:
     dist.broadcast_object_list(box, device=CPU)
     value, message = box
     if message is not None:
-        raise UserError(message, told=rank() > 0)
+        raise UserError(message, already_reported=rank() > 0)
     return value  # type: ignore[no-any-return]
 
 
-def together(make: Callable[[], T]) -> T:
+def all_succeed(make: Callable[[], T]) -> T:
     """What `make` returns in this process, once it has succeeded in all of them. It must use no collective itself.
 
     Raises:
         UserError: it was raised in some process; the first of these tells the user.
     """
-    if processes() == 1:
+    if world_size() == 1:
         return make()
     value, message = None, None
     try:
@@ -119,6 +119,6 @@ def together(make: Callable[[], T]) -> T:
     messages = gather_objects(message)
     failed = [number for number, text in enumerate(messages) if text is not None]
     if failed:
-        where = "" if len(failed) == processes() else f"process {failed[0]} of {processes()}: "
-        raise UserError(f"{where}{messages[failed[0]]}", told=rank() != failed[0])
+        where = "" if len(failed) == world_size() else f"process {failed[0]} of {world_size()}: "
+        raise UserError(f"{where}{messages[failed[0]]}", already_reported=rank() != failed[0])
     return value  # type: ignore[return-value]

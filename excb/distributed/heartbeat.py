@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from excb.distributed.collectives import from_first, processes, rank
-from excb.errors import USER_ERROR, UserError, is_first
+from excb.distributed.collectives import rank, run_on_rank0, world_size
+from excb.errors import USER_ERROR, UserError, is_rank0
 
 VARIABLE = "EXCB_HANG_SECONDS"  # environment variable: seconds without a sign of life; 0: no process is watched
 SECONDS = 300.0
@@ -37,7 +37,8 @@ def hang_seconds() -> float:
         seconds = -1.0
     if not seconds >= 0:
         raise UserError(
-            f"{VARIABLE}={text} is no number of seconds: leave it out, or write 0 or more", told=not is_first()
+            f"{VARIABLE}={text} is no number of seconds: leave it out, or write 0 or more",
+            already_reported=not is_rank0(),
         )
     return seconds
 
@@ -53,10 +54,10 @@ def watched(program: str) -> Iterator[None]:
         UserError: see `hang_seconds`.
     """
     seconds, stopped = hang_seconds(), threading.Event()
-    if processes() == 1 or not seconds:
+    if world_size() == 1 or not seconds:
         yield
         return
-    name = from_first(lambda: uuid.uuid4().hex)  # torchrun starts processes again in the same store
+    name = run_on_rank0(lambda: uuid.uuid4().hex)  # torchrun starts processes again in the same store
     thread = threading.Thread(target=_beat, args=(program, name, seconds, stopped), daemon=True)
     thread.start()
     try:
@@ -71,7 +72,7 @@ def _beat(program: str, name: str, seconds: float, stopped: threading.Event) -> 
         store: Any = dist.TCPStore(  # type: ignore[attr-defined]
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
         )
-        keys = [f"excb/{name}/{number}" for number in range(processes())]
+        keys = [f"excb/{name}/{number}" for number in range(world_size())]
         if hung := _first_silence(store, keys, seconds, stopped):
             _end(program, hung, seconds)
         store.add(keys[rank()], LEFT)
@@ -83,7 +84,7 @@ def _first_silence(store: Any, keys: list[str], seconds: float, stopped: threadi
     """Count and look, until processes have not counted for so long: their numbers, or none where we are stopped."""
     counts: dict[int, int] = {}
     # Looks, not seconds: a machine that was suspended as a whole has looked no more often than it has counted.
-    silent = dict.fromkeys(range(1, processes()) if rank() == 0 else range(1), 0)
+    silent = dict.fromkeys(range(1, world_size()) if rank() == 0 else range(1), 0)
     while not stopped.wait(seconds / LOOKS):
         store.add(keys[rank()], 1)
         for number in silent:
@@ -98,7 +99,7 @@ def _first_silence(store: Any, keys: list[str], seconds: float, stopped: threadi
 def _end(program: str, hung: list[int], seconds: float) -> NoReturn:
     """Say who hangs, and leave at once: the main thread waits for them."""
     if rank() <= 1:  # process 1 speaks where process 0 hangs
-        who = f"process{'es' * (len(hung) > 1)} {' and '.join(map(str, hung))} of {processes()}"
+        who = f"process{'es' * (len(hung) > 1)} {' and '.join(map(str, hung))} of {world_size()}"
         sys.stderr.write(
             f"{program}: error: {who} gave no sign of life for {seconds:g} seconds (stopped, or the machine hangs or "
             "is gone), and the others were stopped; the same command goes on from the newest checkpoint "

@@ -20,11 +20,11 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from excb.distributed.collectives import mean_over_ranks, processes
+from excb.distributed.collectives import mean_over_ranks, world_size
 from excb.distributed.heartbeat import watched
 from excb.distributed.machine import choose_device
 from excb.distributed.signals import LOST, ending_with_launcher
-from excb.errors import UserError, is_first, tell
+from excb.errors import UserError, is_rank0, tell
 
 # How gloo and NCCL say that the other side is gone.
 _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited")
@@ -68,7 +68,7 @@ def joined(device: str) -> Iterator[torch.device]:
     try:
         yield chosen
     except UserError as error:
-        if not error.alone:
+        if not error.rank_local:
             dist.destroy_process_group()  # raised where all had met: nothing is under way
         raise
     except RuntimeError as error:
@@ -88,12 +88,12 @@ def _own_device(device: str) -> torch.device:
         raise UserError(
             f"{here} processes were started here, but there are {torch.cuda.device_count()} GPUs: start one process "
             "for each, or choose the device cpu",
-            told=not is_first(),
+            already_reported=not is_rank0(),
         )
     try:
         chosen = choose_device(own)
     except UserError as error:
-        error.told = own == device and not is_first()  # the same mistake in every process
+        error.already_reported = own == device and not is_rank0()  # the same mistake in every process
         raise
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -112,7 +112,7 @@ def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -
     many = False
     try:
         with joined(device) as place:
-            many = processes() > 1
+            many = world_size() > 1
             with watched(program):
                 code = _once(work, place) if many else work(place)
     except LostProcessError as error:
@@ -137,12 +137,14 @@ def _once(work: Callable[[torch.device], int], place: torch.device) -> int:
     try:
         return work(place)
     except UserError as error:
-        if not error.told:
+        if not error.already_reported:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
             )
             name = hashlib.sha256(str(error).encode()).hexdigest()
-            error.told = store.add(f"excb/{name}", 1) > 1  # asks nobody to wait: the others may be elsewhere
+            error.already_reported = (
+                store.add(f"excb/{name}", 1) > 1
+            )  # asks nobody to wait: the others may be elsewhere
         raise
 
 
@@ -155,7 +157,7 @@ def _leave(code: int) -> NoReturn:
 
 def average_gradients(model: nn.Module) -> DistributedDataParallel | None:
     """Wrap a module so that its backward pass averages gradients over all processes; None where there is but one."""
-    if processes() == 1:
+    if world_size() == 1:
         return None
     # Buffers are equal in all processes anyway. torch 2.15 has another name for leaving them alone.
     known = inspect.signature(DistributedDataParallel).parameters
@@ -175,7 +177,7 @@ def synchronise_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
     On GPUs these are torch's SyncBatchNorm layers (timm's version where an activation follows inside the layer), on the
     CPU, where torch has none, `SyncBatchNorm`.
     """
-    if processes() == 1:
+    if world_size() == 1:
         return model
     if device.type == "cuda":
         from timm.layers import convert_sync_batchnorm
@@ -242,7 +244,7 @@ class SyncBatchNorm(_BatchNorm):
         deviations = wide - mean.view(shape)
         variance: Tensor = _MeanOverProcesses.apply(deviations.square().mean(others))
         if self.track_running_stats:
-            self._follow(mean.detach(), variance.detach(), rows.numel() // rows.shape[1] * processes())
+            self._follow(mean.detach(), variance.detach(), rows.numel() // rows.shape[1] * world_size())
         scale = torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight

@@ -24,7 +24,7 @@ class ReadingError(UserError):
     """Images do not come any more; what was trained so far is whole."""
 
 
-def arriving(loader: DataLoader[Any]) -> Iterator[Any]:
+def watch_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """The batches of a loader.
 
     torch tells of a lost worker by a signal, and raises wherever the program is just then, in the middle of a step or
@@ -53,7 +53,7 @@ def arriving(loader: DataLoader[Any]) -> Iterator[Any]:
             except Exception as error:  # noqa: BLE001  # a worker's, of whatever kind
                 failure = _told(error, workers)
             if failure is not None:  # not in the handler: its traceback would keep the iterator
-                raise ReadingError(failure, alone=True)
+                raise ReadingError(failure, rank_local=True)
             yield batch
     finally:
         # Those that read from a disk that hangs would not end, and the program would wait for them when it ends.

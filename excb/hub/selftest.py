@@ -168,7 +168,7 @@ def trained(backbone: Backbone) -> None:
     reached = _accuracy(network, bank, queries)
 
     for other in _random_networks(backbone):
-        _settle(other, bank)
+        _recompute_statistics(other, bank)
         random = _accuracy(other, bank, queries)
         if not reached >= random + MARGIN:
             raise UserError(
@@ -247,7 +247,7 @@ def _shuffled(network: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def _settle(network: nn.Module, inputs: Tensor) -> None:
+def _recompute_statistics(network: nn.Module, inputs: Tensor) -> None:
     """Give BatchNorms the statistics of these inputs [N, 3, H, W]: with others, a random network would do too badly."""
     layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     with evaluating(network):

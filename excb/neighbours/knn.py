@@ -11,7 +11,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from excb.distributed.collectives import gather_rows, processes, rank, together
+from excb.distributed.collectives import all_succeed, gather_rows, rank, world_size
 from excb.errors import UserError
 from excb.exact import exact_products
 from excb.neighbours.search import Rows, Search, UnitRows, bfloat16_pays, faiss_gpus, import_faiss, working_bytes
@@ -174,10 +174,10 @@ def nearest(
         searched = Search(UnitRows(bank, "bank", place, part), min(k, part.stop - part.start), chosen, exclude_self)
         return _search(searched, unit_queries, part.start, progress)
 
-    if not share or processes() == 1:
+    if not share or world_size() == 1:
         return search(slice(0, len(bank)))
-    first, end = (len(bank) * number // processes() for number in (rank(), rank() + 1))
-    return _merged(together(lambda: search(slice(first, end))), k)
+    first, end = (len(bank) * number // world_size() for number in (rank(), rank() + 1))
+    return _merged(all_succeed(lambda: search(slice(first, end))), k)
 
 
 def _search(search: Search, queries: UnitRows, first: int, progress: Callable[[int], None] | None) -> Neighbours:
@@ -204,7 +204,7 @@ def _merged(found: Neighbours, k: int) -> Neighbours:
     for start in range(0, Q, _MERGED):
         block = slice(start, start + _MERGED)
         # Side by side, equals stand in the order of their indices, and a stable sort keeps them so.
-        ranked, rows = (torch.cat(gather_rows(x[block]).chunk(processes()), 1) for x in (similarities, indices))
+        ranked, rows = (torch.cat(gather_rows(x[block]).chunk(world_size()), 1) for x in (similarities, indices))
         ranked, order = ranked.sort(dim=1, descending=True, stable=True)
         similarities[block], indices[block] = ranked[:, :k], rows.gather(1, order[:, :k])
     return Neighbours(indices, similarities)

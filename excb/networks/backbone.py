@@ -79,15 +79,15 @@ class SampleDropPath(nn.Module):
     def __init__(self, rate: float, layer: int) -> None:
         super().__init__()
         self.rate, self.layer = rate, layer
-        self.row_names: Tensor | None = None
+        self.row_keys: Tensor | None = None
 
     def forward(self, branch: Tensor) -> Tensor:
         """Zero whole rows of a residual branch [R, ...] and scale the others by 1 / (1 - rate)."""
         if not self.training or self.rate == 0:
             return branch
-        if self.row_names is None:
-            raise RuntimeError("a training pass through drop path needs `drop_path_names`")
-        draws = seeding.uniform(self.row_names, torch.full_like(self.row_names, self.layer))
+        if self.row_keys is None:
+            raise RuntimeError("a training pass through drop path needs `drop_path_keys`")
+        draws = seeding.uniform(self.row_keys, torch.full_like(self.row_keys, self.layer))
         keep = (draws >= self.rate).to(branch.dtype) / (1 - self.rate)
         return branch * keep.view(-1, *[1] * (branch.ndim - 1))
 
@@ -113,24 +113,24 @@ def seed_drop_path(backbone: nn.Module, *, wanted: bool) -> nn.Module:
 
 
 @contextmanager
-def drop_path_names(backbone: nn.Module, sample_names: Tensor | None, views: Sequence[int]) -> Iterator[None]:
+def drop_path_keys(backbone: nn.Module, sample_keys: Tensor | None, views: Sequence[int]) -> Iterator[None]:
     """Name the rows of the next forward pass, view by view, for drop path.
 
     Args:
         backbone: a backbone that `Architecture.build` made.
-        sample_names: folded (seed, epoch, sample) of every image, [B], or None where there is no drop path.
+        sample_keys: folded (seed, epoch, sample) of every image, [B], or None where there is no drop path.
         views: indices of the views in the batch, in order.
     """
     layers = [module for module in backbone.modules() if isinstance(module, SampleDropPath)]
-    if layers and sample_names is not None:
-        rows = torch.cat([seeding.fold_tensor(sample_names, torch.full_like(sample_names, view)) for view in views])
+    if layers and sample_keys is not None:
+        rows = torch.cat([seeding.fold_tensor(sample_keys, torch.full_like(sample_keys, view)) for view in views])
         for layer in layers:
-            layer.row_names = rows
+            layer.row_keys = rows
     try:
         yield
     finally:
         for layer in layers:
-            layer.row_names = None
+            layer.row_keys = None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -159,10 +159,10 @@ def _recompute(block: nn.Module) -> None:
     forward = block.forward
     drop_paths = [module for module in block.modules() if isinstance(module, SampleDropPath)]
 
-    def forgetful(*inputs: Any, **keywords: Any) -> Any:
+    def checkpointed_forward(*inputs: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*inputs, **keywords)
-        names = [layer.row_names for layer in drop_paths]
+        names = [layer.row_keys for layer in drop_paths]
         return checkpoint(
             forward,
             *inputs,
@@ -171,7 +171,7 @@ def _recompute(block: nn.Module) -> None:
             **keywords,
         )
 
-    block.forward = forgetful
+    block.forward = checkpointed_forward
 
 
 @contextmanager
@@ -182,11 +182,11 @@ def _second_pass(
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     counts = [norm.num_batches_tracked.clone() if norm.num_batches_tracked is not None else None for norm in norms]
     momenta = [norm.momentum for norm in norms]
-    before = [layer.row_names for layer in drop_paths]
+    before = [layer.row_keys for layer in drop_paths]
     for norm in norms:
         norm.momentum = 0.0  # what the second pass adds to the statistics
     for layer, rows in zip(drop_paths, names, strict=True):
-        layer.row_names = rows
+        layer.row_keys = rows
     try:
         yield
     finally:
@@ -195,4 +195,4 @@ def _second_pass(
             if count is not None and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.copy_(count)
         for layer, rows in zip(drop_paths, before, strict=True):
-            layer.row_names = rows
+            layer.row_keys = rows

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from excb.distributed.machine import follow_parent
-from excb.distributed.workers import arriving
+from excb.distributed.workers import watch_workers
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.networks.backbone import evaluating
@@ -97,7 +97,7 @@ def stream(
     )
     dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
     with evaluating(backbone):
-        for indices, stacked, bad in arriving(loader):
+        for indices, stacked, bad in watch_workers(loader):
             broken = {inputs.images.paths[index]: reason for index, reason in bad}
             if stacked is None:
                 yield Features(torch.empty(0, 0), indices, broken)

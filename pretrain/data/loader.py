@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
-from excb.distributed.collectives import gather_numbers, gather_objects, processes, rank
+from excb.distributed.collectives import gather_numbers, gather_objects, rank, world_size
 from excb.distributed.machine import follow_parent
 from excb.errors import UserError
 from excb.images import jpeg
@@ -28,7 +28,7 @@ REPLACEMENTS = 20  # images tried in place of a broken one
 NO_IMAGE = -1  # stands for the image used where all of these are broken too
 
 
-class Slot(NamedTuple):
+class SampleRef(NamedTuple):
     """One image's place in the run."""
 
     epoch: int
@@ -102,7 +102,7 @@ def epoch_order(images: int, *, seed: int, epoch: int) -> np.ndarray:
     return seeding.generator(seeding.Purpose.ORDER, seed, epoch).permutation(images)
 
 
-class Schedule(Sampler[list[Slot]]):
+class Schedule(Sampler[list[SampleRef]]):
     """The batches from one step of the run to another; an epoch's incomplete last batch is left out.
 
     Args:
@@ -118,14 +118,14 @@ class Schedule(Sampler[list[Slot]]):
         self, images: int, batch: int, *, seed: int, start: int, stop: int, share: tuple[int, int] = (0, 1)
     ) -> None:
         self._images, self._batch, self._seed, self._start, self._stop = images, batch, seed, start, stop
-        number, processes = share
-        self._first, self._size = number * batch // processes, batch // processes
+        number, world_size = share
+        self._first, self._size = number * batch // world_size, batch // world_size
 
     def __len__(self) -> int:
         """Number of steps."""
         return self._stop - self._start
 
-    def __iter__(self) -> Iterator[list[Slot]]:
+    def __iter__(self) -> Iterator[list[SampleRef]]:
         """Go through the batches."""
         per_epoch = self._images // self._batch
         epoch, order = -1, np.empty(0, np.int64)
@@ -134,10 +134,10 @@ class Schedule(Sampler[list[Slot]]):
                 epoch = step // per_epoch
                 order = epoch_order(self._images, seed=self._seed, epoch=epoch)
             first = step % per_epoch * self._batch + self._first
-            yield [Slot(epoch, place, int(order[place])) for place in range(first, first + self._size)]
+            yield [SampleRef(epoch, place, int(order[place])) for place in range(first, first + self._size)]
 
 
-class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"]):
+class TrainingViews(Dataset["tuple[SampleRef, int, list[np.ndarray], list[Broken]]"]):
     """The views of the image in a slot.
 
     Args:
@@ -163,7 +163,7 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
         self._scaled, self._decoder = scaled_decoding, decoder
         self._maker = ViewMaker(settings, seed=seed, epochs=epochs)
 
-    def __getitem__(self, slot: Slot) -> tuple[Slot, int, list[np.ndarray], list[Broken]]:
+    def __getitem__(self, slot: SampleRef) -> tuple[SampleRef, int, list[np.ndarray], list[Broken]]:
         """Read the slot's image, or the one that takes its place, and cut its views."""
         used, broken = slot.sample, []
         for attempt in range(REPLACEMENTS):
@@ -184,13 +184,13 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
         arrays = self._maker.cut(pixels, epoch=slot.epoch, sample=slot.sample, views=views, size=size)
         return slot, used, arrays, broken
 
-    def _source(self, index: int, slot: Slot) -> Source:
+    def _source(self, index: int, slot: SampleRef) -> Source:
         """An image as it is stored."""
         if index == slot.sample and slot.content is not None:
             return io.BytesIO(slot.content)
         return self._images.source(index)
 
-    def _open(self, source: Source, slot: Slot) -> tuple[np.ndarray, tuple[int, int]]:
+    def _open(self, source: Source, slot: SampleRef) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded smaller, and its whole size."""
         if not self._scaled:
             array = jpeg.pixels(source) if self._decoder == "torchvision" else None
@@ -201,7 +201,7 @@ class TrainingViews(Dataset["tuple[Slot, int, list[np.ndarray], list[Broken]]"])
         return np.asarray(image), size
 
 
-def collate(items: Sequence[tuple[Slot, int, list[np.ndarray], list[Broken]]]) -> Batch:
+def collate(items: Sequence[tuple[SampleRef, int, list[np.ndarray], list[Broken]]]) -> Batch:
     """Stack the views of a batch's images view by view."""
     stacks = [torch.from_numpy(np.stack(arrays, axis=1)) for arrays in zip(*(item[2] for item in items), strict=True)]
     local_crops, local_parameters = stacks[2:] if len(stacks) == 4 else (None, None)
@@ -231,7 +231,7 @@ def loader(
     prefetch: int = 2,
     scaled_decoding: bool = False,
     decoder: Literal["torchvision", "pillow"] = "torchvision",
-    schedule: Sampler[list[Slot]] | None = None,
+    schedule: Sampler[list[SampleRef]] | None = None,
 ) -> DataLoader[Batch]:
     """This process's part of the batches from step `start` to `stop`; nothing but these two numbers is state.
 
@@ -252,7 +252,7 @@ def loader(
             of the set stand in.
     """
     views = TrainingViews(images, settings, seed=seed, epochs=epochs, scaled_decoding=scaled_decoding, decoder=decoder)
-    order = Schedule(len(images), batch, seed=seed, start=start, stop=stop, share=(rank(), processes()))
+    order = Schedule(len(images), batch, seed=seed, start=start, stop=stop, share=(rank(), world_size()))
     return DataLoader(
         views,  # type: ignore[arg-type]
         batch_sampler=schedule or order,
@@ -301,6 +301,6 @@ class BrokenFiles:
             raise UserError(
                 f"{found} of {seen} images seen are broken (more than 1 %), such as {names}: mend them, and the same "
                 "command goes on; without them it is another run (another --out, with init=RUN for its weights)",
-                told=rank() > 0,
+                already_reported=rank() > 0,
             )
         return new

@@ -8,7 +8,7 @@ import torch
 from .loader import Batch
 
 
-def moved_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     """The same batches in the same order; on a GPU, their crops are there when their step begins.
 
     One batch is read ahead, since its copy must start before the step that it hides behind: the crops of two batches,

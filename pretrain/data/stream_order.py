@@ -21,7 +21,7 @@ from excb.distributed.collectives import gather_rows
 from excb.distributed.workers import PATIENCE, ReadingError
 from excb.errors import UserError
 
-from .loader import Slot
+from .loader import SampleRef
 from .stream_images import StreamImages, image_name
 
 MOST = 64  # lanes: each of them keeps a shard open
@@ -154,7 +154,7 @@ class Lane:
         return [found[name] for name in names]
 
 
-class StreamSchedule(Sampler[list[Slot]]):
+class StreamSchedule(Sampler[list[SampleRef]]):
     """This process's part of the batches from one step of the run to another, read ahead by a thread.
 
     Args:
@@ -203,7 +203,7 @@ class StreamSchedule(Sampler[list[Slot]]):
         counts, waiting = zip(*(lane.state() for lane in self._lanes), strict=True)
         return {"counts": torch.tensor(counts), "waiting": torch.from_numpy(np.stack(waiting))}
 
-    def __iter__(self) -> Iterator[list[Slot]]:
+    def __iter__(self) -> Iterator[list[SampleRef]]:
         """Go through the batches; once.
 
         Raises:
@@ -217,7 +217,7 @@ class StreamSchedule(Sampler[list[Slot]]):
             for _ in range(self._start, self._stop):
                 item = ready.get()
                 if isinstance(item, UserError):
-                    raise ReadingError(str(item), alone=True)
+                    raise ReadingError(str(item), rank_local=True)
                 if isinstance(item, Exception):
                     raise item
                 yield item
@@ -245,13 +245,13 @@ class StreamSchedule(Sampler[list[Slot]]):
                     continue
                 break
 
-    def _slots(self, step: int) -> list[Slot]:
+    def _slots(self, step: int) -> list[SampleRef]:
         epoch, number = divmod(step, len(self._images) // self._batch)
         first = number * self._batch + self._mine.start * self._each
-        slots: list[Slot] = []
+        slots: list[SampleRef] = []
         for lane in self._lanes:
             for _ in range(self._each):
                 shard, row, content = lane.draw()
                 sample = ((shard + 1) << 32) | row  # above the numbers of kept images
-                slots.append(Slot(epoch, first + len(slots), sample, content, image_name(shard, row)))
+                slots.append(SampleRef(epoch, first + len(slots), sample, content, image_name(shard, row)))
         return slots

@@ -100,7 +100,7 @@ def fake_views(recipe: Recipe, images: int) -> tuple[Tensor, Tensor | None]:
 
 def loss_of(model: ExCB, views: tuple[Tensor, Tensor | None]) -> Tensor:
     """The loss of fake views."""
-    loss: Tensor = model(*views, step_name=0, sample_names=torch.empty(views[0].shape[1], dtype=torch.int64)).loss
+    loss: Tensor = model(*views, step_key=0, sample_keys=torch.empty(views[0].shape[1], dtype=torch.int64)).loss
     return loss
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from excb.charts.tensorboard import Board
-from excb.distributed.collectives import gather_rows, mean_over_ranks, processes, rank
+from excb.distributed.collectives import gather_rows, mean_over_ranks, rank, world_size
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
@@ -108,7 +108,7 @@ class EpochStatistics:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`: each process takes an equal part of the images."""
         self._sums.copy_(state["sums"])
-        self._filled, self._steps = len(state["used"]) // processes(), state["steps"]
+        self._filled, self._steps = len(state["used"]) // world_size(), state["steps"]
         mine = slice(rank() * self._filled, (rank() + 1) * self._filled)
         self._winners[:, : self._filled] = state["winners"][:, mine].to(self._winners.device)
         self._used[: self._filled] = state["used"][mine]
@@ -144,7 +144,9 @@ class Journal:
             try:
                 import wandb as weights_and_biases
             except ImportError:
-                raise UserError("monitor.wandb needs Weights & Biases: run `pip install wandb`", alone=True) from None
+                raise UserError(
+                    "monitor.wandb needs Weights & Biases: run `pip install wandb`", rank_local=True
+                ) from None
             # One run folder is one run there, however often it is started.
             name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
             self._wandb = weights_and_biases.init(id=name, resume="allow", dir=str(folder), **wandb)
@@ -180,7 +182,7 @@ class Journal:
             else:
                 self._wandb.log(numbers, step=step)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Have the disk hold all lines: a checkpoint written next never knows of more steps than they tell.
 
         Raises:
@@ -207,10 +209,10 @@ def _telling(file: Path) -> Iterator[None]:
         raise UserError(
             f"cannot write {file} ({error}): make room, or let it be written; the same command then goes on from the "
             "newest checkpoint",
-            alone=True,
+            rank_local=True,
         ) from None
     except UserError as error:
-        error.alone = True
+        error.rank_local = True
         raise
 
 

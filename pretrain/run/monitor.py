@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from excb import seeding
-from excb.distributed.collectives import from_first, gather_objects, processes, rank
+from excb.distributed.collectives import gather_objects, rank, run_on_rank0, world_size
 from excb.images.image_set import Images
 from excb.images.subset import Subset
 from excb.neighbours.knn import accuracy, nearest, vote
@@ -74,7 +74,7 @@ class Monitor:
         self._images = Subset(images, np.array(chosen, np.int64))
         self._views, self._k, self._seed = views, settings.k, seed
         self._device, self._workers = device, workers
-        self._mine = range(rank(), len(chosen), processes())
+        self._mine = range(rank(), len(chosen), world_size())
 
     @property
     def passes(self) -> int:
@@ -108,7 +108,7 @@ class Monitor:
         if agreed():
             raise StoppedError
         plain, seen = map(self._all, mine)
-        return from_first(lambda: self._figures(plain, seen))
+        return run_on_rank0(lambda: self._figures(plain, seen))
 
     def _features(self, backbone: nn.Module, progress: Callable[[int], None]) -> Iterator[Features]:
         """Of this process's plain images and of the augmented ones."""
@@ -120,7 +120,7 @@ class Monitor:
 
     def _all(self, features: Features) -> Features:
         """The features of all processes, in the order of the images."""
-        if processes() == 1:
+        if world_size() == 1:
             return features
         parts = gather_objects((features.rows, features.samples, features.broken))
         rows = torch.cat([part[0] for part in parts if len(part[0])] or [features.rows])

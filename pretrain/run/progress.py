@@ -8,7 +8,7 @@ from torch import Tensor
 
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter, duration
-from excb.distributed.collectives import processes
+from excb.distributed.collectives import world_size
 from excb.distributed.machine import peak_memory
 from excb.results.result import environment
 
@@ -52,7 +52,7 @@ def report(progress: Progress, recipe: Recipe, *, images: int, broken: int, devi
         "steps": progress.step,
         "seconds": round(progress.seconds, 1),
         "images_per_second": round(progress.images_per_second, 1),
-        "processes": processes(),
+        "processes": world_size(),
         "peak_memory": peak_memory(device),
         "broken_images": broken,
         "checkpoint": _checkpoint(progress.step),
@@ -78,8 +78,8 @@ def sum_up(
     if table:
         rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in (progress.last or {}).items()]
         reporter.table(f"{recipe.name}, seed {recipe.run.seed}", ["last epoch", ""], rows)
-    several = processes() > 1
-    where = f"{processes()} x {device.type}" if several else device.type
+    several = world_size() > 1
+    where = f"{world_size()} x {device.type}" if several else device.type
     said = [
         f"{progress.step} steps in {duration(progress.seconds)}",
         f"{progress.images_per_second:,.0f} images/s on {where}",

@@ -173,7 +173,7 @@ class Mirror:
         if self._latest is None or self._latest.running() or self._latest.done():
             self._latest = self._thread.submit(self._send)
 
-    def settle(self) -> str:
+    def flush(self) -> str:
         """Wait until everything is there; why something is not, or nothing."""
         return self._thread.submit(self._send).result()
 
@@ -183,7 +183,7 @@ class Mirror:
         Raises:
             UserError: something could not be sent.
         """
-        problem = self.settle()
+        problem = self.flush()
         if self._successor:
             raise UserError(f"{self._successor} has taken over the run at {self.url}: this one's is in {self._folder}")
         if problem:

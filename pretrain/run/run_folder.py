@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from excb.checkpoint import run_checkpoint
-from excb.distributed.collectives import processes
+from excb.distributed.collectives import world_size
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
@@ -25,7 +25,7 @@ from .remote_mirror import Mirror, Place
 
 RECIPE, REPORT, CURVES, DIVERGED = "recipe.json", "report.json", "curves.png", "diverged"
 # What may change between two starts of one run: none of it moves the weights.
-FREE = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
+RESUMABLE_CHANGES = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
 
 
 class RunFolder:
@@ -119,7 +119,7 @@ class RunFolder:
         file = self.path / DIVERGED / run_checkpoint.name_of(step)
         run_checkpoint.write(contents, file)
         if self._mirror is not None:
-            self._mirror.settle()
+            self._mirror.flush()
         return file
 
     def resume(self, warn: Any) -> dict[str, Any] | None:
@@ -197,14 +197,14 @@ def arithmetic(device: torch.device) -> dict[str, Any]:
     """What the last bits of a run depend on, besides its recipe and images."""
     gpu = device.type == "cuda"
     return {
-        "processes": processes(),
+        "processes": world_size(),
         "device": torch.cuda.get_device_name(device) if gpu else device.type,
         "threads": None if gpu else torch.get_num_threads(),
         "torch": str(torch.__version__),
     }
 
 
-def rounded_otherwise(old: dict[str, Any], new: dict[str, Any]) -> str:
+def numerics_changed(old: dict[str, Any], new: dict[str, Any]) -> str:
     """What to say where a run goes on with another `arithmetic`, or an empty string; what is not known is not told."""
     changed = [f"{name} {old[name]}, now {value}" for name, value in new.items() if old.get(name, value) != value]
     if not changed:
@@ -238,7 +238,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
                 changed.append(f"{section} was {before}, now {values}")
             continue
         for field, value in values.items():
-            if section in FREE or f"{section}.{field}" in FREE:
+            if section in RESUMABLE_CHANGES or f"{section}.{field}" in RESUMABLE_CHANGES:
                 continue
             was = (before or {}).get(field, usual[section][field])
             if was != value:

@@ -30,7 +30,7 @@ from ..loop import train
 from ..quickstart import settle_statistics
 from ..recipe import Recipe
 from ..run.monitor import KNN_TEMPERATURE, Monitor
-from ..run.run_folder import FREE, RECIPE, REPORT, differences
+from ..run.run_folder import RECIPE, REPORT, RESUMABLE_CHANGES, differences
 from .sets import Sets
 
 SCHEMA, FILE, UNTRAINED = 1, "cell.json", "untrained"
@@ -116,7 +116,7 @@ def decisive(recipe: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in values.items()
-        if name in MEASURING or not {name, name.partition(".")[0]} & set(FREE)
+        if name in MEASURING or not {name, name.partition(".")[0]} & set(RESUMABLE_CHANGES)
     }
 
 

@@ -107,9 +107,9 @@ def mixed_sizes(clusters: int) -> Tensor:
     return torch.tensor(fixed + [share / sum(others) * (1 - sum(fixed)) for share in others])
 
 
-def noise(step_name: int, clusters: int) -> list[float]:
+def noise(step_key: int, clusters: int) -> list[float]:
     """Weights of empty clusters, 0 to 0.001, each the first 53 bits of its folded name."""
-    names = [seeding.fold(seeding.Purpose.EMPTY_CLUSTER, step_name, k) for k in range(clusters)]
+    names = [seeding.fold(seeding.Purpose.EMPTY_CLUSTER, step_key, k) for k in range(clusters)]
     return [0.001 * (name >> 11) / 2**53 for name in names]
 
 
@@ -121,11 +121,11 @@ def assert_equal_to_oracle(
     expected = oracle.Oracle(model)
     for step in range(steps):
         global_views, local_views = images(*views, batch, seed=step)
-        step_name, momentum = 40 + step, 0.9 - 0.1 * step
-        weights = noise(step_name, settings.clusters)
+        step_key, momentum = 40 + step, 0.9 - 0.1 * step
+        weights = noise(step_key, settings.clusters)
         weights = weights if settings.empty_clusters == "noise" else [0.0] * settings.clusters
         theirs = expected.forward(global_views, local_views, weights)
-        ours = model(global_views, local_views, step_name=step_name)
+        ours = model(global_views, local_views, step_key=step_key)
 
         assert_close(ours.loss, theirs.loss)
         assert_close(ours.confidence, torch.tensor(theirs.confidence))
@@ -294,7 +294,7 @@ def test_float32_loss_equals_the_oracle(balancing: str) -> None:
     expected = oracle.Oracle(model).forward(global_views, local_views, noise(0, 13))
     assert local_views is not None
     with default_dtype(torch.float32):
-        step = model.float()(global_views.float(), local_views.float(), step_name=0)
+        step = model.float()(global_views.float(), local_views.float(), step_key=0)
     assert step.loss.dtype == torch.float32
     assert step.winners.tolist() == expected.winners
     torch.testing.assert_close(step.loss.double(), expected.loss.detach(), rtol=1e-5, atol=0)
@@ -312,7 +312,7 @@ def test_double_precision_does_not_hang_on_torchs_default() -> None:
     global_views, local_views = images(2, 6, 2)
     expected = oracle.Oracle(model).forward(global_views, local_views, noise(0, 7))
     with default_dtype(torch.float32):
-        step = model(global_views, local_views, step_name=0)
+        step = model(global_views, local_views, step_key=0)
     assert_close(step.loss, expected.loss)
 
 
@@ -321,8 +321,8 @@ def test_double_precision_does_not_hang_on_torchs_default() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def run(model: ExCB, views: tuple[int, int] = (2, 2), *, batch: int = 3, step_name: int = 0) -> Step:
-    step: Step = model(*images(*views, batch), step_name=step_name)
+def run(model: ExCB, views: tuple[int, int] = (2, 2), *, batch: int = 3, step_key: int = 0) -> Step:
+    step: Step = model(*images(*views, batch), step_key=step_key)
     return step
 
 
@@ -405,7 +405,7 @@ def test_statistics_average_over_images_and_ordered_pairs() -> None:
     assert step.agreement.item() == pytest.approx(torch.stack(pairs).mean().item())
     assert run(model, (1, 2)).agreement == 0
     same = images(1, 0, 4)[0].repeat(2, 1, 1, 1, 1)
-    assert model(same, step_name=0).agreement == 1
+    assert model(same, step_key=0).agreement == 1
 
 
 def test_batch_sizes_count_shares() -> None:
@@ -543,16 +543,16 @@ def test_ties_of_empty_clusters_break_by_the_name_of_the_step() -> None:
     sizes = torch.zeros(13)
     sizes[4] = 1
     model.sizes.copy_(sizes)
-    steps = [run(model, batch=8, step_name=name) for name in (3, 3, 4, 5, 6)]
+    steps = [run(model, batch=8, step_key=name) for name in (3, 3, 4, 5, 6)]
     torch.manual_seed(0)  # no global generator has a say
     assert torch.equal(steps[0].loss, steps[1].loss)
-    assert torch.equal(steps[0].loss, run(model, batch=8, step_name=3).loss)
+    assert torch.equal(steps[0].loss, run(model, batch=8, step_key=3).loss)
     assert len({step.loss.item() for step in steps}) == 4
     assert len({step.winners[0, 0].item() for step in steps}) > 1
 
     exact = build(clusters=13, head="gelu", empty_clusters="exact")
     exact.sizes.copy_(sizes)
-    assert torch.equal(run(exact, step_name=3).loss, run(exact, step_name=4).loss)
+    assert torch.equal(run(exact, step_key=3).loss, run(exact, step_key=4).loss)
     assert set(run(exact).winners.flatten().tolist()) == {0}  # z^B = 1 for every sample: the first of the tied
 
 
@@ -682,7 +682,7 @@ def dropped(model: ExCB, globals_: int, locals_: int, names: Tensor) -> Tensor:
     layer = model.student.backbone.get_submodule("drop_path")
     handle = layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     views = torch.ones(globals_ + locals_, len(names), 3, 2, 2)
-    model(views[:globals_], views[globals_:] if locals_ else None, step_name=0, sample_names=names)
+    model(views[:globals_], views[globals_:] if locals_ else None, step_key=0, sample_keys=names)
     handle.remove()
     return torch.cat(outputs).unflatten(0, (globals_ + locals_, len(names))).eq(0).all(2)
 
@@ -706,14 +706,14 @@ def test_drop_path_depends_on_sample_and_view_only() -> None:
 
 def test_drop_path_keeps_the_mean() -> None:
     layer = SampleDropPath(0.2, 0)
-    layer.row_names = torch.arange(20_000)
+    layer.row_keys = torch.arange(20_000)
     rows = layer(torch.ones(20_000, 2))
     assert set(rows.flatten().tolist()) == {0.0, 1.25}
     assert rows.mean().item() == pytest.approx(1, abs=0.01)
 
 
 def test_drop_path_without_names_of_samples_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="drop_path_names"):
+    with pytest.raises(RuntimeError, match="drop_path_keys"):
         run(build(drop_path=0.5))
 
 
@@ -733,7 +733,7 @@ def test_similarities_never_pass_through_half_precision() -> None:
         model.get_submodule(name).register_forward_hook(keep(name))
     views = images(2, 0, 4)[0].float()
     with default_dtype(torch.float32), torch.autocast("cpu", dtype=torch.bfloat16):
-        step = model(views, step_name=1)
+        step = model(views, step_key=1)
     assert all(output.dtype == torch.bfloat16 for output in rows.values())
     assert step.loss.dtype == step.confidence.dtype == torch.float32
 
@@ -760,7 +760,7 @@ def test_winners_under_autocast_are_those_of_float32() -> None:
             network.backbone = nn.Flatten()
             network.projector = nn.Identity()  # type: ignore[assignment]
         model.student.predictor = nn.Identity()
-        step = model(rows[None, :, :, None, None], step_name=0)
+        step = model(rows[None, :, :, None, None], step_key=0)
     assert torch.equal(step.winners[0], exact)
     assert not torch.equal(rounded, exact)
 
@@ -787,7 +787,7 @@ def test_no_tensor_is_larger_than_views_times_images_times_clusters() -> None:
         model = build(clusters=clusters, width=16)
         global_views, local_views = images(2, 6, batch)
         with Allocations() as allocations:
-            step = model(global_views, local_views, step_name=0)
+            step = model(global_views, local_views, step_key=0)
             step.loss.backward()
             model.update(step.counted, 0.9)
     assert step.loss.isfinite()

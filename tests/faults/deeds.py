@@ -22,7 +22,7 @@ from torch.utils.data._utils import worker as torch_worker
 from excb.networks import features
 from excb.pretrain import step
 from excb.pretrain.__main__ import main
-from excb.pretrain.data.loader import Slot, TrainingViews
+from excb.pretrain.data.loader import SampleRef, TrainingViews
 from excb.pretrain.run import monitor
 from tests import ordinary_user
 
@@ -191,7 +191,7 @@ def _before_step(deed: Callable[[step.Trainer, Any, int], None]) -> None:
 def _before_image(deed: Callable[[TrainingViews, int], None]) -> None:
     real = TrainingViews.__getitem__
 
-    def read(views: TrainingViews, slot: Slot) -> Any:
+    def read(views: TrainingViews, slot: SampleRef) -> Any:
         deed(views, slot.sample)
         return real(views, slot)
 

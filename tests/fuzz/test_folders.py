@@ -13,7 +13,7 @@ from excb.images.image_set import ImageSet, read_list, scan_folder
 from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main
-from excb.pretrain.data.loader import NO_IMAGE, Slot, TrainingViews
+from excb.pretrain.data.loader import NO_IMAGE, SampleRef, TrainingViews
 from excb.transfer.data import splits
 from excb.transfer.data.sources import train_and_test
 from excb.transfer.features.extraction import files_hash
@@ -37,7 +37,7 @@ def read_all(guard: Guard, images: ImageSet) -> None:
     training = TrainingViews(images, views(), seed=0, epochs=1)
     inputs = Inputs(images, Preprocessing(36, 32))
     for index in range(min(len(images), 8)):
-        _, used, _, broken = guard.run(partial(training.__getitem__, Slot(0, 0, index)))
+        _, used, _, broken = guard.run(partial(training.__getitem__, SampleRef(0, 0, index)))
         assert used != NO_IMAGE or broken
         guard.run(partial(inputs.__getitem__, index))
     guard.run(lambda: files_hash(images))

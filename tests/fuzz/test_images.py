@@ -15,7 +15,7 @@ from excb.images.decoding import BrokenImageError, open_image, open_smaller, sto
 from excb.images.image_set import ImageSet, scan_folder
 from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
-from excb.pretrain.data.loader import Slot, TrainingViews
+from excb.pretrain.data.loader import SampleRef, TrainingViews
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz
@@ -23,7 +23,7 @@ from tests.run_files import tiny_recipe
 
 KIND = "images"
 BROKEN = (BrokenImageError,)
-SLOT = Slot(epoch=0, position=0, sample=0)
+SLOT = SampleRef(epoch=0, position=0, sample=0)
 
 
 def coded(image: Image.Image, kind: str, **options: object) -> bytes:

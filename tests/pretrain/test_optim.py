@@ -16,11 +16,11 @@ from excb.pretrain.optim import (
     Schedules,
     build_optimizer,
     clip_each,
+    conditional_step,
     cosine,
     gradient_norms,
     restore_optimizer,
     set_schedules,
-    step_if,
 )
 from excb.pretrain.recipe import OptimSettings, Recipe
 from excb.pretrain.recipes import RECIPES
@@ -347,7 +347,7 @@ def test_a_step_that_is_left_out_leaves_no_trace(kind: str, fused: bool) -> None
         set_gradients(module, step)
         if not this:
             module.centroids.weight.grad[0] = math.nan
-        step_if(optimizer, torch.tensor(this))
+        conditional_step(optimizer, torch.tensor(this))
     for one, other in zip(module.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
 

@@ -186,7 +186,7 @@ def test_an_overflow_of_fp16_leaves_the_step_out_and_lowers_the_scale(optimizer:
     half.scaler.load_state_dict(half.scaler.state_dict() | {"scale": 2.0**40})
     before = copy.deepcopy(dict(half.model.student.named_parameters()))
     half.step(batch_of(half, 0), 0)
-    half.settle()
+    half.synchronize()
     for values in half.optimizer.state.values():  # no momentum of a step that was not taken
         assert not any(value.any() for value in values.values())
     assert half.scaler.get_scale() == 2.0**39
@@ -243,7 +243,7 @@ def test_what_is_not_finite_is_named_and_moves_nothing(settings: tuple[str, ...]
         patch.setattr(ill, "views", spoilt(ill.views))
         ill.step(good, 1)
     with pytest.raises(NotFiniteError, match=r"the loss is nan, the gradient of .* more is not finite") as refusal:
-        ill.settle() if told == "when asked" else ill.step(good, 2)  # which alone could be taken
+        ill.synchronize() if told == "when asked" else ill.step(good, 2)  # which alone could be taken
     assert refusal.value.step == 1
     after = everything(ill)
     assert after.keys() == before.keys()
@@ -337,7 +337,7 @@ def test_a_step_does_not_wait_for_a_gpu(network: tuple[str, ...]) -> None:
 def test_a_refused_step_moves_nothing_on_a_gpu() -> None:
     ill = trainer(*RESNET, "efficiency.precision=bf16", device="cuda")
     ill.step(batch_of(ill, 0), 0)
-    ill.settle()
+    ill.synchronize()
     before = everything(ill)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ill, "views", spoilt(ill.views))

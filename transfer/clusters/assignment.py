@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.distributed.collectives import gather_objects, processes, rank
+from excb.distributed.collectives import gather_objects, rank, world_size
 from excb.errors import require
 from excb.exact import exact_products
 from excb.hub.trained_heads import NetworkHeads
@@ -105,7 +105,7 @@ def assign(
     require(len(keys) > 1, "the checkpoint has one cluster only: there is nothing to assign")
     tiles = in_batches(range(len(features)), max(1, min(MOST_ROWS, TILE // len(keys))))
     mine = []
-    for turn, tile in enumerate(tiles[rank() :: processes()]):
+    for turn, tile in enumerate(tiles[rank() :: world_size()]):
         with exact_products(device):
             rows = torch.nn.functional.normalize(
                 heads.projector(features.rows(tile.start, tile.stop).to(device)).float(), dim=-1
@@ -115,9 +115,9 @@ def assign(
         scores.scatter_(1, first[:, None], -torch.inf)
         runner_up, second = scores.max(1)
         mine.append([part.cpu().numpy() for part in (first, second, best, best - runner_up)])
-        progress(sum(map(len, tiles[turn * processes() : (turn + 1) * processes()])))
+        progress(sum(map(len, tiles[turn * world_size() : (turn + 1) * world_size()])))
     everywhere = gather_objects(mine)
-    in_order = [everywhere[turn % processes()][turn // processes()] for turn in range(len(tiles))]
+    in_order = [everywhere[turn % world_size()][turn // world_size()] for turn in range(len(tiles))]
     return Assignment(len(keys), *(np.concatenate(parts) for parts in zip(*in_order, strict=True)))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.console import Reporter
-from excb.errors import UserError, is_first
+from excb.errors import UserError, is_rank0
 
 from ..task_command import prepared
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval clusters` in this process, with the others if there are any."""
-    from excb.distributed.collectives import together
+    from excb.distributed.collectives import all_succeed
     from excb.images.image_set import refuse_among
 
     from ..data.sources import images_of
     from . import command
     from .files import read_sizes
 
-    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    reporter = Reporter(quiet=chosen.quiet or not is_rank0())
     if chosen.compare and chosen.out is None:
-        raise UserError("--compare draws into a folder: name it with --out DIR", told=not is_first())
+        raise UserError("--compare draws into a folder: name it with --out DIR", already_reported=not is_rank0())
     for place in chosen.compare:
-        together(partial(read_sizes, place))  # a wrong one is told before images are read
-    options = together(lambda: _options(chosen))
-    images = together(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
+        all_succeed(partial(read_sizes, place))  # a wrong one is told before images are read
+    options = all_succeed(lambda: _options(chosen))
+    images = all_succeed(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
     if chosen.out is not None:
-        together(partial(refuse_among, images, chosen.out))
+        all_succeed(partial(refuse_among, images, chosen.out))
     task = prepared(chosen, images, images, device, heads=True)
-    heads = together(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
+    heads = all_succeed(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
     if chosen.dry_run:
         from ..features.export import describe, plan
 
         found = plan(task, sets=("train",))
-        if is_first():
+        if is_rank0():
             reporter.answer(describe(found))
         return 0
     clusters = command.evaluate(
@@ -59,7 +59,7 @@ def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
             clusters, images, chosen.out, reporter, name=Path(chosen.ckpt).name, options=options
         )
         reporter.note(f"wrote {', '.join(map(str, files))}")
-    if chosen.json and is_first():
+    if chosen.json and is_rank0():
         reporter.answer(result.to_json())
     return 0
 

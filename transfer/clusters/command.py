@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from excb.console import Reporter
-from excb.distributed.collectives import from_first, rank
+from excb.distributed.collectives import rank, run_on_rank0
 from excb.errors import UserError, require
 from excb.files.atomic import write_bytes, write_text
 from excb.hub.loading import Backbone
@@ -167,7 +167,7 @@ def write(
     Raises:
         UserError: a file cannot be written, or a folder to compare with is none of this command.
     """
-    return from_first(lambda: _write(found, images, folder, reporter, name=name, options=options or Options()))
+    return run_on_rank0(lambda: _write(found, images, folder, reporter, name=name, options=options or Options()))
 
 
 def _write(

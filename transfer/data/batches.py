@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
-from excb.distributed.collectives import processes, rank
+from excb.distributed.collectives import rank, world_size
 from excb.distributed.machine import follow_parent
-from excb.distributed.workers import arriving
+from excb.distributed.workers import watch_workers
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
@@ -132,7 +132,7 @@ class TrainingBatches:
             worker_init_fn=follow_parent,
             prefetch_factor=4 if self._workers else None,
         )
-        for number, (views, samples, reasons) in enumerate(arriving(loader)):
+        for number, (views, samples, reasons) in enumerate(watch_workers(loader)):
             if reasons:
                 path, reason = reasons[0]
                 raise UserError(f"{path} cannot be read ({reason}): mend or remove it")
@@ -152,7 +152,7 @@ class _Order(Sampler[list[tuple[int, int]]]):
         for epoch in self._epochs:
             order = seeding.generator(seeding.Purpose.TRANSFER_ORDER, self._seed, epoch).permutation(self._chosen)
             for start in range(0, len(order), self._batch):
-                share = order[start : start + self._batch][rank() :: processes()]
+                share = order[start : start + self._batch][rank() :: world_size()]
                 yield [(epoch, int(sample)) for sample in share]
 
 

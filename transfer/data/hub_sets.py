@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL.Image import Image
 
-from excb.distributed.collectives import from_first
+from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.images.decoding import open_image
 
@@ -84,7 +84,7 @@ def open_hub(text: str, split: Split, note: Note) -> HubImages:
         except trouble as error:
             raise UserError(f"cannot load hf:{text}: {one_line(error)}") from None
 
-    there = from_first(lambda: list(ask("get_dataset_split_names")))
+    there = run_on_rank0(lambda: list(ask("get_dataset_split_names")))
     wanted = ("train",) if split == "train" else ("test", "validation", "valid", "val")
     for part in (part for part in wanted if part in there):
         data = first_then_all(functools.partial(ask, "load_dataset", split=part))

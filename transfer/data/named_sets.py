@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from excb.distributed.collectives import from_first
+from excb.distributed.collectives import run_on_rank0
 
 Split = Literal["train", "test"]
 Note = Callable[[str], None]
@@ -42,7 +42,7 @@ class NumberedImages:
 def first_then_all(load: Callable[[], T]) -> T:
     """Load in process 0, which may have to download, and then in the others from its disk."""
     loaded: list[T] = []
-    from_first(lambda: loaded.append(load()))
+    run_on_rank0(lambda: loaded.append(load()))
     return loaded[0] if loaded else load()
 
 

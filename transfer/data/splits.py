@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from excb.distributed.collectives import from_first
+from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.files.atomic import write_text
 from excb.images.image_set import Images, read_list
@@ -66,7 +66,7 @@ def simclr_split(percent: int, images: Images, *, file: Path | None = None, cach
     Raises:
         UserError: the list cannot be had, is damaged, names an image twice or one that the set has not.
     """
-    names = from_first(lambda: _published(percent, cache) if file is None else _given(percent, file))
+    names = run_on_rank0(lambda: _published(percent, cache) if file is None else _given(percent, file))
     return _find(names, images, source="SimCLR's list" if file is None else str(file))
 
 

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from excb.console import Reporter
-from excb.errors import UserError, is_first
+from excb.errors import UserError, is_rank0
 
 if TYPE_CHECKING:
     import torch
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 def detect(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval detection` in this process, with the others if there are any."""
-    from excb.distributed.collectives import from_first, together
+    from excb.distributed.collectives import all_succeed, run_on_rank0
 
     from . import command
 
-    reporter = Reporter(quiet=chosen.quiet or not is_first())
+    reporter = Reporter(quiet=chosen.quiet or not is_rank0())
     request = request_of(chosen)
     command.check(request)  # before a large annotation file is read
     train, val = images_of(chosen)
-    job = together(lambda: command.prepare(request, train, val, device, reporter))
+    job = all_succeed(lambda: command.prepare(request, train, val, device, reporter))
     if chosen.dry_run:
-        if is_first():
+        if is_rank0():
             command.show(request, job)
         return 0
     result = command.evaluate(request, job, table=not chosen.json)
     if isinstance(result, int):
         return result
     if chosen.out is not None:
-        files = from_first(lambda: command.copy_result(result, job.folder, chosen.out))
+        files = run_on_rank0(lambda: command.copy_result(result, job.folder, chosen.out))
         reporter.note(f"wrote {', '.join(map(str, files))}")
-    if chosen.json and is_first():
+    if chosen.json and is_rank0():
         reporter.answer(result.to_json())
     return 0
 
@@ -44,16 +44,16 @@ def detected(
     chosen: argparse.Namespace, train: "CocoSet", val: "CocoSet", device: "torch.device", reporter: Reporter
 ) -> "Measured":
     """The result of detection, and what writes it."""
-    from excb.distributed.collectives import from_first, together
+    from excb.distributed.collectives import all_succeed, run_on_rank0
 
     from . import command
 
     request = request_of(chosen)
-    job = together(lambda: command.prepare(request, train, val, device, reporter))
+    job = all_succeed(lambda: command.prepare(request, train, val, device, reporter))
     result = command.evaluate(request, job, table=False)
     if isinstance(result, int):
-        raise UserError("detection was stopped: the same command goes on", told=not is_first())
-    return result, lambda told, file: from_first(lambda: command.copy_result(told, job.folder, file))
+        raise UserError("detection was stopped: the same command goes on", already_reported=not is_rank0())
+    return result, lambda told, file: run_on_rank0(lambda: command.copy_result(told, job.folder, file))
 
 
 def request_of(chosen: argparse.Namespace) -> "Request":
@@ -77,11 +77,11 @@ def request_of(chosen: argparse.Namespace) -> "Request":
 
 def images_of(chosen: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
     """The images to train on, and those to find objects in."""
-    from excb.distributed.collectives import together
+    from excb.distributed.collectives import all_succeed
 
     from .coco import open_coco
 
-    return together(
+    return all_succeed(
         lambda: open_coco(
             chosen.data,
             train_json=chosen.train_json,

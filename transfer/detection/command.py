@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from excb.console import Reporter
-from excb.distributed.collectives import from_first, processes, rank
+from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.distributed.machine import worker_count
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
@@ -83,8 +83,8 @@ def prepare(request: Request, train: CocoSet, val: CocoSet, device: torch.device
             f"detection takes a {', '.join(DEPTHS)}, and {request.checkpoint} is a {name}: choose another checkpoint"
         )
     settings = _settings(request, backbone)
-    if settings.batch % processes():
-        raise UserError(f"a batch of {settings.batch} images cannot be shared by {processes()} processes: set --batch")
+    if settings.batch % world_size():
+        raise UserError(f"a batch of {settings.batch} images cannot be shared by {world_size()} processes: set --batch")
     if request.schedule == "overfit":
         train = val = train.clearest(OVERFIT_IMAGES)
     folder = request.folder or Path("runs") / f"detection-{_label(request.checkpoint)}-{request.schedule}"
@@ -128,12 +128,14 @@ def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
     """
     start, runner, reporter = time.monotonic(), engine(request.engine), job.reporter
     identity = _identity(request, job)
-    fresh = from_first(lambda: _is_new(job.folder, identity))
+    fresh = run_on_rank0(lambda: _is_new(job.folder, identity))
     wanted = request.schedule in {"1x", "2x"} if request.preflight is None else request.preflight
     if wanted and fresh:
-        from_first(lambda: preflight(runner, job))  # as an engine's first losses want it: one process, the others wait
+        run_on_rank0(
+            lambda: preflight(runner, job)
+        )  # as an engine's first losses want it: one process, the others wait
     if fresh:
-        from_first(lambda: write_text(json.dumps(identity, indent=2) + "\n", job.folder / IDENTITY))
+        run_on_rank0(lambda: write_text(json.dumps(identity, indent=2) + "\n", job.folder / IDENTITY))
     with StopRequest() as stop:
         if not runner.train(job, stop):
             if stop.received is not None:
@@ -141,7 +143,7 @@ def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
             return stop.exit_code
     found = runner.predict(job, job.val)
     seconds = time.monotonic() - start
-    result = from_first(lambda: _report(request, job, found, runner.differences, seconds))
+    result = run_on_rank0(lambda: _report(request, job, found, runner.differences, seconds))
     if table and rank() == 0:
         title = f"Mask R-CNN ({job.settings.architecture}) on {len(job.val):,} images of {job.val.source.name}"
         rows = [[name, f"{value:.2f}"] for name, value in result.figures.items()]

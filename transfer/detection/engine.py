@@ -19,7 +19,9 @@ from .annotations import CocoSet
 from .settings import DetectionSettings
 
 EngineName = Literal["detectron2", "torchvision"]
-FREE = frozenset({"test_size", "rpn_pre_test", "rpn_post_test", "save_every"})  # settings that change no training
+RESUMABLE_CHANGES = frozenset(
+    {"test_size", "rpn_pre_test", "rpn_post_test", "save_every"}
+)  # settings that change no training
 INSTALL = (
     "Detectron2 is not installed: build it (pip install 'setuptools<82' wheel ninja, then pip install "
     "--no-build-isolation git+https://github.com/facebookresearch/detectron2), or take --engine torchvision"
@@ -60,7 +62,7 @@ class Job:
     @property
     def training(self) -> dict[str, Any]:
         """What must be equal for a training to go on: plain values by name."""
-        settings = {name: value for name, value in asdict(self.settings).items() if name not in FREE}
+        settings = {name: value for name, value in asdict(self.settings).items() if name not in RESUMABLE_CHANGES}
         return settings | {"depth": self.depth, "weights": self.weights, "images": self.train.fingerprint}
 
 

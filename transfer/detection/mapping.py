@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
 from excb.distributed.machine import follow_parent
-from excb.distributed.workers import arriving
+from excb.distributed.workers import watch_workers
 from excb.errors import UserError
 
 from .annotations import CocoSet
@@ -221,7 +221,7 @@ def _load(
         worker_init_fn=follow_parent,
         generator=torch.Generator(),  # or it would take a number from torch's own, which engines draw from
     )
-    for batch in arriving(loader):
+    for batch in watch_workers(loader):
         for sample in batch:
             if isinstance(sample, str):
                 raise UserError(sample)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from excb.console import Reporter
-from excb.distributed.collectives import from_first
-from excb.errors import UserError, is_first
+from excb.distributed.collectives import run_on_rank0
+from excb.errors import UserError, is_rank0
 from excb.files.atomic import write_text
 
 from ..detection.command import DEPTHS
@@ -40,7 +40,7 @@ def evaluate_all(
         UserError: --out is missing, a protocol could not be measured, or the report not be written.
     """
     if chosen.out is None and not chosen.dry_run:
-        raise UserError("name the folder for results and report with --out DIR", told=not is_first())
+        raise UserError("name the folder for results and report with --out DIR", already_reported=not is_rank0())
     settings_for(chosen.schedule)
     detection = None
     if chosen.coco is not None and task.backbone.entry.architecture.name in DEPTHS:
@@ -56,13 +56,15 @@ def evaluate_all(
         only=chosen.only,
     )
     if chosen.dry_run:
-        if is_first():
+        if is_rank0():
             _show(suite.plan(found, chosen.out), reporter, as_json=chosen.json)
         return 0
     outcomes = suite.evaluate(found, chosen.out, run, reporter)
-    from_first(lambda: tell(outcomes, chosen.out, reporter, as_json=chosen.json))
+    run_on_rank0(lambda: tell(outcomes, chosen.out, reporter, as_json=chosen.json))
     if failed := [one for one in outcomes if one.failed]:
-        raise UserError(f"{failed[0].step.title} could not be measured: {failed[0].failed}", told=not is_first())
+        raise UserError(
+            f"{failed[0].step.title} could not be measured: {failed[0].failed}", already_reported=not is_rank0()
+        )
     return 0
 
 

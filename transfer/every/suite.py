@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from excb.console import Reporter
-from excb.distributed.collectives import from_first
-from excb.errors import UserError, is_first, nearest_name, require
+from excb.distributed.collectives import run_on_rank0
+from excb.errors import UserError, is_rank0, nearest_name, require
 from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.networks.backbone import weights_hash
@@ -45,19 +45,19 @@ class Step:
         title: as people call it.
         command: of `excb-eval`, without checkpoint and images.
         skipped: why it does not apply; empty where it does.
-        hangs_on: what its result hangs on, beside the command; compared with that of a finished one.
+        depends_on: what its result hangs on, beside the command; compared with that of a finished one.
     """
 
     name: str
     title: str
     command: list[str]
     skipped: str = ""
-    hangs_on: dict[str, Any] = field(default_factory=dict)
+    depends_on: dict[str, Any] = field(default_factory=dict)
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that the result hangs on, as JSON holds it."""
-        found: dict[str, Any] = json.loads(json.dumps(self.hangs_on | {"command": self.command}))
+        found: dict[str, Any] = json.loads(json.dumps(self.depends_on | {"command": self.command}))
         return found
 
     @property
@@ -117,21 +117,21 @@ def steps(
         recipes.choose(linear)
     require(len(set(seeds)) == len(seeds), "--seeds names a seed twice")
     seed = ["--seeds", *map(str, seeds)]
-    hangs_on = _hangs_on(task, network)
+    depends_on = _hangs_on(task, network)
     found = [
-        Step("knn", "k-NN", ["knn"], hangs_on=hangs_on),
-        Step("linear", f"Linear, {linear}", ["linear", "--protocol", linear], hangs_on=hangs_on),
+        Step("knn", "k-NN", ["knn"], depends_on=depends_on),
+        Step("linear", f"Linear, {linear}", ["linear", "--protocol", linear], depends_on=depends_on),
         *(
             Step(
                 f"semisup_{percent}",
                 f"{percent} % of the labels",
                 ["semisup", "--percent", str(percent), *seed],
                 skipped=_too_few(task, percent),
-                hangs_on=hangs_on,
+                depends_on=depends_on,
             )
             for percent in (1, 10)
         ),
-        _detection_step(task, detection, hangs_on),
+        _detection_step(task, detection, depends_on),
     ]
     names = [step.name for step in found]
     if wrong := [name for name in only if name not in names]:
@@ -163,16 +163,16 @@ def _too_few(task: Task, percent: int) -> str:
 
 
 def _detection_step(
-    task: Task, detection: tuple[Sequence[str], Mapping[str, Any]] | None, hangs_on: Mapping[str, Any]
+    task: Task, detection: tuple[Sequence[str], Mapping[str, Any]] | None, depends_on: Mapping[str, Any]
 ) -> Step:
     name = task.backbone.entry.architecture.name
-    common = {key: hangs_on[key] for key in ("weights", "network", "version")}
+    common = {key: depends_on[key] for key in ("weights", "network", "version")}
     if name not in DEPTHS:
         return Step("detection", "Detection", ["detection"], skipped=f"it takes a {' or '.join(DEPTHS)}, not a {name}")
     if detection is None:
         return Step("detection", "Detection", ["detection"], skipped="name images for it with --coco DIR")
     words, images = detection
-    return Step("detection", "Detection", ["detection", *words], hangs_on=common | {"images": dict(images)})
+    return Step("detection", "Detection", ["detection", *words], depends_on=common | {"images": dict(images)})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def evaluate(found: Sequence[Step], folder: Path, run: Run, reporter: Reporter) 
 
 def _one(step: Step, folder: Path, run: Run, reporter: Reporter) -> Outcome:
     file = folder / f"{step.name}.json"
-    done, why = from_first(lambda: finished(step, folder))
+    done, why = run_on_rank0(lambda: finished(step, folder))
     if done:
         reporter.note(f"{step.title}: finished before")
         return Outcome(step, file, _read(file), before=True)
@@ -220,7 +220,7 @@ def _one(step: Step, folder: Path, run: Run, reporter: Reporter) -> Outcome:
     except UserError as error:
         reporter.warn(f"{step.title}: {error}")
         return Outcome(step, failed=str(error))
-    from_first(lambda: _remember(step, folder))
+    run_on_rank0(lambda: _remember(step, folder))
     return Outcome(step, file, _read(file))
 
 
@@ -264,7 +264,7 @@ def _digest(file: Path) -> str:
 
 
 def _read(file: Path) -> Result | None:
-    return Result.from_json(file.read_text(encoding="utf-8"), source=str(file)) if is_first() else None
+    return Result.from_json(file.read_text(encoding="utf-8"), source=str(file)) if is_rank0() else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

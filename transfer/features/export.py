@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from excb.console import Reporter, duration
-from excb.distributed.collectives import from_first, processes, rank
+from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.errors import UserError
 from excb.images.image_set import Images
 from excb.networks.features import Inputs, Kind, in_batches, stream
@@ -36,7 +36,7 @@ def export(task: Task, file: Path, reporter: Reporter, *, kind: Kind = "pooled")
     for name, images in (("train", task.train), ("test", task.test)):
         rows, labels = task.features(images, name, reporter, kind=kind)
         arrays |= {f"{name}_rows": rows.numpy(), f"{name}_labels": labels.numpy(), f"{name}_names": _names(images)}
-    from_first(lambda: _write(arrays, file))
+    run_on_rank0(lambda: _write(arrays, file))
     if rank() == 0:
         reporter.note(f"wrote {file}")
     return file
@@ -80,7 +80,7 @@ def plan(task: Task, *, kind: Kind = "pooled", sets: Sequence[str] = ("train", "
     found = {name: _plan_set(task, getattr(task, name), kind) for name in sets}
     left = sum(entry["images"] - entry["cached"] for entry in found.values())
     pace = _seconds_per_image(task, kind) if left else None
-    seconds = left * (pace or 0.0) / processes()
+    seconds = left * (pace or 0.0) / world_size()
     return {"width": task.extraction(task.train, kind).width, "seconds_per_image": pace, "seconds": seconds, **found}
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from excb.console import Reporter
-from excb.distributed.collectives import from_first, gather_numbers, gather_objects, processes, rank, together
+from excb.distributed.collectives import all_succeed, gather_numbers, gather_objects, rank, run_on_rank0, world_size
 from excb.errors import UserError, require
 from excb.hub.loading import Backbone
 from excb.images.image_set import Images
@@ -37,14 +37,14 @@ def modules_hash(network: nn.Module) -> str:
     return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", repr(network)).encode()).hexdigest()
 
 
-def refuse_broken(broken: Mapping[str, str], images: Images, *, told: bool = False) -> None:
+def refuse_broken(broken: Mapping[str, str], images: Images, *, already_reported: bool = False) -> None:
     """Raise UserError if images could not be read: figures over the others would not be comparable."""
     if broken:
         path, reason = next(iter(broken.items()))
         raise UserError(
             f"{len(broken)} of {len(images)} images in {images.root} cannot be read, such as {path} ({reason}): mend "
             "or remove them",
-            told=told,
+            already_reported=already_reported,
         )
 
 
@@ -131,26 +131,26 @@ class Extraction:
         """
         batch = int(gather_numbers([self.batch]).min())  # processes may have chosen their own
         batches = {number: in_batches(self.shards[number], batch) for number in numbers}
-        mine = [chosen for number in numbers for chosen in batches[number][rank() :: processes()]]
+        mine = [chosen for number in numbers for chosen in batches[number][rank() :: world_size()]]
         passed = self._pass(mine)
         broken: dict[str, str] = {}
         for number, whole in batches.items():
             # Memory may not suffice in one process alone: the others must hear of it where they wait for its rows.
-            everywhere = gather_objects(together(partial(self._parts, passed, whole, progress)))
-            in_order = [everywhere[turn % processes()][turn // processes()] for turn in range(len(whole))]
+            everywhere = gather_objects(all_succeed(partial(self._parts, passed, whole, progress)))
+            in_order = [everywhere[turn % world_size()][turn // world_size()] for turn in range(len(whole))]
             bad = {path: reason for part in in_order for path, reason in part.broken.items()}
             broken |= bad
             if not bad:
                 yield number, torch.cat([part.rows for part in in_order]).numpy()
-        refuse_broken(broken, self.images, told=rank() > 0)
+        refuse_broken(broken, self.images, already_reported=rank() > 0)
 
     @staticmethod
     def _parts(passed: Iterator[Features], whole: Sequence[range], progress: Callable[[int], None]) -> list[Features]:
         """This process's part of a shard's batches."""
         parts = []
-        for turn, part in enumerate(islice(passed, len(whole[rank() :: processes()]))):
+        for turn, part in enumerate(islice(passed, len(whole[rank() :: world_size()]))):
             parts.append(part)
-            progress(sum(map(len, whole[turn * processes() : (turn + 1) * processes()])))
+            progress(sum(map(len, whole[turn * world_size() : (turn + 1) * world_size()])))
         return parts
 
     def _pass(self, batches: Sequence[range]) -> Iterator[Features]:
@@ -181,16 +181,16 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
     if root is None:
         with reporter.progress(f"features of {name}", total) as bar:
             return CachedFeatures([rows for _, rows in extraction.run(range(len(sizes)), bar.advance)])
-    description = from_first(extraction.description)
+    description = run_on_rank0(extraction.description)
     store = extraction.store(root, description)
-    missing = from_first(lambda: store.missing(reporter.warn))
-    if missing or not from_first(store.finished):
-        from_first(lambda: store.start(missing))
+    missing = run_on_rank0(lambda: store.missing(reporter.warn))
+    if missing or not run_on_rank0(store.finished):
+        run_on_rank0(lambda: store.start(missing))
         done = total - sum(sizes[number] for number in missing)
         with reporter.progress(f"features of {name}", total, done=done) as bar:
             for number, rows in extraction.run(missing, bar.advance):
-                from_first(partial(store.write, number, rows))
-        from_first(lambda: store.finish(description))
+                run_on_rank0(partial(store.write, number, rows))
+        run_on_rank0(lambda: store.finish(description))
     elif rank() == 0:
         reporter.note(f"features of {name}: {total:,} rows from {store.folder}")
-    return together(store.open)
+    return all_succeed(store.open)

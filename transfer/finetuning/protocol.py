@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from excb.console import Reporter
-from excb.distributed.collectives import from_first, rank
+from excb.distributed.collectives import rank, run_on_rank0
 from excb.errors import require
 from excb.images.image_set import Images
 from excb.images.subset import Subset
@@ -287,7 +287,7 @@ def _evaluate_frozen(
     queries, _ = task.features(task.test, "test", reporter)
     if rank() == 0:
         reporter.note(f"logistic regression on the features of {len(rows):,} images")
-    top5, strength, how = from_first(lambda: _logistic(rows, labels, queries, seed))
+    top5, strength, how = run_on_rank0(lambda: _logistic(rows, labels, queries, seed))
     predictions = _predictions(task, {f"{name}_{{}}": top5})
     result = report(
         task,

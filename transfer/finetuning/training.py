@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from excb import seeding
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
-from excb.distributed.collectives import from_first, gather_objects, mean_over_ranks, processes, rank, together
+from excb.distributed.collectives import all_succeed, gather_objects, mean_over_ranks, rank, run_on_rank0, world_size
 from excb.distributed.parallel import SyncBatchNorm, _MeanOverProcesses, synchronise_batchnorm
 from excb.errors import UserError, require
 from excb.networks.backbone import SampleDropPath, has_batchnorm, weights_hash
@@ -107,7 +107,7 @@ def run(
     views = batches.run(first=done, last=settings.epochs)
     with reporter.progress(f"fine-tuning, seed {seed}", last, done=first) as bar:
         for step in range(first, last):
-            loss = training.step(together(lambda: next(views)), step)
+            loss = training.step(all_succeed(lambda: next(views)), step)
             bar.status = f"loss {loss:.3f}"
             bar.advance()
             if state is not None and (step + 1) % batches.steps == 0:
@@ -160,10 +160,11 @@ class _Training:
             loss = self._loss(images, labels) / batch.whole
             loss.backward()
             flat[0] += loss.detach()
-        flat = mean_over_ranks(flat).mul_(processes())
+        flat = mean_over_ranks(flat).mul_(world_size())
         if not bool(flat.isfinite().all()):
             raise UserError(
-                f"fine-tuning diverged in step {step + 1} of {self._steps}: lower the learning rates", told=rank() > 0
+                f"fine-tuning diverged in step {step + 1} of {self._steps}: lower the learning rates",
+                already_reported=rank() > 0,
             )
         self._optimizer.step()
         return float(flat[0])
@@ -174,7 +175,7 @@ class _Training:
         Where there is BatchNorm, which waits for all processes, one without an image goes along with an empty tensor.
         """
         size = -(-batch.whole // self._settings.accumulate)
-        places = np.arange(rank(), batch.whole, processes())  # of this process's images in the whole batch
+        places = np.arange(rank(), batch.whole, world_size())  # of this process's images in the whole batch
         side = self._task.preprocessing.crop
         images = batch.images if len(places) else batch.images.new_empty(0, 3, side, side)
         for start in range(0, batch.whole, size):
@@ -194,7 +195,7 @@ class _Training:
             raise UserError(
                 "the last batch of an epoch is a single image, too little for this network's BatchNorm: "
                 "choose another batch",
-                told=rank() > 0,
+                already_reported=rank() > 0,
             ) from None
         return F.cross_entropy(scores.to(dtype), labels.to(device, non_blocking=True), reduction="sum")
 
@@ -205,7 +206,7 @@ class _Training:
             contents = {"model": self.classifier.state_dict(), "optimizer": self._optimizer.state_dict()}
             run_checkpoint.write({"finetune": identity, "epochs": epochs} | contents, file)
 
-        from_first(write)
+        run_on_rank0(write)
 
     def restore(self, file: Path, identity: dict[str, Any]) -> int:
         """Go on from a file, if it is there, and return the number of epochs done.
@@ -213,7 +214,7 @@ class _Training:
         Raises:
             UserError: it is damaged, or of another training.
         """
-        contents = from_first(lambda: _read(file, identity))
+        contents = run_on_rank0(lambda: _read(file, identity))
         if contents is None:
             return 0
         self.classifier.load_state_dict(contents["model"])
@@ -273,7 +274,7 @@ def _read(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
 
 def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
     """The best five classes [Q, <=5] of every test image; each process classifies its share, nobody any twice."""
-    mine = range(rank(), len(task.test), processes())
+    mine = range(rank(), len(task.test), world_size())
     with reporter.progress("test", len(mine)) as bar:
         found = extract(
             classifier,
@@ -283,7 +284,7 @@ def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
             workers=task.workers,
             progress=bar.advance,
         )
-    together(lambda: refuse_broken(found.broken, task.test))
+    all_succeed(lambda: refuse_broken(found.broken, task.test))
     # Equal scores fall to the first class, on any device.
     best = found.rows.argsort(dim=1, descending=True, stable=True)[:, :5] if len(found.rows) else None
     parts = [(samples, rows) for samples, rows in gather_objects((found.samples, best)) if rows is not None]
@@ -298,7 +299,7 @@ def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
 
 def _synchronise(network: nn.Module, device: torch.device) -> nn.Module:
     """Let every BatchNorm take its statistics over all processes' images, however they are shared."""
-    if processes() == 1 or device.type == "cuda":
+    if world_size() == 1 or device.type == "cuda":
         return synchronise_batchnorm(network, device)  # torch's own SyncBatchNorm counts rows
     for parent in list(network.modules()):
         for name, child in parent.named_children():
@@ -319,7 +320,7 @@ class CountingBatchNorm(SyncBatchNorm):
         mine = wide.new_tensor([rows.numel() // rows.shape[1]])
         total: Tensor = _MeanOverProcesses.apply(torch.cat([wide.sum(others), mine]))
         count = total[-1].detach()  # per process, on average
-        values = round(float(count) * processes())
+        values = round(float(count) * world_size())
         if values == 1:
             raise ValueError("expected more than 1 value per channel")  # as torch does in one process
         mean = total[:-1] / count

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from excb.console import Reporter
-from excb.distributed.collectives import from_first, processes, rank
+from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.distributed.machine import available_memory
 from excb.errors import UserError, require
 from excb.neighbours.knn import available_backend, nearest, plan, vote
@@ -51,11 +51,11 @@ def evaluate(
     chosen = check_ks(ks, len(task.train), reporter)
     width = task.extraction(task.train).width
     search = available_backend(backend, task.device, width)
-    held = plan(len(task.train), width, len(task.test), max(chosen), processes=processes())
+    held = plan(len(task.train), width, len(task.test), max(chosen), processes=world_size())
     # A bank that would fill the memory is read from the cache's files instead, tile by tile.
-    streamed = task.cache is not None and from_first(lambda: held.total * processes() > available_memory() / 2)
+    streamed = task.cache is not None and run_on_rank0(lambda: held.total * world_size() > available_memory() / 2)
     if streamed:
-        held = plan(len(task.train), width, len(task.test), max(chosen), processes=processes(), streamed=True)
+        held = plan(len(task.train), width, len(task.test), max(chosen), processes=world_size(), streamed=True)
     reporter.note(held.text)
     stored, labels = task.stored(task.train, "train", reporter), torch.from_numpy(task.train.labels)
     bank = stored if streamed else stored.all()
@@ -66,7 +66,7 @@ def evaluate(
             queries,
             max(chosen),
             backend=search,
-            share=processes() > 1,
+            share=world_size() > 1,
             device=task.device,
             progress=bar.advance,
         )

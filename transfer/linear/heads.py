@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from excb import seeding
-from excb.distributed.collectives import mean_over_ranks, processes, rank
+from excb.distributed.collectives import mean_over_ranks, rank, world_size
 
 TRUST, EPSILON = 0.001, 1e-8  # of LARS, as SimSiam's linear evaluation sets apex's LARC
 SCORES_AT_ONCE = 1 << 24  # logits that scoring holds: 64 MiB in float32
@@ -165,4 +165,4 @@ class HeadBank:
 
 
 def _sum_over_processes(value: Tensor) -> Tensor:
-    return mean_over_ranks(value).mul_(processes())
+    return mean_over_ranks(value).mul_(world_size())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from excb.console import Reporter
-from excb.distributed.collectives import from_first
+from excb.distributed.collectives import run_on_rank0
 from excb.errors import require
 
 from ..task import Task
@@ -42,7 +42,7 @@ def logistic_regression(
         bank = HeadBank(classes, rows.shape[1], lr=[0] * len(tried), weight_decay=[0] * len(tried), dtype=torch.float64)
         with reporter.progress("logistic regression", len(tried)) as bar:
             for head, one in enumerate(tried):
-                weight, bias = from_first(partial(_fit, rows, labels, one["C"], classes, reporter))
+                weight, bias = run_on_rank0(partial(_fit, rows, labels, one["C"], classes, reporter))
                 bank.weight[head], bank.bias[head] = torch.from_numpy(weight), torch.from_numpy(bias)
                 bar.advance()
         return bank

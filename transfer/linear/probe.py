@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from excb import seeding
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
-from excb.distributed.collectives import from_first, gather_numbers, processes, rank, share, together
+from excb.distributed.collectives import all_succeed, broadcast, gather_numbers, rank, run_on_rank0, world_size
 from excb.errors import UserError
 from excb.networks.backbone import evaluating, weights_hash
 from excb.networks.outputs import LastClassTokens
@@ -49,7 +49,7 @@ class Probe:
         assert labels is not None
         kind, tried, held = self.plan.features, self._tried, None
         if len(tried) > 1 and self.select == "holdout":
-            held = together(lambda: held_out(labels, self.seed))
+            held = all_succeed(lambda: held_out(labels, self.seed))
         encoder = self.task.backbone if kind == "pooled" else LastClassTokens(self.task.backbone.network)
         test, targets = self.task.features(self.task.test, "test", self.reporter, kind=kind)  # what fails, fails early
         banks = [self._bank(tried, encoder.width) for _ in range(1 if held is None else 2)]
@@ -76,7 +76,7 @@ class Probe:
         with evaluating(encoder), self.reporter.progress(title, plan.epochs * steps, done=first * steps) as bar:
             views = batches.run(first=first, last=plan.epochs)
             for number in range(first * steps, plan.epochs * steps):
-                batch = together(lambda: next(views))  # one process alone may meet an image that cannot be read
+                batch = all_succeed(lambda: next(views))  # one process alone may meet an image that cannot be read
                 epoch, step = divmod(number, steps)
                 factor = plan.schedule_factor(epoch)
                 features = self._encode(encoder, batch.images, banks[0])
@@ -122,7 +122,7 @@ class Probe:
             for epoch in range(plan.epochs):
                 random = seeding.generator(seeding.Purpose.TRANSFER_ORDER, self.seed, epoch)
                 for whole in torch.from_numpy(random.permutation(len(labels))).split(plan.batch):
-                    mine = whole[rank() :: processes()]
+                    mine = whole[rank() :: world_size()]
                     features, targets = rows[mine].to(bank.weight), labels[mine].to(bank.weight.device)
                     bank.step(features, targets, whole=len(whole), scale=plan.schedule_factor(epoch))
                 bar.advance()
@@ -175,8 +175,8 @@ class _State:
 
     def load(self, banks: Sequence[HeadBank]) -> int:
         """Fill all processes' heads from the file, if there is one; the epochs done."""
-        done = from_first(lambda: self._read(banks))
-        share(tensor for bank in banks for tensor in bank.state.values())
+        done = run_on_rank0(lambda: self._read(banks))
+        broadcast(tensor for bank in banks for tensor in bank.state.values())
         return done
 
     def _read(self, banks: Sequence[HeadBank]) -> int:
@@ -197,4 +197,4 @@ class _State:
         """Let process 0 write all heads."""
         if self.file is not None:
             file, contents = self.file, {"identity": self.identity, "epochs": epochs}
-            from_first(lambda: run_checkpoint.write(contents | {"banks": [bank.state for bank in banks]}, file))
+            run_on_rank0(lambda: run_checkpoint.write(contents | {"banks": [bank.state for bank in banks]}, file))

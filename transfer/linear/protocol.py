@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from excb.console import Reporter
-from excb.distributed.collectives import rank, together
+from excb.distributed.collectives import all_succeed, rank
 from excb.errors import require
 from excb.results.result import Result
 
@@ -75,7 +75,7 @@ def evaluate(
         outcome = logistic_regression(task, reporter, (1.0,) if C is None else C, select=select, seed=seed)
     else:
         require(C is None, f"--C is of logreg: {protocol} takes --lr and --wd")
-        chosen = together(lambda: choose(protocol, epochs=epochs, batch=batch, lr=lr, weight_decay=wd))
+        chosen = all_succeed(lambda: choose(protocol, epochs=epochs, batch=batch, lr=lr, weight_decay=wd))
         plan = _fitted(chosen, task, reporter)
         probe = Probe(task, reporter, plan, select, seed)
         outcome = probe.through_backbone(state) if plan.augmented else probe.on_features()

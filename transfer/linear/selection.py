@@ -10,7 +10,7 @@ from torch import Tensor
 
 from excb import seeding
 from excb.console import Reporter
-from excb.distributed.collectives import rank, together
+from excb.distributed.collectives import all_succeed, rank
 from excb.errors import UserError
 
 from ..task import Task
@@ -94,7 +94,8 @@ def outcome_of(bank: HeadBank, head: int, test: Tensor, choice: Choice, settings
     """
     if not bool(bank.weight[head].isfinite().all()):
         raise UserError(
-            f"the head trained with {spelt(choice.settings['chosen'])} diverged: name a lower --lr", told=rank() > 0
+            f"the head trained with {spelt(choice.settings['chosen'])} diverged: name a lower --lr",
+            already_reported=rank() > 0,
         )
     return Outcome(bank.top(test, head), settings | choice.settings, choice.notes)
 
@@ -139,7 +140,7 @@ def choose_on_features(
         bank = fit(rows, labels, tried)
         choice = Choice.on_test(tried, bank, test, targets)
         return outcome_of(bank, choice.head, test, choice, settings)
-    held = torch.from_numpy(together(lambda: held_out(labels.numpy(), seed)))
+    held = torch.from_numpy(all_succeed(lambda: held_out(labels.numpy(), seed)))
     scores = fit(rows[~held], labels[~held], tried).score(rows[held], labels[held])
     choice = Choice.among(tried, *scores, images=int(held.sum()), select="holdout")
     return outcome_of(fit(rows, labels, [tried[choice.head]]), 0, test, choice, settings)

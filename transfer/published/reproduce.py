@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from excb.console import Reporter
-from excb.distributed.collectives import together
-from excb.errors import UserError, is_first, nearest_name
+from excb.distributed.collectives import all_succeed
+from excb.errors import UserError, is_rank0, nearest_name
 from excb.hub.catalogue import Checkpoint, find
 from excb.hub.loading import here, load, obtain
 from excb.results.result import Result
@@ -86,7 +86,7 @@ def plan(found: Sequence[Claim], checkpoint: str | None) -> tuple[list[Run], lis
     Raises:
         UserError: the checkpoint cannot be loaded.
     """
-    own = None if checkpoint is None else together(lambda: _subject(checkpoint))
+    own = None if checkpoint is None else all_succeed(lambda: _subject(checkpoint))
     runs: dict[tuple[str, ...], Run] = {}
     cannot = []
     for claim in found:
@@ -132,10 +132,10 @@ def reproduce(chosen: argparse.Namespace, measure: Measure, reporter: Reporter) 
     verdicts = [] if chosen.status == "runnable" else verdicts
     order = {claim.id: number for number, claim in enumerate(found)}
     if chosen.list or chosen.dry_run:
-        if is_first() and chosen.list:
+        if is_rank0() and chosen.list:
             status = [(claim, "") for run in runs for claim in run.claims] + [(v.claim, v.why) for v in verdicts]
             tables.listing(sorted(status, key=lambda s: order[s[0].id]), reporter, as_json=chosen.json)
-        elif is_first():
+        elif is_rank0():
             plans = [(run.command("DIR"), run.claims) for run in runs]
             tables.dry_run(plans, verdicts, reporter, as_json=chosen.json)
         return set()
@@ -143,7 +143,7 @@ def reproduce(chosen: argparse.Namespace, measure: Measure, reporter: Reporter) 
     for run in runs:
         verdicts += _check(run, places, chosen.out, measure, reporter)
     verdicts.sort(key=lambda verdict: order[verdict.claim.id])
-    if is_first():
+    if is_rank0():
         tables.verdicts(verdicts, reporter, as_json=chosen.json)
     return {verdict.word for verdict in verdicts}
 
@@ -172,7 +172,7 @@ def _check(run: Run, places: dict[str, str], out: Path | None, measure: Measure,
     if data.name not in places:
         return cannot(f"the images of {data.title} are not named: add --data {data.name}=DIR")
     try:
-        together(lambda: obtain(run.subject))
+        all_succeed(lambda: obtain(run.subject))
     except UserError as error:
         return cannot(str(error))
     command = run.command(places[data.name])

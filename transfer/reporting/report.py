@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.distributed.collectives import from_first
+from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
 from excb.files import npy
 from excb.files.atomic import write_bytes, write_text
@@ -108,7 +108,7 @@ def write(result: Result, predictions: Predictions, file: Path) -> list[Path]:
     Raises:
         UserError: one cannot be written.
     """
-    return from_first(lambda: _write(result, predictions, file))
+    return run_on_rank0(lambda: _write(result, predictions, file))
 
 
 def _write(result: Result, predictions: Predictions, file: Path) -> list[Path]:

@@ -5,21 +5,21 @@ import torch
 from torch import Tensor
 
 from excb.balancing.centering import Centering
-from excb.balancing.interface import Unbalanced
+from excb.balancing.interface import TeacherBatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def batch(seed: int, rows: int = 8, clusters: int = 5) -> Unbalanced:
+def batch(seed: int, rows: int = 8, clusters: int = 5) -> TeacherBatch:
     generator = torch.Generator().manual_seed(seed)
     queries, centroids = (
         torch.nn.functional.normalize(torch.randn(count, 6, generator=generator, dtype=torch.float64), dim=1)
         for count in (rows, clusters)
     )
-    return Unbalanced(queries, centroids, torch.full((clusters,), 1 / clusters).double(), 0)
+    return TeacherBatch(queries, centroids, torch.full((clusters,), 1 / clusters).double(), 0)
 
 
-def similarities(given: Unbalanced) -> Tensor:
+def similarities(given: TeacherBatch) -> Tensor:
     return given.queries @ given.centroids.T
 
 

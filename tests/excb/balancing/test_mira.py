@@ -8,7 +8,7 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from excb.balancing.interface import Unbalanced
+from excb.balancing.interface import TeacherBatch
 from excb.balancing.mira import MIRA
 from excb.balancing.sinkhorn import SinkhornKnopp
 from tests import oracle
@@ -16,18 +16,18 @@ from tests import oracle
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def batch(rows: int = 24, clusters: int = 7) -> Unbalanced:
+def batch(rows: int = 24, clusters: int = 7) -> TeacherBatch:
     """Similarities that crowd in few clusters."""
     generator = torch.Generator().manual_seed(4)
     queries = torch.randn(rows, 5, generator=generator, dtype=torch.float64) + 1
     centroids = torch.randn(clusters, 5, generator=generator, dtype=torch.float64)
     sizes = torch.full((clusters,), 1 / clusters, dtype=torch.float64)
-    return Unbalanced(
+    return TeacherBatch(
         queries / queries.norm(dim=1, keepdim=True), centroids / centroids.norm(dim=1, keepdim=True), sizes, 0
     )
 
 
-def assignment(given: Unbalanced, temperature: float, beta: float, iterations: int = 30) -> Tensor:
+def assignment(given: TeacherBatch, temperature: float, beta: float, iterations: int = 30) -> Tensor:
     scale, offset = MIRA(temperature, beta, iterations).affine(given)
     return torch.softmax((given.queries @ given.centroids.T * scale + offset) / temperature, 1)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from excb.balancing import shares
-from excb.balancing.interface import Unbalanced
+from excb.balancing.interface import TeacherBatch
 from excb.balancing.mira import MIRA
 from excb.balancing.shares import log_relative_shares
 from excb.balancing.sinkhorn import SinkhornKnopp
@@ -16,13 +16,13 @@ from excb.balancing.sinkhorn import SinkhornKnopp
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def batch(rows: int, clusters: int, width: int = 6, seed: int = 0) -> Unbalanced:
+def batch(rows: int, clusters: int, width: int = 6, seed: int = 0) -> TeacherBatch:
     generator = torch.Generator().manual_seed(seed)
 
     def directions(count: int) -> Tensor:
         return F.normalize(torch.randn(count, width, generator=generator, dtype=torch.float64), dim=1)
 
-    return Unbalanced(directions(rows), directions(clusters), torch.full((clusters,), 1 / clusters).double(), 0)
+    return TeacherBatch(directions(rows), directions(clusters), torch.full((clusters,), 1 / clusters).double(), 0)
 
 
 @pytest.mark.parametrize("tile", [1, 26, 2**22])
@@ -40,8 +40,8 @@ def test_a_cluster_that_no_sample_is_near_keeps_its_share_in_float32(kind: str, 
     """All samples point away from one cluster, by so much that the exponential of its scores is 0 in float32."""
     given = batch(32, 8)
     queries = F.normalize(given.queries - 8 * given.centroids[3], dim=1)
-    double = Unbalanced(queries, given.centroids, given.sizes, 0)
-    single = Unbalanced(queries.float(), given.centroids.float(), given.sizes.float(), 0)
+    double = TeacherBatch(queries, given.centroids, given.sizes, 0)
+    single = TeacherBatch(queries.float(), given.centroids.float(), given.sizes.float(), 0)
     if kind == "sinkhorn":
         sharpness = 1 / temperature
         balancer: SinkhornKnopp | MIRA = SinkhornKnopp(temperature, 3)

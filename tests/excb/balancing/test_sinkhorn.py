@@ -6,27 +6,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from excb.balancing.interface import Unbalanced
+from excb.balancing.interface import TeacherBatch
 from excb.balancing.sinkhorn import SinkhornKnopp
 from tests import oracle
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def batch(rows: int = 24, clusters: int = 7) -> Unbalanced:
+def batch(rows: int = 24, clusters: int = 7) -> TeacherBatch:
     """Similarities that crowd in few clusters."""
     generator = torch.Generator().manual_seed(3)
     queries = torch.randn(rows, 5, generator=generator, dtype=torch.float64) + 1
     centroids = torch.randn(clusters, 5, generator=generator, dtype=torch.float64)
     sizes = torch.full((clusters,), 1 / clusters, dtype=torch.float64)
-    return Unbalanced(oracle_unit(queries), oracle_unit(centroids), sizes, 0)
+    return TeacherBatch(oracle_unit(queries), oracle_unit(centroids), sizes, 0)
 
 
 def oracle_unit(rows: Tensor) -> Tensor:
     return rows / rows.square().sum(1, keepdim=True).sqrt()
 
 
-def assignment(given: Unbalanced, temperature: float, iterations: int) -> Tensor:
+def assignment(given: TeacherBatch, temperature: float, iterations: int) -> Tensor:
     scale, offset = SinkhornKnopp(temperature, iterations).affine(given)
     return torch.softmax((given.queries @ given.centroids.T * scale + offset) / temperature, 1)
 

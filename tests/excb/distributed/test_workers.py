@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from excb.distributed.machine import follow_parent
-from excb.distributed.workers import ReadingError, arriving
+from excb.distributed.workers import ReadingError, watch_workers
 
 
 class Numbers(Dataset[int]):
@@ -37,12 +37,12 @@ def loader(deed: str = "", workers: int = 2) -> DataLoader[int]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_the_loaders_and_no_worker_is_left(workers: int) -> None:
-    assert torch.cat(list(arriving(loader(workers=workers)))).tolist() == list(range(20))
+    assert torch.cat(list(watch_workers(loader(workers=workers)))).tolist() == list(range(20))
     assert multiprocessing.active_children() == []
 
 
 def test_whoever_stops_early_leaves_no_worker() -> None:
-    batches = arriving(loader())
+    batches = watch_workers(loader())
     assert next(batches).tolist() == [0, 1, 2, 3]
     batches.close()  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
@@ -62,7 +62,7 @@ def test_a_lost_worker_is_told_in_its_place(deed: str, words: str) -> None:
     """Batches before the lost one arrive, as far as they were read; the next one is refused."""
     seen: list[int] = []
     with pytest.raises(ReadingError) as error:
-        seen.extend(number for batch in arriving(loader(deed)) for number in batch.tolist())
+        seen.extend(number for batch in watch_workers(loader(deed)) for number in batch.tolist())
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert seen == list(range(len(seen)))
@@ -72,4 +72,4 @@ def test_a_lost_worker_is_told_in_its_place(deed: str, words: str) -> None:
 
 def test_without_workers_a_failure_is_itself() -> None:
     with pytest.raises(KeyError):
-        list(arriving(loader("fails", workers=0)))
+        list(watch_workers(loader("fails", workers=0)))

@@ -256,7 +256,9 @@ def test_a_network_as_first_initialised_is_refused(architecture: Architecture) -
 
 def test_statistics_of_images_alone_are_no_training() -> None:
     backbone = new(RESNET)
-    selftest._settle(backbone.network, torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+    selftest._recompute_statistics(
+        backbone.network, torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    )
     assert backbone.network.get_buffer("bn1.running_mean").any()
     with pytest.raises(UserError, match="as first initialised"):
         selftest.trained(backbone)
@@ -281,7 +283,7 @@ def test_a_random_network_is_refused_however_its_norms_and_scales_are(
     backbone = moved(architecture, Preprocessing(32, 32), seed)
     for weight in backbone.network.parameters():
         weight.data.mul_(scale)
-    selftest._settle(backbone.network, selftest._patches(backbone)[0])
+    selftest._recompute_statistics(backbone.network, selftest._patches(backbone)[0])
     with pytest.raises(UserError, match="no better than random"):
         selftest.trained(backbone)
 
@@ -293,7 +295,7 @@ def test_a_trained_network_with_its_weights_shuffled_is_refused(good: Backbone) 
         shuffled = Backbone(selftest._shuffled(good.network), good.transform, good.entry).eval()
     weights, others = good.network.state_dict(), shuffled.network.state_dict()
     assert all(torch.equal(weights[name].flatten().sort()[0], others[name].flatten().sort()[0]) for name in weights)
-    selftest._settle(shuffled.network, selftest._patches(shuffled)[0])
+    selftest._recompute_statistics(shuffled.network, selftest._patches(shuffled)[0])
     with pytest.raises(UserError, match="no better than random"):
         selftest.trained(shuffled)
 

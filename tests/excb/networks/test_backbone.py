@@ -19,7 +19,7 @@ from excb.networks.architecture import Architecture
 from excb.networks.backbone import (
     SampleDropPath,
     check_resolution,
-    drop_path_names,
+    drop_path_keys,
     evaluating,
     feature_width,
     has_batchnorm,
@@ -317,11 +317,11 @@ def names(count: int, *, start: int = 0) -> Tensor:
     return seeding.fold_tensor(seeding.fold(seeding.Purpose.DROP_PATH, 0, 0), torch.arange(start, start + count))
 
 
-def dropped(layer: SampleDropPath, row_names: Tensor) -> Tensor:
+def dropped(layer: SampleDropPath, row_keys: Tensor) -> Tensor:
     """Which of these rows a layer drops."""
-    layer.row_names = row_names
-    output = layer(torch.ones(len(row_names), 2, 3))
-    layer.row_names = None
+    layer.row_keys = row_keys
+    output = layer(torch.ones(len(row_keys), 2, 3))
+    layer.row_keys = None
     assert ((output == 0).all((1, 2)) | (output != 0).all((1, 2))).all()  # whole rows only
     return output[:, 0, 0] == 0
 
@@ -334,7 +334,7 @@ def test_rate_of_dropped_rows(rate: float) -> None:
 
 def test_rows_that_stay_are_scaled_so_that_the_mean_stays() -> None:
     layer = SampleDropPath(0.2, 0)
-    layer.row_names = names(20_000)
+    layer.row_keys = names(20_000)
     branch = torch.rand(20_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
     output = layer(branch)
     kept = output[:, 0] != 0
@@ -351,13 +351,13 @@ def test_layers_and_samples_drop_independently() -> None:
 
 
 def test_what_is_dropped_depends_on_names_only() -> None:
-    layer, row_names = SampleDropPath(0.5, 3), names(64)
-    expected = dropped(layer, row_names)
+    layer, row_keys = SampleDropPath(0.5, 3), names(64)
+    expected = dropped(layer, row_keys)
     assert 0 < expected.sum() < 64
     torch.manual_seed(7)
     order = torch.randperm(64)
-    assert torch.equal(dropped(SampleDropPath(0.5, 3), row_names[order]), expected[order])
-    assert torch.equal(dropped(layer, row_names[5:6]), expected[5:6])
+    assert torch.equal(dropped(SampleDropPath(0.5, 3), row_keys[order]), expected[order])
+    assert torch.equal(dropped(layer, row_keys[5:6]), expected[5:6])
     # The definition, one name at a time.
     for row in range(64):
         name = seeding.fold(seeding.Purpose.DROP_PATH, 0, 0, row, 3)
@@ -367,7 +367,7 @@ def test_what_is_dropped_depends_on_names_only() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_branch_keeps_its_type(dtype: torch.dtype) -> None:
     layer = SampleDropPath(0.5, 0)
-    layer.row_names = names(8)
+    layer.row_keys = names(8)
     output = layer(torch.ones(8, 2, 2, 2, dtype=dtype))
     assert output.dtype == dtype
     assert set(output.unique().tolist()) == {0.0, 2.0}
@@ -380,7 +380,7 @@ def test_evaluation_and_rate_zero_leave_the_branch_alone() -> None:
 
 
 def test_training_without_names_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="drop_path_names"):
+    with pytest.raises(RuntimeError, match="drop_path_keys"):
         SampleDropPath(0.5, 0)(torch.ones(2, 2))
 
 
@@ -427,12 +427,12 @@ class TestWithinBackbones:
             assert training
             assert scale_by_keep
             layer = next(calls)
-            row_names = [seeding.fold(seeding.Purpose.DROP_PATH, 0, 0, sample, 5, layer) for sample in range(count)]
-            keep = torch.tensor([float((name >> 11) / 2**53 >= drop_prob) for name in row_names])
+            row_keys = [seeding.fold(seeding.Purpose.DROP_PATH, 0, 0, sample, 5, layer) for sample in range(count)]
+            keep = torch.tensor([float((name >> 11) / 2**53 >= drop_prob) for name in row_keys])
             return x * keep.view(-1, 1, 1) / (1 - drop_prob)
 
         monkeypatch.setattr(importlib.import_module("timm.layers.drop"), "drop_path", chosen)
-        with drop_path_names(ours, names(count), [5]):
+        with drop_path_keys(ours, names(count), [5]):
             output = ours(images(count, 224))
         torch.testing.assert_close(output, theirs(images(count, 224)), rtol=1e-4, atol=1e-5)
         assert next(calls, None) is None
@@ -440,7 +440,7 @@ class TestWithinBackbones:
 
     def test_views_are_named_one_after_the_other(self) -> None:
         network = nn.Sequential(SampleDropPath(0.5, 0), SampleDropPath(0.0, 1))
-        with drop_path_names(network, names(40), [3, 1]):
+        with drop_path_keys(network, names(40), [3, 1]):
             output = network(torch.ones(80, 1)).flatten() == 0
         for row, (view, sample) in enumerate((view, sample) for view in (3, 1) for sample in range(40)):
             name = seeding.fold(seeding.Purpose.DROP_PATH, 0, 0, sample, view, 0)
@@ -448,18 +448,18 @@ class TestWithinBackbones:
 
     def test_names_are_forgotten_afterwards(self) -> None:
         layer = SampleDropPath(0.5, 0)
-        with drop_path_names(layer, names(4), [0]):
+        with drop_path_keys(layer, names(4), [0]):
             layer(torch.ones(4, 1))
-        with pytest.raises(KeyError), drop_path_names(layer, names(4), [0]):
+        with pytest.raises(KeyError), drop_path_keys(layer, names(4), [0]):
             raise KeyError
-        with pytest.raises(RuntimeError, match="drop_path_names"):
+        with pytest.raises(RuntimeError, match="drop_path_keys"):
             layer(torch.ones(4, 1))
 
     def test_without_samples_nothing_is_named(self) -> None:
         network = nn.Sequential(nn.Linear(1, 1), SampleDropPath(0.5, 0))
-        with pytest.raises(RuntimeError, match="drop_path_names"), drop_path_names(network, None, [0]):
+        with pytest.raises(RuntimeError, match="drop_path_keys"), drop_path_keys(network, None, [0]):
             network(torch.ones(4, 1))
-        with drop_path_names(network[0], None, [0]):  # a network without drop path needs no names
+        with drop_path_keys(network[0], None, [0]):  # a network without drop path needs no names
             assert network[0](torch.ones(4, 1)).shape == (4, 1)
 
     def test_evaluation_ignores_it(self) -> None:
@@ -472,7 +472,7 @@ class TestWithinBackbones:
 
     def test_gradients_reach_only_the_rows_that_stay(self) -> None:
         layer = SampleDropPath(0.5, 0)
-        layer.row_names = names(32)
+        layer.row_keys = names(32)
         branch = torch.ones(32, 2, requires_grad=True)
         F.relu(layer(branch)).sum().backward()
         assert branch.grad is not None

@@ -24,8 +24,8 @@ from excb.pretrain.data.loader import (
     Batch,
     Broken,
     BrokenFiles,
+    SampleRef,
     Schedule,
-    Slot,
     TrainingViews,
     collate,
     epoch_order,
@@ -143,7 +143,7 @@ def test_schedule_goes_through_every_epochs_order() -> None:
     for step, slots in enumerate(steps):
         epoch, place = divmod(step, 3)
         order = epoch_order(IMAGES, seed=SEED, epoch=epoch)
-        assert slots == [Slot(epoch, p, order[p]) for p in range(3 * place, 3 * place + 3)]
+        assert slots == [SampleRef(epoch, p, order[p]) for p in range(3 * place, 3 * place + 3)]
     # Two of eleven images are left out of every epoch, others each time.
     left_out = [
         set(range(IMAGES)) - {slot.sample for slots in steps if slots[0].epoch == epoch for slot in slots}
@@ -312,7 +312,7 @@ def test_pinned_batches_are_the_same(damaged: ImageSet) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def replacements(slot: Slot, *, bad: set[int], seed: int = SEED, count: int = IMAGES) -> list[int]:
+def replacements(slot: SampleRef, *, bad: set[int], seed: int = SEED, count: int = IMAGES) -> list[int]:
     """What takes the place of a broken image: numbers named by (seed, epoch, position, attempt) until one is good."""
     tried: list[int] = []
     for attempt in range(REPLACEMENTS):
@@ -352,10 +352,10 @@ def test_a_broken_image_is_replaced_in_its_place(images: ImageSet, damaged: Imag
 
 
 def test_a_replacement_depends_on_seed_epoch_and_position_only(damaged: ImageSet) -> None:
-    def used(slot: Slot, *, seed: int = SEED, settings: ViewSettings = SETTINGS, epochs: int = EPOCHS) -> int:
+    def used(slot: SampleRef, *, seed: int = SEED, settings: ViewSettings = SETTINGS, epochs: int = EPOCHS) -> int:
         return TrainingViews(damaged, settings, seed=seed, epochs=epochs)[slot][1]
 
-    slots = [Slot(epoch, position, 2) for epoch in range(4) for position in range(6)]
+    slots = [SampleRef(epoch, position, 2) for epoch in range(4) for position in range(6)]
     expected = [replacements(slot, bad={2, 7})[-1] for slot in slots]
     assert [used(slot) for slot in slots] == expected
     assert [used(slot._replace(sample=7)) for slot in slots] == expected  # not on which image is broken
@@ -492,11 +492,16 @@ def test_a_mended_set_is_not_refused_for_what_it_was() -> None:
 
 
 def test_collating_stacks_view_by_view() -> None:
-    def item(number: int) -> tuple[Slot, int, list[np.ndarray], list[Broken]]:
+    def item(number: int) -> tuple[SampleRef, int, list[np.ndarray], list[Broken]]:
         crops: np.ndarray = np.full((2, 4, 4, 3), number, np.uint8)
         parameters: np.ndarray = np.full((2, PARAMETERS), number, np.float32)
         crops[1] += 100
-        return Slot(0, number, 10 + number), 20 + number, [crops, parameters], [Broken(f"{number}", "", "")] * number
+        return (
+            SampleRef(0, number, 10 + number),
+            20 + number,
+            [crops, parameters],
+            [Broken(f"{number}", "", "")] * number,
+        )
 
     batch = collate([item(0), item(1), item(2)])
     assert batch.global_crops[:, :, 0, 0, 0].tolist() == [[0, 1, 2], [100, 101, 102]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from excb.pretrain.data.loader import Batch
-from excb.pretrain.data.prefetch import moved_ahead
+from excb.pretrain.data.prefetch import prefetch_to_device
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,7 +25,7 @@ def batches(count: int, *, local: bool) -> Iterator[Batch]:
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_the_same_batches_in_order(device: str, local: bool, count: int) -> None:
     found = []
-    for batch in moved_ahead(
+    for batch in prefetch_to_device(
         (batch.pin_memory() if device == "cuda" else batch for batch in batches(count, local=local)),
         torch.device(device),
     ):

@@ -22,7 +22,7 @@ from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.pretrain.__main__ import main
 from excb.pretrain.data.hub_stream import open_stream
-from excb.pretrain.data.loader import Slot
+from excb.pretrain.data.loader import SampleRef
 from excb.pretrain.data.stream_images import StreamImages
 from excb.pretrain.data.stream_order import Lane, State, StreamSchedule, lanes_of
 from tests.pretrain.small_runs import OVERRIDES, stopped_before
@@ -61,7 +61,7 @@ def numbers(buffer: int, sizes: tuple[int, ...] = SIZES) -> StreamImages:
     return Numbers("hf-stream:numbers", tuple(map(str, range(len(sizes)))), sizes, "picture", buffer)
 
 
-def images(slots: list[Slot]) -> list[str]:
+def images(slots: list[SampleRef]) -> list[str]:
     return [(slot.content or b"").decode() for slot in slots]
 
 
@@ -156,7 +156,7 @@ def test_an_error_in_the_thread_is_the_runs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Lane, "draw", fail)
     with pytest.raises(ReadingError, match="the network is gone") as caught:
         list(schedule)
-    assert caught.value.alone
+    assert caught.value.rank_local
 
 
 def test_shards_that_hold_nothing() -> None:

@@ -125,7 +125,7 @@ def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPa
     views, images = recipe.views, 3
     large = torch.randn(views.global_views, images, 3, views.global_size, views.global_size)
     local = torch.randn(views.local_views, images, 3, views.local_size, views.local_size) if views.local_views else None
-    output = model(large, local, step_name=1)
+    output = model(large, local, step_key=1)
     output.loss.backward()
     exchanged, exchanges = sum(sent), len(sent)
     model.update(output.counted, 0.9, output.balance)

@@ -41,7 +41,7 @@ def real_loss(recipe: Recipe) -> tuple[Tensor, nn.Module, list[Tensor]]:
     local = torch.randn(views.local_views, IMAGES, 3, views.local_size, views.local_size)
     half = {"bf16": torch.bfloat16}.get(recipe.efficiency.precision)
     with torch.autocast("cpu", half, enabled=half is not None):
-        loss = model(large, local, step_name=1, sample_names=torch.arange(IMAGES)).loss
+        loss = model(large, local, step_key=1, sample_keys=torch.arange(IMAGES)).loss
     return loss, model, [large, local]
 
 
@@ -121,7 +121,7 @@ def highest_of_a_pass(recipe: Recipe) -> int:
     gradients = [parameter.grad for parameter in model.student.parameters()]
     known = [*model.parameters(), *model.buffers(), *gradients, large, local]
     with Alive(tensor.untyped_storage() for tensor in known if tensor is not None) as alive:
-        model(large, local, step_name=1).loss.backward()
+        model(large, local, step_key=1).loss.backward()
     return alive.highest
 
 

@@ -110,8 +110,8 @@ class Runner:
         return [file]
 
 
-def two_steps(**hangs_on: Any) -> list[Step]:
-    return [Step(name, name, [name], hangs_on={"weights": "a"} | hangs_on) for name in ("semisup", "knn")]
+def two_steps(**depends_on: Any) -> list[Step]:
+    return [Step(name, name, [name], depends_on={"weights": "a"} | depends_on) for name in ("semisup", "knn")]
 
 
 def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ def test_detection_where_images_and_network_fit(network: str, options: Any, told
     task: Any = SimpleNamespace(
         backbone=SimpleNamespace(entry=SimpleNamespace(architecture=SimpleNamespace(name=network)))
     )
-    hangs_on = {"weights": "w", "network": "teacher", "version": "1"}
-    assert suite._detection_step(task, options, hangs_on).skipped == told
+    depends_on = {"weights": "w", "network": "teacher", "version": "1"}
+    assert suite._detection_step(task, options, depends_on).skipped == told
 
 
 def test_the_report_shows_any_name_as_text(tmp_path: Path) -> None:

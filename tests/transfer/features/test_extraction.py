@@ -282,14 +282,14 @@ def work_together(place: Path, out: Path, processes: int, rank: int) -> None:
         try:
             task.features(changed(task.train, root=place / "broken"), "broken", Reporter())
         except UserError as error:
-            (out / f"{rank}.txt").write_text(f"{error.told} {error}")
+            (out / f"{rank}.txt").write_text(f"{error.already_reported} {error}")
         task = prepare(place, None)
         if rank == 1:
             task.backbone.network.forward = full
         try:
             task.features(task.test, "test", QUIET)
         except UserError as error:
-            (out / f"{rank}.full.txt").write_text(f"{error.told} {error}")
+            (out / f"{rank}.full.txt").write_text(f"{error.already_reported} {error}")
     dist.destroy_process_group()
 
 

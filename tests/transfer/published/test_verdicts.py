@@ -2,6 +2,7 @@
 
 import dataclasses
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,6 @@ THESE = Data(name="x", title="X", classes=3, train=30, test=9, train_fingerprint
         ({"test_fingerprint": "c"}, "the test images are others, of equal number"),
     ],
 )
-def test_other_images_are_seen(change: dict[str, object], said: str) -> None:
+def test_other_images_are_seen(change: dict[str, Any], said: str) -> None:
     told = other_images(dataclasses.replace(THESE, **change), IMAGES)
     assert told == (f"these images are not X: {said}" if said else "")

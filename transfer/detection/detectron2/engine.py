@@ -13,7 +13,7 @@ from torch import nn
 
 from excb import seeding
 from excb.console import Reporter
-from excb.distributed.collectives import gather_objects, processes, rank
+from excb.distributed.collectives import gather_objects, rank, world_size
 from excb.distributed.parallel import average_gradients
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError, require
@@ -23,7 +23,7 @@ from ..coco import CocoSet
 from ..engine import Job
 from ..mapping import evaluation_samples, training_sample
 from ..settings import DetectionSettings, rescaled
-from .hooks import Batches, Checkpoints, NamedStep, ProgressLine, StoppedError, WayOut
+from .hooks import Batches, Checkpoints, NamedStep, ProgressLine, StopHook, StoppedError
 from .model import configuration, detector, inputs
 
 # Only after detectron2_model, which keeps the warnings of Detectron2's first import quiet.
@@ -66,7 +66,7 @@ def train(job: Job, stop: StopRequest) -> bool:
         if start == settings.iterations:
             return True
         trainer.register_hooks(_hooks_of_results(job, trainer, checkpoints, start))
-        trainer.register_hooks([WayOut(checkpoints, stop)])
+        trainer.register_hooks([StopHook(checkpoints, stop)])
         if rank() == 0:
             write_text(config.dump(), job.folder / CONFIG)
         trainer.reset_data_loader(lambda: Batches(job, start))
@@ -91,8 +91,8 @@ def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
     with _log(None), _mistakes_told(job), torch.no_grad():
         network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone).eval()
         require(Checkpoints(network, job).restore() > 0, f"{job.folder} holds no trained detector: train first")
-        samples = evaluation_samples(images, settings, rank=rank(), world=processes(), workers=job.workers)
-        share = range(rank(), len(images), processes())
+        samples = evaluation_samples(images, settings, rank=rank(), world=world_size(), workers=job.workers)
+        share = range(rank(), len(images), world_size())
         with _reporter(job).progress("detection: evaluation", len(share)) as bar:
             for sample in samples:
                 seen = network(inputs([sample], settings, training=False))[0]["instances"].to("cpu")
@@ -148,9 +148,10 @@ def first_losses(job: Job, images: int, iterations: int) -> list[float]:
 def _configuration(job: Job) -> CfgNode:
     """Detectron2's configuration, of what can run here."""
     on_cpu = job.device.type == "cpu"
-    if on_cpu and processes() > 1:
+    if on_cpu and world_size() > 1:
         raise UserError(
-            "Detectron2 trains in one process on a CPU: start one, or take --engine torchvision", told=rank() > 0
+            "Detectron2 trains in one process on a CPU: start one, or take --engine torchvision",
+            already_reported=rank() > 0,
         )
     require(not (on_cpu and job.settings.precision == "amp"), "precision=amp needs a GPU: choose fp32")
     return configuration(job.settings, depth=job.depth, classes=len(job.train.classes), device=job.device)
@@ -237,7 +238,9 @@ def _mistakes_told(job: Job) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"training diverged ({reason}): lower base_lr or lengthen warmup", told=rank() > 0) from None
+        raise UserError(
+            f"training diverged ({reason}): lower base_lr or lengthen warmup", already_reported=rank() > 0
+        ) from None
     except (MemoryError, RuntimeError) as error:
         known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
         if not known and "can't allocate memory" not in str(error):  # a CPU's allocator has no class of its own

@@ -10,7 +10,7 @@ from torch import nn
 from excb import seeding
 from excb.checkpoint import run_checkpoint
 from excb.console import Progressor
-from excb.distributed.collectives import processes, rank
+from excb.distributed.collectives import rank, world_size
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.files.atomic import write_text
@@ -44,7 +44,9 @@ class Batches:
         job = self._job
         if self._note and rank() == 0:
             job.reporter.note(self._note)
-        loader = Loader(job.train, job.settings, start=self._start, rank=rank(), world=processes(), workers=job.workers)
+        loader = Loader(
+            job.train, job.settings, start=self._start, rank=rank(), world=world_size(), workers=job.workers
+        )
         for batch in loader:
             yield inputs(batch, job.settings, training=True)
 
@@ -76,7 +78,7 @@ class StoppedError(BaseException):
     """A signal asked to stop, and the state is saved. No `Exception`: Detectron2's loop would log these as failures."""
 
 
-class WayOut(HookBase):  # type: ignore[misc]
+class StopHook(HookBase):  # type: ignore[misc]
     """Leaves the loop after a step in which a signal came; the last step just ends.
 
     Args:

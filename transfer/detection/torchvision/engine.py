@@ -10,7 +10,7 @@ import torch
 from excb import seeding
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
-from excb.distributed.collectives import from_first, gather_objects, processes, rank, together
+from excb.distributed.collectives import all_succeed, gather_objects, rank, run_on_rank0, world_size
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 
@@ -39,19 +39,19 @@ WRITTEN = 20  # steps from one entry in TensorBoard to the next, as Detectron2; 
 def train(job: Job, stop: StopRequest) -> bool:
     """As `Engine.train`."""
     settings, reporter = job.settings, _reporter(job)
-    saved = from_first(lambda: _newest(job))
+    saved = run_on_rank0(lambda: _newest(job))
     training = Training(job)
     done = training.restore(saved) if saved is not None else 0
     if saved is not None and saved["finished"]:
         return True
 
     def save(*, finished: bool = False) -> None:
-        from_first(lambda: _save(job.folder, training.state() | {"detection": job.training, "finished": finished}))
+        run_on_rank0(lambda: _save(job.folder, training.state() | {"detection": job.training, "finished": finished}))
 
     with _board(job, done) as write, reporter.progress("training", settings.iterations, done=done) as bar:
         batches = _batches(job, start=done)
         for step in range(done, settings.iterations):
-            losses = training.step(together(lambda: next(batches)), step)
+            losses = training.step(all_succeed(lambda: next(batches)), step)
             asked = stop.agreed()
             write(losses, step)
             bar.status = f"loss {losses['loss']:.3f}"
@@ -71,22 +71,22 @@ def train(job: Job, stop: StopRequest) -> bool:
 @torch.no_grad()
 def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
     """As `Engine.predict`."""
-    saved = from_first(lambda: _newest(job))
+    saved = run_on_rank0(lambda: _newest(job))
     if saved is None:
-        raise UserError(f"{job.folder} holds no checkpoint: train first", told=rank() > 0)
+        raise UserError(f"{job.folder} holds no checkpoint: train first", already_reported=rank() > 0)
     model = new_detector(job).to(job.device).eval()
     model.load_state_dict(saved["model"])
-    samples = evaluation_samples(images, job.settings, rank=rank(), world=processes(), workers=job.workers)
+    samples = evaluation_samples(images, job.settings, rank=rank(), world=world_size(), workers=job.workers)
 
     def share() -> list[dict[str, Any]]:
         results = []
-        with _reporter(job).progress("evaluation", len(range(rank(), len(images), processes()))) as bar:
+        with _reporter(job).progress("evaluation", len(range(rank(), len(images), world_size()))) as bar:
             for sample in samples:
                 results += detect(model, sample, images)
                 bar.advance()
         return results
 
-    parts = gather_objects(together(share))
+    parts = gather_objects(all_succeed(share))
     return [result for part in parts for result in part] if rank() == 0 else []
 
 
@@ -128,7 +128,7 @@ def first_losses(job: Job, images: int, iterations: int) -> list[float]:
 
 def _batches(job: Job, *, start: int) -> Iterator[list[Sample]]:
     """This process's share of the batches, from a step on."""
-    return iter(Loader(job.train, job.settings, start=start, rank=rank(), world=processes(), workers=job.workers))
+    return iter(Loader(job.train, job.settings, start=start, rank=rank(), world=world_size(), workers=job.workers))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

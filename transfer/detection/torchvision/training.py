@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb import seeding
 from excb.console import Reporter
-from excb.distributed.collectives import mean_over_ranks, rank, together
+from excb.distributed.collectives import all_succeed, mean_over_ranks, rank
 from excb.distributed.parallel import average_gradients, synchronise_batchnorm
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
@@ -37,7 +37,7 @@ class Training:
         settings = job.settings
         amp = settings.precision == "amp"
         if amp and job.device.type == "cpu":
-            raise UserError("precision=amp needs a GPU: choose fp32", told=rank() > 0)
+            raise UserError("precision=amp needs a GPU: choose fp32", already_reported=rank() > 0)
         model = new_detector(job).to(job.device)
         if settings.norm in ("SyncBN", "naiveSyncBN"):
             synchronise_batchnorm(model, job.device)
@@ -72,7 +72,7 @@ class Training:
             raise UserError(
                 f"training diverged in step {step + 1} of {self._job.settings.iterations}: lower base_lr, or lengthen "
                 "warmup",
-                told=rank() > 0,
+                already_reported=rank() > 0,
             )
         self._scaler.step(self.optimizer)
         self._scaler.update()
@@ -105,7 +105,7 @@ class Training:
         with reporter.progress("BatchNorm's statistics", count) as bar:
             for step in range(self._done, self._done + count):
                 with memory_for("a batch's images"):
-                    self._losses(together(lambda: next(batches)), step)
+                    self._losses(all_succeed(lambda: next(batches)), step)
                 for total, layer in zip(sums, layers, strict=True):
                     mean, variance = (layer.get_buffer(name).double() for name in ("running_mean", "running_var"))
                     total.add_(torch.stack([mean, variance + mean.square()]))
