@@ -1,11 +1,14 @@
-"""What the three command lines share: one-line errors, and threads that wait without burning a core."""
+"""What the three command lines share: a record per command, one-line errors, passive OpenMP threads."""
 
 import argparse
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from excb.errors import UserError
+from excb.version import __version__
 
 # Must be set before torch loads. OpenMP's threads spin while they wait; where image-reading workers or other programs
 # want the cores, a training step on two cores then takes six times as long (measured, see benchmarks/README.md).
@@ -18,6 +21,36 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the whole usage."""
         raise UserError(f"{message} (see `{self.prog} --help`)")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a program, as `excb-eval knn`. Importing its module needs no torch, so that `--help` stays quick.
+
+    Args:
+        name: the word on the command line.
+        help: what it does, one line without a full stop.
+        add_options: adds its options to its parser.
+        run: does it with the parsed options, and returns the exit code.
+    """
+
+    name: str
+    help: str
+    add_options: Callable[[Parser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def command_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:
+    """A parser with a sub-parser per command; parsed options hold the `Command` as `command`."""
+    parser = Parser(prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"excb {__version__}")
+    added = parser.add_subparsers(dest="name_of_command", metavar="COMMAND", required=True)
+    for command in commands:
+        text = command.help.replace("%", "%%")  # argparse formats help, but not descriptions
+        own = added.add_parser(command.name, help=text, description=f"{command.help[0].upper()}{command.help[1:]}.")
+        command.add_options(own)
+        own.set_defaults(command=command)
+    return parser
 
 
 def local_path(text: str) -> Path:
