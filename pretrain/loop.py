@@ -350,10 +350,9 @@ class Run:
         cure = "a lower optim.base_lr"
         if self.recipe.efficiency.precision in ("bf16", "fp16"):
             cure += " or efficiency.precision=fp32"
-        return UserError(
+        return UserError.on_all_ranks(
             f"stopped at step {step}, learning rate {rate:.3g}: {cause}; the state before it is in {where}. Start "
             f"another run from a checkpoint (init=PATH) with {cure}",
-            already_reported=rank() > 0,
         )
 
     def _log_alarms(self, alarms: list[Alarm], epoch: int) -> None:

@@ -24,7 +24,7 @@ from excb.distributed.collectives import mean_over_ranks, world_size
 from excb.distributed.heartbeat import watched
 from excb.distributed.machine import choose_device
 from excb.distributed.signals import LOST, ending_with_launcher
-from excb.errors import UserError, is_rank0, tell
+from excb.errors import UserError, is_rank0, print_error
 
 # How gloo and NCCL say that the other side is gone.
 _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited")
@@ -85,10 +85,9 @@ def _own_device(device: str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     own = f"cuda:{local}" if device == "cuda" else device
     if device == "cuda" and here > torch.cuda.device_count():
-        raise UserError(
+        raise UserError.on_all_ranks(
             f"{here} processes were started here, but there are {torch.cuda.device_count()} GPUs: start one process "
             "for each, or choose the device cpu",
-            already_reported=not is_rank0(),
         )
     try:
         chosen = choose_device(own)
@@ -121,7 +120,7 @@ def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -
     except UserError as error:
         if not many:
             raise
-        code = tell(program, error)
+        code = print_error(program, error)
     except Exception:
         if not many:
             raise

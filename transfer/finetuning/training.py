@@ -162,9 +162,8 @@ class _Training:
             flat[0] += loss.detach()
         flat = mean_over_ranks(flat).mul_(world_size())
         if not bool(flat.isfinite().all()):
-            raise UserError(
+            raise UserError.on_all_ranks(
                 f"fine-tuning diverged in step {step + 1} of {self._steps}: lower the learning rates",
-                already_reported=rank() > 0,
             )
         self._optimizer.step()
         return float(flat[0])
@@ -192,10 +191,9 @@ class _Training:
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            raise UserError(
+            raise UserError.on_all_ranks(
                 "the last batch of an epoch is a single image, too little for this network's BatchNorm: "
                 "choose another batch",
-                already_reported=rank() > 0,
             ) from None
         return F.cross_entropy(scores.to(dtype), labels.to(device, non_blocking=True), reduction="sum")
 

@@ -149,9 +149,8 @@ def _configuration(job: Job) -> CfgNode:
     """Detectron2's configuration, of what can run here."""
     on_cpu = job.device.type == "cpu"
     if on_cpu and world_size() > 1:
-        raise UserError(
+        raise UserError.on_all_ranks(
             "Detectron2 trains in one process on a CPU: start one, or take --engine torchvision",
-            already_reported=rank() > 0,
         )
     require(not (on_cpu and job.settings.precision == "amp"), "precision=amp needs a GPU: choose fp32")
     return configuration(job.settings, depth=job.depth, classes=len(job.train.classes), device=job.device)
@@ -238,9 +237,7 @@ def _mistakes_told(job: Job) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         reason = str(error).splitlines()[0]
-        raise UserError(
-            f"training diverged ({reason}): lower base_lr or lengthen warmup", already_reported=rank() > 0
-        ) from None
+        raise UserError.on_all_ranks(f"training diverged ({reason}): lower base_lr or lengthen warmup") from None
     except (MemoryError, RuntimeError) as error:
         known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
         if not known and "can't allocate memory" not in str(error):  # a CPU's allocator has no class of its own

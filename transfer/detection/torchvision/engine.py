@@ -73,7 +73,7 @@ def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
     """As `Engine.predict`."""
     saved = run_on_rank0(lambda: _newest(job))
     if saved is None:
-        raise UserError(f"{job.folder} holds no checkpoint: train first", already_reported=rank() > 0)
+        raise UserError.on_all_ranks(f"{job.folder} holds no checkpoint: train first")
     model = new_detector(job).to(job.device).eval()
     model.load_state_dict(saved["model"])
     samples = evaluation_samples(images, job.settings, rank=rank(), world=world_size(), workers=job.workers)

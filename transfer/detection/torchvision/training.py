@@ -37,7 +37,7 @@ class Training:
         settings = job.settings
         amp = settings.precision == "amp"
         if amp and job.device.type == "cpu":
-            raise UserError("precision=amp needs a GPU: choose fp32", already_reported=rank() > 0)
+            raise UserError.on_all_ranks("precision=amp needs a GPU: choose fp32")
         model = new_detector(job).to(job.device)
         if settings.norm in ("SyncBN", "naiveSyncBN"):
             synchronise_batchnorm(model, job.device)
@@ -69,10 +69,9 @@ class Training:
             self._scaler.scale(loss).backward()
         means = mean_over_ranks(torch.stack([loss, *losses.values()]).detach().float()).tolist()
         if not math.isfinite(means[0]):
-            raise UserError(
+            raise UserError.on_all_ranks(
                 f"training diverged in step {step + 1} of {self._job.settings.iterations}: lower base_lr, or lengthen "
                 "warmup",
-                already_reported=rank() > 0,
             )
         self._scaler.step(self.optimizer)
         self._scaler.update()
