@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
 from excb.distributed.collectives import gather_numbers, gather_objects, rank, world_size
-from excb.distributed.machine import follow_parent
+from excb.distributed.workers import follow_parent
 from excb.errors import UserError
 from excb.images import jpeg
 from excb.images.decoding import BrokenImageError, Source, open_image, open_smaller

@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from excb import seeding
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
+from excb.distributed.batchnorm import MeanOverRanks, SyncBatchNorm, synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, gather_objects, mean_over_ranks, rank, run_on_rank0, world_size
-from excb.distributed.parallel import SyncBatchNorm, _MeanOverProcesses, synchronise_batchnorm
 from excb.errors import UserError, require
 from excb.networks.backbone import SampleDropPath, has_batchnorm, weights_hash
 from excb.networks.features import Inputs, extract
@@ -316,14 +316,14 @@ class CountingBatchNorm(SyncBatchNorm):
         shape = [1, -1] + [1] * (rows.ndim - 2)
         wide = rows if rows.dtype == torch.float64 else rows.float()
         mine = wide.new_tensor([rows.numel() // rows.shape[1]])
-        total: Tensor = _MeanOverProcesses.apply(torch.cat([wide.sum(others), mine]))
+        total: Tensor = MeanOverRanks.apply(torch.cat([wide.sum(others), mine]))
         count = total[-1].detach()  # per process, on average
         values = round(float(count) * world_size())
         if values == 1:
             raise ValueError("expected more than 1 value per channel")  # as torch does in one process
         mean = total[:-1] / count
         deviations = wide - mean.view(shape)
-        variance: Tensor = _MeanOverProcesses.apply(deviations.square().sum(others)) / count
+        variance: Tensor = MeanOverRanks.apply(deviations.square().sum(others)) / count
         if self.track_running_stats:
             self._follow(mean.detach(), variance.detach(), values)
         scale = torch.rsqrt(variance + self.eps)

@@ -12,8 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb import seeding
 from excb.console import Reporter
+from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks, rank
-from excb.distributed.parallel import average_gradients, synchronise_batchnorm
+from excb.distributed.parallel import average_gradients
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 
