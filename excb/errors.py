@@ -6,6 +6,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable
+from typing import Self
 
 LONGEST_LINE = 2000  # characters of an error; what to do stands at its end, what is wrong at its beginning
 USER_ERROR = 2  # exit code of every mistake that the user can mend
@@ -16,7 +17,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OTHER_PLACE = "let it be read and written, or name another place"
 _ROOM = "make room, or name a place on another disk"
 _DISK = "see what its disk or file server has, then start again"
-_MENDS = {
+_REMEDIES = {
     errno.EACCES: _OTHER_PLACE,
     errno.EPERM: _OTHER_PLACE,
     errno.EROFS: "name a place that can be written",
@@ -41,6 +42,11 @@ class UserError(Exception):
     def __init__(self, message: str, *, already_reported: bool = False, rank_local: bool = False) -> None:
         super().__init__(message)
         self.already_reported, self.rank_local = already_reported, rank_local
+
+    @classmethod
+    def on_all_ranks(cls, message: str) -> Self:
+        """The same error on every rank, which only rank 0 prints."""
+        return cls(message, already_reported=not is_rank0())
 
 
 def require(holds: bool, message: str) -> None:
@@ -79,21 +85,21 @@ def _escaped(sign: str) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-def refused(error: OSError) -> UserError | None:
+def as_user_error(error: OSError) -> UserError | None:
     """What the file system refused as the user's error; None where it may be a mistake of the program.
 
     Path.exists and its like raise OSError before Python 3.14 where a folder on the way may not be entered, so that any
     look at a path of the user's can end like this.
     """
-    if error.errno not in _MENDS:
+    if error.errno not in _REMEDIES:
         return None
     if isinstance(error.filename, str | bytes | os.PathLike):
-        return UserError(f"{os.fsdecode(error.filename)}: {error.strerror}: {_MENDS[error.errno]}")
+        return UserError(f"{os.fsdecode(error.filename)}: {error.strerror}: {_REMEDIES[error.errno]}")
     # Writes to an open file name none, and only these errors cannot come of anything but a disk.
     return UserError(f"{error.strerror}: {_ROOM}") if error.errno in NO_ROOM else None
 
 
-def tell(program: str, error: UserError) -> int:
+def print_error(program: str, error: UserError) -> int:
     """Print a user's error as one line on stderr, unless another process does, and give the exit code."""
     if not error.already_reported:
         line = printable(" ".join(str(error).splitlines()))
@@ -111,7 +117,7 @@ def run(program: str, main: Callable[[], int]) -> int:
             sys.stdout.flush()  # not first at exit, where a closed pipe could not be caught
         return code
     except UserError as error:
-        return tell(program, error)
+        return print_error(program, error)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing to report, and nowhere to report it. What is still
         # buffered must go nowhere as well, or Python complains when it flushes at exit.
@@ -120,9 +126,9 @@ def run(program: str, main: Callable[[], int]) -> int:
             os.dup2(nowhere, stream.fileno())
         return 0
     except OSError as error:
-        if (refusal := refused(error)) is None:
+        if (refusal := as_user_error(error)) is None:
             raise
-        return tell(program, refusal)
+        return print_error(program, refusal)
     except KeyboardInterrupt:
         if is_rank0():
             print(f"\n{program}: interrupted", file=sys.stderr)

@@ -143,9 +143,8 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
     place = _place(chosen)
     if chosen.data is None and chosen.list is None:
         if world_size() > 1:
-            raise UserError(
+            raise UserError.on_all_ranks(
                 "the quickstart is made for one process: give it --data DIR to use more",
-                already_reported=not is_rank0(),
             )
         if place.url:
             raise UserError("the quickstart writes to this machine: name a folder in --out, or images in --data")

@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb.console import Progressor, Reporter
 from excb.distributed.collectives import all_succeed, broadcast, mean_over_ranks, rank, run_on_rank0, world_size
-from excb.distributed.machine import choose_device, worker_count
+from excb.distributed.machine import choose_device
 from excb.distributed.signals import StopRequest
-from excb.distributed.workers import ReadingError, watch_workers
+from excb.distributed.workers import ReadingError, watch_workers, worker_count
 from excb.errors import UserError
 from excb.images.image_set import CodedImages
 from excb.method import ExCB, Step
@@ -350,10 +350,9 @@ class Run:
         cure = "a lower optim.base_lr"
         if self.recipe.efficiency.precision in ("bf16", "fp16"):
             cure += " or efficiency.precision=fp32"
-        return UserError(
+        return UserError.on_all_ranks(
             f"stopped at step {step}, learning rate {rate:.3g}: {cause}; the state before it is in {where}. Start "
             f"another run from a checkpoint (init=PATH) with {cure}",
-            already_reported=rank() > 0,
         )
 
     def _log_alarms(self, alarms: list[Alarm], epoch: int) -> None:

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from excb import seeding
+from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks
-from excb.distributed.parallel import average_gradients, synchronise_batchnorm
+from excb.distributed.parallel import average_gradients
 from excb.method import ExCB, Step
 from excb.networks.backbone import recompute_blocks
 

@@ -87,9 +87,9 @@ def _check_out(out: Path, *, folder: bool) -> None:
     from excb.files.atomic import check_folder  # not above: its imports would slow every start
 
     if folder and out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file: name a folder", already_reported=not is_rank0())
+        raise UserError.on_all_ranks(f"--out {out} is a file: name a folder")
     if not folder and out.is_dir():
-        raise UserError(f"--out {out} is a folder: name a file in it", already_reported=not is_rank0())
+        raise UserError.on_all_ranks(f"--out {out} is a folder: name a file in it")
     if is_rank0():  # which writes; the others may be on machines without that disk
         check_folder(out if folder else out.parent)
 

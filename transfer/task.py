@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from excb.checkpoint.run_checkpoint import FOLDER
 from excb.console import Reporter
 from excb.distributed.collectives import rank
-from excb.distributed.machine import choose_device, worker_count
+from excb.distributed.machine import choose_device
+from excb.distributed.workers import worker_count
 from excb.errors import UserError, nearest_name, require
 from excb.hub.loading import Backbone, Entry, load
 from excb.images.image_set import Images, ImageSet, scan_folder

@@ -37,7 +37,7 @@ def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
         from .features.export import export
 
         if chosen.out is None:
-            raise UserError("name the file with --out FILE.npz", already_reported=not is_rank0())
+            raise UserError.on_all_ranks("name the file with --out FILE.npz")
         file = export(task, chosen.out, reporter, kind=chosen.kind)
         if chosen.json and is_rank0():
             told = {"file": str(file), "kind": chosen.kind, "train": len(task.train), "test": len(task.test)}
@@ -156,15 +156,12 @@ def _check_options(chosen: argparse.Namespace) -> None:
     training = ("epochs", "train_batch", "backbone_lr", "head_lr", "precision", "state")
     if getattr(chosen, "frozen", False) and (given := [one for one in training if getattr(chosen, one) is not None]):
         option = f"--{given[0].replace('_', '-')}"
-        raise UserError(
-            f"--frozen fits a logistic regression, which has no {option}: leave it out", already_reported=not is_rank0()
-        )
+        raise UserError.on_all_ranks(f"--frozen fits a logistic regression, which has no {option}: leave it out")
     if chosen.protocol == "linear" and chosen.state is not None and chosen.state.is_dir():
-        raise UserError(f"--state {chosen.state} is a folder: name a file in it", already_reported=not is_rank0())
+        raise UserError.on_all_ranks(f"--state {chosen.state} is a folder: name a file in it")
     if getattr(chosen, "fraction", 1) != 1 and chosen.split_file is not None:
-        raise UserError(
+        raise UserError.on_all_ranks(
             "--split-file names the images of the share, so --fraction has no use: leave one out",
-            already_reported=not is_rank0(),
         )
 
 

@@ -1,4 +1,4 @@
-"""How our pictures look: colours that colour-blind readers tell apart, plain axes, PNG and SVG written in one way."""
+"""One style for all figures: colours that colour-blind readers can distinguish, plain axes, reproducible files."""
 
 import io
 import itertools
@@ -29,11 +29,11 @@ SEQUENCE = (
     "#717581",
     "#92dadd",
 )
-MARKERS = "os^Dv"  # tell classes apart beyond the ten colours, and in print without colour
+MARKERS = "os^Dv"  # distinguish classes beyond the ten colours, and in print without colour
 
 
-def picture(width: float, height: float) -> "Figure":
-    """An empty picture of so many inches; it needs no screen."""
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, sizes in inches. It needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -42,28 +42,34 @@ def picture(width: float, height: float) -> "Figure":
     return figure
 
 
-def plain(axes: Any, title: str = "", *, x: str = "", y: str = "") -> None:
-    """Give axes the common look: small type, no frame above and to the right."""
+def style_axes(axes: Any, title: str = "", *, x: str = "", y: str = "", frame: bool = False) -> None:
+    """Give axes the common look: small type and, without `frame`, no lines at the top and right."""
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
     axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+    if not frame:
+        axes.spines[["top", "right"]].set_visible(False)
 
 
 def shortened(name: str, most: int) -> str:
-    """A name of at most so many characters: one without end would leave its picture no room."""
+    """A name of at most `most` characters. A longer one would leave its figure no room."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def looks(count: int) -> Iterator[tuple[str, str]]:
-    """Colour and marker of each of `count` classes or runs, no two alike up to fifty."""
+def drawable(name: str) -> str:
+    """A name that can be drawn although it may come from a file name that is not UTF-8."""
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def distinct_styles(count: int) -> Iterator[tuple[str, str]]:
+    """Colour and marker of each of `count` classes or runs. Up to fifty are all different."""
     pairs = ((colour, marker) for marker in MARKERS for colour in SEQUENCE)
     return itertools.islice(itertools.cycle(pairs), count)
 
 
 def check_formats(files: Sequence[Path]) -> None:
-    """Refuse files that are no pictures, before anything is computed.
+    """Check that files are named as figures, before anything is computed.
 
     Raises:
         UserError: a name ends in neither .png nor .svg.
@@ -73,19 +79,24 @@ def check_formats(files: Sequence[Path]) -> None:
             raise UserError(f"cannot draw {file}: its name must end in {' or '.join(FORMATS)}")
 
 
-def write(figure: "Figure", file: Path, *, dpi: int = 150) -> None:
-    """Write a picture atomically as PNG or SVG, by the file's name; equal pictures are equal bytes.
+def figure_bytes(figure: "Figure", suffix: str = ".png", *, dpi: int = 150) -> bytes:
+    """The contents of a figure's .png or .svg file. Equal figures give equal bytes."""
+    from matplotlib import rc_context
+
+    vector = suffix == ".svg"
+    buffer = io.BytesIO()
+    # Names may be in scripts that the font lacks. It draws boxes for them.
+    with rc_context({"svg.hashsalt": "excb"}), warnings.catch_warnings():  # element ids of an SVG are random otherwise
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format=suffix.removeprefix("."), dpi=dpi, metadata={"Date": None} if vector else None)
+    return buffer.getvalue()
+
+
+def save_figure(figure: "Figure", file: Path, *, dpi: int = 150) -> None:
+    """Write a figure atomically as PNG or SVG, depending on the file's name.
 
     Raises:
         UserError: the name ends in neither, or the file cannot be written.
     """
-    from matplotlib import rc_context
-
     check_formats([file])
-    kind = file.suffix.lower().removeprefix(".")
-    buffer = io.BytesIO()
-    # Names of many scripts may be in a picture, and the font has not all: boxes take their place.
-    with rc_context({"svg.hashsalt": "excb"}), warnings.catch_warnings():  # names inside an SVG are random otherwise
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else None)
-    write_bytes(buffer.getvalue(), file)
+    write_bytes(figure_bytes(figure, file.suffix.lower(), dpi=dpi), file)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from excb.errors import UserError, refused
+from excb.errors import UserError, as_user_error
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -113,7 +113,7 @@ def all_succeed(make: Callable[[], T]) -> T:
     except UserError as error:
         message = str(error)
     except OSError as error:
-        if (refusal := refused(error)) is None:
+        if (refusal := as_user_error(error)) is None:
             raise
         message = str(refusal)
     messages = gather_objects(message)

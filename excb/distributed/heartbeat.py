@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from excb.distributed.collectives import rank, run_on_rank0, world_size
-from excb.errors import USER_ERROR, UserError, is_rank0
+from excb.errors import USER_ERROR, UserError
 
 VARIABLE = "EXCB_HANG_SECONDS"  # environment variable: seconds without a sign of life; 0: no process is watched
 SECONDS = 300.0
@@ -36,9 +36,8 @@ def hang_seconds() -> float:
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:
-        raise UserError(
+        raise UserError.on_all_ranks(
             f"{VARIABLE}={text} is no number of seconds: leave it out, or write 0 or more",
-            already_reported=not is_rank0(),
         )
     return seconds
 

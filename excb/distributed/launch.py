@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from excb.distributed.parallel import started_together
 from excb.distributed.signals import LAUNCHER, LOST, StopRequest
-from excb.errors import USER_ERROR, UserError, is_rank0
+from excb.errors import USER_ERROR, UserError
 
 GRACE = 5.0  # seconds from one process's failure until the others are killed
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of processes that were asked to stop, and saved
@@ -39,10 +39,9 @@ def launch_on_gpus(
     if started_together():
         here = os.environ.get("LOCAL_WORLD_SIZE", "1")
         if here != str(gpus):
-            raise UserError(
+            raise UserError.on_all_ranks(
                 f"--gpus {gpus}, but {here} processes were started here (RANK is set): leave --gpus out under "
                 "torchrun, or unset RANK",
-                already_reported=not is_rank0(),
             )
         return None
     if gpus > torch.cuda.device_count():

@@ -15,16 +15,14 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from excb.distributed.collectives import mean_over_ranks, world_size
+from excb.distributed.collectives import world_size
 from excb.distributed.heartbeat import watched
 from excb.distributed.machine import choose_device
 from excb.distributed.signals import LOST, ending_with_launcher
-from excb.errors import UserError, is_rank0, tell
+from excb.errors import UserError, is_rank0, print_error
 
 # How gloo and NCCL say that the other side is gone.
 _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited")
@@ -85,10 +83,9 @@ def _own_device(device: str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     own = f"cuda:{local}" if device == "cuda" else device
     if device == "cuda" and here > torch.cuda.device_count():
-        raise UserError(
+        raise UserError.on_all_ranks(
             f"{here} processes were started here, but there are {torch.cuda.device_count()} GPUs: start one process "
             "for each, or choose the device cpu",
-            already_reported=not is_rank0(),
         )
     try:
         chosen = choose_device(own)
@@ -121,7 +118,7 @@ def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -
     except UserError as error:
         if not many:
             raise
-        code = tell(program, error)
+        code = print_error(program, error)
     except Exception:
         if not many:
             raise
@@ -164,100 +161,3 @@ def average_gradients(model: nn.Module) -> DistributedDataParallel | None:
     option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {option: False}
     return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# BatchNorm over all processes
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def synchronise_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
-    """Make every BatchNorm take its statistics over all processes; names and values of the state stay as they are.
-
-    On GPUs these are torch's SyncBatchNorm layers (timm's version where an activation follows inside the layer), on the
-    CPU, where torch has none, `SyncBatchNorm`.
-    """
-    if world_size() == 1:
-        return model
-    if device.type == "cuda":
-        from timm.layers import convert_sync_batchnorm
-
-        converted: nn.Module = convert_sync_batchnorm(model)
-        return converted
-    for name, child in model.named_children():
-        if isinstance(child, _BatchNorm):
-            setattr(model, name, SyncBatchNorm(child))
-        else:
-            synchronise_batchnorm(child, device)
-    return model
-
-
-class _MeanOverProcesses(torch.autograd.Function):
-    """The mean over all processes; linear and symmetric, so its backward pass is the same mean."""
-
-    @staticmethod
-    def forward(_context: Any, value: Tensor) -> Tensor:
-        return mean_over_ranks(value.clone())
-
-    @staticmethod
-    def backward(_context: Any, *gradients: Tensor) -> Tensor:
-        return mean_over_ranks(gradients[0].clone())
-
-
-class SyncBatchNorm(_BatchNorm):
-    """BatchNorm with statistics over the equal shares of all processes, on any device that has collectives.
-
-    The variance is the mean of squared deviations from the common mean, not a difference of large numbers.
-
-    Args:
-        source: the layer it stands in for; parameters, buffers and, in timm's layers, what follows are taken over.
-    """
-
-    def __init__(self, source: _BatchNorm) -> None:
-        super().__init__(source.num_features, source.eps, source.momentum, source.affine, source.track_running_stats)
-        for name, parameter in source.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in source.named_buffers(recurse=False):
-            self.register_buffer(name, buffer)
-        self.train(source.training)
-        # timm's BatchNormAct2d goes on with dropout and an activation.
-        self.drop = getattr(source, "drop", None)
-        self.act = getattr(source, "act", None)
-
-    def _check_input_dim(self, _rows: Tensor) -> None:
-        """Any number of dimensions from two on."""
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Normalise [R, C, ...] per channel."""
-        rows = self._normalise(rows)
-        for follower in (self.drop, self.act):
-            rows = follower(rows) if follower is not None else rows
-        return rows
-
-    def _normalise(self, rows: Tensor) -> Tensor:
-        if not self.training:
-            return F.batch_norm(rows, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        others = [dimension for dimension in range(rows.ndim) if dimension != 1]
-        shape = [1, -1] + [1] * (rows.ndim - 2)
-        wide = rows if rows.dtype == torch.float64 else rows.float()
-        mean: Tensor = _MeanOverProcesses.apply(wide.mean(others))
-        deviations = wide - mean.view(shape)
-        variance: Tensor = _MeanOverProcesses.apply(deviations.square().mean(others))
-        if self.track_running_stats:
-            self._follow(mean.detach(), variance.detach(), rows.numel() // rows.shape[1] * world_size())
-        scale = torch.rsqrt(variance + self.eps)
-        if self.weight is not None:
-            scale = scale * self.weight
-        normal = deviations * scale.view(shape)
-        return (normal if self.bias is None else normal + self.bias.view(shape)).to(rows.dtype)
-
-    @torch.no_grad()
-    def _follow(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Move the running statistics, with the unbiased variance as torch does."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_((variance * (count / max(1, count - 1))).to(self.running_var.dtype), share)

@@ -1,6 +1,8 @@
 """Batches as a loader's worker processes give them: one line where a worker is lost, and none that outlives its use."""
 
 import multiprocessing
+import multiprocessing.connection
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from excb.errors import UserError
 
+MOST_WORKERS = 8
 PATIENCE = 5.0  # seconds that workers have to end by themselves
 # Why the system ends a worker, by the signal that it was ended with.
 _CAUSES = {
@@ -18,6 +21,36 @@ _CAUSES = {
     signal.SIGBUS: "most often because shared memory is full: enlarge /dev/shm (containers: --shm-size), or lower "
     "efficiency.workers or efficiency.prefetch",
 }
+
+
+def worker_count(wanted: int) -> int:
+    """Processes that read images: as many as wanted, or for -1 one per core that this process may use, at most 8.
+
+    Processes that train together on one machine share its cores.
+    """
+    if wanted >= 0:
+        return wanted
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_WORKERS, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def follow_parent(_worker: int) -> None:
+    """Start of a worker process: the parent answers the signals, and the worker ends when the parent does.
+
+    Ctrl-C and SIGTERM reach the whole process group. A worker that died of them would take the parent down in the
+    middle of a step. The loader's own watch over the parent starts later and takes whoever is the parent then for it: a
+    worker whose parent was killed before would wait for ever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 class ReadingError(UserError):

@@ -9,8 +9,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from excb.distributed.machine import follow_parent
-from excb.distributed.workers import watch_workers
+from excb.distributed.workers import follow_parent, watch_workers
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.networks.backbone import evaluating

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
 from excb.distributed.collectives import gather_numbers, gather_objects, rank, world_size
-from excb.distributed.machine import follow_parent
+from excb.distributed.workers import follow_parent
 from excb.errors import UserError
 from excb.images import jpeg
 from excb.images.decoding import BrokenImageError, Source, open_image, open_smaller
@@ -298,9 +298,8 @@ class BrokenFiles:
         seen, found = self.seen - self._before[0], self.found - self._before[1]
         if hopeless or (seen >= BROKEN_SEEN and found > BROKEN_SHARE * seen):
             names = ", ".join(sorted(set().union(*gather_objects(self._named)))[:3])
-            raise UserError(
+            raise UserError.on_all_ranks(
                 f"{found} of {seen} images seen are broken (more than 1 %), such as {names}: mend them, and the same "
                 "command goes on; without them it is another run (another --out, with init=RUN for its weights)",
-                already_reported=rank() > 0,
             )
         return new

@@ -90,7 +90,7 @@ def examine(
     Raises:
         UserError: the recipe cannot make a run with so many processes.
     """
-    from excb.distributed.machine import worker_count
+    from excb.distributed.workers import worker_count
 
     from ..data.loader import BROKEN_SHARE
     from .accelerator import check_accelerator

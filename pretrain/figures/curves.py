@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from excb.charts.style import BLUE, GREEN, GREY, ORANGE, RED, looks, picture, plain, shortened, write
+from excb.charts.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    distinct_styles,
+    new_figure,
+    save_figure,
+    shortened,
+    style_axes,
+)
 from excb.errors import UserError, printable
 from excb.files import json_text
 
@@ -84,12 +95,12 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
     run = Curves(title, clusters, read_metrics(folder))
     if not run.kind("step") and not run.kind("epoch"):
         return None
-    figure = picture(12, 6.4)
+    figure = new_figure(12, 6.4)
     axes = figure.subplots(2, 3).ravel()
     _one(axes, run)
     alarms = len(_placed(run))
     figure.suptitle(title + (f"  -  {alarms} alarm{'s' * (alarms > 1)}, see {METRICS}" if alarms else ""))
-    write(figure, folder / CURVES, dpi=110)
+    save_figure(figure, folder / CURVES, dpi=110)
     return folder / CURVES
 
 
@@ -99,13 +110,13 @@ def statistics(runs: Sequence[Curves]) -> "Figure":
     Every panel shows an epoch's mean or extreme: loss (Eq. 7), confidence (Eq. 11), smallest and largest relative
     cluster, agreement (Eq. 12), purity. Where an alarm began, it is named.
     """
-    figure = picture(9.6, 5.4)
+    figure = new_figure(9.6, 5.4)
     *axes, key = figure.subplots(2, 3).ravel()
     key.axis("off")
     if len(runs) == 1:
         _one(axes, runs[0])
         return figure
-    colours = [colour for colour, _ in looks(len(runs))]
+    colours = [colour for colour, _ in distinct_styles(len(runs))]
     drawn = [_many(axes, run, colours[number], number) for number, run in enumerate(runs)]
     _chance(axes[LOSS], runs)
     _titles(axes)
@@ -185,7 +196,7 @@ def _titles(axes: Sequence[Any]) -> None:
     names = ["Loss", "Teacher confidence $c_{avg}$", "Cluster sizes, relative to 1/K"]
     names += ["Agreement between views $a_{avg}$", "Purity of clusters", "Frozen features of the teacher"]
     for panel, name in zip(axes, names, strict=False):
-        plain(panel, name, x="epoch")
+        style_axes(panel, name, x="epoch")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in (CONFIDENCE, AGREEMENT, PURITY):
         axes[panel].set_ylim(0, 1 if len(axes) > FROZEN else None)  # curves.png is looked at run after run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from excb.charts.style import BLUE, GREEN, GREY, ORANGE, SEQUENCE, picture, plain
+from excb.charts.style import BLUE, GREEN, GREY, ORANGE, SEQUENCE, new_figure, style_axes
 from excb.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def balanced(
 
 def balancing_curves(*, clusters: int = 8, similarities: Sequence[float] = (-0.6, 0.0, 0.6)) -> "Figure":
     """The appendix's figure of B(z; s): adjusted similarity against relative size, linear and squared below 1/K."""
-    figure = picture(6.4, 3.4)
+    figure = new_figure(6.4, 3.4)
     axes = figure.subplots()
     # Every curve has its corner at 1/K.
     sizes = [index / 100 / clusters for index in range(101)]
@@ -58,7 +58,7 @@ def balancing_curves(*, clusters: int = 8, similarities: Sequence[float] = (-0.6
     axes.set_xticks([0, 1 / clusters, 1], ["0", "1/K", "1"])
     axes.set_xlim(0, 1)
     axes.set_ylim(-1.03, 1.03)
-    plain(axes, x="relative cluster size $s$", y=r"$z^B = \mathcal{B}(z;\, s)$")
+    style_axes(axes, x="relative cluster size $s$", y=r"$z^B = \mathcal{B}(z;\, s)$")
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -106,7 +106,7 @@ def boundary_shift(*, ratios: Sequence[float] = (1, 1.25, 1.5, 2), angle: float 
     """
     from matplotlib.lines import Line2D
 
-    figure = picture(2.3 * len(ratios), 3.0)
+    figure = new_figure(2.3 * len(ratios), 3.0)
     for axes, ratio in zip(figure.subplots(1, len(ratios), squeeze=False)[0], ratios, strict=True):
         _disc(axes, ratio, math.radians(angle))
         axes.set_title("equal sizes" if ratio == 1 else f"$c_2$ {ratio:g} times as large", fontsize=10)
@@ -192,7 +192,7 @@ def accuracy_against_epochs(points: Sequence[Point]) -> "Figure":
 
     A method's points are joined in the order of their epochs; the method listed first stands out.
     """
-    figure = picture(6.4, 3.8)
+    figure = new_figure(6.4, 3.8)
     axes = figure.subplots()
     methods: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda point: point.epochs):
@@ -211,7 +211,7 @@ def accuracy_against_epochs(points: Sequence[Point]) -> "Figure":
         _name(axes, end, ends, radius=radius, color=colours[end.method], strong=end.method == first)
     for batch in sorted({point.batch for point in points}):
         axes.scatter([], [], area * batch, color=GREY, alpha=0.5, linewidths=0, label=f"{batch:,.0f}")
-    plain(axes, x="epochs of pretraining", y="top-1 accuracy, %")
+    style_axes(axes, x="epochs of pretraining", y="top-1 accuracy, %")
     axes.legend(title="batch", title_fontsize=8, frameon=False, fontsize=8, loc="lower right", labelspacing=1)
     return figure
 

@@ -27,7 +27,7 @@ Draw the paper's pictures; a file's name decides between PNG and SVG.
 def main(argv: Sequence[str]) -> int:
     """Draw what a command line asks for: the words after `excb-pretrain draw`."""
     chosen = _parser().parse_args(argv)
-    from excb.charts.style import check_formats, write
+    from excb.charts.style import check_formats, save_figure
     from excb.files.atomic import check_folder
 
     check_formats(chosen.out)  # before minutes of t-SNE
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         check_folder(file.parent)
     figure = chosen.draw(chosen)
     for file in chosen.out:
-        write(figure, file)
+        save_figure(figure, file)
     Reporter(quiet=chosen.quiet).note(f"drawn: {', '.join(map(str, chosen.out))}")
     return 0
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excb.charts.style import looks, picture
+from excb.charts.style import distinct_styles, new_figure
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub import loading
@@ -148,11 +148,13 @@ def tsne(plane: Plane) -> "Figure":
     """Draw the images, classes by colour and mark, each named where its images lie."""
     from matplotlib.patheffects import withStroke
 
-    figure = picture(6.4, 5.6)
+    figure = new_figure(6.4, 5.6)
     axes = figure.subplots()
     size = float(np.clip(20_000 / len(plane.points), 3, 30))
     few = len(plane.classes) <= 12
-    for number, (name, (colour, marker)) in enumerate(zip(plane.classes, looks(len(plane.classes)), strict=True)):
+    for number, (name, (colour, marker)) in enumerate(
+        zip(plane.classes, distinct_styles(len(plane.classes)), strict=True)
+    ):
         points = plane.points[plane.labels == number]
         axes.scatter(
             points[:, 0], points[:, 1], s=size, color=colour, marker=marker, alpha=0.6, linewidths=0, label=name

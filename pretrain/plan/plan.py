@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from excb.console import Reporter, duration
-from excb.distributed.machine import choose_device, worker_count
+from excb.distributed.machine import choose_device
+from excb.distributed.workers import worker_count
 from excb.images.image_set import CodedImages
 
 from ..recipe import Recipe

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from excb.charts.tensorboard import Board
+from excb.charts.tensorboard import TensorBoardWriter
 from excb.distributed.collectives import gather_rows, mean_over_ranks, rank, world_size
 from excb.errors import UserError
 from excb.files import json_text
@@ -136,7 +136,7 @@ class Journal:
 
     def __init__(self, folder: Path | None, *, step: int, wandb: dict[str, Any] | None = None) -> None:
         self._file: Path | None = None
-        self._board: Board | None = None
+        self._tensorboard: TensorBoardWriter | None = None
         self._wandb: Any = None
         if folder is None:
             return
@@ -154,7 +154,7 @@ class Journal:
         kept = [line for line in read_metrics(folder) if line["step"] <= step] if step else []
         with _telling(self._file):
             write_text("".join(json.dumps(line) + "\n" for line in kept), self._file)  # whole, whenever it is killed
-            self._board = Board(folder / "tensorboard", step=step)
+            self._tensorboard = TensorBoardWriter(folder / "tensorboard", purge_step=step + 1)
 
     def __enter__(self) -> "Journal":
         return self
@@ -168,14 +168,14 @@ class Journal:
         Raises:
             UserError: the disk is full or the folder cannot be written.
         """
-        if self._file is None or self._board is None:
+        if self._file is None or self._tensorboard is None:
             return
         numbers = {f"{kind}/{name}": value for name, value in figures.items() if not isinstance(value, str)}
         with _telling(self._file):
             with self._file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({"kind": kind, "step": step} | figures) + "\n")
             if kind != "alarm":
-                self._board.add(numbers, step)
+                self._tensorboard.add_scalars(numbers, step)
         if self._wandb is not None:
             if kind == "alarm":
                 self._wandb.alert(title=figures["name"], text=figures["message"])
@@ -194,8 +194,8 @@ class Journal:
 
     def close(self) -> None:
         """End what is written to."""
-        if self._board is not None:
-            self._board.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
-from excb.distributed.machine import choose_device, worker_count
+from excb.distributed.machine import choose_device
+from excb.distributed.workers import worker_count
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text

@@ -5,12 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from excb.files.atomic import new_file
+from excb.charts.style import GREY, SEQUENCE, distinct_styles, new_figure, save_figure, style_axes
 
 from .table import FIGURES, Row, Table
-
-COLORS = ("#2563a8", "#d9772b", "#2f8f5b", "#8e5ea2", "#c0392b", "#6b7280", "#b8860b")
-GREY = "#9aa0a6"
 
 
 def draw(table: Table, folder: Path) -> list[Path]:
@@ -26,42 +23,34 @@ def draw(table: Table, folder: Path) -> list[Path]:
     Raises:
         UserError: a file cannot be written.
     """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = [row for row in table.rows if row.found]
     if not rows:
         return []
     kind = table.study.picture
     height = max(4.0, 1.4 + 0.45 * len(rows)) if kind == "dots" else 4.2
-    with rc_context({"svg.hashsalt": "excb"}):  # equal figures give equal files
-        figure = Figure(figsize=(14 if kind == "sizes" else 7.5, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        if kind == "sizes":
-            training, by_z, scores = figure.subplots(1, 3, width_ratios=(3, 3, 2))
-            by_z.sharey(training)
-            _sizes(training, rows, "training", "As training assigned, last epoch")
-            _sizes(by_z, rows, "by_z", "Highest z of the plain images, no balancing")
-            _dots(scores, table, rows)
-        elif kind == "lines":
-            _lines(figure.subplots(), table, rows)
-        else:
-            _dots(figure.subplots(), table, rows)
-        seeds = sorted({len(row.found) for row in rows})
-        many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-        figure.suptitle(f"{table.study.asks}  (mean ± standard deviation, n = {many})", fontsize=11)
-        files = [folder / "picture.png", folder / "picture.svg"]
-        for file in files:
-            with new_file(file) as made:
-                metadata = {"Date": None} if file.suffix == ".svg" else None
-                figure.savefig(made, format=file.suffix[1:], dpi=150, metadata=metadata)
+    figure = new_figure(14 if kind == "sizes" else 7.5, height)
+    if kind == "sizes":
+        training, by_z, scores = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+        by_z.sharey(training)
+        _sizes(training, rows, "training", "As training assigned, last epoch")
+        _sizes(by_z, rows, "by_z", "Highest z of the plain images, no balancing")
+        _dots(scores, table, rows)
+    elif kind == "lines":
+        _lines(figure.subplots(), table, rows)
+    else:
+        _dots(figure.subplots(), table, rows)
+    seeds = sorted({len(row.found) for row in rows})
+    many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    figure.suptitle(f"{table.study.asks}  (mean ± standard deviation, n = {many})", fontsize=11)
+    files = [folder / "picture.png", folder / "picture.svg"]
+    for file in files:
+        save_figure(figure, file)
     return files
 
 
 def _sizes(axes: Any, rows: list[Row], kind: str, title: str) -> None:
     """Relative sizes from the largest cluster to the smallest: the mean over seeds, rank by rank, and its spread."""
-    for row, color in zip(rows, COLORS * len(rows), strict=False):
+    for row, (color, _) in zip(rows, distinct_styles(len(rows)), strict=True):
         sizes = np.array([one["sizes"][kind] for one in row.found])
         ranks = 100 * (np.arange(sizes.shape[1]) + 0.5) / sizes.shape[1]
         mean = sizes.mean(0)
@@ -73,10 +62,8 @@ def _sizes(axes: Any, rows: list[Row], kind: str, title: str) -> None:
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, 100)
-    axes.set_xlabel("clusters, largest first, %")
-    axes.set_ylabel("size relative to 1/K")
-    axes.set_title(title, fontsize=9)
-    _plain(axes)
+    style_axes(axes, title, x="clusters, largest first, %", y="size relative to 1/K")
+    _legend(axes)
 
 
 def _lines(axes: Any, table: Table, rows: list[Row]) -> None:
@@ -89,16 +76,15 @@ def _lines(axes: Any, table: Table, rows: list[Row]) -> None:
             others = [value for name, value in row.cell.factors.items() if name != across]
             deviation = spread.deviation if len(spread.values) > 1 else 0.0
             lines.setdefault(", ".join(others), []).append((float(row.cell.factors[across]), spread.mean, deviation))
-    for (label, points), color in zip(lines.items(), COLORS * len(lines), strict=False):
+    for (label, points), (color, _) in zip(lines.items(), distinct_styles(len(lines)), strict=True):
         x, y, error = zip(*points, strict=True)
         axes.errorbar(x, y, error, color=color, label=label or None, marker="o", markersize=4, capsize=3)
     axes.set_xscale("log", base=2)
     levels = sorted({point[0] for points in lines.values() for point in points})
     axes.set_xticks(levels, [f"{level:g}" for level in levels])
-    axes.set_xlabel(across)
-    axes.set_ylabel(FIGURES[table.score][0])
+    style_axes(axes, x=across, y=FIGURES[table.score][0])
     _untrained(axes.axhline, table)
-    _plain(axes)
+    _legend(axes)
 
 
 def _dots(axes: Any, table: Table, rows: list[Row]) -> None:
@@ -106,15 +92,15 @@ def _dots(axes: Any, table: Table, rows: list[Row]) -> None:
     for place, row in enumerate(rows):
         if (spread := row.spread(table.score)) is None:
             continue
-        color = COLORS[place % len(COLORS)] if table.study.picture == "sizes" else COLORS[0]
+        color = SEQUENCE[place % len(SEQUENCE)] if table.study.picture == "sizes" else SEQUENCE[0]
         deviation = spread.deviation if len(spread.values) > 1 else None
         axes.errorbar(spread.mean, place, xerr=deviation, color=color, marker="|", markersize=14, capsize=3)
         axes.plot(spread.values, [place] * len(spread.values), "o", color=color, alpha=0.45, markersize=4)
     axes.set_yticks(range(len(rows)), [row.cell.name for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(FIGURES[table.score][0])
+    style_axes(axes, x=FIGURES[table.score][0])
     _untrained(axes.axvline, table)
-    _plain(axes)
+    _legend(axes)
 
 
 def _untrained(line: Any, table: Table) -> None:
@@ -127,8 +113,6 @@ def _title(row: Row) -> str:
     return ", ".join(row.cell.factors.values())
 
 
-def _plain(axes: Any) -> None:
+def _legend(axes: Any) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, NoReturn
 from unittest import mock
 
-from excb.errors import USER_ERROR, UserError, tell
+from excb.errors import USER_ERROR, UserError, print_error
 from tests.ordinary_user import ordinary_user
 
 SECONDS = 20  # of one input, at most; most take milliseconds
@@ -173,7 +173,7 @@ def _check_told(error: UserError) -> None:
     """What a user would see is one line that a terminal shows as it is."""
     err = _Terminal()
     with redirect_stderr(err):
-        assert tell("excb", error) == USER_ERROR
+        assert print_error("excb", error) == USER_ERROR
     assert err.text.count("\n") == 1, err.text
     assert "Traceback" not in err.text
     assert len(err.text) <= LONGEST_LINE, err.text[:LONGEST_LINE]

@@ -27,7 +27,7 @@ def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
 
     reporter = Reporter(quiet=chosen.quiet or not is_rank0())
     if chosen.compare and chosen.out is None:
-        raise UserError("--compare draws into a folder: name it with --out DIR", already_reported=not is_rank0())
+        raise UserError.on_all_ranks("--compare draws into a folder: name it with --out DIR")
     for place in chosen.compare:
         all_succeed(partial(read_sizes, place))  # a wrong one is told before images are read
     options = all_succeed(lambda: _options(chosen))

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
 from excb.distributed.collectives import rank, world_size
-from excb.distributed.machine import follow_parent
-from excb.distributed.workers import watch_workers
+from excb.distributed.workers import follow_parent, watch_workers
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images

@@ -52,7 +52,7 @@ def detected(
     job = all_succeed(lambda: command.prepare(request, train, val, device, reporter))
     result = command.evaluate(request, job, table=False)
     if isinstance(result, int):
-        raise UserError("detection was stopped: the same command goes on", already_reported=not is_rank0())
+        raise UserError.on_all_ranks("detection was stopped: the same command goes on")
     return result, lambda told, file: run_on_rank0(lambda: command.copy_result(told, job.folder, file))
 
 

@@ -11,8 +11,8 @@ import torch
 
 from excb.console import Reporter
 from excb.distributed.collectives import rank, run_on_rank0, world_size
-from excb.distributed.machine import worker_count
 from excb.distributed.signals import StopRequest
+from excb.distributed.workers import worker_count
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_bytes, write_text

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
-from excb.distributed.machine import follow_parent
-from excb.distributed.workers import watch_workers
+from excb.distributed.workers import follow_parent, watch_workers
 from excb.errors import UserError
 
 from .annotations import CocoSet

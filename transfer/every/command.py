@@ -40,7 +40,7 @@ def evaluate_all(
         UserError: --out is missing, a protocol could not be measured, or the report not be written.
     """
     if chosen.out is None and not chosen.dry_run:
-        raise UserError("name the folder for results and report with --out DIR", already_reported=not is_rank0())
+        raise UserError.on_all_ranks("name the folder for results and report with --out DIR")
     settings_for(chosen.schedule)
     detection = None
     if chosen.coco is not None and task.backbone.entry.architecture.name in DEPTHS:
@@ -62,9 +62,7 @@ def evaluate_all(
     outcomes = suite.evaluate(found, chosen.out, run, reporter)
     run_on_rank0(lambda: tell(outcomes, chosen.out, reporter, as_json=chosen.json))
     if failed := [one for one in outcomes if one.failed]:
-        raise UserError(
-            f"{failed[0].step.title} could not be measured: {failed[0].failed}", already_reported=not is_rank0()
-        )
+        raise UserError.on_all_ranks(f"{failed[0].step.title} could not be measured: {failed[0].failed}")
     return 0
 
 

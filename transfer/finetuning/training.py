@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from excb import seeding
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
+from excb.distributed.batchnorm import MeanOverRanks, SyncBatchNorm, synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, gather_objects, mean_over_ranks, rank, run_on_rank0, world_size
-from excb.distributed.parallel import SyncBatchNorm, _MeanOverProcesses, synchronise_batchnorm
 from excb.errors import UserError, require
 from excb.networks.backbone import SampleDropPath, has_batchnorm, weights_hash
 from excb.networks.features import Inputs, extract
@@ -162,9 +162,8 @@ class _Training:
             flat[0] += loss.detach()
         flat = mean_over_ranks(flat).mul_(world_size())
         if not bool(flat.isfinite().all()):
-            raise UserError(
+            raise UserError.on_all_ranks(
                 f"fine-tuning diverged in step {step + 1} of {self._steps}: lower the learning rates",
-                already_reported=rank() > 0,
             )
         self._optimizer.step()
         return float(flat[0])
@@ -192,10 +191,9 @@ class _Training:
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            raise UserError(
+            raise UserError.on_all_ranks(
                 "the last batch of an epoch is a single image, too little for this network's BatchNorm: "
                 "choose another batch",
-                already_reported=rank() > 0,
             ) from None
         return F.cross_entropy(scores.to(dtype), labels.to(device, non_blocking=True), reduction="sum")
 
@@ -318,14 +316,14 @@ class CountingBatchNorm(SyncBatchNorm):
         shape = [1, -1] + [1] * (rows.ndim - 2)
         wide = rows if rows.dtype == torch.float64 else rows.float()
         mine = wide.new_tensor([rows.numel() // rows.shape[1]])
-        total: Tensor = _MeanOverProcesses.apply(torch.cat([wide.sum(others), mine]))
+        total: Tensor = MeanOverRanks.apply(torch.cat([wide.sum(others), mine]))
         count = total[-1].detach()  # per process, on average
         values = round(float(count) * world_size())
         if values == 1:
             raise ValueError("expected more than 1 value per channel")  # as torch does in one process
         mean = total[:-1] / count
         deviations = wide - mean.view(shape)
-        variance: Tensor = _MeanOverProcesses.apply(deviations.square().sum(others)) / count
+        variance: Tensor = MeanOverRanks.apply(deviations.square().sum(others)) / count
         if self.track_running_stats:
             self._follow(mean.detach(), variance.detach(), values)
         scale = torch.rsqrt(variance + self.eps)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from excb import seeding
 from excb.console import Reporter
-from excb.distributed.collectives import all_succeed, rank
+from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
 
 from ..task import Task
@@ -93,9 +93,8 @@ def outcome_of(bank: HeadBank, head: int, test: Tensor, choice: Choice, settings
         UserError: its weights are not finite.
     """
     if not bool(bank.weight[head].isfinite().all()):
-        raise UserError(
+        raise UserError.on_all_ranks(
             f"the head trained with {spelt(choice.settings['chosen'])} diverged: name a lower --lr",
-            already_reported=rank() > 0,
         )
     return Outcome(bank.top(test, head), settings | choice.settings, choice.notes)
 

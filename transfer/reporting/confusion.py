@@ -1,13 +1,11 @@
 """The picture of a confusion matrix: every row in percent of its class, names where they can be read."""
 
-import io
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from excb.charts.style import shortened
+from excb.charts.style import drawable, figure_bytes, new_figure, shortened, style_axes
 
 NAMED = 40  # classes whose names fit on the axes
 NUMBERED = 20  # classes whose percentages fit in the cells
@@ -25,23 +23,18 @@ def draw(counts: np.ndarray, classes: Sequence[str], *, title: str) -> bytes:
     Returns:
         A PNG file.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
 
     named = len(classes) <= NAMED
     side = 4.5 + 0.22 * len(classes) if named else 9.0
-    figure = Figure(figsize=(side + (1.0 if named else 4.0), side), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(side + (1.0 if named else 4.0), side)
     axes, beside = (figure.subplots(), None) if named else figure.subplots(1, 2, width_ratios=(9, 4))
     images = counts.sum(1, keepdims=True)
     shares = np.ma.masked_where(np.broadcast_to(images == 0, counts.shape), 100 * counts / np.maximum(images, 1))
     # Square roots show the few per cent that rare confusions are, beside a diagonal near 100.
     drawn = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 100))
     axes.set_facecolor("0.85")
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    axes.set_title(title, fontsize=10)
+    style_axes(axes, title, x="predicted class", y="true class", frame=True)
     figure.colorbar(drawn, ax=axes, shrink=0.8, label="% of the true class", ticks=[0, 1, 5, 10, 25, 50, 100])
     if beside is None:
         _name(axes, classes)
@@ -50,11 +43,7 @@ def draw(counts: np.ndarray, classes: Sequence[str], *, title: str) -> bytes:
         _list(beside, counts, classes)
     if len(classes) <= NUMBERED:
         _number(axes, shares)
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the name is whole in the result
-        figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    return figure_bytes(figure, dpi=110)
 
 
 def most_confused(counts: np.ndarray, *, most: int = LISTED) -> list[tuple[int, int, int]]:
@@ -95,5 +84,4 @@ def _list(axes: Any, counts: np.ndarray, classes: Sequence[str]) -> None:
 
 
 def _readable(name: str, most: int) -> str:
-    """A name of at most so many characters; file names that are no UTF-8 can be drawn as well."""
-    return shortened(name.encode("utf-8", "replace").decode("utf-8"), most)
+    return shortened(drawable(name), most)

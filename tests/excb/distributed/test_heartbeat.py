@@ -60,7 +60,7 @@ class Looks:
 def silence(monkeypatch: pytest.MonkeyPatch, store: Store, *, rank: int, looks: int = 40) -> list[int]:
     """Whom process `rank` of four finds silent in so many looks."""
     monkeypatch.setattr(heartbeat, "rank", lambda: rank)
-    monkeypatch.setattr(heartbeat, "processes", lambda: 4)
+    monkeypatch.setattr(heartbeat, "world_size", lambda: 4)
     return heartbeat._first_silence(store, ["0", "1", "2", "3"], 1.0, Looks(looks))  # type: ignore[arg-type]
 
 

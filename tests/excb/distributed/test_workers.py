@@ -3,13 +3,15 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from excb.distributed.machine import follow_parent
-from excb.distributed.workers import ReadingError, watch_workers
+from excb.distributed.workers import MOST_WORKERS, ReadingError, follow_parent, watch_workers, worker_count
 
 
 class Numbers(Dataset[int]):
@@ -73,3 +75,46 @@ def test_a_lost_worker_is_told_in_its_place(deed: str, words: str) -> None:
 def test_without_workers_a_failure_is_itself() -> None:
     with pytest.raises(KeyError):
         list(watch_workers(loader("fails", workers=0)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Number of workers, and signals
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_worker_counts() -> None:
+    assert worker_count(0) == 0
+    assert worker_count(3) == 3
+    assert 1 <= worker_count(-1) <= min(MOST_WORKERS, os.cpu_count() or 1)
+
+
+def test_workers_ignore_signals_meant_for_the_group() -> None:
+    program = (
+        "import os, signal; from excb.distributed.workers import follow_parent; follow_parent(0);"
+        "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM); print('alive')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, cwd=Path.cwd())
+    assert done.stdout == "alive\n"
+
+
+ORPHANS = """
+import os, signal
+from torch.utils.data import DataLoader
+from excb.distributed.workers import follow_parent
+
+def start(worker):
+    follow_parent(worker)
+    if worker == 1:
+        parent = os.getppid()
+        os.kill(parent, signal.SIGKILL)
+        while os.getppid() == parent:
+            pass
+
+next(iter(DataLoader(range(8), num_workers=2, worker_init_fn=start)))
+"""
+
+
+def test_workers_whose_parent_is_killed_while_they_start_end_too() -> None:
+    # They hold the pipe that the output is read from: it ends when the last of them has.
+    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()

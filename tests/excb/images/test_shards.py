@@ -15,7 +15,7 @@ from fsspec.asyn import AsyncFileSystem
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from excb.distributed.machine import follow_parent
+from excb.distributed.workers import follow_parent
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import scan_folder

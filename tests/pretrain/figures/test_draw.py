@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from excb.charts.style import write
+from excb.charts.style import save_figure
 from excb.pretrain.__main__ import main
 from excb.pretrain.figures import curves, diagrams, tsne
 from excb.pretrain.run.journal import METRICS
@@ -189,7 +189,7 @@ def test_names_without_end_leave_the_panels_their_room(sign: str, tmp_path: Path
     (tmp_path / METRICS).write_text(json.dumps({"kind": "epoch", "step": 1, "epoch": 1, "loss": 1.0}))
     runs = [curves.Curves.read(tmp_path, label=f"{number}{sign * 5_000}") for number in range(2)]
     assert all(run.label.replace("\\$", "$").endswith("…") for run in runs)
-    write(curves.statistics(runs), tmp_path / "picture.png")  # a warning, as of panels without room, is an error
+    save_figure(curves.statistics(runs), tmp_path / "picture.png")  # a warning, as of panels without room, is an error
 
 
 def test_tsne_of_a_run(run: Path, images: Path, tmp_path: Path) -> None:

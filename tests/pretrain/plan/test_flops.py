@@ -9,7 +9,7 @@ import torchvision
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from excb.distributed import collectives, parallel
+from excb.distributed import batchnorm, collectives
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.flops import Counts, Flops, communication, count
@@ -117,11 +117,11 @@ def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPa
         if operation == dist.ReduceOp.SUM:
             tensor.mul_(2)
 
-    for module in (collectives, parallel):
-        monkeypatch.setattr(module, "processes", lambda: 2)
+    for module in (collectives, batchnorm):
+        monkeypatch.setattr(module, "world_size", lambda: 2)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     model = build_model(recipe).train()
-    parallel.synchronise_batchnorm(model, torch.device("cpu"))
+    batchnorm.synchronise_batchnorm(model, torch.device("cpu"))
     views, images = recipe.views, 3
     large = torch.randn(views.global_views, images, 3, views.global_size, views.global_size)
     local = torch.randn(views.local_views, images, 3, views.local_size, views.local_size) if views.local_views else None

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from excb import seeding
+from excb.charts.tensorboard import TensorBoardWriter
 from excb.console import Reporter
 from excb.distributed.collectives import gather_objects, rank, world_size
 from excb.distributed.parallel import average_gradients
@@ -23,7 +24,7 @@ from ..coco import CocoSet
 from ..engine import Job
 from ..mapping import evaluation_samples, training_sample
 from ..settings import DetectionSettings, rescaled
-from .hooks import Batches, Checkpoints, NamedStep, ProgressLine, StopHook, StoppedError
+from .hooks import Batches, Checkpoints, NamedStep, ProgressLine, ScalarWriter, StopHook, StoppedError
 from .model import configuration, detector, inputs
 
 # Only after detectron2_model, which keeps the warnings of Detectron2's first import quiet.
@@ -31,7 +32,7 @@ from detectron2.config import CfgNode  # isort: skip
 from detectron2.engine import AMPTrainer, HookBase, SimpleTrainer, hooks  # isort: skip
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json  # isort: skip
 from detectron2.solver import build_lr_scheduler, build_optimizer, get_default_optimizer_params  # isort: skip
-from detectron2.utils.events import EventStorage, TensorboardXWriter  # isort: skip
+from detectron2.utils.events import EventStorage  # isort: skip
 
 differences: tuple[str, ...] = (
     "targets of masks are cut from bit masks of the image's training size, as with Detectron2's INPUT.MASK_FORMAT "
@@ -40,7 +41,7 @@ differences: tuple[str, ...] = (
     "goes on to the bit; Detectron2 draws anew",
     "a CPU trains in one process, where BatchNorm stands for SyncBN",
 )
-BOARD, LOG, CONFIG = "tensorboard", "detectron2.log", "detectron2.yaml"
+TENSORBOARD, LOG, CONFIG = "tensorboard", "detectron2.log", "detectron2.yaml"
 WRITE_EVERY = 20  # steps between points in TensorBoard, as Detectron2
 
 
@@ -149,9 +150,8 @@ def _configuration(job: Job) -> CfgNode:
     """Detectron2's configuration, of what can run here."""
     on_cpu = job.device.type == "cpu"
     if on_cpu and world_size() > 1:
-        raise UserError(
+        raise UserError.on_all_ranks(
             "Detectron2 trains in one process on a CPU: start one, or take --engine torchvision",
-            already_reported=rank() > 0,
         )
     require(not (on_cpu and job.settings.precision == "amp"), "precision=amp needs a GPU: choose fp32")
     return configuration(job.settings, depth=job.depth, classes=len(job.train.classes), device=job.device)
@@ -181,8 +181,8 @@ def _hooks_of_results(job: Job, trainer: SimpleTrainer, checkpoints: Checkpoints
         chosen.append(hooks.PreciseBN(0, trainer.model, later, settings.precise_bn_iterations))
     if rank() == 0:
         chosen.append(hooks.PeriodicCheckpointer(checkpoints, settings.save_every))
-        board = TensorboardXWriter(str(job.folder / BOARD), purge_step=start)  # hides what is now drawn again
-        chosen.append(hooks.PeriodicWriter([board], WRITE_EVERY))
+        scalars = ScalarWriter(TensorBoardWriter(job.folder / TENSORBOARD, purge_step=start))
+        chosen.append(hooks.PeriodicWriter([scalars], WRITE_EVERY))
     return chosen
 
 
@@ -238,9 +238,7 @@ def _mistakes_told(job: Job) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         reason = str(error).splitlines()[0]
-        raise UserError(
-            f"training diverged ({reason}): lower base_lr or lengthen warmup", already_reported=rank() > 0
-        ) from None
+        raise UserError.on_all_ranks(f"training diverged ({reason}): lower base_lr or lengthen warmup") from None
     except (MemoryError, RuntimeError) as error:
         known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
         if not known and "can't allocate memory" not in str(error):  # a CPU's allocator has no class of its own

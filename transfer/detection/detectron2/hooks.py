@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from excb import seeding
+from excb.charts.tensorboard import TensorBoardWriter
 from excb.checkpoint import run_checkpoint
 from excb.console import Progressor
 from excb.distributed.collectives import rank, world_size
@@ -22,9 +23,11 @@ from .model import inputs
 # Only after detectron2_model, which keeps the warnings of Detectron2's first import quiet.
 from detectron2.checkpoint import DetectionCheckpointer  # isort: skip
 from detectron2.engine import HookBase, SimpleTrainer  # isort: skip
+from detectron2.utils.events import EventWriter, get_event_storage  # isort: skip
 
 CHECKPOINTS = "checkpoints"
 KEPT = 2  # newest checkpoints
+SMOOTHED = 20  # newest values of a scalar, whose median is written
 
 
 class Batches:
@@ -72,6 +75,29 @@ class ProgressLine(HookBase):  # type: ignore[misc]
         loss = self.trainer.storage.latest().get("total_loss")  # process 0 alone has it
         self.bar.status = f"loss {loss[0]:.3f}" if loss else ""
         self.bar.advance()
+
+
+class ScalarWriter(EventWriter):  # type: ignore[misc]
+    """Writes Detectron2's scalars with the project's TensorBoard writer.
+
+    Args:
+        writer: the event file.
+    """
+
+    def __init__(self, writer: TensorBoardWriter) -> None:
+        self._writer, self._last = writer, -1
+
+    def write(self) -> None:
+        """Write what is newer than the last call."""
+        newest = get_event_storage().latest_with_smoothing_hint(SMOOTHED)
+        for name, (value, step) in newest.items():
+            if step > self._last:
+                self._writer.add_scalars({name: value}, step)
+        self._last = max((step for _, step in newest.values()), default=self._last)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
 
 
 class StoppedError(BaseException):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from excb import seeding
+from excb.charts.tensorboard import TensorBoardWriter
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_objects, rank, run_on_rank0, world_size
@@ -48,7 +49,7 @@ def train(job: Job, stop: StopRequest) -> bool:
     def save(*, finished: bool = False) -> None:
         run_on_rank0(lambda: _save(job.folder, training.state() | {"detection": job.training, "finished": finished}))
 
-    with _board(job, done) as write, reporter.progress("training", settings.iterations, done=done) as bar:
+    with _tensorboard(job, done) as write, reporter.progress("training", settings.iterations, done=done) as bar:
         batches = _batches(job, start=done)
         for step in range(done, settings.iterations):
             losses = training.step(all_succeed(lambda: next(batches)), step)
@@ -73,7 +74,7 @@ def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
     """As `Engine.predict`."""
     saved = run_on_rank0(lambda: _newest(job))
     if saved is None:
-        raise UserError(f"{job.folder} holds no checkpoint: train first", already_reported=rank() > 0)
+        raise UserError.on_all_ranks(f"{job.folder} holds no checkpoint: train first")
     model = new_detector(job).to(job.device).eval()
     model.load_state_dict(saved["model"])
     samples = evaluation_samples(images, job.settings, rank=rank(), world=world_size(), workers=job.workers)
@@ -160,26 +161,24 @@ def _save(folder: Path, contents: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _board(job: Job, done: int) -> Iterator[Callable[[dict[str, float], int], None]]:
-    """Give a function that writes a step's losses to TensorBoard; what an earlier start wrote beyond is dropped."""
+def _tensorboard(job: Job, done: int) -> Iterator[Callable[[dict[str, float], int], None]]:
+    """Give a function that writes a step's losses to TensorBoard, from step `done` on."""
     if rank() > 0:
         yield lambda _losses, _step: None
         return
-    from torch.utils.tensorboard import SummaryWriter
-
     settings = job.settings
     every = WRITTEN if settings.iterations > 100 * WRITTEN else 1
-    board = SummaryWriter(str(job.folder / "tensorboard"), purge_step=done + 1)
+    writer = TensorBoardWriter(job.folder / "tensorboard", purge_step=done + 1)
 
     def write(losses: dict[str, float], step: int) -> None:
         if (step + 1) % every == 0:
-            for name, value in (losses | {"learning_rate": learning_rate(settings, step)}).items():
-                board.add_scalar(f"train/{name}", value, step + 1)
+            values = losses | {"learning_rate": learning_rate(settings, step)}
+            writer.add_scalars({f"train/{name}": value for name, value in values.items()}, step + 1)
 
     try:
         yield write
     finally:
-        board.close()
+        writer.close()
 
 
 def _reporter(job: Job) -> Reporter:

@@ -12,8 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb import seeding
 from excb.console import Reporter
+from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks, rank
-from excb.distributed.parallel import average_gradients, synchronise_batchnorm
+from excb.distributed.parallel import average_gradients
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 
@@ -37,7 +38,7 @@ class Training:
         settings = job.settings
         amp = settings.precision == "amp"
         if amp and job.device.type == "cpu":
-            raise UserError("precision=amp needs a GPU: choose fp32", already_reported=rank() > 0)
+            raise UserError.on_all_ranks("precision=amp needs a GPU: choose fp32")
         model = new_detector(job).to(job.device)
         if settings.norm in ("SyncBN", "naiveSyncBN"):
             synchronise_batchnorm(model, job.device)
@@ -69,10 +70,9 @@ class Training:
             self._scaler.scale(loss).backward()
         means = mean_over_ranks(torch.stack([loss, *losses.values()]).detach().float()).tolist()
         if not math.isfinite(means[0]):
-            raise UserError(
+            raise UserError.on_all_ranks(
                 f"training diverged in step {step + 1} of {self._job.settings.iterations}: lower base_lr, or lengthen "
                 "warmup",
-                already_reported=rank() > 0,
             )
         self._scaler.step(self.optimizer)
         self._scaler.update()

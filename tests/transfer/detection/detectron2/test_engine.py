@@ -250,7 +250,7 @@ def test_backbone_of_another_kind_is_one_line(make: Callable[..., Job], tmp_path
 
 def test_what_a_cpu_cannot(make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs a GPU" in told(make(tmp_path, replace(TINY, precision="amp")))
-    monkeypatch.setattr(detectron2_engine, "processes", lambda: 2)
+    monkeypatch.setattr(detectron2_engine, "world_size", lambda: 2)
     assert "one process on a CPU" in told(make(tmp_path))
 
 

@@ -60,10 +60,6 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # Starts within one second are told apart by a counter, which TensorBoard sorts as text: 10 before 9.
-    written = sorted((folder / "tensorboard").iterdir(), key=lambda file: file.stat().st_mtime_ns)
-    for number, file in enumerate(written):
-        file.rename(file.with_name(f"events.out.tfevents.{number}"))
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 

@@ -1,4 +1,4 @@
-"""BatchNorm over processes, seen from one: it is BatchNorm. (tests/pretrain/test_parallel.py sees it from many.)"""
+"""BatchNorm over ranks, seen from one: it is BatchNorm. (tests/pretrain/test_parallel.py sees it from many.)"""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from excb.distributed.parallel import SyncBatchNorm
+from excb.distributed.batchnorm import SyncBatchNorm
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.0, None])

@@ -1,0 +1,93 @@
+"""What `--slurm` asks for: its options, checked and parsed."""
+
+import re
+import typing
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from excb.errors import UserError, nearest_name, require
+from excb.options import option, require_choices
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-(?P<of_day>\d+)|(?P<first>\d+))(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a job asks Slurm for."""
+
+    time: str = option("", "limit after which the job saves and queues again, as Slurm takes it; must be given")
+    partition: str | None = option(None, "where to queue")
+    nodes: int = option(1, "machines")
+    gpus: int = option(0, "of each node, a process for each of them; 0 for the CPU")
+    tasks: int = option(0, "processes on each node, where there are no GPUs; 0 for one")
+    cpus: int | None = option(None, "of each process: its own thread's and its workers'")
+    mem: int | None = option(None, "memory of each node in GB")
+    account: str | None = option(None, "whom the time is charged to")
+    qos: str | None = option(None, "quality of service")
+    constraint: str | None = option(None, "features that the nodes must have")
+    grace: int = option(180, "seconds before the limit at which the run is told to save")
+    requeues: int = option(100, "times that the job queues again at its limit")
+    cluster: Literal["slurm", "local"] = option("slurm", "local: on this machine, to try what a job would do")
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range."""
+        require_choices("--slurm", self)
+        require(bool(self.time), "--slurm needs time=, such as time=24:00:00: after it the job saves and queues again")
+        require(
+            60 * minutes(self.time) > self.grace, f"--slurm time={self.time} must be longer than grace={self.grace} s"
+        )
+        require(self.nodes >= 1, "--slurm nodes must be at least 1")
+        require(self.cluster == "slurm" or self.nodes == 1, "--slurm cluster=local is one node")
+        require(not (self.gpus and self.tasks), "--slurm takes gpus= or tasks=, not both: a process runs for each GPU")
+        require(self.cpus is None or self.cpus >= 1, "--slurm cpus must be at least 1")
+        for name in ("gpus", "tasks", "grace", "requeues"):
+            require(getattr(self, name) >= 0, f"--slurm {name} must not be negative")
+
+    @property
+    def processes(self) -> int:
+        """Processes on each node."""
+        return self.gpus or self.tasks or 1
+
+
+def parse(text: str) -> Request:
+    """Read "partition=gpu,nodes=2,gpus=8,time=24:00:00".
+
+    Raises:
+        UserError: an unknown name, or a value that is none.
+    """
+    types: dict[str, Any] = typing.get_type_hints(Request)
+    values: dict[str, Any] = {}
+    for item in text.split(","):
+        name, equals, value = item.strip().partition("=")
+        if not equals or not value:
+            raise UserError(f"--slurm {item!r}: write name=value, such as partition=gpu,nodes=2,gpus=8,time=24:00:00")
+        if name not in types:
+            known = ", ".join(field.name for field in fields(Request))
+            raise UserError(f"--slurm knows no {name!r}{nearest_name(name, types)}; it takes {known}")
+        if name in values:
+            raise UserError(f"--slurm names {name} twice: leave one out")
+        whole = int in (types[name], *typing.get_args(types[name]))
+        if whole and not value.isdecimal():
+            raise UserError(f"--slurm {name} takes a whole number, not {value!r}")
+        values[name] = int(value) if whole else value
+    return Request(**values)
+
+
+def minutes(text: str) -> int:
+    """A time limit as Slurm writes it, in minutes, rounded up: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+
+    Raises:
+        UserError: it is none of these, or zero.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise UserError(f"--slurm time={text} is no time: write minutes, hours:minutes:seconds or days-hours")
+    days, of_day, first, second, third = (int(part or 0) for part in found.groups())
+    if found["days"] is not None:
+        seconds = 86_400 * days + 3600 * of_day + 60 * second + third
+    elif found["third"] is not None:
+        seconds = 3600 * first + 60 * second + third
+    else:
+        seconds = 60 * first + second
+    require(seconds > 0, f"--slurm time={text} must be above zero")
+    return -(-seconds // 60)
