@@ -15,7 +15,7 @@ from benchmarks.input_pipeline import published
 from excb import seeding
 from excb.images.image_set import ImageSet
 from excb.method import ExCB, balancing, batch_sizes, pair_weights, unit
-from excb.networks.backbone import drop_path_keys
+from excb.networks.drop_path import drop_path_keys
 from excb.pretrain.optim import set_schedules
 from excb.pretrain.plan.speed import build_trainer
 from excb.pretrain.recipe import Recipe

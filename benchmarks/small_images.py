@@ -12,7 +12,8 @@ from torch import nn
 
 from excb.console import Reporter, duration
 from excb.distributed.machine import choose_device
-from excb.hub.loading import Backbone, Entry, load
+from excb.hub.backbone import Backbone, Entry
+from excb.hub.loading import load
 from excb.images.image_set import scan_folder
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing

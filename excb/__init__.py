@@ -8,15 +8,16 @@ from excb.version import __version__
 
 if TYPE_CHECKING:
     from excb.errors import UserError
+    from excb.hub.backbone import Backbone
     from excb.hub.catalogue import checkpoints
-    from excb.hub.loading import Backbone, load
+    from excb.hub.loading import load
     from excb.method import ExCB
 
 # Public names resolve on first use, so that `import excb` and every `--help` stay quick: torch loads only for work.
 _HOME = {
     "load": "excb.hub.loading",
     "checkpoints": "excb.hub.catalogue",
-    "Backbone": "excb.hub.loading",
+    "Backbone": "excb.hub.backbone",
     "ExCB": "excb.method",
     "UserError": "excb.errors",
 }

@@ -55,6 +55,11 @@ def require(holds: bool, message: str) -> None:
         raise UserError(message)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def is_rank0() -> bool:
     """Whether this process is, or will be, process 0 of those that were started together: the one that talks."""
     return os.environ.get("RANK", "0") == "0"

@@ -33,7 +33,8 @@ from excb.balancing.sinkhorn import SinkhornKnopp
 from excb.distributed.collectives import mean_over_ranks
 from excb.errors import UserError
 from excb.heads import MLP
-from excb.networks.backbone import drop_path_keys, feature_width, has_batchnorm
+from excb.networks.backbone import feature_width, has_batchnorm
+from excb.networks.drop_path import drop_path_keys
 from excb.objective.loss import Assignment, Form, assign, match
 from excb.settings import MethodSettings
 

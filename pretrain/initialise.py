@@ -53,7 +53,7 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
         UserError: nothing loadable there, or of another architecture.
     """
     assert recipe.init is not None
-    found = loading.locate(recipe.init)
+    found = loading.read(recipe.init)
     ours = Architecture(recipe.model.backbone, recipe.model.options)
     if found.architecture != ours:
         raise UserError(

@@ -13,7 +13,7 @@ from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks
 from excb.distributed.parallel import average_gradients
 from excb.method import ExCB, Step
-from excb.networks.backbone import recompute_blocks
+from excb.networks.activation_checkpointing import recompute_blocks
 
 from .data.loader import Batch
 from .data.views import augment

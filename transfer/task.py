@@ -15,7 +15,8 @@ from excb.distributed.collectives import rank
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import UserError, nearest_name, require
-from excb.hub.loading import Backbone, Entry, load
+from excb.hub.backbone import Backbone, Entry
+from excb.hub.loading import load
 from excb.images.image_set import Images, ImageSet, scan_folder
 from excb.images.shards import ShardImages
 from excb.networks.backbone import check_resolution

@@ -131,7 +131,7 @@ def _add_network(add: Callable[..., Any]) -> None:
 
 def _list(chosen: argparse.Namespace, reporter: Reporter) -> None:
     from excb.hub.catalogue import checkpoints, damaged
-    from excb.hub.loading import here
+    from excb.hub.resolve import local_folder
 
     for line in damaged():
         reporter.warn(line)
@@ -147,7 +147,7 @@ def _list(chosen: argparse.Namespace, reporter: Reporter) -> None:
         return
     table = []
     for row in rows:
-        state = "here" if here(row) else "to fetch" if row.locations else row.source
+        state = "here" if local_folder(row) else "to fetch" if row.locations else row.source
         table.append([*_cells(row), state])
     title = "Checkpoints (figures as the first source states them; `excb-zoo show NAME` has all)"
     reporter.table(title, [*HEADER, "weights"], table)
@@ -173,10 +173,10 @@ def _markdown(rows: "Sequence[Checkpoint]") -> str:
 
 def _show(chosen: argparse.Namespace, reporter: Reporter) -> None:
     from excb.hub.catalogue import find
-    from excb.hub.loading import here
+    from excb.hub.resolve import local_folder
 
     row = find(chosen.source)
-    if row is not None and here(row) is None:
+    if row is not None and local_folder(row) is None:
         facts = {name: value for name, value in row.to_dict().items() if name != "figures"}
     else:
         facts = _facts(chosen)
@@ -253,7 +253,7 @@ def _import(chosen: argparse.Namespace, reporter: Reporter) -> None:
         )
     options = {name: _value(text) for name, _, text in (option.partition("=") for option in chosen.arch_option)}
     try:
-        folder = import_file(
+        imported = import_file(
             chosen.file,
             chosen.name,
             layout=chosen.layout,
@@ -269,7 +269,7 @@ def _import(chosen: argparse.Namespace, reporter: Reporter) -> None:
             error.coverage.rows,
         )
         raise
-    reporter.note(f'wrote {folder}: load it with excb.load("{chosen.name}")')
+    reporter.note(f'wrote {imported.folder}: load it with excb.load("{chosen.name}")')
 
 
 def _value(text: str) -> Any:
@@ -286,9 +286,9 @@ def _verify(chosen: argparse.Namespace, reporter: Reporter) -> None:
     names = chosen.names
     if chosen.all:
         from excb.hub.catalogue import checkpoints
-        from excb.hub.loading import here
+        from excb.hub.resolve import local_folder
 
-        names = [row.name for row in checkpoints() if here(row)]
+        names = [row.name for row in checkpoints() if local_folder(row)]
     if not names:
         raise UserError("name a checkpoint to verify, or everything on this machine with --all")
     found = {name: verify(name, reporter) for name in names}
@@ -325,13 +325,13 @@ def _results(files: Sequence[Path]) -> list[Any]:
 
 def _card(chosen: argparse.Namespace, reporter: Reporter) -> None:
     from excb.hub.catalogue import find
-    from excb.hub.loading import here
+    from excb.hub.resolve import local_folder
 
     from .card import card
 
     row = find(chosen.source)
-    source = row if row is not None and here(row) is None else here(row) if row is not None else Path(chosen.source)
-    reporter.answer(card(source or chosen.source, _results(chosen.results)))
+    source = Path(chosen.source) if row is None else local_folder(row) or row
+    reporter.answer(card(source, _results(chosen.results)))
 
 
 def _package(chosen: argparse.Namespace, reporter: Reporter) -> None:

@@ -60,7 +60,7 @@ def export(
     if format not in get_args(Format):
         close = nearest_name(format, get_args(Format))
         raise UserError(f"no format is called '{format}'{close}; there are {', '.join(get_args(Format))}")
-    stored = loading.locate(source, network=network, heads=format == "excb")
+    stored = loading.read(source, network=network, heads=format == "excb")
     built = stored.architecture.build()
     # As `excb.load` does: it proves that every tensor has its place.
     load_strictly(built, stored.tensors, what=f"{stored.file} ({stored.architecture.name})")

@@ -104,7 +104,7 @@ def package(
         UserError: the self-test fails, a result is of other weights, or the weights are not the publisher's to pass on.
     """
     named = rows.find(source)
-    stored = loading.locate(source)
+    stored = loading.read(source)
     row = Checkpoint.from_dict(found) if (found := stored.facts.get("checkpoint")) else named
     _check_rights(row, licence)
     export(str(stored.file), folder)

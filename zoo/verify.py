@@ -9,6 +9,7 @@ from excb.checkpoint import exported
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub import loading, selftest
+from excb.hub.backbone import Backbone
 from excb.hub.catalogue import find
 from excb.images.photographs import PhotographError
 
@@ -66,7 +67,7 @@ def verify(name: str, reporter: Reporter) -> Verification:
         hashes = found.make("sha256", lambda: _hashes(name, folder, known=has_folder))
         bar.advance()
         if hashes or not has_folder:
-            loaded: list[loading.Backbone] = []
+            loaded: list[Backbone] = []
             if found.make("coverage", lambda: _coverage(place, loaded)):
                 bar.advance()
                 found.make("self-test", lambda: _self_test(folder, loaded[0], known=has_folder))
@@ -94,13 +95,13 @@ def _hashes(name: str, folder: Path, *, known: bool) -> str:
     return f"{told}, and as the catalogue says"
 
 
-def _coverage(place: Path, loaded: list[loading.Backbone]) -> str:
+def _coverage(place: Path, loaded: list[Backbone]) -> str:
     loaded.append(loading.load(place))
     tensors = len(loaded[0].network.state_dict())
     return f"all {tensors} tensors of {loaded[0].entry.architecture.name} are there, and no others"
 
 
-def _self_test(folder: Path, backbone: loading.Backbone, *, known: bool) -> str:
+def _self_test(folder: Path, backbone: Backbone, *, known: bool) -> str:
     stored = exported.read_part(folder, exported.SELFTEST) if known else None
     if stored is None:
         raise _UnknownError("there is no self-test beside the weights: export them with this version")
@@ -108,6 +109,6 @@ def _self_test(folder: Path, backbone: loading.Backbone, *, known: bool) -> str:
     return "features of packaged photographs are those of the export"
 
 
-def _trained(backbone: loading.Backbone) -> str:
+def _trained(backbone: Backbone) -> str:
     selftest.trained(backbone)
     return "tells photographs apart better than random networks do"

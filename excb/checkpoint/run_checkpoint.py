@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.checkpoint.untrusted import REFUSALS, repeated
-from excb.errors import UserError
+from excb.errors import UserError, first_line
 
 FORMAT = "excb-run"
 VERSION = 1
@@ -83,8 +83,7 @@ def read(file: Path) -> dict[str, Any]:
     except pickle.UnpicklingError:
         raise ForeignFileError(f"{file} holds more than tensors and plain values and could run code: refused") from None
     except REFUSALS as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DamagedFileError(f"{file} is damaged ({reason})") from None
+        raise DamagedFileError(f"{file} is damaged ({first_line(error)})") from None
     if told := repeated(contents):
         raise ForeignFileError(f"{file} {told}")
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:

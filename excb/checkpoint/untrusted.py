@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from excb.errors import UserError
+from excb.errors import UserError, first_line
 
 
 class Inert:
@@ -113,7 +113,7 @@ def read(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]:
     try:
         contents = _read_safetensors(file) if _is_safetensors(file, head) else _read_torch(file, head, set(allow))
     except REFUSALS as error:
-        raise UserError(f"{file} is damaged or incomplete ({_first_line(error)}): fetch it again") from None
+        raise UserError(f"{file} is damaged or incomplete ({first_line(error)}): fetch it again") from None
     if not isinstance(contents, Mapping):
         raise UserError(f"{file} holds a {type(contents).__name__}, not tensors by name: save the model's state_dict()")
     if told := repeated(contents):
@@ -173,7 +173,7 @@ def _read_safetensors(file: Path) -> Any:
     try:
         return load_file(file)
     except SafetensorError as error:
-        raise ValueError(_first_line(error)) from None
+        raise ValueError(first_line(error)) from None
 
 
 def _read_torch(file: Path, head: bytes, allow: set[str]) -> Any:
@@ -228,7 +228,3 @@ def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:
         )
     options = " ".join(f"--allow-global {name}" for name in sorted(names))
     return UserError(f"{file} holds more than tensors and plain values; it is harmless: repeat with {options}")
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -19,7 +19,7 @@ from excb import seeding
 from excb.checkpoint import exported
 from excb.errors import UserError
 from excb.files.atomic import new_file
-from excb.hub.loading import Backbone
+from excb.hub.backbone import Backbone
 from excb.images import photographs
 from excb.images.photographs import PHOTOGRAPHS, SPLITS, PhotographError, photograph
 from excb.networks.backbone import check_resolution, evaluating

@@ -7,7 +7,7 @@ from torch import nn
 
 from excb.checkpoint.stored import Stored
 from excb.console import Reporter
-from excb.errors import UserError, require
+from excb.errors import UserError, first_line, require
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.remote.hf_repository import kept_copy
@@ -37,10 +37,9 @@ def read(name: str) -> Stored:
     except (OSError, RuntimeError, ValueError, LookupError) as error:
         if not timm.is_model(name.removeprefix(PREFIX)):
             architecture.build()  # refuses, and says which name is meant
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
-            f"no published weights for {name} ({reason}): check the name and the connection, or fetch the model once "
-            "where there is one and copy timm's cache"
+            f"no published weights for {name} ({first_line(error)}): check the name and the connection, or fetch the "
+            "model once where there is one and copy timm's cache"
         ) from None
     return Stored(
         Path(name),

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from excb.errors import UserError, nearest_name
+from excb.errors import UserError, first_line, nearest_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,17 +31,9 @@ FORBIDDEN = {
 WIDEST = 1 << 20  # features; known networks have some thousands
 MOST_TENSORS = 5_000  # of a network; the largest ones that are known have 1,400
 
-# How networks refuse options and images.
-REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-
 
 class EndlessError(UserError):
     """Options of which no network is made."""
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error says, or its kind."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ class Architecture:
         Raises:
             UserError: unknown name, or options that the network does not take.
         """
-        from excb.networks.backbone import seed_drop_path  # here, for it imports torch
+        from excb.networks.drop_path import seed_drop_path  # here, because it imports torch
 
         if forbidden := sorted(FORBIDDEN & self.options.keys()):
             raise UserError(f"backbone {self.name} is built without the option {', '.join(forbidden)}: leave it out")
@@ -103,6 +95,8 @@ class Architecture:
     def _build_any_of_torchvision(self, drop_path: float) -> "nn.Module":
         from torchvision import models
 
+        from excb.networks.backbone import REFUSALS
+
         name = self.name.removeprefix(_TORCHVISION_PREFIX)
         names = [known for known in models.list_models(module=models) if known not in _RETURN_MORE]
         if name not in names:
@@ -120,7 +114,7 @@ class Architecture:
         import timm
         import torchvision
 
-        from excb.networks.backbone import feature_width
+        from excb.networks.backbone import REFUSALS, feature_width
 
         name = self.timm_name
         if name is None or not timm.is_model(name):

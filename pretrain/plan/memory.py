@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from excb.method import ExCB
-from excb.networks.backbone import recompute_blocks
+from excb.networks.activation_checkpointing import recompute_blocks
 
 from ..recipe import Recipe
 from ..step import AUTOCAST

@@ -29,7 +29,7 @@ from excb.method import (
     spherical_kmeans,
     unit,
 )
-from excb.networks.backbone import SampleDropPath
+from excb.networks.drop_path import SampleDropPath
 from excb.settings import OFFICIAL, MethodSettings
 from tests import oracle
 

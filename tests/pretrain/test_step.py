@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from excb.errors import UserError
+from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.architecture import Architecture
-from excb.networks.backbone import recompute_blocks
 from excb.pretrain.data.loader import Batch
 from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.initialise import build_model

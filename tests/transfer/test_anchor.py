@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from excb.console import Reporter
-from excb.hub.loading import Backbone, Entry
+from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.data.sources import train_and_test

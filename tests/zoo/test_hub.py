@@ -18,7 +18,7 @@ import torch
 import excb
 from excb.checkpoint import exported
 from excb.console import Reporter
-from excb.hub.loading import Backbone
+from excb.hub.backbone import Backbone
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width
 from excb.networks.preprocessing import Preprocessing

@@ -283,7 +283,7 @@ def test_weights_that_may_not_be_passed_on(
 def test_named_weights_are_refused_before_they_are_fetched(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(excb.hub.loading, "locate", None)
+    monkeypatch.setattr(excb.hub.loading, "read", None)
     assert "swav_rn50 may not be published" in refused("swav_rn50")
 
 

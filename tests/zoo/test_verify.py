@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from excb.checkpoint import exported
 from excb.console import Reporter
 from excb.hub import selftest
+from excb.hub.backbone import Backbone, Entry
 from excb.hub.catalogue import bundled_folder
-from excb.hub.loading import Backbone, Entry
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width
 from excb.networks.preprocessing import Preprocessing

@@ -14,7 +14,7 @@ from excb.console import Reporter
 from excb.distributed.collectives import rank, run_on_rank0
 from excb.errors import UserError, require
 from excb.files.atomic import write_bytes, write_text
-from excb.hub.loading import Backbone
+from excb.hub.backbone import Backbone
 from excb.hub.trained_heads import NetworkHeads
 from excb.images.image_set import Images
 from excb.results.result import Result

@@ -16,7 +16,8 @@ from excb.distributed.workers import worker_count
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_bytes, write_text
-from excb.hub.loading import Backbone, load
+from excb.hub.backbone import Backbone
+from excb.hub.loading import load
 from excb.results.result import Result
 
 from . import drawing, scoring

@@ -18,7 +18,7 @@ from torch import nn
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_numbers, gather_objects, rank, run_on_rank0, world_size
 from excb.errors import UserError, require
-from excb.hub.loading import Backbone
+from excb.hub.backbone import Backbone
 from excb.images.image_set import Images
 from excb.networks.backbone import weights_hash
 from excb.networks.features import Features, Inputs, Kind, in_batches, stream

@@ -21,7 +21,8 @@ from excb.console import Reporter
 from excb.distributed.batchnorm import MeanOverRanks, SyncBatchNorm, synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, gather_objects, mean_over_ranks, rank, run_on_rank0, world_size
 from excb.errors import UserError, require
-from excb.networks.backbone import SampleDropPath, has_batchnorm, weights_hash
+from excb.networks.backbone import has_batchnorm, weights_hash
+from excb.networks.drop_path import SampleDropPath
 from excb.networks.features import Inputs, extract
 
 from ..data.batches import Augmentation, Batch, TrainingBatches

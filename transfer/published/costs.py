@@ -5,7 +5,7 @@ from typing import Any
 from excb.checkpoint.exported import WEIGHTS
 from excb.console import duration
 from excb.hub.catalogue import Checkpoint
-from excb.hub.loading import here
+from excb.hub.resolve import local_folder
 from excb.networks.architecture import Architecture
 
 from .claim import Claim, Data
@@ -47,7 +47,7 @@ def describe(claim: Claim, row: Checkpoint) -> list[str]:
     """One line each for the download, the images and the work of checking a claim on a row of the catalogue."""
     flops, parameters = network_cost(row.architecture, row.preprocessing.crop)
     data, protocol = claim.data, claim.protocol
-    if (folder := here(row)) is not None:
+    if (folder := local_folder(row)) is not None:
         lines = [f"download: nothing, {folder / WEIGHTS} has {(folder / WEIGHTS).stat().st_size / 2**20:,.1f} MiB"]
     else:
         size = f"{4 * parameters / 2**20:,.0f} MiB or more (the file's size is not published)"

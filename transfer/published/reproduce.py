@@ -9,7 +9,8 @@ from excb.console import Reporter
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError, is_rank0, nearest_name
 from excb.hub.catalogue import Checkpoint, find
-from excb.hub.loading import here, load, obtain
+from excb.hub.loading import load, obtain
+from excb.hub.resolve import local_folder
 from excb.results.result import Result
 
 from . import claims as registry
@@ -102,7 +103,9 @@ def plan(found: Sequence[Claim], checkpoint: str | None) -> tuple[list[Run], lis
 def _subject(name: str) -> Subject:
     """A checkpoint of the user's choice: what lies on the disk tells more of itself than the catalogue does."""
     row = find(name)
-    return Subject.of_row(row) if row is not None and here(row) is None else Subject.of_entry(name, load(name).entry)
+    if row is not None and local_folder(row) is None:
+        return Subject.of_row(row)
+    return Subject.of_entry(name, load(name).entry)
 
 
 def _row(name: str) -> Checkpoint:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from excb.hub.backbone import Entry
 from excb.hub.catalogue import Checkpoint, find
-from excb.hub.loading import Entry
 from excb.settings import MethodSettings
 
 from .claim import MULTI, Claim
@@ -39,9 +39,9 @@ class Subject:
     @classmethod
     def of_row(cls, row: Checkpoint) -> "Subject":
         """A row of the catalogue; nothing is fetched."""
-        from excb.hub.loading import here
+        from excb.hub.resolve import local_folder
 
-        there = here(row) is not None or bool(row.locations)
+        there = local_folder(row) is not None or bool(row.locations)
         note = row.note if row.source == "unpublished" else ""
         return cls(
             name=row.name,

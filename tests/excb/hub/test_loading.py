@@ -13,6 +13,7 @@ import excb
 from excb.checkpoint import run_checkpoint, stored
 from excb.errors import UserError
 from excb.hub import loading
+from excb.hub.backbone import Backbone
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.zoo.export import export
@@ -294,7 +295,7 @@ def test_public_names_are_there_and_listed() -> None:
 
     assert dir(excb) == ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"] == sorted(excb.__all__)
     assert excb.load is loading.load
-    assert excb.Backbone is loading.Backbone
+    assert excb.Backbone is Backbone
     assert excb.ExCB is ExCB
     assert excb.UserError is Error
     assert excb.__version__.count(".") == 2

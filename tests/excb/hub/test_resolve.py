@@ -1,15 +1,18 @@
 """Tests of `excb.load` by name and address: fetched once, verified, imported whole, and had again with no network."""
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import excb
+from excb.checkpoint import exported
 from excb.errors import UserError
-from excb.hub import catalogue, loading
+from excb.hub import catalogue, resolve, selftest
 from excb.hub.catalogue import Checkpoint, Figure
 from excb.hub.trained_heads import Heads
 from excb.method import ExCB
@@ -64,7 +67,7 @@ def test_a_name_is_fetched_verified_and_imported_once(
 ) -> None:
     network = serve(server, tmp_path / "files")
     catalogue.add(row(server), home / "catalogue.toml")
-    assert loading.here(row(server)) is None
+    assert resolve.local_folder(row(server)) is None
     backbone = excb.load("theirs")
     assert torch.equal(features(backbone, pictures()), features(network, pictures()))
     assert backbone.transform == Preprocessing(70, 60, std=(0.228, 0.224, 0.225))
@@ -96,6 +99,65 @@ def test_an_address_is_imported_under_a_name_of_its_own(
     assert [folder.name[:4] for folder in home.iterdir() if (folder / "config.json").is_file()] == ["web-"]
 
 
+@pytest.mark.parametrize("place", ["name", "address"])
+def test_a_first_load_reads_the_file_and_builds_the_network_once(
+    server: FileServer, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    serve(server, tmp_path / "files")
+    catalogue.add(row(server), home / "catalogue.toml")
+    name = "theirs" if place == "name" else server.url("/net.pth")
+    # Tensors alone would not tell this tiny network.
+    monkeypatch.setattr("excb.checkpoint.layouts.recognise", lambda _tensors: ARCHITECTURE)
+    calls: list[str] = []
+
+    def count(target: str, what: str) -> None:
+        module, _, attribute = target.rpartition(".")
+        owner = Architecture if attribute == "build" else importlib.import_module(module)
+        original = getattr(owner, attribute)
+
+        def counted(*inputs: Any, **options: Any) -> Any:
+            if what != "build" or torch.get_default_device().type != "meta":  # a blueprint holds no weights
+                calls.append(what)
+            return original(*inputs, **options)
+
+        monkeypatch.setattr(owner, attribute, counted)
+
+    count("excb.networks.architecture.build", "build")
+    count("excb.checkpoint.untrusted.read", "read the file")
+    count("excb.checkpoint.exported.read", "read the folder")
+    count("excb.checkpoint.exported.write", "write")
+    first = excb.load(name)
+    assert sorted(calls) == ["build", "read the file", "write"]
+    calls.clear()
+    again = excb.load(name)
+    assert sorted(calls) == ["build", "read the folder"]
+    assert again.entry == first.entry
+    assert again.transform == first.transform
+    assert torch.equal(features(again, pictures()), features(first, pictures()))
+    folder = Path(first.entry.source).parent
+    self_test = exported.read_part(folder, exported.SELFTEST)
+    assert self_test is not None
+    selftest.check(first, self_test)
+    assert not first.network.training
+
+
+def test_a_first_load_for_images_of_another_size(server: FileServer, tmp_path: Path, home: Path) -> None:
+    vit = Architecture("vit_small", {"depth": 4, "num_heads": 3, "embed_dim": 48})
+    (tmp_path / "vit.pth").parent.mkdir(exist_ok=True)
+    torch.save(vit.build().state_dict(), tmp_path / "vit.pth")
+    server.files["/vit.pth"] = Served((tmp_path / "vit.pth").read_bytes())
+    catalogue.add(
+        row(server, architecture=vit, locations=(server.url("/vit.pth"),), preprocessing=Preprocessing()),
+        home / "catalogue.toml",
+    )
+    first = excb.load("theirs", img_size=96)
+    again = excb.load("theirs", img_size=96)
+    assert first.entry == again.entry
+    assert first.transform == again.transform
+    for name, value in again.network.state_dict().items():
+        assert torch.equal(value, first.network.state_dict()[name]), name
+
+
 def test_the_next_place_is_asked_where_one_fails(server: FileServer, tmp_path: Path, home: Path) -> None:
     network = serve(server, tmp_path / "files")
     server.files["/gone.pth"] = Served(status=404)
@@ -108,7 +170,7 @@ def test_all_places_that_failed_are_told(server: FileServer, home: Path) -> None
     server.files |= {"/one.pth": Served(status=404), "/two.pth": Served(status=403)}
     places = (server.url("/one.pth"), server.url("/two.pth"))
     catalogue.add(row(server, locations=places), home / "catalogue.toml")
-    with pytest.raises(UserError, match=r"from none of its 2 places: .*one\.pth.*; .*two\.pth"):
+    with pytest.raises(UserError, match=r"from any of its 2 locations: .*one\.pth.*; .*two\.pth"):
         excb.load("theirs")
 
 
@@ -117,7 +179,7 @@ def test_a_wrong_hash_is_refused_and_nothing_imported(server: FileServer, tmp_pa
     catalogue.add(row(server, digest="sha256:" + "0" * 64), home / "catalogue.toml")
     with pytest.raises(UserError, match="is not the file it should be"):
         excb.load("theirs")
-    assert loading.here(row(server)) is None
+    assert resolve.local_folder(row(server)) is None
     assert list((home / "downloads").glob("*.wrong"))
 
 

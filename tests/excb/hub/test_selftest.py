@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from excb.errors import UserError
 from excb.hub import selftest
+from excb.hub.backbone import Backbone, Entry
 from excb.hub.catalogue import bundled_folder
-from excb.hub.loading import Backbone, Entry, load
+from excb.hub.loading import load
 from excb.images import photographs
 from excb.images.photographs import PhotographError
 from excb.networks.architecture import Architecture

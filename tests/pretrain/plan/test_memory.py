@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from excb.networks.backbone import recompute_blocks
+from excb.networks.activation_checkpointing import recompute_blocks
 from excb.pretrain.initialise import build_model
 from excb.pretrain.optim import build_optimizer
 from excb.pretrain.overrides import apply, find_recipe

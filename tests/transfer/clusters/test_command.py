@@ -124,7 +124,7 @@ def test_dino_full_checkpoint(place: Path, tmp_path: Path, capsys: pytest.Captur
     file = tmp_path / "dino_full.pth"
     other = {name: value + 1 for name, value in network.items()}
     torch.save({"student": other, "teacher": network, "args": argparse.Namespace(arch="resnet18")}, file)
-    folder = import_file(file, "dino_full", allow=["argparse.Namespace"], reporter=Reporter(quiet=True))
+    folder = import_file(file, "dino_full", allow=["argparse.Namespace"], reporter=Reporter(quiet=True)).folder
     out = tmp_path / "out"
     data = place / "data" / "test"
     assert call("--ckpt", folder, "--data", data, "--resize", "48", "--crop", "40", "--out", out, "--quiet") == 0

@@ -12,7 +12,7 @@ from PIL import Image
 
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
-from excb.hub.loading import Backbone, Entry
+from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.cli import main

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from excb.hub.backbone import Entry
 from excb.hub.catalogue import find
-from excb.hub.loading import Entry
 from excb.networks.architecture import Architecture
 from excb.pretrain.overrides import apply, find_recipe
 from excb.transfer.published.claim import Claim

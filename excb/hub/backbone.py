@@ -1,0 +1,71 @@
+"""A loaded backbone, and what is known of the checkpoint it came from."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from excb.hub.catalogue import Checkpoint
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    from excb.hub.trained_heads import Heads
+    from excb.networks.outputs import Output
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a loaded checkpoint.
+
+    Args:
+        source: the file the weights came from.
+        architecture: of the built network.
+        network: which of ExCB's two networks it is; the paper evaluates the teacher.
+        step: optimization steps done.
+        epoch: epochs done.
+        recipe: every option it was trained with, by section; empty if unknown.
+        layout: of a foreign file, as it was recognised.
+        checkpoint: its row in the catalogue: licence, published figures and more; None if it has no row.
+    """
+
+    source: str
+    architecture: Architecture
+    network: str = "teacher"
+    step: int | None = None
+    epoch: float | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+    layout: str | None = None
+    checkpoint: Checkpoint | None = None
+
+
+class Backbone(nn.Module):
+    """A loaded backbone: images [B, 3, H, W] -> features, by default [B, `width`].
+
+    Attributes:
+        network: the plain torchvision or timm module.
+        transform: preprocessing of the checkpoint, PIL image -> [3, H, W].
+        entry: where it comes from and how it was trained.
+        width: D, the features' width; of a pyramid four widths.
+        strides: pixels of the image between neighbours in a map; empty without maps.
+        heads: projectors, predictor, centroids and sizes, if `load` was asked for them.
+    """
+
+    width: Any  # an int but for pyramids
+    strides: tuple[int, ...]
+
+    def __init__(
+        self, network: nn.Module, transform: Preprocessing, entry: Entry, *, features: "Output" = "pool"
+    ) -> None:
+        from excb.networks.outputs import output
+
+        super().__init__()
+        self.network, self.transform, self.entry = network, transform, entry
+        self.heads: Heads | None = None
+        reader = output(network, features)
+        self.width, self.strides = reader.width, reader.strides
+        self.__dict__["reader"] = reader  # not registered as a child: its state dict would hold `network` twice
+
+    def forward(self, images: Tensor) -> Any:
+        """Features of normalised images (see `transform`): a tensor, or a list of four for a pyramid."""
+        return self.__dict__["reader"](images)

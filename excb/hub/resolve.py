@@ -1,0 +1,82 @@
+"""What a name leads to: something on this machine, or the places it can be fetched from. Nothing is read or fetched."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from excb.checkpoint.exported import CONFIG
+from excb.errors import UserError, nearest_name
+from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find
+from excb.remote import byte_ranges
+from excb.remote.home import folder_of
+
+HUB, TIMM, WEB = "hf-hub:", "timm:", ("https://", "http://")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a name leads to.
+
+    Args:
+        name: the checkpoint's, for messages.
+        path: on this machine; None if it must be fetched first.
+        locations: where to fetch it, in order: "hf-hub:...", "https://...", "timm:NAME" or a URL that fsspec reads.
+        import_as: the name that a fetched foreign file is imported under.
+        row: its row in the catalogue; None if it has no row.
+    """
+
+    name: str
+    path: Path | None = None
+    locations: tuple[str, ...] = ()
+    import_as: str = ""
+    row: Checkpoint | None = None
+
+
+def resolve(name: str | Path, *, network: Literal["teacher", "student"] = "teacher") -> Resolved:
+    """Find out what a name leads to.
+
+    A name of the catalogue comes before a path that is spelt the same: write ./NAME for the path.
+
+    Raises:
+        UserError: there is no such name, or it has no weights.
+    """
+    if isinstance(name, Path):
+        return Resolved(str(name), name)
+    if name.startswith(WEB):
+        digest = hashlib.sha256(f"{network} {name}".encode(errors="surrogatepass")).hexdigest()
+        folder = folder_of(f"web-{digest[:16]}")
+        return Resolved(name, folder if (folder / CONFIG).is_file() else None, (name,), folder.name)
+    if name.startswith((HUB, TIMM)) or byte_ranges.is_remote(name):
+        return Resolved(name, locations=(name,))
+    if (row := find(name)) is not None:
+        folder = local_folder(row, network)
+        if folder is None and not row.locations:
+            raise UserError(f"{row.name} has no weights to load: {row.note or row.source}")
+        return Resolved(row.name, folder, row.locations, _imported_name(row, network), row)
+    return Resolved(name, _path(name))
+
+
+def local_folder(row: Checkpoint, network: Literal["teacher", "student"] = "teacher") -> Path | None:
+    """The exported folder of a catalogue's row on this machine, bundled or imported before; None if there is none."""
+    folder = bundled_folder(row.name) or folder_of(_imported_name(row, network))
+    return folder if (folder / CONFIG).is_file() else None
+
+
+def _imported_name(row: Checkpoint, network: str) -> str:
+    return row.name if network == "teacher" else f"{row.name}-{network}"
+
+
+def _path(name: str) -> Path:
+    """The name as a path, unless it looks like a misspelt name and nothing exists there."""
+    try:
+        exists = Path(name).exists()
+    except OSError as error:  # such as a name that is too long
+        raise UserError(f"no checkpoint can lie at '{name}': {error.strerror}") from None
+    if not exists and "/" not in name and not Path(name).suffix:
+        names = [row.name for row in checkpoints()]
+        raise UserError(
+            f"no checkpoint is called '{name}'{nearest_name(name, names)}, and nothing exists at that path: "
+            "`excb-zoo list` shows all names"
+        )
+    return Path(name)
