@@ -15,7 +15,7 @@ from excb.images.shard_places import holds_shards, is_shards, names_tars
 from excb.images.shards import ShardImages, open_images, open_shards
 from excb.remote.byte_ranges import is_remote
 
-from ..task import labelled, with_classes_of
+from .classes import labelled, with_classes_of
 from .hub_sets import open_hub
 from .named_sets import Note, Split
 from .torchvision_sets import open_torchvision, torchvision_name
