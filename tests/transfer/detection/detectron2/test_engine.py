@@ -16,9 +16,10 @@ from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
-from excb.transfer.detection.coco import open_coco
-from excb.transfer.detection.engine import Job, engine
-from excb.transfer.detection.settings import DetectionSettings
+from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.detection.core.job import Job
+from excb.transfer.detection.core.settings import DetectionSettings
+from excb.transfer.detection.engines import open_engine
 from tests.transfer.detection.tiny_coco import CATEGORIES, write_coco
 
 pytest.importorskip("detectron2.modeling", reason="detectron2: not installed")  # quiet about what it imports
@@ -193,7 +194,7 @@ def test_first_losses_fall_and_leave_no_trace(make: Callable[..., Job], tmp_path
 
 
 def test_an_engine_by_name() -> None:
-    assert engine("detectron2") is detectron2_engine
+    assert open_engine("detectron2") is detectron2_engine
     assert all(isinstance(text, str) for text in detectron2_engine.differences)
 
 
@@ -250,7 +251,7 @@ def test_backbone_of_another_kind_is_one_line(make: Callable[..., Job], tmp_path
 
 def test_what_a_cpu_cannot(make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs a GPU" in told(make(tmp_path, replace(TINY, precision="amp")))
-    monkeypatch.setattr(detectron2_engine, "processes", lambda: 2)
+    monkeypatch.setattr(detectron2_engine, "world_size", lambda: 2)
     assert "one process on a CPU" in told(make(tmp_path))
 
 

@@ -17,7 +17,7 @@ from excb.distributed.machine import follow_parent
 from excb.distributed.workers import watch_workers
 from excb.errors import UserError
 
-from .annotations import CocoSet
+from ..coco.annotations import CocoSet
 from .settings import DetectionSettings
 
 
