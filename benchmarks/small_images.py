@@ -21,8 +21,9 @@ from excb.pretrain.initialise import build_model
 from excb.pretrain.loop import train
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.quickstart import PIXELS, settle_statistics
+from excb.transfer.data.classes import labelled, with_classes_of
 from excb.transfer.knn import protocol
-from excb.transfer.task import Task, labelled, with_classes_of
+from excb.transfer.task import Task
 
 K = 20
 RUNS = Path("runs/small_images")

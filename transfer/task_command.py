@@ -27,14 +27,14 @@ def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
     _check_options(chosen)
     task = task_of(chosen, device, reporter, results=None if chosen.out is None else chosen.out.parent)
     if chosen.dry_run:
-        from .features.export import describe, plan
+        from .export import describe, plan
 
         found = plan(task, kind=_kind(chosen))
         if is_rank0():
             reporter.answer(describe(found))
         return 0
     if chosen.protocol == "features":
-        from .features.export import export
+        from .export import export
 
         if chosen.out is None:
             raise UserError.on_all_ranks("name the file with --out FILE.npz")

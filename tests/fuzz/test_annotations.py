@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from excb.transfer.cli import main
-from excb.transfer.detection.coco import open_coco
-from excb.transfer.detection.scoring import score
+from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.detection.coco.scoring import score
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz

@@ -37,7 +37,7 @@ def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
     task = prepared(chosen, images, images, device, heads=True)
     heads = all_succeed(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
     if chosen.dry_run:
-        from ..features.export import describe, plan
+        from ..export import describe, plan
 
         found = plan(task, sets=("train",))
         if is_rank0():

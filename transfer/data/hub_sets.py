@@ -16,7 +16,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.images.decoding import open_image
 
-from .named_sets import Note, NumberedImages, Split, first_then_all, one_line
+from .named_sets import Note, NumberedImages, Source, Split, first_then_all, one_line
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class HubImages(NumberedImages):
         return digest.hexdigest()
 
 
-def open_hub(text: str, split: Split, note: Note) -> HubImages:
+def open_hub(text: str, split: Split, _root: Path | None, note: Note) -> HubImages:
     """A split whose labels are public: some test sets have none, validation then takes their place.
 
     Args:
@@ -107,3 +107,6 @@ def _hub_images(source: str, split: str, data: Any, library: Any) -> HubImages:
     rows = data.select_columns([images[0]]).cast_column(images[0], library.Image(decode=False))
     names = tuple(data.features[label].names)
     return HubImages(Path(source), split, rows, images[0], numbers, names, str(data._fingerprint))
+
+
+SOURCE = Source("hf", "hf:ID", open_hub)

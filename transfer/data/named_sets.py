@@ -1,16 +1,53 @@
-"""What data sets that have names share, torchvision's and the Hub's: splits, numbered images, failures in one line."""
+"""What sources of named data sets share: how one is declared, numbered images, and failures in one line."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
 from excb.distributed.collectives import run_on_rank0
+from excb.images.image_set import Images
 
 Split = Literal["train", "test"]
 Note = Callable[[str], None]
 T = TypeVar("T")
+
+
+class Opener(Protocol):
+    """Opens one split of a named data set."""
+
+    def __call__(self, name: str, split: Split, root: Path | None, note: Note) -> Images:
+        """The images, with labels.
+
+        Args:
+            name: of the data set, what follows the prefix.
+            split: which images.
+            root: the user's folder of data sets; None where none was named.
+            note: called with messages for the user.
+
+        Raises:
+            UserError: there is no such data set, or it cannot be loaded.
+        """
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of data sets that are named, PREFIX:NAME, instead of lying in a folder.
+
+    Args:
+        prefix: before the colon, in lower case.
+        form: what a user writes, for messages.
+        open: opens one split.
+        find: the full name of the data set that a word surely means, or None; it must not use the network.
+    """
+
+    prefix: str
+    form: str
+    open: Opener
+    find: Callable[[str], str | None] = lambda _word: None
 
 
 def numbered(split: str, count: int) -> list[str]:

@@ -1,6 +1,7 @@
 """torchvision's data sets that have a split to train on and one to test on: an array's images, or lists of files."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from excb.errors import UserError, nearest_name
 from excb.images.decoding import to_rgb
 from excb.images.image_set import Images, ImageSet
 
-from .named_sets import Note, NumberedImages, Split, first_then_all, one_line
+from .named_sets import Note, NumberedImages, Source, Split, first_then_all, one_line
 
 # How torchvision calls the splits to train on, and the one to test on. Sets without a test split are left out.
 SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
@@ -73,13 +74,13 @@ def torchvision_name(text: str) -> str | None:
     return next((name for name in SETS if name.lower() == text.lower()), None)
 
 
-def open_torchvision(text: str, split: Split, root: Path, note: Note) -> Images:
+def open_torchvision(text: str, split: Split, root: Path | None, note: Note) -> Images:
     """A split of a data set of torchvision: an array where torchvision keeps one, else files.
 
     Args:
         text: the data set's name, in any case.
         split: which images.
-        root: where torchvision's data sets lie, or are downloaded to.
+        root: where torchvision's data sets lie, or are downloaded to; else $EXCB_DATA, else ~/.cache/excb/datasets.
         note: told what the user should know.
 
     Raises:
@@ -90,9 +91,14 @@ def open_torchvision(text: str, split: Split, root: Path, note: Note) -> Images:
         hint = nearest_name(text.upper(), map(str.upper, SETS))
         raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(SETS)}")
     train, test = SETS[name]
+    root = root or _data_root()
     parts = train if split == "train" else (test,)
     sets = first_then_all(lambda: [_load(name, part, root, note) for part in parts])
     return _arrays(name, split, sets[0]) if hasattr(sets[0], "data") else _files(sets, root)
+
+
+def _data_root() -> Path:
+    return Path(os.environ.get("EXCB_DATA") or Path.home() / ".cache" / "excb" / "datasets").expanduser()
 
 
 def _load(name: str, part: str | bool, root: Path, note: Note) -> Any:
@@ -140,3 +146,6 @@ def _class_names(data: Any, labels: np.ndarray) -> tuple[str, ...]:
     """The names that torchvision gives; some sets have numbers only."""
     names = getattr(data, "classes", None) or range(int(labels.max()) + 1)
     return tuple(str(name) for name in names)
+
+
+SOURCE = Source("torchvision", "torchvision:NAME", open_torchvision, torchvision_name)

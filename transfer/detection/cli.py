@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..published.reproduce import Measured
-    from .annotations import CocoSet
+    from .coco.annotations import CocoSet
     from .command import Request
 
 
@@ -59,7 +59,7 @@ def detected(
 def request_of(chosen: argparse.Namespace) -> "Request":
     """What is asked for."""
     from .command import Request
-    from .settings import parse_option
+    from .core.settings import parse_option
 
     return Request(
         chosen.ckpt,
@@ -79,7 +79,7 @@ def images_of(chosen: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
     """The images to train on, and those to find objects in."""
     from excb.distributed.collectives import all_succeed
 
-    from .coco import open_coco
+    from .coco.reading import open_coco
 
     return all_succeed(
         lambda: open_coco(

@@ -20,11 +20,13 @@ from excb.hub.backbone import Backbone
 from excb.hub.loading import load
 from excb.results.result import Result
 
-from . import drawing, scoring
-from .annotations import CocoSet
-from .engine import EngineName, Job, engine
+from . import drawing
+from .coco import scoring
+from .coco.annotations import CocoSet
+from .core.job import Job
+from .core.settings import OVERFIT_IMAGES, SCHEDULES, DetectionSettings, settings_for
+from .engines import open_engine
 from .preflight import preflight
-from .settings import OVERFIT_IMAGES, SCHEDULES, DetectionSettings, settings_for
 
 IDENTITY, PREDICTIONS, RESULT = "run.json", "predictions.json", "result.json"  # in a run folder
 PICTURES = 8
@@ -52,7 +54,7 @@ class Request:
     network: Literal["teacher", "student"] = "teacher"
     schedule: str = "1x"
     recipe: str = "ssl"
-    engine: EngineName = "detectron2"
+    engine: str = "detectron2"
     batch: int | None = None
     options: Mapping[str, Any] | None = None
     folder: Path | None = None
@@ -66,7 +68,7 @@ def check(request: Request) -> None:
     Raises:
         UserError: the engine is not installed, or no such schedule, recipe or option.
     """
-    engine(request.engine)
+    open_engine(request.engine)
     settings_for(request.schedule, request.recipe, batch=request.batch, options=request.options)
 
 
@@ -127,7 +129,7 @@ def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
     Raises:
         UserError: the folder holds another run, the pre-flight fails, or the run cannot be made here.
     """
-    start, runner, reporter = time.monotonic(), engine(request.engine), job.reporter
+    start, runner, reporter = time.monotonic(), open_engine(request.engine), job.reporter
     identity = _identity(request, job)
     fresh = run_on_rank0(lambda: _is_new(job.folder, identity))
     wanted = request.schedule in {"1x", "2x"} if request.preflight is None else request.preflight

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from excb.files.atomic import write_bytes
 
-from .annotations import CocoSet, decoded
+from .coco.annotations import CocoSet, decoded
 
 SHEET = "sheet.png"
 LEAST, MOST = 0.5, 20  # score and number of what is drawn

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from excb.errors import UserError
 
-from .engine import Engine, Job
+from .core.job import Engine, Job
 
 IMAGES, STEPS = 4, 24  # a few images, seen again and again
 SIDE = 320  # of the shorter side, at most

@@ -11,7 +11,7 @@ from excb.errors import UserError, is_rank0
 from excb.files.atomic import write_text
 
 from ..detection.command import DEPTHS
-from ..detection.settings import settings_for
+from ..detection.core.settings import settings_for
 from ..reporting.comparable import kind_of
 from ..task import Task
 from . import suite

@@ -11,7 +11,7 @@ from typing import Any
 from excb.hub.catalogue import find
 from excb.results.result import Result, folder_name
 
-from ..detection.settings import settings_for
+from ..detection.core.settings import settings_for
 from ..linear.recipes import choose
 from ..published.claim import Claim, Data
 from ..published.claims import claims

@@ -18,10 +18,10 @@ from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
 from excb.images.image_set import scan_folder
 from excb.transfer.data import sources
-from excb.transfer.data.named_sets import numbered
+from excb.transfer.data.classes import labelled, with_classes_of
+from excb.transfer.data.named_sets import Source, numbered
 from excb.transfer.data.sources import images_of, open_source, train_and_test
 from excb.transfer.data.torchvision_sets import SETS, ArrayImages
-from excb.transfer.task import labelled, with_classes_of
 from tests.excb.shard_files import picture, tar_of, webdataset
 from tests.transfer.labelled_images import CLASSES, write_folder
 
@@ -209,7 +209,7 @@ def cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[bool, tuple[n
     with (folder / "batches.meta").open("wb") as out:
         pickle.dump({"label_names": [f"class {i}" for i in range(10)]}, out)
     monkeypatch.setattr(torchvision.datasets.cifar, "check_integrity", lambda path, md5: True)  # of the real files
-    monkeypatch.setattr(sources, "_data_root", lambda: tmp_path)
+    monkeypatch.setenv("EXCB_DATA", str(tmp_path))
     return written
 
 
@@ -540,3 +540,19 @@ def test_mistakes_with_shards_are_one_line(packed: Path, arguments: list[str | N
     (packed / "plain.tar").write_bytes(tar_of({"1.jpg": picture(1), "2.jpg": picture(2)}))
     with pytest.raises(UserError, match=words.replace("SET", str(packed))):
         train_and_test(*(argument and argument.replace("SET", str(packed)) for argument in arguments))
+
+
+def test_a_source_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened: list[tuple[str, str, Path | None]] = []
+
+    def open_drawer(name: str, split: str, root: Path | None, note: Any) -> ArrayImages:
+        opened.append((name, split, root))
+        return ArrayImages(Path("drawer:x"), "train", np.zeros((2, 4, 4), np.uint8), np.arange(2), ("ant", "bee"))
+
+    drawer = Source("drawer", "drawer:KEY", open_drawer, lambda word: word if word == "moths" else None)
+    monkeypatch.setattr(sources, "SOURCES", (*sources.SOURCES, drawer))
+    assert len(open_source("Drawer:Top:Left", "train", data_root=tmp_path)) == 2
+    assert len(images_of("drawer:low")) == 2
+    assert opened == [("Top:Left", "train", tmp_path), ("low", "train", None)]
+    with pytest.raises(UserError, match=r"no folder moths \(or did you mean drawer:moths\?\): .*hf:ID or drawer:KEY"):
+        open_source("moths", "train")

@@ -18,10 +18,10 @@ from excb.networks.preprocessing import Preprocessing
 from excb.transfer.cli import main
 from excb.transfer.detection import command
 from excb.transfer.detection import preflight as preflights
-from excb.transfer.detection.annotations import CocoSet
-from excb.transfer.detection.coco import open_coco
-from excb.transfer.detection.engine import Job
-from excb.transfer.detection.settings import OVERFIT_IMAGES
+from excb.transfer.detection.coco.annotations import CocoSet
+from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.detection.core.job import Job
+from excb.transfer.detection.core.settings import OVERFIT_IMAGES
 from tests.transfer.detection.tiny_coco import change, contents, write_coco
 
 pytest.importorskip("pycocotools", reason="COCO's tools are not installed")
@@ -81,7 +81,7 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Perfect:
     stub = Perfect()
-    monkeypatch.setattr(command, "engine", lambda name: stub)
+    monkeypatch.setattr(command, "open_engine", lambda name: stub)
     monkeypatch.setattr(command, "load", lambda name, network: checkpoint("vit_small" if name == "vit" else "resnet50"))
     monkeypatch.chdir(tmp_path)
     return stub
@@ -368,6 +368,6 @@ def test_an_engine_that_is_not_there_is_no_failure_of_the_claim(
     def missing(name: str) -> Perfect:
         raise UserError(f"{name} is not installed")
 
-    monkeypatch.setattr(command, "engine", missing)
+    monkeypatch.setattr(command, "open_engine", missing)
     assert reproduce(data, tmp_path) == 3
     assert {claim["why"] for claim in json.loads(capsys.readouterr().out)["claims"]} == {"detectron2 is not installed"}

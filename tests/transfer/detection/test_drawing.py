@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from excb.errors import UserError
-from excb.transfer.detection.annotations import CocoSet
-from excb.transfer.detection.coco import open_coco
+from excb.transfer.detection.coco.annotations import CocoSet
+from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.detection.coco.scoring import as_results
 from excb.transfer.detection.drawing import FEW, LEAST, MOST, colour, drawn, sheet, write_pictures
-from excb.transfer.detection.scoring import as_results
 from tests.transfer.detection.tiny_coco import write_coco
 
 pytest.importorskip("pycocotools")

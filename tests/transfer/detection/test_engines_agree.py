@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
 from excb.checkpoint.detectron2_names import detectron2_names
-from excb.transfer.detection.mapping import Sample
-from excb.transfer.detection.pasting import to_original
-from excb.transfer.detection.settings import settings_for
+from excb.transfer.detection.core.samples import Sample
+from excb.transfer.detection.core.settings import settings_for
 from excb.transfer.detection.torchvision import model as torchvision_model
 from excb.transfer.detection.torchvision.model import RATIOS, SIZES, Detector, build
+from excb.transfer.detection.torchvision.pasting import to_original
 from tests.transfer.detection.tiny_detector import NarrowResNet, small_networks, tensors
 
 CLASSES = 3

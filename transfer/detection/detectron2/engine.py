@@ -20,10 +20,10 @@ from excb.distributed.signals import StopRequest
 from excb.errors import UserError, require
 from excb.files.atomic import write_text
 
-from ..coco import CocoSet
-from ..engine import Job
-from ..mapping import evaluation_samples, training_sample
-from ..settings import DetectionSettings, rescaled
+from ..coco.annotations import CocoSet
+from ..core.job import Job
+from ..core.samples import evaluation_samples, training_sample
+from ..core.settings import DetectionSettings, rescaled
 from .hooks import Batches, Checkpoints, NamedStep, ProgressLine, ScalarWriter, StopHook, StoppedError
 from .model import configuration, detector, inputs
 

@@ -16,8 +16,8 @@ from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.files.atomic import write_text
 
-from ..engine import Job
-from ..mapping import Loader
+from ..core.job import Job
+from ..core.samples import Loader
 from .model import inputs
 
 # Only after detectron2_model, which keeps the warnings of Detectron2's first import quiet.

@@ -12,8 +12,8 @@ from excb import seeding
 from excb.checkpoint.detectron2_names import detectron2_names
 from excb.errors import UserError
 
-from ..mapping import Sample
-from ..settings import DetectionSettings
+from ..core.samples import Sample
+from ..core.settings import DetectionSettings
 
 with warnings.catch_warnings(action="ignore", category=FutureWarning):  # its many uses of torch.jit, at import
     from detectron2.config import CfgNode, get_cfg

@@ -15,12 +15,12 @@ from excb.distributed.collectives import all_succeed, gather_objects, rank, run_
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 
-from ..coco import CocoSet
-from ..engine import Job
-from ..mapping import Loader, Sample, evaluation_samples, training_sample
-from ..pasting import to_original
-from ..scoring import as_results
+from ..coco.annotations import CocoSet
+from ..coco.scoring import as_results
+from ..core.job import Job
+from ..core.samples import Loader, Sample, evaluation_samples, training_sample
 from .model import Detector
+from .pasting import to_original
 from .training import Training, learning_rate, losses_of, memory_for, new_detector, optimizer
 
 differences: tuple[str, ...] = (

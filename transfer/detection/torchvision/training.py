@@ -18,9 +18,9 @@ from excb.distributed.parallel import average_gradients
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 
-from ..engine import Job
-from ..mapping import Sample
-from ..settings import DetectionSettings
+from ..core.job import Job
+from ..core.samples import Sample
+from ..core.settings import DetectionSettings
 from .model import Detector, build
 
 

@@ -16,9 +16,10 @@ from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
-from excb.transfer.detection.coco import open_coco
-from excb.transfer.detection.engine import Job, engine
-from excb.transfer.detection.settings import DetectionSettings
+from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.detection.core.job import Job
+from excb.transfer.detection.core.settings import DetectionSettings
+from excb.transfer.detection.engines import open_engine
 from tests.transfer.detection.tiny_coco import CATEGORIES, write_coco
 
 pytest.importorskip("detectron2.modeling", reason="detectron2: not installed")  # quiet about what it imports
@@ -193,7 +194,7 @@ def test_first_losses_fall_and_leave_no_trace(make: Callable[..., Job], tmp_path
 
 
 def test_an_engine_by_name() -> None:
-    assert engine("detectron2") is detectron2_engine
+    assert open_engine("detectron2") is detectron2_engine
     assert all(isinstance(text, str) for text in detectron2_engine.differences)
 
 

@@ -18,9 +18,10 @@ from excb.distributed.collectives import rank
 from excb.distributed.launch import launch
 from excb.distributed.parallel import joined
 from excb.errors import UserError
-from excb.transfer.detection.engine import Job, engine
-from excb.transfer.detection.mapping import Loader
-from excb.transfer.detection.scoring import score
+from excb.transfer.detection.coco.scoring import score
+from excb.transfer.detection.core.job import Job
+from excb.transfer.detection.core.samples import Loader
+from excb.transfer.detection.engines import open_engine
 from excb.transfer.detection.torchvision import engine as torchvision_engine
 from excb.transfer.detection.torchvision import model
 from excb.transfer.detection.torchvision.training import Training, learning_rate
@@ -208,8 +209,8 @@ def test_first_losses_fall_and_leave_nothing(data: Path, tmp_path: Path) -> None
 
 
 def test_the_engine_is_found_by_name() -> None:
-    assert engine("torchvision").train is torchvision_engine.train
-    assert all(isinstance(text, str) for text in engine("torchvision").differences)
+    assert open_engine("torchvision").train is torchvision_engine.train
+    assert all(isinstance(text, str) for text in open_engine("torchvision").differences)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

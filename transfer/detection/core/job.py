@@ -1,31 +1,23 @@
-"""What both engines take and give; which one runs is chosen by name."""
+"""A detection run as every engine is given it, and what an engine must be able to do."""
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
-from excb.errors import UserError
 from excb.networks.backbone import weights_hash
 
-from .annotations import CocoSet
+from ..coco.annotations import CocoSet
 from .settings import DetectionSettings
 
-EngineName = Literal["detectron2", "torchvision"]
-RESUMABLE_CHANGES = frozenset(
-    {"test_size", "rpn_pre_test", "rpn_post_test", "save_every"}
-)  # settings that change no training
-INSTALL = (
-    "Detectron2 is not installed: build it (pip install 'setuptools<82' wheel ninja, then pip install "
-    "--no-build-isolation git+https://github.com/facebookresearch/detectron2), or take --engine torchvision"
-)
+# Settings that do not affect training, so that a resumed run may change them.
+RESUMABLE_CHANGES = frozenset({"test_size", "rpn_pre_test", "rpn_post_test", "save_every"})
 
 
 @dataclass(frozen=True)
@@ -92,20 +84,3 @@ class Engine(Protocol):
 
         Nothing is written, and random numbers elsewhere stay what they were.
         """
-
-
-def engine(name: EngineName) -> Engine:
-    """Return an engine.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    if name == "detectron2":
-        if importlib.util.find_spec("detectron2") is None:
-            raise UserError(INSTALL)
-        from .detectron2 import engine as detectron2_engine
-
-        return detectron2_engine
-    from .torchvision import engine as torchvision_engine
-
-    return torchvision_engine

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from excb.errors import UserError
-from excb.transfer.detection import coco
-from excb.transfer.detection.coco import open_coco
+from excb.transfer.detection.coco import reading
+from excb.transfer.detection.coco.reading import open_coco
 from tests.transfer.detection.tiny_coco import CATEGORIES, change, contents, write_coco
 
 pytest.importorskip("pycocotools")
@@ -22,7 +22,7 @@ VAL = "annotations/instances_val2017.json"
 
 IMPORT_AND_READ = """
 import sys
-from excb.transfer.detection.coco import open_coco
+from excb.transfer.detection.coco.reading import open_coco
 train, val = open_coco(sys.argv[1])
 print(len(train), len(val), "torch" in sys.modules, "detectron2" in sys.modules)
 """
@@ -237,13 +237,13 @@ def test_a_missing_folder_or_no_place_at_all(tmp_path: Path) -> None:
 
 
 def test_missing_tools_are_named_first(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coco, "find_spec", lambda _name: None)
+    monkeypatch.setattr(reading, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match="pip install pycocotools"):
         open_coco(tree)
 
 
 def test_sizes_of_a_sample_or_of_all(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coco, "CHECKED", 3)  # so that every second of six images is looked at
+    monkeypatch.setattr(reading, "CHECKED", 3)  # so that every second of six images is looked at
     images = contents(tree / TRAIN)["images"]
     next(image for image in images if image["id"] == 472)["height"] += 1  # the second by id
     change(tree / TRAIN, images=images)

@@ -15,7 +15,7 @@ from excb.errors import UserError
 from excb.images.image_set import Images
 from excb.networks.features import Inputs, Kind, in_batches, stream
 
-from ..task import Task
+from .task import Task
 
 TIMED = 16  # images that the estimate of the time is taken from
 

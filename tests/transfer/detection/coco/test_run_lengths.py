@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from excb.transfer.detection.run_lengths import run_lengths
+from excb.transfer.detection.coco.run_lengths import run_lengths
 from tests.transfer.detection.tiny_coco import run_length
 
 

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from excb.errors import UserError
-from excb.transfer.detection.annotations import decoded
-from excb.transfer.detection.coco import CocoSet, open_coco
-from excb.transfer.detection.mapping import (
+from excb.transfer.detection.coco.annotations import decoded
+from excb.transfer.detection.coco.reading import CocoSet, open_coco
+from excb.transfer.detection.core.samples import (
     Loader,
     Sample,
     evaluation_sample,
@@ -23,7 +23,7 @@ from excb.transfer.detection.mapping import (
     resized,
     training_sample,
 )
-from excb.transfer.detection.settings import DetectionSettings, settings_for
+from excb.transfer.detection.core.settings import DetectionSettings, settings_for
 from tests.transfer.detection.tiny_coco import write_coco
 
 pytest.importorskip("pycocotools")

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from excb.errors import UserError
-from excb.transfer.detection.annotations import CocoSet, decoded
-from excb.transfer.detection.coco import open_coco
-from excb.transfer.detection.scoring import as_results, score, write_predictions
+from excb.transfer.detection.coco.annotations import CocoSet, decoded
+from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.detection.coco.scoring import as_results, score, write_predictions
 from tests.transfer.detection.tiny_coco import run_length, write_coco
 
 pytest.importorskip("pycocotools")

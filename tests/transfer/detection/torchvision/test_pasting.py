@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from excb.transfer.detection.pasting import paste, to_original
+from excb.transfer.detection.torchvision.pasting import paste, to_original
 
 
 def test_a_full_mask_fills_the_pixels_whose_centres_it_covers() -> None:

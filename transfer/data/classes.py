@@ -1,0 +1,73 @@
+"""The classes of labelled images: one folder each, and a test set's numbered as the train set's."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from excb.errors import UserError, nearest_name, require
+from excb.images.image_set import Images, ImageSet, scan_folder
+from excb.images.shards import ShardImages
+
+FixedImages = TypeVar("FixedImages", bound=ImageSet | ShardImages)
+
+
+def labelled(folder: Path) -> ImageSet:
+    """The images of a folder that has one sub-folder a class.
+
+    Raises:
+        UserError: there are fewer than two class folders.
+    """
+    images = scan_folder(folder)
+    if images.labels is None:
+        only, below, _ = images.paths[0].partition("/")
+        if below and all(path.startswith(f"{only}/") for path in images.paths):
+            raise UserError(f"{folder} has one class only ({only}), so there is nothing to tell apart: add another")
+        raise _no_classes(folder)
+    return images
+
+
+def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, str] | None = None) -> FixedImages:
+    """The test set with the train set's class indices; it may lack any of them.
+
+    Classes that only the test set has are numbered after train's: no vote can reach them, so that their images count,
+    as wrong. `Task.unknown` names them.
+
+    Args:
+        test: labelled by its folders, or shards with labels.
+        train: labelled images.
+        rename: folders of the test set that are called otherwise in the train set.
+
+    Raises:
+        UserError: an image of the test set lies in no folder of a class, most lie in classes that the train set has
+            not, or a folder to be renamed does not exist.
+    """
+    assert train.classes is not None
+    if isinstance(test, ImageSet):
+        if any("/" not in path for path in test.paths):
+            raise _no_classes(test.root)
+        folders = [path.partition("/")[0] for path in test.paths]
+    else:
+        assert test.labels is not None
+        assert test.classes is not None
+        folders = [test.classes[label] for label in test.labels]
+    rename = rename or {}
+    for old, new in rename.items():
+        for name, known, root in ((old, set(folders), test.root), (new, train.classes, train.root)):
+            require(name in known, f"--rename {old}={new}: {root} has no class {name}{nearest_name(name, known)}")
+    names = [rename.get(folder, folder) for folder in folders]
+    unknown = sorted(set(names) - set(train.classes))
+    if 2 * sum(name in unknown for name in names) > len(names):
+        few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
+        raise UserError(
+            f"most images in {test.root} are of classes that {train.root} has not ({few}): both need the same folders"
+        )
+    classes = (*train.classes, *unknown)
+    index = {name: number for number, name in enumerate(classes)}
+    return replace(test, labels=np.array([index[name] for name in names]), classes=classes)
+
+
+def _no_classes(folder: Path | str) -> UserError:
+    return UserError(f"{folder} has no classes: put the images of each class into a sub-folder of its own")

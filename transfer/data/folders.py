@@ -1,0 +1,116 @@
+"""Folders and tar shards of labelled images, ImageNet's usual layouts among them."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from excb.errors import UserError, require
+from excb.images.image_set import Images, ImageSet, is_folder, scan_folder
+from excb.images.shard_places import holds_shards, is_shards
+from excb.images.shards import ShardImages, open_shards
+from excb.remote.byte_ranges import is_remote
+
+from .classes import labelled, with_classes_of
+from .label_lists import labelled_by_list, list_beside
+from .named_sets import Note, Split
+
+# sha256 of ImageNet's 1,000 sorted class folders, one a line: the class order of every ImageNet classifier.
+_IMAGENET = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
+
+
+def open_folder(folder: str, split: Split, note: Note) -> Images:
+    """One split of a folder, or of a URL, that holds train/ and test/ (or val/).
+
+    Raises:
+        UserError: the split is missing or unusable.
+    """
+    if split == "train":
+        train = _below(folder, "train")
+        if not is_remote(folder) and not Path(train).is_dir():
+            raise UserError(
+                f"no folder {train}: --data names a folder that holds train/ and test/ (or val/); name others with "
+                "--train DIR --test DIR"
+            )
+        return labelled_images(train, note)
+    held_out = held_out_place(folder)
+    return open_shards(held_out, note) if is_shards(held_out) else scan_folder(held_out)
+
+
+def images_below(folder: Path, note: Note) -> Images:
+    """The images of a folder, labelled or not; of its train/ where it holds train/ beside test/ or val/."""
+    if (folder / "train").is_dir() and any((folder / name).is_dir() for name in ("test", "val")):
+        note(f"images of {folder / 'train'}: name another folder of {folder} for its other images")
+        folder /= "train"
+    return open_shards(str(folder), note) if is_shards(str(folder)) else scan_folder(folder)
+
+
+def held_out_place(folder: str) -> str:
+    """The folder or URL of the test images: test/, or val/ where test/ is missing or has no labels, as ImageNet's."""
+    test, val = _below(folder, "test"), _below(folder, "val")
+    if is_remote(folder):
+        return test if holds_shards(test) else val
+    place = Path(test)
+    known = place.is_dir() and (_has_folders(place) or list_beside(place) or is_shards(test))
+    return test if known or (place.is_dir() and not Path(val).is_dir()) else val
+
+
+def _below(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if is_remote(folder) else str(Path(folder) / name)
+
+
+def _has_folders(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(is_folder(entry) and not entry.name.startswith(".") for entry in entries)
+
+
+def labelled_images(folder: Path | str, note: Note) -> ImageSet | ShardImages:
+    """Class folders or labelled shards, the classes in order: by number if all are numbers, else by name."""
+    images = _labelled_shards(str(folder), note) if is_shards(str(folder)) else labelled(Path(folder))
+    assert images.labels is not None
+    classes = images.classes or ()
+    if all(name.isascii() and name.isdecimal() for name in classes):
+        ordered = sorted(classes, key=lambda name: (int(name), name))
+        if tuple(ordered) != classes:
+            note(f"the classes in {folder} are numbers: their order is {ordered[0]}, {ordered[1]} ... {ordered[-1]}")
+            index = np.array([ordered.index(name) for name in classes])
+            return replace(images, labels=index[images.labels], classes=tuple(ordered))
+    if _are_wnids(classes) and hashlib.sha256("\n".join(classes).encode()).hexdigest() != _IMAGENET:
+        note(f"{folder} has {len(classes):,} classes that are not ImageNet's 1,000: indices are of these, by name")
+    return images
+
+
+def _labelled_shards(text: str, note: Note) -> ShardImages:
+    images = open_shards(text, note)
+    require(
+        images.labels is not None,
+        f"the images in {text} have no classes: shards need KEY.cls beside every KEY.jpg, or class folders inside",
+    )
+    return images
+
+
+def _are_wnids(classes: Sequence[str]) -> bool:
+    """Whether these are called as ImageNet's class folders are; their order by name is then the usual one."""
+    return all(re.fullmatch(r"n\d{8}", name) for name in classes)
+
+
+def test_images(place: Path | str, train: Images, rename: Mapping[str, str], note: Note) -> ImageSet | ShardImages:
+    """Test images by class folders, by shards' labels or by a list, with the train set's class indices."""
+    if is_shards(str(place)):
+        return with_classes_of(_labelled_shards(str(place), note), train, rename=rename)
+    folder = Path(place)
+    images = scan_folder(folder)
+    if not any("/" in path for path in images.paths):
+        if (file := list_beside(folder)) is not None:
+            require(not rename, f"--rename: the images in {folder} lie in no folders, {file} gives their classes")
+            return labelled_by_list(images, train, file)
+        if _are_wnids(train.classes or ()):
+            raise UserError(
+                f"{folder} has no class folders: put its images into them, or write {folder.name}.txt beside it with "
+                "a line 'NAME INDEX' (0 to 999 in the order of the folders) or 'NAME FOLDER' for every image"
+            )
+    return with_classes_of(images, train, rename=rename)

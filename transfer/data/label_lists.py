@@ -1,0 +1,54 @@
+"""Labels of a flat folder of images from a list beside it: "NAME INDEX" or "NAME CLASS" on every line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from excb.errors import UserError, require
+from excb.images.image_set import Images, ImageSet
+
+
+def list_beside(folder: Path) -> Path | None:
+    """The list of a folder, in it or beside it: FOLDER.txt or imagenet_FOLDER.txt; None if there is none."""
+    names = (f"{folder.name}.txt", f"imagenet_{folder.name}.txt")
+    files = (place / name for place in (folder, folder.parent) for name in names)
+    return next((file for file in files if file.is_file()), None)
+
+
+def labelled_by_list(images: ImageSet, train: Images, file: Path) -> ImageSet:
+    """Labels of a flat folder by a list of names and class indices or names."""
+    classes = train.classes or ()
+    given = _read_labels(file, prefix=f"{images.root.name}/")
+    for one, other, words in (
+        (images.paths, given.keys(), f"images in {images.root} are not in {file}"),
+        (given.keys(), set(images.paths), f"names in {file} are not in {images.root}"),
+    ):
+        if left := [name for name in one if name not in other]:
+            raise UserError(f"{len(left):,} {words}, such as {left[0]}: it needs one line for every image")
+    if set(given.values()) <= set(classes):
+        index = {name: number for number, name in enumerate(classes)}
+    else:
+        index = {str(number): number for number in range(len(classes))}
+    if wrong := sorted(set(given.values()) - index.keys()):
+        raise UserError(
+            f"{file} has the class {wrong[0]}: it needs indices from 0 to {len(classes) - 1} in the order of the train "
+            "set's folders, or these folders' names"
+        )
+    return replace(images, labels=np.array([index[given[path]] for path in images.paths]), classes=tuple(classes))
+
+
+def _read_labels(file: Path, *, prefix: str) -> dict[str, str]:
+    """Class by image name."""
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the list {file}: {error}") from None
+    labels: dict[str, str] = {}
+    for line in lines:
+        parts = line.rsplit(maxsplit=1)
+        require(len(parts) == 2, f"{file}: '{line.strip()}' is not an image's name and its class")
+        name = parts[0].strip().removeprefix("./").removeprefix(prefix)
+        require(name not in labels, f"{file} names {name} more than once: remove the repeats")
+        labels[name] = parts[1]
+    return labels

@@ -1,0 +1,1 @@
+"""Sets in COCO's format: their annotations, reading and checking them, and average precision."""
