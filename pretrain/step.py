@@ -14,8 +14,8 @@ from excb.distributed.parallel import average_gradients, synchronise_batchnorm
 from excb.method import ExCB, Step
 from excb.networks.backbone import recompute_blocks
 
+from .data.augmentation import augment
 from .data.loader import Batch
-from .data.views import augment
 from .optim import Schedules, clip_each, conditional_step, gradient_norms, restore_optimizer, set_schedules
 from .recipe import Recipe
 
