@@ -15,8 +15,8 @@ from excb.distributed.parallel import average_gradients
 from excb.method import ExCB, Step
 from excb.networks.activation_checkpointing import recompute_blocks
 
+from .data.augmentation import augment
 from .data.loader import Batch
-from .data.views import augment
 from .optim import Schedules, clip_each, conditional_step, gradient_norms, restore_optimizer, set_schedules
 from .recipe import Recipe
 

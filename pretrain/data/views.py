@@ -8,7 +8,6 @@ Letters: S side in pixels, P parameters per row.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from excb import seeding
+from excb.images.random_crops import BOX_DRAWS, Box, crop_box
 
 from ..recipe import ViewSettings
 from .augmentation import (
@@ -32,15 +32,7 @@ from .augmentation import (
     SATURATION,
     SIGMA,
     SOLARIZE,
-    augment,
 )
-
-__all__ = ["ViewMaker", "augment", "crop_box"]  # who makes views finds all that it takes here
-
-CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop gives up after as many and crops the centre
-BOX_DRAWS = 2 * CROP_ATTEMPTS + 2  # uniform numbers that a box is made of
-
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 class ViewMaker:
@@ -153,35 +145,6 @@ class ViewMaker:
         row[SIGMA] = (low + (high - low) * draws[PARAMETERS]) if draws[SIGMA] < blur else 0
         row[SOLARIZE] = draws[SOLARIZE] < solarize
         return row
-
-
-def crop_box(
-    size: tuple[int, int], scales: tuple[float, float], ratios: tuple[float, float], draws: Sequence[float]
-) -> Box:
-    """torchvision's RandomResizedCrop as a function of uniform numbers.
-
-    Args:
-        size: width and height of the image.
-        scales: smallest and largest share of the image's area.
-        ratios: smallest and largest width by height; drawn uniformly in the logarithm.
-        draws: two numbers for each attempt, then two for the place.
-    """
-    width, height = size
-    low, high = math.log(ratios[0]), math.log(ratios[1])
-    for share, shape in zip(draws[:-2:2], draws[1:-2:2], strict=True):
-        area = width * height * (scales[0] + (scales[1] - scales[0]) * share)
-        ratio = math.exp(low + (high - low) * shape)
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            left, top = math.floor(draws[-2] * (width - w + 1)), math.floor(draws[-1] * (height - h + 1))
-            return left, top, left + w, top + h
-    w, h = width, height
-    if width / height < ratios[0]:
-        h = max(1, round(width / ratios[0]))
-    elif width / height > ratios[1]:
-        w = max(1, round(height * ratios[1]))
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
 
 
 def resize(pixels: np.ndarray, side: int, interpolation: str) -> np.ndarray:

@@ -21,7 +21,8 @@ from excb.neighbours.knn import accuracy, nearest, vote
 from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
 
-from ..data.views import ViewMaker, augment
+from ..data.augmentation import augment
+from ..data.views import ViewMaker
 from ..recipe import MonitorSettings, ViewSettings
 
 KNN_TEMPERATURE = 0.07  # DINO's

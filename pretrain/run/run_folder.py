@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from excb.checkpoint import run_checkpoint
+from excb.checkpoint.same_run import changes, require_same_run
 from excb.distributed.collectives import world_size
 from excb.errors import UserError
 from excb.files import json_text
@@ -169,20 +170,24 @@ def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) 
     """
     try:
         old = json_text.parse(text)
-        changed = differences(old["recipe"], recipe.to_dict())
-        old_data = old["data"]
+        old_recipe, old_data = _completed(old["recipe"]), old["data"]
+        old_images, old_root, old_fingerprint = (old_data[name] for name in ("images", "root", "fingerprint"))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{place}/{RECIPE} is damaged: move the folder away, or choose another --out") from None
-    if changed:
-        raise UserError(
-            f"{place} holds a run with other settings ({'; '.join(changed)}): repeat them to go on, or choose another "
-            "--out"
-        )
-    if old_data["fingerprint"] != data["fingerprint"]:
-        raise UserError(
-            f"{place} holds a run on other images ({old_data['images']} from {old_data['root']}, now "
-            f"{data['images']}): bring those back, or choose another --out (init={place} takes its weights)"
-        )
+    require_same_run(
+        place,
+        old_recipe,
+        recipe.to_dict(),
+        resumable_changes=RESUMABLE_CHANGES,
+        advice="repeat its settings to resume it, or choose another --out",
+    )
+    require_same_run(
+        place,
+        {"images": old_fingerprint},
+        {"images": data["fingerprint"]},
+        advice=f"use the {old_images} images of {old_root} again, or choose another --out (init={place} takes its "
+        "weights)",
+    )
 
 
 @contextmanager
@@ -226,21 +231,15 @@ def describe(images: Images) -> dict[str, Any]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Fields that move the weights and differ, each as "section.field was A, now B".
+    """Fields of two recipes that change the weights and differ, each as "section.field was A, now B"."""
+    return changes(_completed(old), new, resumable_changes=RESUMABLE_CHANGES)
 
-    A field that an earlier version did not have counts as its default, which is what that version did.
-    """
-    changed, usual = [], Recipe(name="").to_dict()
-    for section, values in new.items():
-        before = old.get(section)
-        if not isinstance(values, dict):
-            if before != values:
-                changed.append(f"{section} was {before}, now {values}")
-            continue
-        for field, value in values.items():
-            if section in RESUMABLE_CHANGES or f"{section}.{field}" in RESUMABLE_CHANGES:
-                continue
-            was = (before or {}).get(field, usual[section][field])
-            if was != value:
-                changed.append(f"{section}.{field} was {was}, now {value}")
-    return changed
+
+def _completed(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A stored recipe in today's fields: one that an earlier version did not have has its default, as it had then."""
+    return {
+        section: {field: (recipe.get(section) or {}).get(field, default) for field, default in values.items()}
+        if isinstance(values, dict)
+        else recipe.get(section)
+        for section, values in Recipe(name="").to_dict().items()
+    }

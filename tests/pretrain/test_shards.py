@@ -68,7 +68,7 @@ def test_a_stopped_run_on_shards_ends_as_the_undisturbed_one_on_files(
 
 def test_a_run_does_not_go_on_with_other_shards(shards: Path, tmp_path: Path) -> None:
     pretrain(open_shards(str(shards)), tmp_path / "run", "optim.epochs=1")
-    with pytest.raises(UserError, match="holds a run on other images"):
+    with pytest.raises(UserError, match=r"belongs to another run \(other images\)"):
         pretrain(open_shards(f"{shards}/00[0-2].tar"), tmp_path / "run", "optim.epochs=1")
 
 

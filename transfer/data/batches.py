@@ -16,6 +16,7 @@ from excb.distributed.workers import follow_parent, watch_workers
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
+from excb.images.random_crops import draw_crop_box
 from excb.networks.preprocessing import Preprocessing
 
 
@@ -46,31 +47,15 @@ class Augmentation:
 
     def __call__(self, image: Image.Image, random: np.random.Generator) -> Tensor:
         """An RGB image to [3, size, size]; the distribution is torchvision's RandomResizedCrop's."""
-        left, top, width, height = self._box(image.width, image.height, random)
+        box = draw_crop_box((image.width, image.height), self.scale, self.ratio, random)
         flip = random.random() < 0.5
         resample = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
         # Cut first: reading beyond the crop's edge would blend in pixels that are not part of the view.
-        crop = image.crop((left, top, left + width, top + height)).resize((self.size, self.size), resample)
+        crop = image.crop(box).resize((self.size, self.size), resample)
         if flip:
             crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = torch.from_numpy(np.array(crop)).permute(2, 0, 1).float() / 255
         return (pixels - torch.tensor(self.mean).view(3, 1, 1)) / torch.tensor(self.std).view(3, 1, 1)
-
-    def _box(self, width: int, height: int, random: np.random.Generator) -> tuple[int, int, int, int]:
-        """left, top, width, height; after ten misses the largest central box of an allowed ratio."""
-        low, high = self.ratio
-        for _ in range(10):
-            area = width * height * random.uniform(*self.scale)
-            ratio = np.exp(random.uniform(np.log(low), np.log(high)))
-            w, h = round(float(np.sqrt(area * ratio))), round(float(np.sqrt(area / ratio)))
-            if 0 < w <= width and 0 < h <= height:
-                return int(random.integers(width - w + 1)), int(random.integers(height - h + 1)), w, h
-        w, h = width, height
-        if width / height < low:
-            h = min(height, round(width / low))
-        elif width / height > high:
-            w = min(width, round(height * high))
-        return (width - w) // 2, (height - h) // 2, w, h
 
 
 @dataclass(frozen=True)

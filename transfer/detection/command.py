@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from excb.checkpoint.same_run import require_same_run
 from excb.console import Reporter
 from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.distributed.signals import StopRequest
@@ -177,23 +178,14 @@ def _is_new(folder: Path, identity: dict[str, Any]) -> bool:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} is a file, or holds other files: name a new folder with --run")
         return True
-    if known != identity:
-        raise UserError(f"{folder} holds a run with another {_difference(known, identity)}: name another --run")
+    require_same_run(folder, _for_message(known), _for_message(identity), advice="name another --run")
     return False
 
 
-def _difference(known: Any, identity: dict[str, Any]) -> str:
-    """The first thing in which two runs differ, for a person."""
-    known = known if isinstance(known, dict) else {}
-    for name, value in identity.items():
-        if name == "settings":
-            before = known.get(name) or {}
-            for entry, now in value.items():
-                if before.get(entry) != now:
-                    return f"{entry} ({before.get(entry)}, now {now})"
-        elif known.get(name) != value:
-            return {"weights": "checkpoint", "train": "training set"}.get(name, name)
-    return "version"
+def _for_message(identity: Any) -> dict[str, Any]:
+    """A run's identity with names that a user knows."""
+    names = {"weights": "checkpoint", "train": "training set"}
+    return {names.get(name, name): value for name, value in identity.items()} if isinstance(identity, dict) else {}
 
 
 def _report(

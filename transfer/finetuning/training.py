@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb import seeding
 from excb.checkpoint import run_checkpoint
+from excb.checkpoint.same_run import require_same_run
 from excb.console import Reporter
 from excb.distributed.batchnorm import MeanOverRanks, SyncBatchNorm, synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, gather_objects, mean_over_ranks, rank, run_on_rank0, world_size
@@ -264,10 +265,7 @@ def _read(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
         contents = run_checkpoint.read(file)
     except run_checkpoint.DamagedFileError as error:
         raise UserError(f"{error}: remove it, and fine-tuning starts anew") from None
-    before = contents.get("finetune")
-    if before != identity:
-        other = [name for name, value in identity.items() if not isinstance(before, dict) or before.get(name) != value]
-        raise UserError(f"{file} is of another fine-tuning (not the same {', '.join(other)}): remove it to start anew")
+    require_same_run(file, contents.get("finetune"), identity, advice="remove it to start anew")
     return contents
 
 

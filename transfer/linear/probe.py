@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from excb import seeding
 from excb.checkpoint import run_checkpoint
+from excb.checkpoint.same_run import require_same_run
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, gather_numbers, rank, run_on_rank0, world_size
 from excb.errors import UserError
@@ -186,8 +187,9 @@ class _State:
             found = run_checkpoint.read(self.file)
         except run_checkpoint.DamagedFileError as error:
             raise UserError(f"{error}: remove it to start anew") from None
-        if found.get("identity") != self.identity:
-            raise UserError(f"{self.file} is of another evaluation: name another file, or remove it to start anew")
+        parts = "settings, images or weights"  # the file holds one hash of all of them
+        advice = "name another file, or remove it to start anew"
+        require_same_run(self.file, {parts: found.get("identity")}, {parts: self.identity}, advice=advice)
         for bank, tensors in zip(banks, found["banks"], strict=True):
             for name, tensor in bank.state.items():
                 tensor.copy_(tensors[name])

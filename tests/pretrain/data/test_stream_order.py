@@ -294,7 +294,7 @@ def test_another_buffer_is_another_run(folder: Path, tmp_path: Path, capsys: pyt
     capsys.readouterr()
     other = [word.replace("buffer=6", "buffer=8") for word in command(folder, tmp_path / "run", "optim.epochs=1")]
     assert main(other) == 2
-    assert "holds a run on other images" in capsys.readouterr().err
+    assert "belongs to another run (other images)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -291,7 +291,7 @@ def test_another_run_there_is_refused_and_kept(
     machine.setenv("EXCB_CACHE", str(tmp_path / "other machine"))
     capsys.readouterr()
     assert main(command(images, URL, "optim.epochs=2")) == 2
-    assert f"{URL} holds a run with other settings (optim.epochs was 1, now 2)" in capsys.readouterr().err
+    assert f"{URL} belongs to another run (optim.epochs was 1, now 2)" in capsys.readouterr().err
     assert before == {name: FaultyStore.store[f"/{RUN}{name}"].getvalue() for name in stored()}
 
 

@@ -184,9 +184,9 @@ def test_a_stopped_run_says_so_and_goes_on(stub: Perfect, data: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "norm=BN"], "another norm (SyncBN, now BN)"),
-        (["--recipe", "stock"], "another recipe"),
-        (["--engine", "torchvision"], "another engine"),
+        (["--set", "norm=BN"], "settings.norm was SyncBN, now BN"),
+        (["--recipe", "stock"], "recipe was ssl, now stock"),
+        (["--engine", "torchvision"], "engine was detectron2, now torchvision"),
     ],
 )
 def test_a_folder_of_another_run_is_left_alone(
@@ -295,7 +295,7 @@ def test_weights_of_another_checkpoint_are_another_run(
     other.network.register_buffer("more", torch.zeros(1))
     monkeypatch.setattr(command, "load", lambda name, network: other)
     assert detect(data) == 2
-    assert "another checkpoint" in capsys.readouterr().err
+    assert "(other checkpoint)" in capsys.readouterr().err
 
 
 def test_other_images_are_another_run(stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,7 +303,7 @@ def test_other_images_are_another_run(stub: Perfect, data: Path, capsys: pytest.
     file = data / "annotations/instances_train2017.json"
     change(file, images=contents(file)["images"][:-1])
     assert detect(data) == 2
-    assert "another training set" in capsys.readouterr().err
+    assert "(other training set)" in capsys.readouterr().err
 
 
 def test_preflight_uses_the_runs_own_network(stub: Perfect, data: Path) -> None:

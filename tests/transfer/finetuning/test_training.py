@@ -255,14 +255,14 @@ def test_a_state_of_something_else_is_refused(place: Path, tmp_path: Path) -> No
     task, state = prepare(place, "vit"), tmp_path / "state.pt"
     settings = replace(SETTINGS, epochs=1)
     run(task, settings, state=state)
-    with pytest.raises(UserError, match=r"another fine-tuning \(not the same head_lr\): remove it"):
+    with pytest.raises(UserError, match=r"another run \(head_lr was 0.3, now 1.0\): remove it"):
         run(task, replace(settings, head_lr=1.0), state=state)
-    with pytest.raises(UserError, match=r"\(not the same seed\)"):
+    with pytest.raises(UserError, match=r"\(seed was 0, now 1\)"):
         run(task, settings, seed=1, state=state)
-    with pytest.raises(UserError, match="not the same weights"):
+    with pytest.raises(UserError, match=r"\(other weights\)"):
         run(double(task), settings, state=state)
     run_checkpoint.write({"model": {}}, state)
-    with pytest.raises(UserError, match="not the same backbone_lr, "):
+    with pytest.raises(UserError, match="backbone_lr was not set, now "):
         run(task, settings, state=state)
     state.write_bytes(state.read_bytes()[:-100])
     with pytest.raises(UserError, match=r"is damaged .*: remove it"):

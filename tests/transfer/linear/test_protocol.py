@@ -352,7 +352,7 @@ def test_state_of_another_evaluation_or_damaged_is_refused(place: Path, tmp_path
     state = tmp_path / "state.pt"
     quiet(prepared, epochs=1, state=state)
     for options in ({"epochs": 2}, {"seed": 1, "epochs": 1}, {"lr": [1.0], "epochs": 1}):
-        with pytest.raises(UserError, match="is of another evaluation"):
+        with pytest.raises(UserError, match=r"another run \(other settings, images or weights\)"):
             quiet(prepared, state=state, **options)
     damage(state)
     with pytest.raises(UserError, match="remove it to start anew"):

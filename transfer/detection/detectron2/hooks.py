@@ -10,6 +10,7 @@ from torch import nn
 from excb import seeding
 from excb.charts.tensorboard import TensorBoardWriter
 from excb.checkpoint import run_checkpoint
+from excb.checkpoint.same_run import require_same_run
 from excb.console import Progressor
 from excb.distributed.collectives import rank, world_size
 from excb.distributed.signals import StopRequest
@@ -172,9 +173,7 @@ class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
             contents = run_checkpoint.read(Path(newest))
         except run_checkpoint.DamagedFileError as error:
             raise UserError(f"{error}: write an older one's name into {self.save_dir}/last_checkpoint") from None
-        before = contents.get("identity", {})
-        if other := [name for name, value in self._identity.items() if before.get(name) != value]:
-            raise UserError(f"{newest} is of another training (not the same {', '.join(other)}): take another folder")
+        require_same_run(newest, contents.get("identity"), self._identity, advice="choose another folder")
         self.model.load_state_dict(contents["model"])
         for name, part in self.checkpointables.items():
             part.load_state_dict(contents[name])

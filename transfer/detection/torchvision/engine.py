@@ -10,6 +10,7 @@ import torch
 from excb import seeding
 from excb.charts.tensorboard import TensorBoardWriter
 from excb.checkpoint import run_checkpoint
+from excb.checkpoint.same_run import require_same_run
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_objects, rank, run_on_rank0, world_size
 from excb.distributed.signals import StopRequest
@@ -147,10 +148,7 @@ def _newest(job: Job) -> dict[str, Any] | None:
     if found is None:
         return None
     file, contents = found
-    before, identity = contents.get("detection"), job.training
-    if before != identity:
-        other = [name for name, value in identity.items() if not isinstance(before, dict) or before.get(name) != value]
-        raise UserError(f"{file} is of another training (not the same {', '.join(other)}): choose another folder")
+    require_same_run(file, contents.get("detection"), job.training, advice="choose another folder")
     return contents
 
 
