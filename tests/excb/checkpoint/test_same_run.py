@@ -1,3 +1,5 @@
+"""The check that a resumed run is the same run."""
+
 from pathlib import Path
 
 import pytest
