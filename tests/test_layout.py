@@ -49,6 +49,11 @@ def sources(*folders: str) -> list[Path]:
     return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
 
 
+def documents() -> list[Path]:
+    """What people read about the code, the checkpoint's card apart."""
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
 def packages() -> list[Path]:
     return [file.parent for file in sources(CORE, *LEAVES) if file.name == "__init__.py"]
 
@@ -164,6 +169,16 @@ def test_no_file_or_folder_has_a_vague_name() -> None:
 def test_the_architecture_page_lists_every_folder() -> None:
     listed = re.findall(r"^\| `([\w/]+)/` \|", ARCHITECTURE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert sorted(listed) == sorted(map(where, packages()))
+
+
+def test_every_link_of_a_document_leads_to_a_file() -> None:
+    offences = []
+    for document in documents():
+        for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+            target = link.partition("#")[0]
+            if target and "://" not in link and not (document.parent / target).exists():
+                offences.append(f"{where(document)}: {link}")
+    assert offences == []
 
 
 def test_every_promise_names_tests_that_exist() -> None:
