@@ -181,6 +181,17 @@ def test_every_link_of_a_document_leads_to_a_file() -> None:
     assert offences == []
 
 
+def test_every_file_of_code_that_a_document_names_exists() -> None:
+    named = rf"`((?:{'|'.join(FOLDERS)})/[\w/]+\.\w+)`"
+    offences = [
+        f"{where(document)}: {file}"
+        for document in documents()
+        for file in re.findall(named, document.read_text(encoding="utf-8"))
+        if document.name != "CHANGELOG.md" and not (ROOT / file).exists()
+    ]
+    assert offences == []
+
+
 def test_every_promise_names_tests_that_exist() -> None:
     rows = [line for line in RELIABILITY.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     promises = [row for row in rows if not row.startswith(("| what", "| ---"))]
