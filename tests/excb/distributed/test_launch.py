@@ -39,8 +39,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def background(deeds: str, folder: Path) -> subprocess.Popen[str]:
     """Launch in a process of its own, and wait until all of its processes have started."""
-    text = "import sys; from excb.errors import run; from excb.distributed.launch import launch; "
-    text += "sys.exit(run('test', lambda: launch('pretend', sys.argv[1:], sys.argv[1].count('|') + 1)))"
+    text = "import sys; from excb.errors import run; from excb.distributed import launch; launch.GRACE = 1.0; "
+    text += "sys.exit(run('test', lambda: launch.launch('pretend', sys.argv[1:], sys.argv[1].count('|') + 1)))"
     process = subprocess.Popen([sys.executable, "-c", text, deeds, str(folder)], stderr=subprocess.PIPE, text=True)
     while sum(1 for _ in folder.glob("started*")) < deeds.count("|") + 1:
         assert process.poll() is None
