@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def packages() -> list[Path]:
     return [file.parent for file in sources(CORE, *LEAVES) if file.name == "__init__.py"]
 
 
+@cache
 def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
 
