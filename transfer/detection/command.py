@@ -1,4 +1,4 @@
-"""One detection run from checkpoint to result: checks, pre-flight, training, evaluation, pictures."""
+"""One detection run from checkpoint to result: checks, preflight, training, evaluation, pictures."""
 
 import json
 import time
@@ -43,12 +43,12 @@ class Request:
         network: teacher or student.
         schedule: 1x, 2x, smoke or overfit.
         recipe: ssl or stock.
-        engine: detectron2 or torchvision.
-        batch: images a step, where it is not the schedule's.
-        options: other settings, as they stand.
-        folder: of the run; one is named by default.
-        workers: processes that read images, or None for as many as there are cores.
-        preflight: whether a few images are learnt by heart first; None where the schedule is long.
+        engine: a key of `engines.ENGINES`.
+        batch: images per step; the schedule's by default.
+        options: other settings; nothing is rescaled for them.
+        folder: of the run; named after checkpoint and schedule by default.
+        workers: number of data loading processes; None for one per core.
+        preflight: whether to check first that the loss falls on a few images; None does so for long schedules.
     """
 
     checkpoint: str
@@ -64,10 +64,10 @@ class Request:
 
 
 def check(request: Request) -> None:
-    """Refuse what cannot run, without looking at data or weights.
+    """Refuse what cannot run, without reading data or weights.
 
     Raises:
-        UserError: the engine is not installed, or no such schedule, recipe or option.
+        UserError: the engine is not installed, or there is no such schedule, recipe or option.
     """
     open_engine(request.engine)
     settings_for(request.schedule, request.recipe, batch=request.batch, options=request.options)
@@ -77,7 +77,7 @@ def prepare(request: Request, train: CocoSet, val: CocoSet, device: torch.device
     """Load and check everything before any work starts.
 
     Raises:
-        UserError: checkpoint and settings cannot make a run.
+        UserError: the checkpoint cannot be used for detection, or contradicts the settings.
     """
     check(request)
     backbone = load(request.checkpoint, network=request.network)
@@ -88,7 +88,9 @@ def prepare(request: Request, train: CocoSet, val: CocoSet, device: torch.device
         )
     settings = _settings(request, backbone)
     if settings.batch % world_size():
-        raise UserError(f"a batch of {settings.batch} images cannot be shared by {world_size()} processes: set --batch")
+        raise UserError(
+            f"a batch of {settings.batch} images cannot be divided among {world_size()} processes: set --batch"
+        )
     if request.schedule == "overfit":
         train = val = train.clearest(OVERFIT_IMAGES)
     folder = request.folder or Path("runs") / f"detection-{_label(request.checkpoint)}-{request.schedule}"
@@ -98,7 +100,7 @@ def prepare(request: Request, train: CocoSet, val: CocoSet, device: torch.device
 
 
 def _settings(request: Request, backbone: Backbone) -> DetectionSettings:
-    """The settings with the checkpoint's colours; what contradicts its weights is refused."""
+    """The settings with the checkpoint's normalisation; settings that contradict its weights are refused."""
     colours = {
         name: tuple(round(255 * share, 4) for share in getattr(backbone.transform, name)) for name in ("mean", "std")
     }
@@ -107,47 +109,45 @@ def _settings(request: Request, backbone: Backbone) -> DetectionSettings:
     )
     of_checkpoint = {"input_format": "RGB", "stride_in_1x1": False} | colours
     for name, value in of_checkpoint.items():
-        chosen = getattr(settings, name)
-        if chosen != value:
+        setting = getattr(settings, name)
+        if setting != value:
             raise UserError(
-                f"{name}={_text(chosen)}, but {request.checkpoint} was trained with {_text(value)}: leave it out"
+                f"{name}={_text(setting)}, but {request.checkpoint} was trained with {_text(value)}: leave it out"
             )
     return settings
 
 
 def _label(checkpoint: str) -> str:
-    """A checkpoint's name as a part of a folder's."""
+    """A checkpoint's name, usable as part of a folder name."""
     last = Path(checkpoint).name or "checkpoint"
     return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in last)
 
 
 def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
-    """Train, or go on with the run in the job's folder, and evaluate.
+    """Train, or resume the run in the job's folder, and evaluate.
 
     Returns:
         The result, written to the folder's result.json; or the exit code of a run that was asked to stop.
 
     Raises:
-        UserError: the folder holds another run, the pre-flight fails, or the run cannot be made here.
+        UserError: the folder holds another run, the preflight fails, or the run cannot run on this machine.
     """
-    start, runner, reporter = time.monotonic(), open_engine(request.engine), job.reporter
+    start, engine, reporter = time.monotonic(), open_engine(request.engine), job.reporter
     identity = _identity(request, job)
-    fresh = run_on_rank0(lambda: _is_new(job.folder, identity))
-    wanted = request.schedule in {"1x", "2x"} if request.preflight is None else request.preflight
-    if wanted and fresh:
-        run_on_rank0(
-            lambda: preflight(runner, job)
-        )  # as an engine's first losses want it: one process, the others wait
-    if fresh:
+    is_new = run_on_rank0(lambda: _is_new(job.folder, identity))
+    check_first = request.schedule in {"1x", "2x"} if request.preflight is None else request.preflight
+    if is_new and check_first:
+        run_on_rank0(lambda: preflight(engine, job))
+    if is_new:
         run_on_rank0(lambda: write_text(json.dumps(identity, indent=2) + "\n", job.folder / IDENTITY))
     with StopRequest() as stop:
-        if not runner.train(job, stop):
+        if not engine.train(job, stop):
             if stop.received is not None:
-                reporter.note(f"stopped by {stop.received.name}: the same command goes on")
+                reporter.note(f"stopped by {stop.received.name}: run the same command to resume")
             return stop.exit_code
-    found = runner.predict(job, job.val)
+    predictions = engine.predict(job, job.val)
     seconds = time.monotonic() - start
-    result = run_on_rank0(lambda: _report(request, job, found, runner.differences, seconds))
+    result = run_on_rank0(lambda: _report(request, job, predictions, engine.differences, seconds))
     if table and rank() == 0:
         title = f"Mask R-CNN ({job.settings.architecture}) on {len(job.val):,} images of {job.val.source.name}"
         rows = [[name, f"{value:.2f}"] for name, value in result.figures.items()]
@@ -156,7 +156,7 @@ def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
 
 
 def _identity(request: Request, job: Job) -> dict[str, Any]:
-    """All that a run's weights depend on."""
+    """Everything that a run's weights depend on."""
     return {
         "engine": request.engine,
         "schedule": request.schedule,
@@ -168,17 +168,17 @@ def _identity(request: Request, job: Job) -> dict[str, Any]:
 
 
 def _is_new(folder: Path, identity: dict[str, Any]) -> bool:
-    """Whether the folder is new; one of another run is refused."""
+    """Whether the folder is new; the folder of another run is refused."""
     file = folder / IDENTITY
     try:
-        known = json_text.parse(file.read_text(encoding="utf-8")) if file.exists() else None
+        stored = json_text.parse(file.read_text(encoding="utf-8")) if file.exists() else None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file} ({error}): name another --run") from None
-    if known is None:
+    if stored is None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} is a file, or holds other files: name a new folder with --run")
         return True
-    require_same_run(folder, _for_message(known), _for_message(identity), advice="name another --run")
+    require_same_run(folder, _for_message(stored), _for_message(identity), advice="name another --run")
     return False
 
 
@@ -189,13 +189,13 @@ def _for_message(identity: Any) -> dict[str, Any]:
 
 
 def _report(
-    request: Request, job: Job, found: list[dict[str, Any]], differences: tuple[str, ...], seconds: float
+    request: Request, job: Job, detections: list[dict[str, Any]], differences: tuple[str, ...], seconds: float
 ) -> Result:
     """Score and draw predictions, and write all files of the result."""
     identity = _identity(request, job)
-    predictions = scoring.write_predictions(found, job.folder / PREDICTIONS)  # first: hours went into them
-    scores = scoring.score(job.val, found)
-    pictures = drawing.write_pictures(job.val, found, job.folder / "pictures", number=PICTURES)
+    predictions = scoring.write_predictions(detections, job.folder / PREDICTIONS)  # first: they took hours
+    scores = scoring.score(job.val, detections)
+    pictures = drawing.write_pictures(job.val, detections, job.folder / "pictures", number=PICTURES)
     notes = [*differences]
     if request.schedule in {"smoke", "overfit"}:
         notes.append(f"schedule {request.schedule}: shows that the machinery works, not how good the checkpoint is")
@@ -225,7 +225,7 @@ def _report(
 
 
 def copy_result(result: Result, folder: Path, file: Path) -> list[Path]:
-    """Write a run's result elsewhere, with its predictions beside it.
+    """Write a copy of a run's result to another file, with its predictions beside it.
 
     Raises:
         UserError: a file cannot be written.
@@ -238,7 +238,7 @@ def copy_result(result: Result, folder: Path, file: Path) -> list[Path]:
 
 
 def show(request: Request, job: Job) -> None:
-    """Print every option beside Detectron2's stock value, and what a run would do."""
+    """Print every option beside Detectron2's stock value, and the size of the run."""
     settings = job.settings
     stock = replace(
         settings_for(request.schedule, "stock", batch=request.batch),
@@ -248,15 +248,15 @@ def show(request: Request, job: Job) -> None:
     )
     rows = []
     for entry in fields(settings):
-        value, usual = getattr(settings, entry.name), getattr(stock, entry.name)
-        different = "" if value == usual else _text(usual)
+        value, stock_value = getattr(settings, entry.name), getattr(stock, entry.name)
+        different = "" if value == stock_value else _text(stock_value)
         source = entry.metadata["source"]
         if entry.name in (request.options or {}):
             source = "command line"
         elif entry.name in SCHEDULES[request.schedule]:
             source = f"schedule {request.schedule}"
         rows.append([entry.name, _text(value), different, source, entry.metadata["doc"]])
-    job.reporter.table("", ["option", "value", "stock", "source", "what it is"], rows)
+    job.reporter.table("", ["option", "value", "stock", "source", "meaning"], rows)
     images, seen = len(job.train.trainable), settings.iterations * settings.batch
     job.reporter.answer(
         f"\n{settings.iterations:,} steps of {settings.batch}, {seen / images:,.1f} epochs of {images:,} images\n"

@@ -15,16 +15,16 @@ from excb.files.atomic import write_bytes
 from .coco.annotations import CocoSet, decoded
 
 SHEET = "sheet.png"
-LEAST, MOST = 0.5, 20  # score and number of what is drawn
-FEW = 3  # that are drawn all the same where no score is high, as after short runs
+LEAST, MOST = 0.5, 20  # smallest score and largest number of drawn detections
+FEW = 3  # detections drawn where no score is high, as after short runs
 TILE, COLUMNS, GAP = 320, 4, 6  # of the sheet; lengths in pixels
-GOLDEN = 0.61803398875  # steps of this share around the colour wheel keep all colours apart
+GOLDEN = 0.61803398875  # multiples of the golden ratio around the colour wheel stay distinct
 
 
 def write_pictures(
     images: CocoSet, predictions: Sequence[dict[str, Any]], folder: Path, *, number: int = 8
 ) -> list[Path]:
-    """Draw detections on images that lie evenly through a set.
+    """Draw detections on images spread evenly over a set.
 
     Args:
         images: the set.
@@ -36,40 +36,40 @@ def write_pictures(
         The files, the sheet last.
 
     Raises:
-        UserError: an image cannot be read, or a file not be written.
+        UserError: an image cannot be read, or a file cannot be written.
     """
-    found = defaultdict(list)
+    detections = defaultdict(list)
     for result in predictions:
-        found[result["image_id"]].append(result)
+        detections[result["image_id"]].append(result)
     files, pictures = [], []
     for index in sorted({int(place) for place in np.linspace(0, len(images) - 1, min(number, len(images)))}):
         entry = images.images[index]
-        pictures.append(drawn(images.open(index), found[entry.id], images))
+        pictures.append(draw(images.open(index), detections[entry.id], images))
         files.append(_write(pictures[-1], folder / f"{entry.id}.png"))
     return [*files, _write(sheet(pictures), folder / SHEET)]
 
 
-def drawn(image: Image.Image, results: Sequence[dict[str, Any]], images: CocoSet) -> Image.Image:
+def draw(image: Image.Image, results: Sequence[dict[str, Any]], images: CocoSet) -> Image.Image:
     """A copy of an image with its best detections, the best on top.
 
     Args:
         image: RGB, of the original size.
         results: its detections.
-        images: the set, for the categories' names.
+        images: the set, for category names.
     """
     best = sorted(results, key=lambda entry: -entry["score"])[:MOST]
-    high = [entry for entry in best if entry["score"] >= LEAST]
-    chosen = (high or best[:FEW])[::-1]
+    confident = [entry for entry in best if entry["score"] >= LEAST]
+    shown = (confident or best[:FEW])[::-1]
     names = dict(zip(images.category_ids, images.classes, strict=True))
     colours = {number: colour(label) for label, number in enumerate(images.category_ids)}
     pixels = np.array(image, dtype=np.float32)
-    for entry in chosen:
+    for entry in shown:
         inside = decoded(entry["segmentation"])
         pixels[inside] = (pixels[inside] + colours[entry["category_id"]]) / 2
     picture = Image.fromarray(pixels.astype(np.uint8))
     canvas = ImageDraw.Draw(picture)
     font = ImageFont.load_default(size=max(10, min(image.size) // 32))
-    for entry in chosen:
+    for entry in shown:
         left, top, width, height = entry["bbox"]
         shade = colours[entry["category_id"]]
         canvas.rectangle((left, top, left + width, top + height), outline=shade, width=2)
@@ -95,7 +95,7 @@ def sheet(pictures: Sequence[Image.Image]) -> Image.Image:
 
 
 def colour(label: int) -> tuple[int, int, int]:
-    """A bright RGB colour of a category, that black text can be read on."""
+    """A bright RGB colour for a category, on which black text is readable."""
     red, green, blue = colorsys.hls_to_rgb(label * GOLDEN % 1, 0.65, 1.0)
     return round(255 * red), round(255 * green), round(255 * blue)
 

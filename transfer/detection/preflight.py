@@ -1,4 +1,4 @@
-"""Before a day is spent: can this detector learn at all, here, from these images?"""
+"""The check before a long run: does the loss fall on a few images, on this machine, with this data?"""
 
 import math
 from dataclasses import replace
@@ -7,26 +7,25 @@ from excb.errors import UserError
 
 from .core.job import Engine, Job
 
-IMAGES, STEPS = 4, 24  # a few images, seen again and again
-SIDE = 320  # of the shorter side, at most
-FALL = 0.9  # the loss of the last steps over that of the first, at most
+IMAGES, STEPS = 4, 24  # the same few images in every step
+SIDE = 320  # largest shorter side in pixels
+FALL = 0.9  # largest ratio of the last steps' loss to the first steps'
 
 
 def preflight(engine: Engine, job: Job) -> list[float]:
-    """Pass a few training images forward and backward, again and again, with new weights.
+    """Train a new detector for a few steps on a few training images.
 
-    It runs the run's own network, norms and frozen stages, at a smaller size and with an optimizer that is quick; the
-    data has been checked before. Nothing is written.
+    It has the run's network, norms and frozen stages, smaller images and a faster optimizer. Nothing is written.
 
     Returns:
         The loss of every step.
 
     Raises:
-        UserError: the network cannot take a step here, the loss is not finite, or it does not fall.
+        UserError: the network cannot take a step on this machine, or the loss is not finite or does not fall.
     """
     settings = job.settings
     sizes = tuple(sorted({min(size, SIDE) for size in settings.min_sizes}))
-    quick = replace(
+    short = replace(
         settings,
         min_sizes=sizes[-1:],
         test_size=sizes[-1],
@@ -39,16 +38,16 @@ def preflight(engine: Engine, job: Job) -> list[float]:
         steps=(),
         iterations=STEPS,
     )
-    losses = engine.first_losses(replace(job, settings=quick), IMAGES, STEPS)
-    bad = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
-    if bad is not None:
-        raise UserError(f"pre-flight: the loss is not finite at step {bad}: check the checkpoint (`excb-zoo verify`)")
+    losses = engine.first_losses(replace(job, settings=short), IMAGES, STEPS)
+    broken = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if broken is not None:
+        raise UserError(f"preflight: the loss is not finite at step {broken}: check the checkpoint (`excb-zoo verify`)")
     part = STEPS // 4
     first, last = sum(losses[:part]) / part, sum(losses[-part:]) / part
     if not last <= FALL * first:
         raise UserError(
-            f"pre-flight: {STEPS} steps on {IMAGES} images took the loss from {first:.2f} to {last:.2f} only: check "
-            "annotations and checkpoint; --skip-preflight trains all the same"
+            f"preflight: the loss only fell from {first:.2f} to {last:.2f} in {STEPS} steps on {IMAGES} images: check "
+            "annotations and checkpoint, or train anyway with --skip-preflight"
         )
-    job.reporter.note(f"pre-flight: loss {first:.2f} -> {last:.2f} in {STEPS} steps on {IMAGES} images")
+    job.reporter.note(f"preflight: loss {first:.2f} -> {last:.2f} in {STEPS} steps on {IMAGES} images")
     return losses

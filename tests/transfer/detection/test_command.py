@@ -154,7 +154,7 @@ def test_the_preflight_comes_first_before_long_schedules_and_once(stub: Perfect,
     assert (quick.norm, quick.freeze_at, quick.architecture) == ("SyncBN", 0, "c4")
     assert max(quick.min_sizes) <= preflights.SIDE
     assert detect(data, schedule="1x") == 0
-    assert len(stub.first) == 1  # the run goes on
+    assert len(stub.first) == 1  # the run resumes
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_a_dry_run_shows_every_option_and_writes_nothing(
         (["--set", "std=1,1,1"], "std=1,1,1, but mine was trained with"),
         (["--set", "nrom=BN"], "did you mean 'norm'?"),
         (["--set", "batch=x"], "batch must be like 16, not 'x'"),
-        (["--schedule", "3x"], "no schedule is called '3x'"),
-        (["--recipe", "moco"], "no recipe is called 'moco'"),
+        (["--schedule", "3x"], "no schedule is named '3x'"),
+        (["--recipe", "moco"], "no recipe is named 'moco'"),
         (["--batch", "0"], "batch must be at least 1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Images with annotated objects, as sets in COCO's format have them; reading such sets is coco.py's."""
+"""Images with annotated objects, as COCO's format describes them; reading.py reads such sets from disk."""
 
 import hashlib
 import warnings
@@ -22,8 +22,8 @@ class Annotation:
     Args:
         label: index of its category in `CocoSet.classes`.
         box: left, top, width, height.
-        area: in the units of the file.
-        crowd: many objects in one: neither trained on nor counted, found or not.
+        area: as the file has it.
+        crowd: a group of objects in one annotation: ignored in training and in evaluation.
         mask: polygons [x0, y0, x1, y1, ...], a run-length code (a dict with size and counts), or None.
     """
 
@@ -35,22 +35,22 @@ class Annotation:
 
     @property
     def polygons(self) -> list[np.ndarray]:
-        """Those of the mask that have a surface; empty where it is a run-length code."""
+        """The mask's polygons of at least three points; empty if the mask is a run-length code."""
         return [] if self.mask is None or isinstance(self.mask, dict) else [p for p in self.mask if _is_polygon(p)]
 
     @property
     def trainable(self) -> bool:
-        """Whether it is one object with a mask."""
+        """Whether this is a single object with a mask."""
         return not self.crowd and (isinstance(self.mask, dict) or bool(self.polygons))
 
     def mask_at(self, scale: np.ndarray, height: int, width: int, *, flip: bool) -> np.ndarray:
         """The mask [height, width] bool in the resized image.
 
         Args:
-            scale: new width and height in units of the original ones.
+            scale: new width and height divided by the original ones.
             height: of the resized image.
             width: of the resized image.
-            flip: left is right.
+            flip: whether the image is mirrored left to right.
         """
         from pycocotools import mask as coco
 
@@ -69,7 +69,7 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True)
 class CocoImage:
-    """One image: its id, its file below the set's folder, its size in pixels, its objects in the file's order."""
+    """One image: id, file relative to the set's folder, size in pixels, and objects in the file's order."""
 
     id: int
     file: str
@@ -90,10 +90,10 @@ class CocoSet:
     Args:
         source: the annotation file.
         folder: of the images.
-        images: in ascending order of their ids.
-        category_ids: the file's own, ascending: label i is category_ids[i].
-        classes: names of the categories, in the same order.
-        fingerprint: sha256 of the annotation file, and of which images were chosen.
+        images: in ascending order of id.
+        category_ids: the file's category ids, ascending; label i is category_ids[i].
+        classes: category names, in the same order.
+        fingerprint: SHA-256 of the annotation file and of the selection of images.
     """
 
     source: Path
@@ -108,14 +108,14 @@ class CocoSet:
         return len(self.images)
 
     def file(self, index: int) -> Path:
-        """The file of one image."""
+        """Path of one image."""
         return self.folder / self.images[index].file
 
     def open(self, index: int) -> Image.Image:
         """One image as upright 8-bit RGB.
 
         Raises:
-            UserError: it cannot be read, or is not of the annotated size.
+            UserError: it cannot be read, or its size differs from the annotated one.
         """
         try:
             image = open_image(self.file(index))
@@ -126,35 +126,35 @@ class CocoSet:
         return image
 
     def check_size(self, index: int) -> None:
-        """Compare one file's size with the annotations', without reading its pixels.
+        """Compare an image's size with the annotated one, without decoding its pixels.
 
         Raises:
-            UserError: they differ, or the file is no image.
+            UserError: they differ, or the file is not an image.
         """
         try:
             stored, upright = stored_and_upright_size(self.file(index))
         except BrokenImageError as error:
             raise self._unreadable(index, error) from None
-        wanted = self.images[index].size
-        if upright == wanted:
+        annotated = self.images[index].size
+        if upright == annotated:
             return
-        if stored == wanted:
-            cure = "its EXIF tag turns it and its objects were marked unturned: remove the tag"
+        if stored == annotated:
+            reason = "its EXIF tag rotates it, and its objects were annotated before the rotation: remove the tag"
         else:
-            cure = "annotations and images are of different versions"
-        sizes = " x ".join(map(str, upright)), " x ".join(map(str, wanted))
-        raise UserError(f"{self.file(index)} is {sizes[0]} pixels, and {self.source} says {sizes[1]}: {cure}")
+            reason = "annotations and images are of different versions"
+        sizes = " x ".join(map(str, upright)), " x ".join(map(str, annotated))
+        raise UserError(f"{self.file(index)} has {sizes[0]} pixels, but {self.source} says {sizes[1]}: {reason}")
 
     def _unreadable(self, index: int, error: Exception) -> UserError:
-        return UserError(f"{self.file(index)} cannot be read ({error}): mend it, or remove it from {self.source}")
+        return UserError(f"{self.file(index)} cannot be read ({error}): fix it, or remove it from {self.source}")
 
     @cached_property
     def trainable(self) -> "CocoSet":
-        """The images with something to learn: as Detectron2, leaves out those without objects or with crowds only."""
-        return self.chosen([i for i, image in enumerate(self.images) if any(a.trainable for a in image.annotations)])
+        """The images with a trainable object; like Detectron2, drops images without objects or with crowds only."""
+        return self.subset([i for i, image in enumerate(self.images) if any(a.trainable for a in image.annotations)])
 
-    def chosen(self, indices: Sequence[int]) -> "CocoSet":
-        """Some of the images."""
+    def subset(self, indices: Sequence[int]) -> "CocoSet":
+        """The images at these indices."""
         if list(indices) == list(range(len(self))):
             return self
         images = tuple(self.images[index] for index in indices)
@@ -162,19 +162,19 @@ class CocoSet:
         return replace(self, images=images, fingerprint=hashlib.sha256(name.encode()).hexdigest())
 
     def clearest(self, count: int) -> "CocoSet":
-        """The trainable images whose smallest object takes the largest share of the image; fewer if there are fewer."""
+        """The `count` trainable images whose smallest object covers the largest share of the image, or all if fewer."""
 
         def smallest(index: int) -> float:
             image = self.images[index]
             return min(a.area for a in image.annotations if a.trainable) / (image.width * image.height)
 
-        able = [i for i, image in enumerate(self.images) if any(a.trainable for a in image.annotations)]
-        return self.chosen(sorted(sorted(able, key=smallest, reverse=True)[:count]))
+        trainable = [i for i, image in enumerate(self.images) if any(a.trainable for a in image.annotations)]
+        return self.subset(sorted(sorted(trainable, key=smallest, reverse=True)[:count]))
 
-    def truth(self) -> dict[str, Any]:
+    def ground_truth(self) -> dict[str, Any]:
         """The set as COCO's evaluation reads it.
 
-        Objects are numbered anew from 1: the evaluation takes an object whose id is 0 for none.
+        Objects are renumbered from 1, because the evaluation treats an object with id 0 as unmatched.
         """
         annotations = [
             {
@@ -201,7 +201,7 @@ def decoded(code: dict[str, Any]) -> np.ndarray:
     """The mask [height, width] bool of a compressed run-length code."""
     from pycocotools import mask as coco
 
-    # Its latest release (2.0.11) and NumPy 2 disagree about who copies arrays.
+    # pycocotools 2.0.11 warns with NumPy 2, which changed when arrays are copied.
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return np.asarray(coco.decode(code) > 0)
 

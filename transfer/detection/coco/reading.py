@@ -1,4 +1,4 @@
-"""Sets in COCO's format, read and checked before anything is trained; importing this file needs no torch."""
+"""Sets in COCO's format, read and checked before anything is trained; importing this file does not import torch."""
 
 import contextlib
 import hashlib
@@ -19,8 +19,8 @@ from .run_lengths import run_lengths
 
 __all__ = ["CocoSet", "open_coco"]
 
-MOST_PIXELS = 2**31  # of an image; more than can be opened
-CHECKED = 200  # images whose size is compared with the annotations' unless all are
+MOST_PIXELS = 2**31  # of an image; larger ones cannot be opened
+CHECKED = 200  # images whose size is compared with the annotated one, unless `check_all`
 LAYOUTS = (("annotations/instances_{}2017.json", "{}2017"), ("annotations/instances_{}.json", "{}"))
 T = TypeVar("T")
 
@@ -34,31 +34,28 @@ def open_coco(
     val_images: Path | str | None = None,
     check_all: bool = False,
 ) -> tuple[CocoSet, CocoSet]:
-    """The training and the validation set of a data tree, checked.
+    """Read and check a training and a validation set.
 
     Args:
-        data: folder of COCO's layout.
-        train_json: annotations of the training images, where the layout is another.
+        data: folder in COCO's layout.
+        train_json: annotations of the training images, if the layout differs.
         train_images: folder of the training images.
         val_json: annotations of the validation images.
         val_images: folder of the validation images.
-        check_all: open every image for its size, not a sample.
+        check_all: check the size of every image, not of a sample.
 
     Raises:
-        UserError: something is missing, broken or contradictory.
+        UserError: something is missing, broken or inconsistent.
     """
     if find_spec("pycocotools") is None:
-        raise UserError("COCO's tools are not installed: run `pip install pycocotools`")
-    places = [
-        _place(data, "train", train_json, train_images),
-        _place(data, "val", val_json, val_images),
-    ]
-    train, val = (_read(file, folder) for file, folder in places)
+        raise UserError("pycocotools is not installed: run `pip install pycocotools`")
+    train = _read(*_find(data, "train", train_json, train_images))
+    val = _read(*_find(data, "val", val_json, val_images))
     _compare_categories(train, val)
     if not len(train.trainable):
-        raise UserError(f"{train.source} has no object to train on: every image is empty, or lacks masks")
+        raise UserError(f"{train.source} has no object to train on: no image has an object with a mask")
     if all(annotation.crowd for image in val.images for annotation in image.annotations):
-        raise UserError(f"{val.source} has no object to find: average precision is not defined")
+        raise UserError(f"{val.source} has no object to detect: average precision is not defined")
     _check_masks(val)
     for images in (train, val):
         _check_files(images)
@@ -68,34 +65,33 @@ def open_coco(
     return train, val
 
 
-def _place(
-    data: Path | str | None, split: str, file: Path | str | None, folder: Path | str | None
-) -> tuple[Path, Path]:
+def _find(data: Path | str | None, split: str, file: Path | str | None, folder: Path | str | None) -> tuple[Path, Path]:
     """The annotation file and the image folder of a split; both exist."""
     if data is None and (file is None or folder is None):
         raise UserError(f"name a folder with --data, or both --{split}-json and --{split}-images")
-    known = [(Path(data, a.format(split)), Path(data, b.format(split))) for a, b in LAYOUTS] if data is not None else []
-    usual = next((place for place in known if place[0].is_file()), known[0] if known else (Path(), Path()))
-    found = Path(file or usual[0]), Path(folder or usual[1])
+    tree = LAYOUTS if data is not None else ()
+    layouts = [(Path(data or "", a.format(split)), Path(data or "", b.format(split))) for a, b in tree]
+    default = next((layout for layout in layouts if layout[0].is_file()), layouts[0] if layouts else (Path(), Path()))
+    annotations, images = Path(file or default[0]), Path(folder or default[1])
     if data is not None and not Path(data).is_dir():
         raise UserError(f"no folder {data}: name the one that holds annotations/ and the images")
-    for path, there, what, name in (
-        (found[0], found[0].is_file(), "annotation file", "json"),
-        (found[1], found[1].is_dir(), "folder of images", "images"),
+    for path, exists, what, option in (
+        (annotations, annotations.is_file(), "annotation file", "json"),
+        (images, images.is_dir(), "folder of images", "images"),
     ):
-        if not there:
-            wanted = " or ".join(f"{a.format(split)} with {b.format(split)}/" for a, b in LAYOUTS)
-            raise UserError(f"no {what} {path}: there must be {wanted}, or name another with --{split}-{name}")
-    return found
+        if not exists:
+            expected = " or ".join(f"{a.format(split)} with {b.format(split)}/" for a, b in LAYOUTS)
+            raise UserError(f"no {what} {path}: --data needs {expected}; name another with --{split}-{option}")
+    return annotations, images
 
 
 def _read(file: Path, folder: Path) -> CocoSet:
-    """An annotation file as a set; the images are not looked at."""
+    """An annotation file as a set; images are not opened."""
     try:
         text = file.read_bytes()
         contents = json_text.parse(text, bounded=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {file} ({error}): get it again") from None
+        raise UserError(f"cannot read {file} ({error}): download it again") from None
     for kind in ("images", "annotations", "categories"):
         if not isinstance(contents, dict) or not isinstance(contents.get(kind), list):
             raise UserError(f"{file} has no list of '{kind}': name a file of COCO's instance annotations")
@@ -104,9 +100,9 @@ def _read(file: Path, folder: Path) -> CocoSet:
     for kind, count in (("categories", len(categories)), ("images", len(images))):
         if count < len(contents[kind]):
             number, times = Counter(entry["id"] for entry in contents[kind]).most_common(1)[0]
-            raise UserError(f"{file} has {times} {kind} of id {number}: ids must differ")
+            raise UserError(f"{file} has {times} {kind} with id {number}: ids must be unique")
     if doubles := [name for name, times in Counter(categories.values()).items() if times > 1]:
-        raise UserError(f"{file}: two categories are called '{doubles[0]}': names must differ")
+        raise UserError(f"{file} has two categories named '{doubles[0]}': names must be unique")
     labels = {number: label for label, number in enumerate(categories)}
     objects: dict[int, list[Annotation]] = defaultdict(list)
     for number, annotation in _entries(file, contents, "annotations", lambda entry: _annotation(entry, labels, images)):
@@ -124,16 +120,16 @@ def _read(file: Path, folder: Path) -> CocoSet:
     )
 
 
-def _entries(file: Path, contents: dict[str, Any], kind: str, make: Callable[[dict[str, Any]], T]) -> list[T]:
-    found = []
+def _entries(file: Path, contents: dict[str, Any], kind: str, parse: Callable[[dict[str, Any]], T]) -> list[T]:
+    entries = []
     for number, entry in enumerate(contents[kind]):
         try:
-            found.append(make(entry))
+            entries.append(parse(entry))
         except KeyError as error:
-            raise UserError(f"{file}: number {number} of its {kind} lacks {error}") from None
+            raise UserError(f"{file}: {kind}[{number}] has no {error}") from None
         except (ArithmeticError, TypeError, ValueError) as error:
-            raise UserError(f"{file}: number {number} of its {kind} is malformed: {error}") from None
-    return found
+            raise UserError(f"{file}: {kind}[{number}] is malformed: {error}") from None
+    return entries
 
 
 def _category(entry: dict[str, Any]) -> tuple[int, str]:
@@ -148,13 +144,13 @@ def _image(entry: dict[str, Any]) -> CocoImage:
 
 
 def _annotation(entry: dict[str, Any], labels: dict[int, int], images: dict[int, CocoImage]) -> tuple[int, Annotation]:
-    """The image's id and the object."""
+    """The id of the image, and the object."""
     image, category = _whole(entry["image_id"]), _whole(entry["category_id"])
     if image not in images:
         raise ValueError(f"no image has the id {image}")
     if category not in labels:
         raise ValueError(f"no category has the id {category}")
-    # Numbers of its own throughout: one that is shared with the parsed file keeps the memory around it.
+    # Copy every number: a reference into the parsed file would keep its memory alive.
     left, top, width, height = np.array(entry["bbox"], dtype=np.float64).tolist()
     area = float(entry.get("area", width * height)) + 0.0
     if not all(map(math.isfinite, (left, top, width, height, area))):
@@ -163,28 +159,28 @@ def _annotation(entry: dict[str, Any], labels: dict[int, int], images: dict[int,
     return image, Annotation(labels[category], (left, top, width, height), area, bool(entry.get("iscrowd", 0)), mask)
 
 
-def _mask(given: Any, image: CocoImage) -> tuple[np.ndarray, ...] | dict[str, Any] | None:
-    if not isinstance(given, dict):
-        polygons = tuple(np.array(points, dtype=np.float64) for points in given or ())
+def _mask(segmentation: Any, image: CocoImage) -> tuple[np.ndarray, ...] | dict[str, Any] | None:
+    if not isinstance(segmentation, dict):
+        polygons = tuple(np.array(points, dtype=np.float64) for points in segmentation or ())
         if any(points.ndim != 1 for points in polygons):
-            raise ValueError("its polygons are no lists of numbers")
-        # COCO's tools walk along every edge, pixel by pixel, and count in 32 bits.
+            raise ValueError("its polygons are not lists of numbers")
+        # pycocotools walks along every edge pixel by pixel and counts in 32 bits, so that far points crash it.
         far = 2 * max(image.width, image.height)
-        if not all((np.abs(points) <= far).all() for points in polygons):  # NaN is no number below
-            raise ValueError(f"a polygon leads out of image {image.id} of {image.width} x {image.height} pixels")
+        if not all((np.abs(points) <= far).all() for points in polygons):  # also refuses NaN
+            raise ValueError(f"a polygon leaves image {image.id} of {image.width} x {image.height} pixels")
         return polygons or None
-    size, counts = [image.height, image.width], given["counts"]
-    if list(given["size"]) != size:
-        raise ValueError(f"its mask is of {given['size']} pixels, not as large as image {image.id}")
+    size, counts = [image.height, image.width], segmentation["counts"]
+    if list(segmentation["size"]) != size:
+        raise ValueError(f"its mask has size {segmentation['size']}, image {image.id} has {size}")
     runs = run_lengths(counts) if isinstance(counts, str) else np.array([_whole(count) for count in counts], np.int64)
     if (runs < 0).any() or sum(runs.tolist()) != math.prod(size):
-        raise ValueError("its run-length code is not as long as its image")
+        raise ValueError("its run-length code does not cover its image exactly")
     return {"size": size, "counts": counts}
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not an integer")
     return value
 
 
@@ -201,32 +197,32 @@ def _compare_categories(train: CocoSet, val: CocoSet) -> None:
             for side, here, there in ((train, first, second), (val, second, first))
             if here - there
         ]
-        raise UserError(f"categories differ: {'; '.join(sides)}; both files must have the same names and ids")
+        raise UserError(f"categories differ ({'; '.join(sides)}): both files must have the same names and ids")
 
 
 def _check_files(images: CocoSet) -> None:
-    """Every image lies on the disk: told from lists of folders, since to ask for each file can take minutes."""
-    below = {image.file.rpartition("/")[0] for image in images.images}
-    there: set[str] = set()
-    for folder in below:
+    """Refuse a set with missing images. Folders are listed, because asking for each file can take minutes."""
+    folders = {image.file.rpartition("/")[0] for image in images.images}
+    existing: set[str] = set()
+    for folder in folders:
         path = images.folder / folder
-        with contextlib.suppress(OSError):  # no such folder, or a name that no system takes: its images are missing
+        with contextlib.suppress(OSError):  # no such folder, or an impossible name: its images count as missing
             if path.is_dir():
-                there.update(f"{folder}/{file.name}" if folder else file.name for file in path.iterdir())
-    if missing := [image.file for image in images.images if image.file not in there]:
-        named = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+                existing.update(f"{folder}/{file.name}" if folder else file.name for file in path.iterdir())
+    if missing := [image.file for image in images.images if image.file not in existing]:
+        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise UserError(
-            f"{len(missing)} of {len(images)} images of {images.source} are not in {images.folder}: {named}"
+            f"{len(missing)} of {len(images)} images of {images.source} are not in {images.folder}: {names}"
         )
 
 
 def _check_masks(images: CocoSet) -> None:
-    """Every object of a validation set has a mask: COCO's evaluation stops at one that has not."""
+    """Refuse a validation set with an object without a mask: COCO's evaluation would crash on it."""
     for image in images.images:
         if not all(_is_mask(annotation.mask) for annotation in image.annotations):
             raise UserError(f"{images.source}: an object of image {image.id} has no mask: add or remove it")
 
 
 def _is_mask(mask: tuple[np.ndarray, ...] | dict[str, Any] | None) -> bool:
-    """Whether COCO's evaluation takes a mask: of polygons it looks at the first, and takes four numbers for a box."""
+    """Whether COCO's evaluation accepts a mask: it reads a first polygon of four numbers as a box."""
     return mask is not None and (isinstance(mask, dict) or (len(mask[0]) > 4 and all(map(len, mask))))

@@ -1,30 +1,30 @@
-"""COCO's compressed run-length codes, read here first: its own tools read beyond the end of a broken one."""
+"""COCO's compressed run-length codes, checked before pycocotools sees them: it reads beyond the end of a broken one."""
 
 import numpy as np
 
-_LONGEST = 6  # signs of a number: 30 bits, as many as an image has pixels
+_LONGEST = 6  # characters of a number: 30 bits, enough for any image's number of pixels
 
 
 def run_lengths(code: str) -> np.ndarray:
-    """Lengths of runs, of zeros first, int64 [N]; negative ones and any sum are for the caller to refuse.
+    """Lengths of runs, zeros first, int64 [N]. The caller checks for negative lengths and for the sum.
 
-    A number has five bits in each sign, the lowest first; a sixth says that more follow, and the last sign's fifth is
-    the number's sign. From the fourth number on, each is the difference to the one two places before.
+    Every character carries five bits of a number, the lowest first. The sixth bit says that more characters follow; the
+    fifth bit of the last one is the sign. From the fourth number on, each is the difference to the one two before.
 
     Raises:
-        ValueError: it is no such code.
+        ValueError: the text is not such a code.
     """
-    signs = np.frombuffer(code.encode("ascii"), np.uint8).astype(np.int64) - 48  # UnicodeEncodeError is a ValueError
-    last = (signs & 32) == 0
-    if not (len(signs) and last[-1] and (signs.min() >= 0) and (signs.max() < 64)):
-        raise ValueError("its run-length code is cut or no such code")
+    digits = np.frombuffer(code.encode("ascii"), np.uint8).astype(np.int64) - 48  # UnicodeEncodeError is a ValueError
+    last = (digits & 32) == 0
+    if not (len(digits) and last[-1] and (digits.min() >= 0) and (digits.max() < 64)):
+        raise ValueError("its run-length code is truncated or malformed")
     ends = np.flatnonzero(last) + 1
     starts = np.concatenate(([0], ends[:-1]))
     if (ends - starts).max() > _LONGEST:
         raise ValueError("its run-length code has a number of more than 30 bits")
-    places = np.arange(len(signs)) - np.repeat(starts, ends - starts)
-    numbers = np.add.reduceat((signs & 31) << (5 * places), starts)
-    numbers -= ((signs[ends - 1] & 16) > 0) * (1 << (5 * (ends - starts)))
+    places = np.arange(len(digits)) - np.repeat(starts, ends - starts)
+    numbers = np.add.reduceat((digits & 31) << (5 * places), starts)
+    numbers -= ((digits[ends - 1] & 16) > 0) * (1 << (5 * (ends - starts)))
     for first in (1, 2):
         numbers[first::2] = np.cumsum(numbers[first::2])
     return numbers

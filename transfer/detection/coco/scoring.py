@@ -1,4 +1,4 @@
-"""Detections as COCO's results, their file, and the average precisions that COCO's own evaluation finds in them."""
+"""Detections as COCO's results, the file they are written to, and their average precision by COCO's own evaluation."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ from excb.files.atomic import write_text
 
 from .annotations import CocoSet
 
-# What the field reports: IoU from 0.5 to 0.95, at 0.5, at 0.75; objects of all sizes, 100 detections an image.
+# The field's figures: IoU from 0.5 to 0.95, at 0.5, at 0.75; objects of all sizes, 100 detections per image.
 THRESHOLDS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
 KINDS = ("bbox", "segm")
 
@@ -83,20 +83,20 @@ def score(images: CocoSet, predictions: Sequence[dict[str, Any]]) -> Scores:
     """Average precision of predictions, by pycocotools.
 
     Args:
-        images: the set that they were made on.
+        images: the set that was predicted.
         predictions: COCO's result dicts with box, mask and score.
 
     Raises:
-        UserError: the set has no object to find.
+        UserError: the set has no object to detect.
     """
     figures: dict[str, float] = {}
     per_class: dict[str, dict[str, float | None]] = {}
     for kind in KINDS:
         precision = _precision(images, predictions, kind)
-        for name, chosen in THRESHOLDS.items():
-            value = _mean(precision[chosen])
+        for name, thresholds in THRESHOLDS.items():
+            value = _mean(precision[thresholds])
             if value is None:
-                raise UserError(f"{images.source} has no object to find: average precision is not defined")
+                raise UserError(f"{images.source} has no object to detect: average precision is not defined")
             figures[f"{kind}_{name}"] = value
         columns = np.moveaxis(precision, -1, 0)
         per_class[f"{kind}_AP"] = dict(zip(images.classes, map(_mean, columns), strict=True))
@@ -109,24 +109,24 @@ def _precision(images: CocoSet, predictions: Sequence[dict[str, Any]], kind: str
     from pycocotools.cocoeval import COCOeval
 
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
-        truth, found = COCO(), COCO()
-        truth.dataset = images.truth()
+        truth, detections = COCO(), COCO()
+        truth.dataset = images.ground_truth()
         truth.createIndex()
         if predictions:
-            # Without boxes, or the tools would take an object's size from its box also where masks are meant.
-            spare = "bbox" if kind == "segm" else "segmentation"
-            found = truth.loadRes([{k: v for k, v in entry.items() if k != spare} for entry in predictions])
+            # pycocotools takes an object's area from its box if there is one, also when it scores masks.
+            unused = "bbox" if kind == "segm" else "segmentation"
+            detections = truth.loadRes([{k: v for k, v in entry.items() if k != unused} for entry in predictions])
         else:
-            found.dataset = truth.dataset | {"annotations": []}
-            found.createIndex()
-        evaluation = COCOeval(truth, found, kind)
+            detections.dataset = truth.dataset | {"annotations": []}
+            detections.createIndex()
+        evaluation = COCOeval(truth, detections, kind)
         evaluation.evaluate()
         evaluation.accumulate()
-    everything, most = 0, -1  # the last two axes: range of sizes, most detections
-    return np.asarray(evaluation.eval["precision"][..., everything, most])
+    all_sizes, most_detections = 0, -1  # indices of the last two axes
+    return np.asarray(evaluation.eval["precision"][..., all_sizes, most_detections])
 
 
 def _mean(precision: np.ndarray) -> float | None:
-    """In percent, over what is defined."""
+    """Mean in percent over the defined entries; None if there are none."""
     defined = precision[precision > -1]
     return 100 * float(defined.mean()) if defined.size else None

@@ -29,11 +29,11 @@ class Job:
         depth: of the ResNet: 50, 101 or 152.
         backbone: the ResNet's tensors in torchvision's names, without a classifier.
         train: images to train on; never empty.
-        val: images to evaluate on; categories are train's.
+        val: images to evaluate on, with the categories of `train`.
         folder: of the run: checkpoints, logs, pictures.
         device: where to compute.
-        workers: processes that read images, for each process that trains.
-        reporter: where to talk.
+        workers: number of data loading processes per training process.
+        reporter: for messages and progress.
     """
 
     settings: DetectionSettings
@@ -53,34 +53,39 @@ class Job:
 
     @property
     def training(self) -> dict[str, Any]:
-        """What must be equal for a training to go on: plain values by name."""
+        """What must be equal for training to resume: plain values by name."""
         settings = {name: value for name, value in asdict(self.settings).items() if name not in RESUMABLE_CHANGES}
         return settings | {"depth": self.depth, "weights": self.weights, "images": self.train.fingerprint}
 
 
 class Engine(Protocol):
-    """How a detector is built, trained and asked."""
+    """Builds, trains and runs a detector. A module with these functions is one."""
 
-    differences: tuple[str, ...]  # to Detectron2, one sentence each
+    differences: tuple[str, ...]  # from Detectron2, one sentence each; noted in every result
 
     def train(self, job: Job, stop: StopRequest) -> bool:
-        """Train to the end; go on from the newest checkpoint in the folder, if there is one.
+        """Train to the end, resuming from the newest checkpoint in the folder if there is one.
 
         Returns:
-            Whether the end was reached: else a signal asked to stop, and the state is saved.
+            Whether training finished. If not, a signal asked to stop, and a checkpoint is saved.
 
         Raises:
-            UserError: the settings cannot run here, or memory does not suffice.
+            UserError: the settings cannot run on this machine, or memory is too small.
         """
 
     def predict(self, job: Job, images: CocoSet) -> list[dict[str, Any]]:
-        """What the trained detector sees: COCO's result dicts, with the set's own category ids.
+        """Detections of the trained detector, as COCO's result dicts with the set's own category ids.
 
-        Every process calls this; process 0 gets all results, the others an empty list.
+        All ranks call this. Rank 0 gets all results, the others an empty list.
         """
 
     def first_losses(self, job: Job, images: int, iterations: int) -> list[float]:
-        """Train new weights on the first few training images for a moment, and return the loss of every step.
+        """Train a new detector on a few training images for a few steps, and return the loss of every step.
 
-        Nothing is written, and random numbers elsewhere stay what they were.
+        One rank calls this alone. It writes nothing and leaves the global random state unchanged.
+
+        Args:
+            job: the run.
+            images: number of images, the first ones of the training set.
+            iterations: number of steps.
         """

@@ -1,4 +1,4 @@
-"""Samples for both engines: images resized and flipped with their objects, in batches named by seed and step."""
+"""Samples for all engines: images resized and flipped with their objects, in batches fixed by seed and step."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from .settings import DetectionSettings
 
 @dataclass(frozen=True)
 class Sample:
-    """One image as a detector sees it, with its objects; H and W are after resizing.
+    """One image as a detector's input, with its objects; H and W are after resizing.
 
     Args:
         image: [3, H, W] uint8, RGB.
         boxes: [N, 4] float32, left, top, right, bottom.
         labels: [N] int64, from 0.
         masks: [N, H, W] bool.
-        image_id: the set's own.
+        image_id: id in the annotation file.
         size: original height and width.
     """
 
@@ -42,9 +42,9 @@ class Sample:
 
 
 def resized(height: int, width: int, *, short: int, longest: int) -> tuple[int, int]:
-    """Height and width with the shorter side `short`, or less where the longer one would exceed `longest`.
+    """Height and width with the shorter side `short`, or less if the longer side would exceed `longest`.
 
-    The arithmetic is that of Detectron2's ResizeShortestEdge, rounding included; but no side vanishes.
+    The arithmetic is that of Detectron2's ResizeShortestEdge, rounding included, except that no side becomes 0.
     """
     scale = short / min(height, width)
     sides = [float(short), scale * width] if height < width else [scale * height, float(short)]
@@ -55,10 +55,10 @@ def resized(height: int, width: int, *, short: int, longest: int) -> tuple[int, 
 
 
 def training_sample(images: CocoSet, index: int, settings: DetectionSettings, random: np.random.Generator) -> Sample:
-    """One image, its shorter side drawn from the settings, flipped half of the time, with the objects to learn.
+    """One image with its trainable objects, resized to a shorter side drawn from the settings and flipped at random.
 
     Raises:
-        UserError: it cannot be read, or is not of the annotated size.
+        UserError: it cannot be read, or its size differs from the annotated one.
     """
     entry = images.images[index]
     short = int(random.choice(settings.min_sizes))
@@ -90,10 +90,10 @@ def training_sample(images: CocoSet, index: int, settings: DetectionSettings, ra
 
 
 def evaluation_sample(images: CocoSet, index: int, settings: DetectionSettings) -> Sample:
-    """One image at the size of evaluation, without objects.
+    """One image at the evaluation size, without objects.
 
     Raises:
-        UserError: it cannot be read, or is not of the annotated size.
+        UserError: it cannot be read, or its size differs from the annotated one.
     """
     entry = images.images[index]
     height, width = resized(entry.height, entry.width, short=settings.test_size, longest=settings.max_size)
@@ -112,21 +112,21 @@ def _tensor(pixels: np.ndarray) -> Tensor:
 
 
 class Loader:
-    """This process's share of every training batch, from step `start` on, without end.
+    """This rank's share of every training batch, from step `start` on, without end.
 
-    Images come in a new order every epoch; those wider than tall, and the others, fill batches of their own, as in
-    Detectron2, so that little is padded. A batch depends on the settings' seed, its step and the number of processes.
+    Every epoch has a new order. Images wider than tall and the others go into separate batches, as in Detectron2, which
+    keeps padding small. A batch depends on the seed of the settings, its step and the world size.
 
     Args:
-        images: the training set; images without an object to learn are left out.
+        images: the training set; images without a trainable object are skipped.
         settings: sizes, batch and seed.
         start: the first step.
         rank: of this process.
-        world: number of processes; divides the batch.
-        workers: processes that read images.
+        world: the world size; divides the batch.
+        workers: number of data loading processes.
 
     Raises:
-        UserError: the batch cannot be divided, nothing is to be learnt, or (later) an image cannot be read.
+        UserError: the batch cannot be divided, no image is trainable, or (later) an image cannot be read.
     """
 
     def __init__(
@@ -140,21 +140,21 @@ class Loader:
         workers: int = 0,
     ) -> None:
         if settings.batch % world:
-            raise UserError(f"a batch of {settings.batch} cannot be divided by {world} processes: change batch")
+            raise UserError(f"a batch of {settings.batch} cannot be divided among {world} processes: change batch")
         self._images, self._settings, self._workers = images.trainable, settings, workers
         if not len(self._images):
-            raise UserError(f"{images.source} has no object to train on among the {len(images)} images chosen")
+            raise UserError(f"{images.source} has no object to train on in the {len(images)} selected images")
         self._plan = _Plan(self._images, settings, start, rank, world)
 
     def __iter__(self) -> Iterator[list[Sample]]:
         """Batches of samples."""
-        return _load(partial(_named_sample, self._images, self._settings), self._plan, self._workers)
+        return _load(partial(_sample_at, self._images, self._settings), self._plan, self._workers)
 
 
 def evaluation_samples(
     images: CocoSet, settings: DetectionSettings, *, rank: int = 0, world: int = 1, workers: int = 0
 ) -> Iterator[Sample]:
-    """This process's share of the images, in order: every so-many-th.
+    """This rank's share of the images in order, strided by rank.
 
     Raises:
         UserError: an image cannot be read.
@@ -164,7 +164,7 @@ def evaluation_samples(
 
 
 class _Plan(Sampler[list[tuple[int, int, int]]]):
-    """(step, place in the whole batch, image) for all images of one process's batches."""
+    """(step, place in the global batch, image) for all images of one rank's batches."""
 
     def __init__(self, images: CocoSet, settings: DetectionSettings, start: int, rank: int, world: int) -> None:
         self._wide = [image.width > image.height for image in images.images]
@@ -178,7 +178,7 @@ class _Plan(Sampler[list[tuple[int, int, int]]]):
             group = groups[self._wide[index]]
             group.append(index)
             if len(group) == self._share:
-                # The way to `start` is walked, not stored: a second for a million images.
+                # The order up to `start` is recomputed, not stored: it takes a second per million images.
                 if step >= self._start:
                     yield [(step, self._rank * self._share + place, index) for place, index in enumerate(group)]
                 step += 1
@@ -190,14 +190,14 @@ class _Plan(Sampler[list[tuple[int, int, int]]]):
             yield from random.permutation(len(self._wide)).tolist()
 
 
-def _named_sample(images: CocoSet, settings: DetectionSettings, name: tuple[int, int, int]) -> Sample:
-    step, place, index = name
+def _sample_at(images: CocoSet, settings: DetectionSettings, key: tuple[int, int, int]) -> Sample:
+    step, place, index = key
     random = seeding.generator(seeding.Purpose.TRANSFER_VIEW, settings.seed, step, place)
     return training_sample(images, index, settings, random)
 
 
 class _Samples(Dataset["Sample | str"]):
-    """What `make` gives for each item; for a user's error its line, which a worker would bury in a traceback."""
+    """The sample of each item; a UserError becomes its message, which a worker would bury in a traceback."""
 
     def __init__(self, make: Callable[[Any], Sample]) -> None:
         self._make = make
@@ -218,7 +218,7 @@ def _load(
         collate_fn=list,
         num_workers=workers,
         worker_init_fn=follow_parent,
-        generator=torch.Generator(),  # or it would take a number from torch's own, which engines draw from
+        generator=torch.Generator(),  # the default would draw from torch's global generator, which engines use
     )
     for batch in watch_workers(loader):
         for sample in batch:

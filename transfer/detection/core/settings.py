@@ -1,7 +1,7 @@
-"""What a detection run is defined by: the field's recipe or Detectron2's, every choice an option with its source.
+"""The settings of a detection run: the field's recipe or Detectron2's, every choice an option with its source.
 
 The recipe that papers cite as "following MoCo" (repository facebookresearch/moco, folder detection, removed in 2026) is
-`ssl`; `stock` is Detectron2's mask_rcnn_R_50_C4. docs/detection.md compares them. Importing this file needs no torch.
+`ssl`; `stock` is Detectron2's mask_rcnn_R_50_C4. docs/detection.md compares them. This file does not import torch.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from excb.errors import UserError, nearest_name, require
 from excb.options import option, require_choices
 
-BATCH = 16  # that the published schedules are for
+BATCH = 16  # of the published schedules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,52 +24,56 @@ class DetectionSettings:
     )
     norm: Literal["SyncBN", "naiveSyncBN", "BN", "FrozenBN"] = option(
         "SyncBN",
-        "of backbone and extra norm; naiveSyncBN is Detectron2's own, BN is not synchronised",
+        "of backbone and extra norm; naiveSyncBN is Detectron2's, BN is not synchronised",
         source="MoCo's first release, OpenMMLab; MoCo later: naiveSyncBN; stock: FrozenBN",
     )
     extra_norm: bool = option(True, "a norm after conv5 in C4's head", source="MoCo; stock: none")
-    freeze_at: int = option(0, "stages kept as they are: 0 none, 2 stem and conv2", source="MoCo: 0; stock: 2")
+    freeze_at: int = option(0, "frozen stages: 0 none, 2 stem and conv2", source="MoCo: 0; stock: 2")
     stride_in_1x1: bool = option(
         False, "stride in the 1x1 convolution of a block", source="torchvision's networks: no; stock's MSRA ones: yes"
     )
-    input_format: Literal["RGB", "BGR"] = option("RGB", "order of colours", source="MoCo: RGB; stock: BGR")
+    input_format: Literal["RGB", "BGR"] = option("RGB", "order of channels", source="MoCo: RGB; stock: BGR")
     mean: tuple[float, float, float] = option(
-        (123.675, 116.28, 103.53), "subtracted from colours, in RGB", source="the checkpoint's"
+        (123.675, 116.28, 103.53), "channel means, in RGB", source="the checkpoint's"
     )
     std: tuple[float, float, float] = option(
-        (58.395, 57.12, 57.375), "colours are divided by it, in RGB", source="the checkpoint's; stock: 1"
+        (58.395, 57.12, 57.375), "channel standard deviations, in RGB", source="the checkpoint's; stock: 1"
     )
-    precise_bn: bool = option(True, "measure BatchNorm's statistics anew at the end", source="MoCo: yes; stock: no")
-    precise_bn_iterations: int = option(200, "batches for that", source="Detectron2")
+    precise_bn: bool = option(True, "recompute BatchNorm's statistics after training", source="MoCo: yes; stock: no")
+    precise_bn_iterations: int = option(200, "batches for precise_bn", source="Detectron2")
 
     # Images
     min_sizes: tuple[int, ...] = option(
-        (640, 672, 704, 736, 768, 800), "shorter sides in training, one is drawn", source="Detectron2"
+        (640, 672, 704, 736, 768, 800), "shorter sides in training, one drawn per image", source="Detectron2"
     )
-    flip: bool = option(True, "half of the training images are mirrored", source="Detectron2")
+    flip: bool = option(True, "mirror half of the training images", source="Detectron2")
     test_size: int = option(800, "shorter side in evaluation", source="Detectron2")
-    max_size: int = option(1333, "longer side at most", source="Detectron2")
+    max_size: int = option(1333, "largest longer side", source="Detectron2")
 
     # Training
     optimizer: Literal["sgd", "adamw"] = option("sgd", "sgd or adamw (for short runs)", source="Detectron2")
-    batch: int = option(BATCH, "images a step, of all processes together", source="Detectron2")
+    batch: int = option(BATCH, "images per step, over all ranks", source="Detectron2")
     base_lr: float = option(0.02, "learning rate after warm-up", source="Detectron2")
     momentum: float = option(0.9, "of sgd", source="Detectron2")
-    weight_decay: float = option(1e-4, "of all but norms", source="Detectron2")
-    warmup: int = option(1000, "steps of linear warm-up from a thousandth", source="Detectron2")
-    iterations: int = option(90_000, "steps", source="1x")
-    steps: tuple[int, ...] = option((60_000, 80_000), "where the learning rate falls to a tenth", source="1x")
-    rois: int = option(512, "regions of an image that the heads are trained on", source="Detectron2")
+    weight_decay: float = option(1e-4, "of all weights but norms'", source="Detectron2")
+    warmup: int = option(1000, "steps of linear warm-up from base_lr / 1000", source="Detectron2")
+    iterations: int = option(90_000, "training steps", source="1x")
+    steps: tuple[int, ...] = option((60_000, 80_000), "steps at which the learning rate is divided by 10", source="1x")
+    rois: int = option(512, "regions per image for the heads' losses", source="Detectron2")
     rpn_post_test: int = option(1000, "proposals kept in evaluation", source="Detectron2")
     rpn_pre_test: int = option(
-        6000, "proposals before suppression in evaluation (1,000 a level in fpn)", source="Detectron2 C4"
+        6000, "proposals before NMS in evaluation (1,000 per level in fpn)", source="Detectron2 C4"
     )
     precision: Literal["fp32", "amp"] = option("fp32", "amp: mixed precision on GPUs", source="Detectron2")
     save_every: int = option(5000, "steps between checkpoints", source="Detectron2")
-    seed: int = option(0, "of order, sizes and flips, and of new weights", source="ours")
+    seed: int = option(0, "of image order, sizes, flips and new weights", source="ours")
 
     def __post_init__(self) -> None:
-        """Raise UserError for values out of range."""
+        """Check the values.
+
+        Raises:
+            UserError: one is out of range.
+        """
         require_choices("detection", self)
         require(0 <= self.freeze_at <= 5, "freeze_at must lie between 0 and 5")
         require(self.batch >= 1, "batch must be at least 1")
@@ -104,7 +108,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "1x": {"iterations": 90_000, "steps": (60_000, 80_000)},
     "2x": {"iterations": 180_000, "steps": (120_000, 160_000)},
-    # Does everything work? Minutes on two cores; its figures mean nothing.
+    # Does everything run end to end? Takes minutes on two cores; the figures mean nothing.
     "smoke": {
         "min_sizes": (192, 256),
         "test_size": 256,
@@ -120,7 +124,7 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
         "precise_bn_iterations": 2,
         "save_every": 4,
     },
-    # Can it learn a few images by heart?
+    # Can the detector overfit a few images?
     "overfit": {
         "min_sizes": (192,),
         "test_size": 192,
@@ -139,8 +143,8 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
         "save_every": 20,
     },
 }
-# Of the training set: what `overfit` trains and evaluates on. Those with the clearest objects: a network that sees in
-# steps of 16 pixels cannot learn objects of ten, and most of COCO's are no larger at this size.
+# Number of training images that `overfit` trains and evaluates on, those with the largest objects: at a stride of 16
+# pixels a network cannot learn objects of ten pixels, and at this size most of COCO's are no larger.
 OVERFIT_IMAGES = 8
 
 
@@ -152,15 +156,15 @@ def settings_for(
     Args:
         schedule: 1x, 2x, smoke or overfit.
         recipe: ssl or stock.
-        batch: images a step; lr, length and steps of 1x and 2x follow by the linear rule (Goyal et al., 2017).
-        options: other fields, as they stand: nothing is rescaled for them.
+        batch: images per step; the linear rule (Goyal et al., 2017) scales lr, length and steps of 1x and 2x.
+        options: other fields; they are set as given and nothing is rescaled for them.
 
     Raises:
         UserError: no such schedule, recipe or option, or a value out of range.
     """
-    for name, known, kind in ((schedule, SCHEDULES, "schedule"), (recipe, RECIPES, "recipe")):
-        if name not in known:
-            raise UserError(f"no {kind} is called '{name}'{nearest_name(name, known)}; there are {', '.join(known)}")
+    for name, table, kind in ((schedule, SCHEDULES, "schedule"), (recipe, RECIPES, "recipe")):
+        if name not in table:
+            raise UserError(f"no {kind} is named '{name}'{nearest_name(name, table)}; there are {', '.join(table)}")
     options = dict(options or {})
     names = [entry.name for entry in fields(DetectionSettings)]
     if unknown := [name for name in options if name not in names]:
@@ -174,7 +178,7 @@ def settings_for(
 
 
 def rescaled(settings: DetectionSettings, batch: int) -> DetectionSettings:
-    """The same training with other batches: lr in proportion, lengths inversely."""
+    """The same training with another batch size: lr scales with it, lengths inversely."""
     factor = batch / settings.batch
     return replace(
         settings,
@@ -187,16 +191,16 @@ def rescaled(settings: DetectionSettings, batch: int) -> DetectionSettings:
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """An option as the command line has it: "norm=BN", "min_sizes=480,512".
+    """Parse an option of the command line, such as "norm=BN" or "min_sizes=480,512".
 
     Raises:
-        UserError: no such option, or its value is of another type.
+        UserError: there is no such option, or its value has the wrong type.
     """
     name, equals, value = text.partition("=")
     entry = next((entry for entry in fields(DetectionSettings) if entry.name == name), None)
     if entry is None or not equals:
         names = [entry.name for entry in fields(DetectionSettings)]
-        raise UserError(f"'{text}' sets nothing{nearest_name(name, names)}: write OPTION=VALUE, such as norm=BN")
+        raise UserError(f"'{text}' sets no option{nearest_name(name, names)}: write OPTION=VALUE, such as norm=BN")
     default: Any = entry.default
     try:
         if isinstance(default, bool):

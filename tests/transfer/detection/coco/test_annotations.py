@@ -53,20 +53,20 @@ def test_an_object_without_mask_is_not_learnt(tree: Path) -> None:
 def test_fingerprint_names_annotations_and_choice(tree: Path, tmp_path: Path) -> None:
     train, val = open_coco(tree)
     again, _ = open_coco(write_coco(tmp_path / "again"))
-    prints = [train.fingerprint, val.fingerprint, train.chosen([0, 1]).fingerprint, train.chosen([1, 0]).fingerprint]
+    prints = [train.fingerprint, val.fingerprint, train.subset([0, 1]).fingerprint, train.subset([1, 0]).fingerprint]
     assert len(set(prints)) == 4
-    assert train.fingerprint == again.fingerprint == train.chosen(range(6)).fingerprint
-    assert train.chosen([0, 1]).fingerprint == again.chosen([0, 1]).fingerprint
+    assert train.fingerprint == again.fingerprint == train.subset(range(6)).fingerprint
+    assert train.subset([0, 1]).fingerprint == again.subset([0, 1]).fingerprint
     change(tree / TRAIN, info={"version": 2})
     assert open_coco(tree)[0].fingerprint != train.fingerprint
 
 
 def test_chosen_images_keep_their_objects(tree: Path) -> None:
     train, _ = open_coco(tree)
-    some = train.chosen([4, 2])
+    some = train.subset([4, 2])
     assert some.images == (train.images[4], train.images[2])
     assert some.file(0) == train.file(4)
-    assert {a["image_id"] for a in some.truth()["annotations"]} == {image.id for image in some.images}
+    assert {a["image_id"] for a in some.ground_truth()["annotations"]} == {image.id for image in some.images}
 
 
 def test_uncompressed_and_compressed_codes_are_read_alike(tree: Path) -> None:
@@ -96,7 +96,7 @@ def test_exif_rotation(tree: Path, marked_upright: bool) -> None:
         train, _ = open_coco(tree)
         assert train.open(0).size == (40, 80)
     else:
-        with pytest.raises(UserError, match=r"40 x 80 pixels, and .* says 80 x 40: its EXIF tag turns it"):
+        with pytest.raises(UserError, match=r"40 x 80 pixels, but .* says 80 x 40: its EXIF tag rotates it"):
             open_coco(tree)
 
 

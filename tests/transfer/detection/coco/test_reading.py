@@ -48,7 +48,7 @@ def any_tree(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_truth_is_what_cocos_tools_read(any_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for images, file in zip(open_coco(any_tree), (any_tree / TRAIN, any_tree / VAL), strict=True):
         theirs, ours = COCO(str(file)), COCO()
-        ours.dataset = images.truth()
+        ours.dataset = images.ground_truth()
         ours.createIndex()
         assert ours.getImgIds() == sorted(theirs.getImgIds()) == [image.id for image in images.images]
         assert ours.getCatIds() == sorted(theirs.getCatIds()) == list(images.category_ids)
@@ -192,32 +192,32 @@ def unmasked_in_val(tree: Path) -> None:
         (lambda tree: (tree / TRAIN).write_bytes(b"\xff\xfe\x00"), "cannot read .*train2017.json"),
         (lambda tree: (tree / TRAIN).write_text("[1]"), "has no list of 'images'"),
         (lambda tree: change(tree / TRAIN, categories=None), "has no list of 'categories'"),
-        (lambda tree: change(tree / TRAIN, annotations=["one"]), "number 0 of its annotations is malformed"),
-        (renamed_category, r"categories differ: only in .*train2017.json: square \(3\); only in .*: sheep \(3\)"),
-        (another_category, r"categories differ: only in .*train2017.json: ring \(91\); both"),
-        (repeated("categories", name="twin"), "has 2 categories of id 90"),
-        (repeated("categories", id=4), "two categories are called 'bar'"),
-        (repeated("images"), "has 2 images of id 500"),
+        (lambda tree: change(tree / TRAIN, annotations=["one"]), r"annotations\[0\] is malformed"),
+        (renamed_category, r"categories differ \(only in .*train2017.json: square \(3\); only in .*: sheep \(3\)\)"),
+        (another_category, r"categories differ \(only in .*train2017.json: ring \(91\)\): both"),
+        (repeated("categories", name="twin"), "has 2 categories with id 90"),
+        (repeated("categories", id=4), "has two categories named 'bar'"),
+        (repeated("images"), "has 2 images with id 500"),
         (remove_images(1), "1 of 6 images of .* are not in .*train2017: 000465.png$"),
         (remove_images(4), r"4 of 6 images of .*: 000465.png, 000472.png, 000479.png, \.\.\.$"),
-        (first_annotation("image_id", 12), "number 0 of its annotations is malformed: no image has the id 12"),
-        (first_annotation("category_id", 1), "number 0 of its annotations is malformed: no category has the id 1"),
+        (first_annotation("image_id", 12), r"annotations\[0\] is malformed: no image has the id 12"),
+        (first_annotation("category_id", 1), r"annotations\[0\] is malformed: no category has the id 1"),
         (first_annotation("bbox", [1, 2, float("nan"), 4]), "its box is"),
-        (first_annotation("bbox", [1, 2, 3]), "number 0 of its annotations is malformed"),
-        (first_annotation("segmentation", {"size": [9, 9], "counts": [81]}), "mask is of .* not as large as image 500"),
-        (first_annotation("segmentation", {"counts": [81]}), "number 0 of its annotations lacks 'size'"),
-        (first_annotation("segmentation", {"size": [64, 96], "counts": [81]}), "code is not as long as its image"),
-        (first_annotation("segmentation", {"size": [64, 96], "counts": 5}), "number 0 of its annotations is malformed"),
-        (first_annotation("segmentation", [[[1, 2], [3, 4], [5, 6]]]), "its polygons are no lists of numbers"),
-        (first_annotation("segmentation", [["a", "b"]]), "number 0 of its annotations is malformed"),
-        (last_image("id", "12"), "number 5 of its images is malformed: '12' is no whole number"),
-        (last_image("width", 0), "number 5 of its images is malformed: 0 x 60 pixels"),
-        (last_image("width", 97), "000465.png is 112 x 60 pixels, and .* says 97 x 60: .* different versions"),
-        (without("images", "file_name"), "number 1 of its images lacks 'file_name'"),
-        (without("annotations", "bbox"), "number 1 of its annotations lacks 'bbox'"),
+        (first_annotation("bbox", [1, 2, 3]), r"annotations\[0\] is malformed"),
+        (first_annotation("segmentation", {"size": [9, 9], "counts": [81]}), "mask has size .*, image 500 has"),
+        (first_annotation("segmentation", {"counts": [81]}), r"annotations\[0\] has no 'size'"),
+        (first_annotation("segmentation", {"size": [64, 96], "counts": [81]}), "code does not cover its image exactly"),
+        (first_annotation("segmentation", {"size": [64, 96], "counts": 5}), r"annotations\[0\] is malformed"),
+        (first_annotation("segmentation", [[[1, 2], [3, 4], [5, 6]]]), "its polygons are not lists of numbers"),
+        (first_annotation("segmentation", [["a", "b"]]), r"annotations\[0\] is malformed"),
+        (last_image("id", "12"), r"images\[5\] is malformed: '12' is not an integer"),
+        (last_image("width", 0), r"images\[5\] is malformed: 0 x 60 pixels"),
+        (last_image("width", 97), "000465.png has 112 x 60 pixels, but .* says 97 x 60: .* different versions"),
+        (without("images", "file_name"), r"images\[1\] has no 'file_name'"),
+        (without("annotations", "bbox"), r"annotations\[1\] has no 'bbox'"),
         (lambda tree: change(tree / TRAIN, annotations=[]), "train2017.json has no object to train on"),
         (lambda tree: change(tree / TRAIN, images=[], annotations=[]), "train2017.json has no object to train on"),
-        (lambda tree: change(tree / VAL, annotations=[]), "val2017.json has no object to find"),
+        (lambda tree: change(tree / VAL, annotations=[]), "val2017.json has no object to detect"),
         (lambda tree: (tree / "train2017/000500.png").write_bytes(b"no image"), "000500.png cannot be read"),
         (unmasked_in_val, "val2017.json: an object of image 500 has no mask"),
     ],
@@ -250,9 +250,9 @@ def test_sizes_of_a_sample_or_of_all(tree: Path, monkeypatch: pytest.MonkeyPatch
     annotations = [a for a in contents(tree / TRAIN)["annotations"] if a["image_id"] != 472]
     change(tree / TRAIN, annotations=annotations)
     train, _ = open_coco(tree)
-    with pytest.raises(UserError, match=r"000472.png is 64 x 96 pixels, and .* says 64 x 97"):
+    with pytest.raises(UserError, match=r"000472.png has 64 x 96 pixels, but .* says 64 x 97"):
         open_coco(tree, check_all=True)
-    with pytest.raises(UserError, match=r"000472.png is 64 x 96 pixels"):
+    with pytest.raises(UserError, match=r"000472.png has 64 x 96 pixels"):
         train.open(1)
 
 
@@ -275,5 +275,5 @@ def test_masks_that_must_not_reach_cocos_tools(tmp_path: Path, segmentation: obj
         file,
         annotations=[entry | {"segmentation": segmentation} if n == first else entry for n, entry in enumerate(known)],
     )
-    with pytest.raises(UserError, match=f"number {first} of its annotations is malformed"):
+    with pytest.raises(UserError, match=rf"annotations\[{first}\] is malformed"):
         open_coco(root)

@@ -102,7 +102,7 @@ def test_figures_are_those_of_cocos_tools_by_hand(tiny: CocoSet, tmp_path: Path,
 
 def test_counting(tiny: CocoSet) -> None:
     """Of two squares one is found exactly: precision 1 at the 51 recalls up to one half, 0 at the other 50."""
-    found = [annotation for annotation in tiny.truth()["annotations"] if annotation["category_id"] == 3]
+    found = [annotation for annotation in tiny.ground_truth()["annotations"] if annotation["category_id"] == 3]
     found = [annotation for annotation in found if not annotation["iscrowd"]][:2]
     places = [index for index, image in enumerate(tiny.images) if image.id in {a["image_id"] for a in found}]
     image = next(image for image in tiny.images if image.id == found[0]["image_id"])
@@ -116,7 +116,7 @@ def test_counting(tiny: CocoSet) -> None:
         scores=torch.tensor([0.7]),
         masks=torch.from_numpy(annotation.mask_at(np.ones(2), image.height, image.width, flip=False))[None],
     )
-    scores = score(tiny.chosen(places), results)
+    scores = score(tiny.subset(places), results)
     squares = {name: classes["square"] for name, classes in scores.per_class.items()}
     assert squares == {"bbox_AP": pytest.approx(100 * 51 / 101), "segm_AP": pytest.approx(100 * 51 / 101)}
     assert scores.figures["bbox_AP75"] == pytest.approx(100 * 51 / 101 / 3)  # discs and bars: nothing
@@ -132,7 +132,7 @@ def test_the_truth_scores_hundred(tiny: CocoSet) -> None:
         for image in tiny.images
         for annotation, entry in zip(
             image.annotations,
-            [entry for entry in tiny.truth()["annotations"] if entry["image_id"] == image.id],
+            [entry for entry in tiny.ground_truth()["annotations"] if entry["image_id"] == image.id],
             strict=True,
         )
         if not annotation.crowd
@@ -177,7 +177,7 @@ def test_crowds_are_neither_missed_nor_wrong(tiny: CocoSet) -> None:
 
 def test_no_predictions_score_zero_and_no_objects_none(tiny: CocoSet) -> None:
     index = next(i for i, image in enumerate(tiny.images) if len(image.annotations) == 4)
-    scores = score(tiny.chosen([index]), [])
+    scores = score(tiny.subset([index]), [])
     assert scores.figures == dict.fromkeys(FIGURES, 0.0)
     assert set(scores.per_class["bbox_AP"].values()) == {0.0}
     image = tiny.images[index]
@@ -186,7 +186,7 @@ def test_no_predictions_score_zero_and_no_objects_none(tiny: CocoSet) -> None:
     expected = {"square": 0.0, "disc": None, "bar": None}
     assert score(only, []).per_class == {"bbox_AP": expected, "segm_AP": expected}
     crowds = replace(tiny, images=(replace(image, annotations=tuple(a for a in squares if a.crowd)),))
-    with pytest.raises(UserError, match="has no object to find"):
+    with pytest.raises(UserError, match="has no object to detect"):
         score(crowds, [])
 
 

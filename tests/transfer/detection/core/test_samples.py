@@ -72,7 +72,7 @@ def drawn(images: CocoSet, index: int, short: int, *, flip: bool = False) -> Sam
 
 def test_untouched_samples_are_what_cocos_tools_read(train: CocoSet) -> None:
     api = COCO()
-    api.dataset = train.truth()
+    api.dataset = train.ground_truth()
     api.createIndex()
     for index, image in enumerate(train.images):
         sample = drawn(train, index, min(image.size))
@@ -263,17 +263,17 @@ def test_processes_share_the_images(train: CocoSet) -> None:
     settings = replace(SETTINGS, batch=2)
     shares = [list(chain.from_iterable(ids(islice(Loader(train, settings, rank=rank, world=2), 4)))) for rank in (0, 1)]
     assert sorted(shares[0] + shares[1]) == [image.id for image in train.trainable.images]
-    with pytest.raises(UserError, match="a batch of 2 cannot be divided by 3 processes"):
+    with pytest.raises(UserError, match="a batch of 2 cannot be divided among 3 processes"):
         Loader(train, settings, world=3)
     empty = next(index for index, image in enumerate(train.images) if not image.annotations)
-    with pytest.raises(UserError, match="has no object to train on among the 1 images chosen"):
-        Loader(train.chosen([empty]), settings)
+    with pytest.raises(UserError, match="has no object to train on in the 1 selected images"):
+        Loader(train.subset([empty]), settings)
 
 
 def test_views_differ_by_step_place_process_and_seed(train: CocoSet) -> None:
     """One image many times: the same view comes back only for the same name."""
     settings = replace(SETTINGS, min_sizes=tuple(range(40, 70)), max_size=1333, batch=8)
-    one = train.chosen([1])
+    one = train.subset([1])
     runs = [
         chain.from_iterable(first(5, one, replace(settings, seed=seed), rank=rank, world=2))
         for seed in (0, 1)
@@ -309,7 +309,7 @@ def test_a_broken_image_gives_one_line(tmp_path: Path, workers: int) -> None:
         for file in images.folder.iterdir():
             file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(
-        UserError, match=r"/train2017/000\d+.png cannot be read .*: mend it, or remove it from"
+        UserError, match=r"/train2017/000\d+.png cannot be read .*: fix it, or remove it from"
     ) as caught:
         first(1, train, workers=workers)
     assert "\n" not in str(caught.value)

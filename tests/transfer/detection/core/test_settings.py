@@ -141,9 +141,9 @@ def test_options_of_the_command_line(text: str, expected: tuple[str, Any]) -> No
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("norm", "'norm' sets nothing.*OPTION=VALUE"),
-        ("nrom=BN", "'nrom=BN' sets nothing; did you mean 'norm'"),
-        ("=3", "'=3' sets nothing"),
+        ("norm", "'norm' sets no option.*OPTION=VALUE"),
+        ("nrom=BN", "'nrom=BN' sets no option; did you mean 'norm'"),
+        ("=3", "'=3' sets no option"),
         ("extra_norm=1", "extra_norm must be true or false, not '1'"),
         ("batch=many", "batch must be like 16, not 'many'"),
         ("batch=1.5", "batch must be like 16, not '1.5'"),
@@ -183,7 +183,7 @@ def test_values_out_of_range(options: dict[str, Any], line: str) -> None:
 
 
 def test_unknown_names_and_batches() -> None:
-    with pytest.raises(UserError, match=r"no schedule is called '1y'; did you mean '1x'.*smoke"):
+    with pytest.raises(UserError, match=r"no schedule is named '1y'; did you mean '1x'.*smoke"):
         settings_for("1y")
     with pytest.raises(UserError, match="no recipe is called 'moco'; there are ssl, stock"):
         settings_for("1x", "moco")

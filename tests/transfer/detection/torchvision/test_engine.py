@@ -139,7 +139,7 @@ def test_another_training_is_not_gone_on_with(data: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"another run \(base_lr was .*, now 0.1\): choose another folder"):
         train(replace(job, settings=replace(job.settings, base_lr=0.1)))
     with pytest.raises(UserError, match=r"\(other images\)"):
-        train(replace(job, train=job.train.chosen([0, 1])))
+        train(replace(job, train=job.train.subset([0, 1])))
     with pytest.raises(UserError, match=r"\(other weights\)"):
         torchvision_engine.predict(replace(job, backbone={**job.backbone, "conv1.weight": torch.zeros(1)}), job.val)
 
