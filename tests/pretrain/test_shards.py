@@ -14,7 +14,7 @@ from excb.images.shards import open_shards
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
-from tests.excb.shard_files import pack_folder, tar_of
+from tests.excb.images.shard_files import pack_folder, tar_of
 from tests.pretrain.small_runs import OVERRIDES, stopped_before, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")

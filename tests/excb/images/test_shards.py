@@ -25,7 +25,7 @@ from excb.images.shards import ShardImages, open_images, open_shards
 from excb.images.subset import Subset
 from excb.networks.features import Inputs
 from excb.remote import byte_ranges
-from tests.excb.shard_files import pack_folder, picture, tar_of, webdataset
+from tests.excb.images.shard_files import pack_folder, picture, tar_of, webdataset
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

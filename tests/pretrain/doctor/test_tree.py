@@ -9,7 +9,7 @@ from excb.images.image_set import read_list, scan_folder
 from excb.images.shards import open_shards
 from excb.pretrain.doctor.check import Check
 from excb.pretrain.doctor.tree import check_tree
-from tests.excb.shard_files import pack_folder
+from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.small_runs import write_images
 
 

@@ -27,7 +27,7 @@ from excb.pretrain.study import figures, runner, sets
 from excb.pretrain.study.studies import BASE, STUDIES
 from excb.pretrain.study.table import Row, Table
 from excb.settings import MethodSettings
-from tests.excb.shard_files import pack_folder
+from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
