@@ -9,7 +9,8 @@ import torch
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.images.image_set import CodedImages, scan_folder
+from excb.images.image_set import CodedImages
+from excb.images.scanning import scan_folder
 from excb.images.shards import open_shards
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from excb.console import Reporter
-from excb.images.image_set import read_list, scan_folder
+from excb.images.opening import read_list
+from excb.images.scanning import scan_folder
 from excb.images.shards import open_shards
 from excb.pretrain.doctor import files
 from excb.pretrain.doctor.check import Check

@@ -18,7 +18,7 @@ from PIL import Image
 
 import excb
 from excb.errors import UserError
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.pretrain import step
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe

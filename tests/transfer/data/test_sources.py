@@ -16,7 +16,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.transfer.data import sources
 from excb.transfer.data.classes import labelled, with_classes_of
 from excb.transfer.data.named_sets import Source, numbered
