@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from excb.images.image_set import scan_folder
 from excb.images.photographs import PHOTOGRAPHS, photograph
+from excb.images.scanning import scan_folder
 from excb.networks.architecture import Architecture
 from excb.networks.features import Inputs, extract
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing

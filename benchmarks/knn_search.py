@@ -20,7 +20,10 @@ import torch
 from torch import Tensor
 
 from excb.errors import UserError
-from excb.neighbours.knn import Neighbours, available_backend, nearest, plan, vote
+from excb.neighbours.backends import available_backend
+from excb.neighbours.knn import vote
+from excb.neighbours.memory import plan
+from excb.neighbours.nearest import Neighbours, nearest
 
 
 def unit_rows(rows: int, width: int, seed: int) -> Tensor:

@@ -26,7 +26,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from excb.images import jpeg
-from excb.images.image_set import CodedImages, scan_folder
+from excb.images.image_set import CodedImages
+from excb.images.scanning import scan_folder
 from excb.images.shards import open_shards
 
 START = """

@@ -14,7 +14,7 @@ from excb.console import Reporter, duration
 from excb.distributed.machine import choose_device
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.loading import load
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.initialise import build_model

@@ -28,7 +28,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.input_pipeline import write_photographs
 from benchmarks.plain_step import Plain, plain_batches
 from excb.distributed.machine import choose_device
-from excb.images.image_set import ImageSet, scan_folder
+from excb.images.image_set import ImageSet
+from excb.images.scanning import scan_folder
 from excb.pretrain.data.loader import Batch, loader
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.flops import count

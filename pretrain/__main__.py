@@ -152,7 +152,7 @@ def _pretrain(chosen: argparse.Namespace, recipe: Recipe, device: "torch.device"
 
         code = quickstart(recipe, place.folder, reporter, table=not chosen.json, profile=chosen.profile)
     else:
-        from excb.images.image_set import refuse_among
+        from excb.images.scanning import refuse_among
         from excb.images.shards import ShardImages
 
         from .data.hub_stream import open_training
@@ -187,7 +187,7 @@ def _show(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, rep
 
 def _plan(recipe: Recipe, values: Sequence[str], chosen: argparse.Namespace, reporter: Reporter) -> int:
     recipe = overrides.apply(recipe, [*_gpu_overrides(chosen.gpus), *values])
-    from excb.images.shards import training_images
+    from excb.images.opening import training_images
 
     from .data.hub_stream import refuse_stream
     from .plan.plan import plan

@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader
 
 from excb.console import Reporter, duration
 from excb.hub import loading
-from excb.images.image_set import Images, ImageSet, scan_folder
+from excb.images.image_set import Images, ImageSet
 from excb.images.photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
-from excb.neighbours.knn import accuracy, nearest, vote
+from excb.images.scanning import scan_folder
+from excb.neighbours.knn import accuracy, vote
+from excb.neighbours.nearest import nearest
 from excb.networks.features import Inputs, extract
 from excb.networks.preprocessing import Preprocessing
 

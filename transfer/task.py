@@ -16,7 +16,8 @@ from excb.distributed.workers import worker_count
 from excb.errors import UserError, require
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.loading import load
-from excb.images.image_set import Images, scan_folder
+from excb.images.image_set import Images
+from excb.images.scanning import scan_folder
 from excb.networks.backbone import check_resolution
 from excb.networks.features import Kind
 from excb.networks.preprocessing import Preprocessing

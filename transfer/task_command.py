@@ -66,7 +66,7 @@ def _kind(chosen: argparse.Namespace) -> "Kind":
 def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter, *, results: Path | None) -> "Task":
     """Checkpoint and images, checked; `results` is the folder for what is found, if anything is to be written."""
     from excb.distributed.collectives import all_succeed
-    from excb.images.image_set import refuse_among
+    from excb.images.scanning import refuse_among
 
     from .data.sources import train_and_test
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import overload
 
 import numpy as np
@@ -14,12 +13,11 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.image_set import EXTENSIONS, CodedImages, fingerprint_of, read_list, scan_folder
+from excb.images.image_set import EXTENSIONS, fingerprint_of
 from excb.images.shard_index import ShardIndex, index_of
-from excb.images.shard_places import find_shards, holds_shards, is_shards, names_tars
+from excb.images.shard_places import find_shards
 from excb.remote import byte_ranges
 
-LOOKED_AT = 8  # of a list's files: if none is there, its paths start elsewhere, or it holds more than paths
 MOST_CLASSES = 10_000_000  # more than any numbering of classes
 Note = Callable[[str], None]
 
@@ -198,45 +196,3 @@ def _classes(index: ShardIndex) -> tuple[np.ndarray | None, tuple[str, ...] | No
         return None, None
     number = {name: place for place, name in enumerate(classes)}
     return np.array([number[folder] for folder, _ in folders]), classes
-
-
-def training_images(data: str | None, listed: Path | None, note: Note = lambda _line: None) -> CodedImages:
-    """The images that a run trains on: those of a list, or what `open_images` finds.
-
-    Args:
-        data: a folder or shards; with a list, the folder that its paths start from.
-        listed: a file with one path a line.
-        note: told when shards are indexed.
-
-    Raises:
-        UserError: there are none, they cannot be used, or a list starts with files that are not there.
-    """
-    if listed is None:
-        assert data is not None
-        return open_images(data, note)
-    if data is not None and is_shards(data):
-        raise UserError(f"--list names files, and {data} holds shards: leave one of them out")
-    images = read_list(listed, data)
-    if all(images.stamp(index) == "none" for index in range(min(len(images), LOOKED_AT))):
-        starts = "--data" if data is not None else "the list's own folder, or from --data where that is given"
-        raise UserError(
-            f"the list {listed} names {images.paths[0]}, but there is no file {images.file(0)}: its paths start from "
-            f"{starts}, one a line with nothing else"
-        )
-    return images
-
-
-def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
-    """The images that a text names: a folder of images, or shards; of either, what train/ inside holds if there is one.
-
-    Raises:
-        UserError: there are none, or they cannot be used.
-    """
-    if not is_shards(text):
-        inside = Path(text) / "train"
-        if not inside.is_dir():
-            return scan_folder(text)
-        return open_shards(str(inside), note) if is_shards(str(inside)) else scan_folder(inside)
-    if byte_ranges.is_remote(text) and not names_tars(text) and holds_shards(inside_url := f"{text.rstrip('/')}/train"):
-        return open_shards(inside_url, note)
-    return open_shards(text, note)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from excb.errors import UserError, nearest_name, require
 from excb.images.image_set import CodedImages
-from excb.images.shards import Note, training_images
+from excb.images.opening import training_images
+from excb.images.shards import Note
 from excb.remote import byte_ranges
 
 from .stream_images import StreamImages, trouble
@@ -17,7 +18,7 @@ _OPTIONS = ("split", "buffer")
 
 
 def open_training(data: str | None, listed: Path | None, note: Note) -> CodedImages | StreamImages:
-    """The images that a run trains on: a stream, or what `excb.images.shards.training_images` finds.
+    """The images that a run trains on: a stream, or what `excb.images.opening.training_images` finds.
 
     Raises:
         UserError: there are none, or they cannot be used.

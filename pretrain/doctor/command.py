@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     recipe = overrides.apply(overrides.find_recipe(chosen.recipe), chosen.values) if chosen.recipe else None
     if chosen.data is None and chosen.list is None:
         raise UserError("name the folder of images with --data DIR, or a list of them with --list FILE")
-    from excb.images.shards import training_images
+    from excb.images.opening import training_images
 
     from ..data.hub_stream import refuse_stream
 
@@ -126,7 +126,7 @@ def examine(
 
 def _refuse_folder(images: "CodedImages", recipe: Recipe | None, run: Place) -> None:
     """Refuse a run folder as the run itself would: among the images, or another run's."""
-    from excb.images.image_set import refuse_among
+    from excb.images.scanning import refuse_among
 
     from ..run.run_folder import describe, refuse_other_run
 

@@ -13,7 +13,8 @@ from excb.charts.style import distinct_styles, new_figure
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub import loading
-from excb.images.image_set import ImageSet, refuse_among, scan_folder
+from excb.images.image_set import ImageSet
+from excb.images.scanning import refuse_among, scan_folder
 from excb.method import unit
 from excb.networks.features import Inputs, extract
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from excb.method import pair_weights
-from excb.neighbours.knn import nearest
+from excb.neighbours.nearest import nearest
 
 from ..recipe import Recipe
 

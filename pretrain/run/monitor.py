@@ -17,7 +17,8 @@ from excb import seeding
 from excb.distributed.collectives import gather_objects, rank, run_on_rank0, world_size
 from excb.images.image_set import Images
 from excb.images.subset import Subset
-from excb.neighbours.knn import accuracy, nearest, vote
+from excb.neighbours.knn import accuracy, vote
+from excb.neighbours.nearest import nearest
 from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
 

@@ -22,7 +22,8 @@ from excb.hub import loading
 from excb.hub.trained_heads import NetworkHeads
 from excb.images.image_set import Images
 from excb.images.subset import Subset
-from excb.neighbours.knn import accuracy, nearest, vote
+from excb.neighbours.knn import accuracy, vote
+from excb.neighbours.nearest import nearest
 from excb.networks.features import Features, Inputs, extract
 from excb.results.result import environment
 

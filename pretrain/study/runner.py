@@ -10,7 +10,7 @@ from pathlib import Path
 from excb.console import Progressor, Reporter, duration
 from excb.errors import USER_ERROR, UserError
 from excb.files.atomic import write_text
-from excb.images.image_set import refuse_among
+from excb.images.scanning import refuse_among
 
 from .. import overrides
 from ..recipe import Recipe

@@ -9,7 +9,7 @@ import pytest
 
 from excb.checkpoint import run_checkpoint
 from excb.errors import UserError
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.images.shard_places import find_shards
 from excb.pretrain.__main__ import main as pretrain
 from excb.transfer.cli import main as evaluate

@@ -9,7 +9,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from excb.images.image_set import ImageSet, read_list, scan_folder
+from excb.images.image_set import ImageSet
+from excb.images.opening import read_list
+from excb.images.scanning import scan_folder
 from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main

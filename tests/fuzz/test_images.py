@@ -12,7 +12,8 @@ from PIL import Image
 
 from excb.images import jpeg
 from excb.images.decoding import BrokenImageError, open_image, open_smaller, stored_and_upright_size
-from excb.images.image_set import ImageSet, scan_folder
+from excb.images.image_set import ImageSet
+from excb.images.scanning import scan_folder
 from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.data.loader import SampleRef, TrainingViews

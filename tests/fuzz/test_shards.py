@@ -14,7 +14,7 @@ from excb.images.decoding import BrokenImageError
 from excb.images.shard_index import FOLDER
 from excb.images.shards import open_shards
 from excb.remote.home import cache_root
-from tests.excb.shard_files import member, picture, tar
+from tests.excb.images.shard_files import member, picture, tar
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz

@@ -16,7 +16,7 @@ import excb
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.pretrain import loop, step
 from excb.pretrain.__main__ import main
 from excb.pretrain.data import loader

@@ -10,7 +10,7 @@ from PIL import Image
 
 from excb.images import photographs
 from excb.images.decoding import open_image
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.pretrain import quickstart
 from excb.pretrain.__main__ import main
 from tests.pretrain.small_runs import OVERRIDES

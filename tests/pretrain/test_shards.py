@@ -9,12 +9,13 @@ import torch
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.images.image_set import CodedImages, scan_folder
+from excb.images.image_set import CodedImages
+from excb.images.scanning import scan_folder
 from excb.images.shards import open_shards
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
-from tests.excb.shard_files import pack_folder, tar_of
+from tests.excb.images.shard_files import pack_folder, tar_of
 from tests.pretrain.small_runs import OVERRIDES, stopped_before, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.data.classes import labelled
 from excb.transfer.task import Task, automatic_batch, largest_batch

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval clusters` in this process, with the others if there are any."""
     from excb.distributed.collectives import all_succeed
-    from excb.images.image_set import refuse_among
+    from excb.images.scanning import refuse_among
 
     from ..data.sources import images_of
     from . import command

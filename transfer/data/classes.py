@@ -8,7 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 from excb.errors import UserError, nearest_name, require
-from excb.images.image_set import Images, ImageSet, scan_folder
+from excb.images.image_set import Images, ImageSet
+from excb.images.scanning import scan_folder
 from excb.images.shards import ShardImages
 
 FixedImages = TypeVar("FixedImages", bound=ImageSet | ShardImages)

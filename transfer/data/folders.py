@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError, require
-from excb.images.image_set import Images, ImageSet, is_folder, scan_folder
+from excb.images.image_set import Images, ImageSet
+from excb.images.scanning import is_folder, scan_folder
 from excb.images.shard_places import holds_shards, is_shards
 from excb.images.shards import ShardImages, open_shards
 from excb.remote.byte_ranges import is_remote

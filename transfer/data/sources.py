@@ -8,8 +8,8 @@ from pathlib import Path
 
 from excb.errors import UserError, require
 from excb.images.image_set import Images
+from excb.images.opening import open_images
 from excb.images.shard_places import is_shards, names_tars
-from excb.images.shards import open_images
 from excb.remote.byte_ranges import is_remote
 
 from . import hub_sets, torchvision_sets

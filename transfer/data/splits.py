@@ -13,7 +13,8 @@ import numpy as np
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.files.atomic import write_text
-from excb.images.image_set import Images, read_list
+from excb.images.image_set import Images
+from excb.images.opening import read_list
 from excb.seeding import Purpose, generator
 
 ADDRESS = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/{}"

@@ -10,7 +10,10 @@ from excb.console import Reporter
 from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.distributed.machine import available_memory
 from excb.errors import UserError, require
-from excb.neighbours.knn import available_backend, nearest, plan, vote
+from excb.neighbours.backends import available_backend
+from excb.neighbours.knn import vote
+from excb.neighbours.memory import plan
+from excb.neighbours.nearest import nearest
 from excb.results.result import Result
 
 from ..reporting.report import Predictions, report

@@ -24,7 +24,9 @@ from PIL.PngImagePlugin import PngImageFile
 from excb.errors import UserError
 from excb.images import jpeg
 from excb.images.decoding import BrokenImageError, open_image, open_smaller, stored_and_upright_size, to_rgb
-from excb.images.image_set import ImageSet, read_list, refuse_among, scan_folder
+from excb.images.image_set import ImageSet
+from excb.images.opening import read_list
+from excb.images.scanning import refuse_among, scan_folder
 
 drawn = hypothesis.settings(deadline=None, database=None, derandomize=True, max_examples=100)
 

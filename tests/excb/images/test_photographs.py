@@ -10,7 +10,7 @@ from PIL import Image
 from excb.errors import UserError
 from excb.images import photographs
 from excb.images.decoding import open_image
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 
 
 @pytest.fixture

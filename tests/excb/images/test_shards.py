@@ -18,14 +18,15 @@ from torch.utils.data import DataLoader
 from excb.distributed.workers import follow_parent
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
-from excb.images.image_set import scan_folder
+from excb.images.opening import open_images
+from excb.images.scanning import scan_folder
 from excb.images.shard_index import FOLDER
 from excb.images.shard_places import is_shards
-from excb.images.shards import ShardImages, open_images, open_shards
+from excb.images.shards import ShardImages, open_shards
 from excb.images.subset import Subset
 from excb.networks.features import Inputs
 from excb.remote import byte_ranges
-from tests.excb.shard_files import pack_folder, picture, tar_of, webdataset
+from tests.excb.images.shard_files import pack_folder, picture, tar_of, webdataset
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

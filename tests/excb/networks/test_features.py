@@ -9,7 +9,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from excb.images.image_set import ImageSet, scan_folder
+from excb.images.image_set import ImageSet
+from excb.images.scanning import scan_folder
 from excb.networks.features import Features, Inputs, extract, in_batches, stream
 from excb.networks.preprocessing import Preprocessing
 

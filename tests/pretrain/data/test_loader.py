@@ -15,8 +15,9 @@ from torch import Tensor
 
 from excb import seeding
 from excb.errors import UserError
-from excb.images.image_set import ImageSet, scan_folder
+from excb.images.image_set import ImageSet
 from excb.images.photographs import photograph
+from excb.images.scanning import scan_folder
 from excb.pretrain.data.augmentation import PARAMETERS
 from excb.pretrain.data.loader import (
     NO_IMAGE,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.pretrain import overrides
 from excb.pretrain.__main__ import main
 from excb.pretrain.run.journal import METRICS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.pretrain.recipe import MonitorSettings, ViewSettings
 from excb.pretrain.run.monitor import KNN_TEMPERATURE, AugmentedInputs, Monitor, effective_rank, shared
 from tests.pretrain.small_runs import write_images

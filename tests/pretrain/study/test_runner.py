@@ -18,7 +18,7 @@ from PIL import Image
 
 import excb
 from excb.errors import UserError
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.pretrain import step
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
@@ -27,7 +27,7 @@ from excb.pretrain.study import figures, runner, sets
 from excb.pretrain.study.studies import BASE, STUDIES
 from excb.pretrain.study.table import Row, Table
 from excb.settings import MethodSettings
-from tests.excb.shard_files import pack_folder
+from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")

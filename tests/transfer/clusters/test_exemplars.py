@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.transfer.clusters.assignment import Assignment
 from excb.transfer.clusters.exemplars import SIDE, choose, in_turn, jpeg, pictures
 from tests.transfer.labelled_images import write_folder

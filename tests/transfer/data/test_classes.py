@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from excb.errors import UserError
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.transfer.data.classes import labelled, with_classes_of
 from tests.transfer.labelled_images import write_folder
 

@@ -16,13 +16,13 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.image_set import scan_folder
+from excb.images.scanning import scan_folder
 from excb.transfer.data import sources
 from excb.transfer.data.classes import labelled, with_classes_of
 from excb.transfer.data.named_sets import Source, numbered
 from excb.transfer.data.sources import images_of, open_source, train_and_test
 from excb.transfer.data.torchvision_sets import SETS, ArrayImages
-from tests.excb.shard_files import picture, tar_of, webdataset
+from tests.excb.images.shard_files import picture, tar_of, webdataset
 from tests.transfer.labelled_images import CLASSES, write_folder
 
 RANDOM = np.random.default_rng(0)

@@ -1,0 +1,77 @@
+"""The images that `--data` and `--list` name: a folder, shards, or a list of files."""
+
+from collections import Counter
+from pathlib import Path
+
+from excb.errors import UserError
+from excb.images.image_set import CodedImages, ImageSet
+from excb.images.scanning import scan_folder
+from excb.images.shard_places import holds_shards, is_shards, names_tars
+from excb.images.shards import Note, open_shards
+from excb.remote import byte_ranges
+
+LOOKED_AT = 8  # of a list's files: if none is there, its paths start elsewhere, or it holds more than paths
+
+
+def training_images(data: str | None, listed: Path | None, note: Note = lambda _line: None) -> CodedImages:
+    """The images that a run trains on: those of a list, or what `open_images` finds.
+
+    Args:
+        data: a folder or shards; with a list, the folder that its paths start from.
+        listed: a file with one path a line.
+        note: told when shards are indexed.
+
+    Raises:
+        UserError: there are none, they cannot be used, or a list starts with files that are not there.
+    """
+    if listed is None:
+        assert data is not None
+        return open_images(data, note)
+    if data is not None and is_shards(data):
+        raise UserError(f"--list names files, and {data} holds shards: leave one of them out")
+    images = read_list(listed, data)
+    if all(images.stamp(index) == "none" for index in range(min(len(images), LOOKED_AT))):
+        starts = "--data" if data is not None else "the list's own folder, or from --data where that is given"
+        raise UserError(
+            f"the list {listed} names {images.paths[0]}, but there is no file {images.file(0)}: its paths start from "
+            f"{starts}, one a line with nothing else"
+        )
+    return images
+
+
+def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
+    """The images that a text names: a folder of images, or shards; of either, what train/ inside holds if there is one.
+
+    Raises:
+        UserError: there are none, or they cannot be used.
+    """
+    if not is_shards(text):
+        inside = Path(text) / "train"
+        if not inside.is_dir():
+            return scan_folder(text)
+        return open_shards(str(inside), note) if is_shards(str(inside)) else scan_folder(inside)
+    if byte_ranges.is_remote(text) and not names_tars(text) and holds_shards(inside_url := f"{text.rstrip('/')}/train"):
+        return open_shards(inside_url, note)
+    return open_shards(text, note)
+
+
+def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:
+    """Read a list of image paths, one a line, relative to `root` or else to the list's own folder.
+
+    The set has no labels. Empty lines and lines that start with # are passed over; the order of the list is kept.
+
+    Raises:
+        UserError: the list is missing or empty, or names a file twice.
+    """
+    file = Path(file)
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()  # Windows editors put a mark before the first line
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the list {file}: {error}") from None
+    paths = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not paths:
+        raise UserError(f"the list {file} names no image: write one path a line")
+    path, times = Counter(paths).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"the list {file} names {path} more than once: remove the repeats")
+    return ImageSet(Path(root) if root is not None else file.parent, paths)

@@ -1,0 +1,130 @@
+"""The exact nearest rows by cosine similarity, found by one process or by several that share the bank.
+
+Letters: N bank rows, Q queries, D feature width, k neighbours. `excb.neighbours.search` describes how the search works.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from excb.distributed.collectives import all_succeed, gather_rows, rank, world_size
+from excb.errors import UserError
+from excb.exact import exact_products
+from excb.neighbours.backends import available_backend
+from excb.neighbours.search import Search
+from excb.neighbours.tiling import MERGED
+from excb.neighbours.unit_rows import Rows, UnitRows
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The k nearest bank rows of every query, on the CPU, sorted by (-similarity, index).
+
+    Attributes:
+        indices: [Q, k] int64, rows of the bank.
+        similarities: [Q, k] float64, cosine similarities, multiples of 2^-36.
+    """
+
+    indices: Tensor
+    similarities: Tensor
+
+
+def nearest(
+    bank: Tensor | Rows,
+    queries: Tensor | Rows,
+    k: int,
+    *,
+    backend: Literal["auto", "faiss", "torch"] = "auto",
+    exclude_self: bool = False,
+    share: bool = False,
+    device: torch.device | str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Neighbours:
+    """Return the k bank rows of highest cosine similarity to every query.
+
+    Similarities are those of float64, rounded to a multiple of 2^-36 (1.5e-11), and so bit-exact on every backend,
+    device and number of processes. Equal ones are ranked by index. Rows that are positive multiples of one another are
+    equal. A zero row has similarity 0 with everything.
+
+    Args:
+        bank: [N, D] features of any real type; they need not be normalised. A tensor may be memory-mapped; any object
+            with `rows(start, stop)`, `width` and a length is read span by span.
+        queries: [Q, D] features, likewise.
+        k: Neighbours per query, 1 to N, or to N - 1 with `exclude_self`.
+        backend: What proposes candidates; it does not change the answer. See `available_backend`.
+        exclude_self: The queries are the bank's rows in order, and no row is its own neighbour.
+        share: All processes call this with the same bank and queries; each searches one part of the bank, and all
+            return the same answer as one process alone.
+        device: Where the backend torch computes, tile by tile. By default where the bank is. FAISS is given what it
+            searches from the CPU, and torch computes there too instead of on MPS, which has no float64.
+        progress: Called as queries are done with the number of them; with the sum Q.
+
+    Raises:
+        UserError: Shapes do not fit, k is out of range, a feature is NaN or infinite, or FAISS is missing.
+    """
+    _check_shapes(bank, queries, k, exclude_self=exclude_self)
+    place = torch.device((bank.device if isinstance(bank, Tensor) else "cpu") if device is None else device)
+    resolved = available_backend(backend, place, _shape(bank)[1])
+    if resolved == "faiss" or place.type == "mps":
+        place = torch.device("cpu")
+
+    def search(part: slice) -> Neighbours:
+        unit_queries = UnitRows(queries, "query", place)
+        searched = Search(UnitRows(bank, "bank", place, part), min(k, part.stop - part.start), resolved, exclude_self)
+        return _search(searched, unit_queries, part.start, progress)
+
+    if not share or world_size() == 1:
+        return search(slice(0, len(bank)))
+    first, end = (len(bank) * number // world_size() for number in (rank(), rank() + 1))
+    return _merged(all_succeed(lambda: search(slice(first, end))), k)
+
+
+def _search(search: Search, queries: UnitRows, first: int, progress: Callable[[int], None] | None) -> Neighbours:
+    """Search the part of a bank that begins with row `first`. Of fewer than k rows all are returned."""
+    indices = torch.empty(len(queries), search.k, dtype=torch.int64)
+    similarities = torch.empty(len(queries), search.k, dtype=torch.float64)
+    if not search.k:  # more processes than rows
+        return Neighbours(indices, similarities)
+    with exact_products(queries.device):
+        for start in range(0, len(queries), search.round):
+            block = slice(start, min(start + search.round, len(queries)))
+            own = torch.arange(block.start, block.stop, device=queries.device) - first
+            if not search.exclude_self:
+                own.fill_(-1)
+            similarities[block], indices[block] = search.run(queries[block], own, progress or (lambda _done: None))
+    return Neighbours(indices.add_(first), similarities)
+
+
+def _merged(part: Neighbours, k: int) -> Neighbours:
+    """Merge what all processes found in their consecutive parts of the bank into the k best."""
+    Q, missing = len(part.indices), k - part.indices.shape[1]
+    similarities = torch.nn.functional.pad(part.similarities, (0, missing), value=-math.inf)
+    indices = torch.nn.functional.pad(part.indices, (0, missing), value=-1)
+    for start in range(0, Q, MERGED):
+        block = slice(start, start + MERGED)
+        # Side by side, equal similarities are in the order of their indices, and a stable sort keeps that order.
+        ranked, rows = (torch.cat(gather_rows(x[block]).chunk(world_size()), 1) for x in (similarities, indices))
+        ranked, order = ranked.sort(dim=1, descending=True, stable=True)
+        similarities[block], indices[block] = ranked[:, :k], rows.gather(1, order[:, :k])
+    return Neighbours(indices, similarities)
+
+
+def _shape(features: Tensor | Rows) -> list[int]:
+    return list(features.shape) if isinstance(features, Tensor) else [len(features), features.width]
+
+
+def _check_shapes(bank: Tensor | Rows, queries: Tensor | Rows, k: int, *, exclude_self: bool) -> None:
+    rows, wanted = _shape(bank), _shape(queries)
+    if len(rows) != 2 or len(wanted) != 2 or rows[1] != wanted[1] or 0 in rows + wanted:
+        raise UserError(
+            f"bank {rows} and queries {wanted} do not fit: give features [rows, width], "
+            "of one width, with at least one row each"
+        )
+    if exclude_self and rows != wanted:
+        raise UserError(f"exclude_self: {len(queries)} queries for {len(bank)} bank rows: pass the bank as the queries")
+    if not 1 <= k <= len(bank) - exclude_self:
+        raise UserError(f"k is {k}: choose 1 to {len(bank) - exclude_self}, the bank rows that can be neighbours")

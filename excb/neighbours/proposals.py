@@ -1,0 +1,128 @@
+"""Candidates for the nearest rows in low precision, with a proven bound on their error.
+
+Letters: N bank rows, Q queries, D feature width, k neighbours.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.neighbours import backends, tiling
+from excb.neighbours.precision import SINGLE, float32_error, lowered
+from excb.neighbours.unit_rows import UnitRows
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Candidates of Q queries.
+
+    Attributes:
+        rows: [Q, c] int64, ascending; -1 where a query has fewer.
+        values: [Q, c] float32, their approximate similarities, -inf where there is none.
+        floor: [Q] float32; every row with a value from here on is a candidate. Infinite where there were too many.
+        error: [Q] float64, bounds |value - similarity| before the value was rounded.
+        rounding: bounds the relative error of that last rounding.
+    """
+
+    rows: Tensor
+    values: Tensor
+    floor: Tensor
+    error: Tensor
+    rounding: float
+
+
+def propose_with_torch(bank: UnitRows, wanted: int, queries: Tensor, *, kind: torch.dtype, spread: int) -> Proposal:
+    """Propose all rows above a floor that is estimated from a sample of the bank.
+
+    Args:
+        bank: N rows.
+        wanted: how many neighbours to find.
+        queries: [Q, D] unit rows in float64.
+        kind: the precision to multiply in, float32 or bfloat16.
+        spread: standard deviations by which the floor is lower than the estimate.
+    """
+    low, error = lowered(queries.float(), kind)
+    table = _Table(tiling.table_width(len(bank), wanted, spread), _floors(bank, wanted, low, kind, spread))
+    worst, step = 0.0, min(tiling.BLOCK, len(queries))
+    for tile in tiling.spans(len(bank), max(step, bank.width), tiling.BUDGET, queries.device):
+        rows, lost = lowered(bank.approximate(tile), kind)
+        worst = max(worst, lost.max().item())
+        for start in range(0, len(queries), step):
+            table.add(start, tile.start, low[start : start + step], rows)
+    rounding = 0.0 if kind == torch.float32 else 0.51 * torch.finfo(kind).eps
+    floor = table.floor.float()
+    return Proposal(table.rows, table.values, floor, error + worst + float32_error(bank.width), rounding)
+
+
+def _floors(bank: UnitRows, wanted: int, queries: Tensor, kind: torch.dtype, spread: int) -> Tensor:
+    """An estimate [Q] of the value of rank about 2 k in the bank, in the type of the values."""
+    count, order = tiling.sample_size(len(bank), wanted, spread)
+    places = (torch.arange(count, dtype=torch.float64) * ((5**0.5 - 1) / 2) % 1 * len(bank)).long()
+    sample, _ = lowered(bank.pick(places.to(queries.device)).float(), kind)
+    return torch.cat([(some @ sample.T).topk(order).values[:, -1] for some in queries.split(tiling.BLOCK)])
+
+
+def propose_with_faiss(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal:
+    """Propose the `wanted` + SLACK best in float32; arguments are those of `propose_with_torch`."""
+    count = wanted + tiling.SLACK
+    low = queries.float()
+    best, rows = low.new_empty(len(low), 0), low.new_empty(len(low), 0, dtype=torch.int64)
+    for tile in tiling.spans(len(bank), bank.width, 8 * tiling.BUDGET, queries.device):
+        values, places = backends.faiss_search(bank.approximate(tile), low, min(count, tile.stop - tile.start))
+        best, order = torch.cat([best, values], 1).topk(min(count, tile.stop))
+        rows = torch.cat([rows, places + tile.start], 1).gather(1, order)
+    rows, order = rows.sort()
+    floor = torch.nextafter(best[:, -1], torch.tensor(math.inf))  # rows of the same value may be left out
+    error = torch.full_like(queries[:, 0], float32_error(bank.width) + 2 * SINGLE)
+    return Proposal(rows, best.gather(1, order), floor, error, 0.0)
+
+
+class _Table:
+    """Collects the rows above every query's floor, in the order of the bank."""
+
+    def __init__(self, width: int, floor: Tensor) -> None:
+        self._all_rows = torch.full((len(floor), width + 1), -1, device=floor.device)  # the last takes the excess
+        self._all_values = torch.full((len(floor), width + 1), -math.inf, device=floor.device)
+        self.rows, self.values = self._all_rows[:, :width], self._all_values[:, :width]
+        self.floor = floor
+        self._counts = torch.zeros(len(floor), dtype=torch.int64, device=floor.device)
+        self._products = floor.new_empty(0)
+        self._mask = torch.empty(0, dtype=torch.bool, device=floor.device)
+
+    def add(self, first: int, start: int, queries: Tensor, rows: Tensor) -> None:
+        """Add what is above the floor among the queries from `first` on and the rows from `start` on."""
+        some = slice(first, first + len(queries))
+        hits, values = self._above_floor(queries, rows, self.floor[some])
+        query = hits.div(len(rows), rounding_mode="floor")
+        counts = torch.bincount(query, minlength=len(queries))
+        places = torch.arange(len(hits), device=hits.device)
+        places += (self._counts[some] - counts.cumsum(0) + counts).index_select(0, query)
+        self._counts[some] += counts
+        width = self.rows.shape[1]
+        self.floor[some].masked_fill_(self._counts[some] > width, math.inf)  # no more of this query
+        slots = places.clamp_(max=width).add_((query + first) * (width + 1))
+        self._all_rows.view(-1)[slots] = hits - query * len(rows) + start
+        self._all_values.view(-1)[slots] = values
+
+    def _above_floor(self, queries: Tensor, rows: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices of the products that reach the floor, numbered row by row, and these products in float32.
+
+        NumPy compares and counts several times faster than torch. It has no bfloat16, but the bits of such numbers,
+        read as integers, compare the same way with any positive number. Memory is reused, because fresh memory costs
+        as much as the comparison.
+        """
+        shape, count = (len(queries), len(rows)), len(queries) * len(rows)
+        if len(self._mask) < count:
+            self._products, self._mask = floor.new_empty(count), self._mask.new_empty(count)
+        values, mask = self._products[:count].view(shape), self._mask[:count].view(shape)
+        torch.mm(queries, rows.T, out=values)
+        if values.device.type != "cpu" or (values.dtype == torch.bfloat16 and not bool((floor > 0).all())):
+            hits = torch.ge(values, floor[:, None], out=mask).view(-1).nonzero()[:, 0]
+        else:
+            kind = torch.int16 if values.dtype == torch.bfloat16 else values.dtype
+            np.greater_equal(values.view(kind).numpy(), floor[:, None].view(kind).numpy(), out=mask.numpy())
+            hits = torch.from_numpy(np.flatnonzero(mask.numpy()))
+        return hits, values.view(-1).index_select(0, hits).float()

@@ -1,0 +1,60 @@
+"""The sizes of the search: tiles that fit the caches, tables of candidates, and the memory that all of it takes.
+
+Letters: N bank rows, Q queries, D feature width, k neighbours.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+CANDIDATES = 2**24  # most candidates in the table of a round of queries: 192 MiB
+BLOCK = 512  # queries that meet a tile at once
+BUDGET = 2**21  # most elements of a tile of similarities, and rows x D of a tile of the bank: what caches hold
+CACHED = 2**17  # the same where many elementwise steps follow
+SAMPLE = 8192  # bank rows from which a query's floor is estimated
+SPREAD = 4  # standard deviations by which a floor is lower than the estimate; doubled for the last attempt
+SLACK = 32  # candidates of FAISS beyond k
+MERGED = 4096  # queries whose neighbours the processes exchange at once
+WORTH = 2**27  # similarities from which bfloat16 is tried: fewer take no time anyway
+ON_GPU = 32  # how much larger all tiles are on a GPU
+
+
+def spans(lines: int, elements: int, budget: int, device: torch.device) -> Iterator[slice]:
+    """Divide lines of so many elements each into slices of at least one line, if possible within the budget."""
+    step = max(1, budget_on(budget, device) // max(1, elements))
+    return (slice(start, min(start + step, lines)) for start in range(0, lines, step))
+
+
+def budget_on(elements: int, device: torch.device) -> int:
+    """A budget of elements, enlarged on a GPU."""
+    return elements * ON_GPU if device.type == "cuda" else elements
+
+
+def sample_size(N: int, wanted: int, spread: int) -> tuple[int, int]:
+    """How many bank rows to draw for a floor, and which rank among them lets about 2 k rows of the bank through.
+
+    The rank that 2 k rows have in the sample has a standard deviation of its root; `spread` of them are added.
+    """
+    count = min(SAMPLE, N)
+    share = 2 * wanted * count / N
+    return count, min(count, math.ceil(share + spread * (math.sqrt(share) + 1)))
+
+
+def table_width(N: int, wanted: int, spread: int | None = None) -> int:
+    """Columns for a query's candidates, twice as many as are expected; N or more where a table would not pay."""
+    count, order = sample_size(N, wanted, 2 * SPREAD if spread is None else spread)
+    return 2 * math.ceil(order * N / count) + SLACK
+
+
+def queries_at_once(N: int, D: int, wanted: int) -> int:
+    """How many queries to search together, so that their candidates fit the table."""
+    return max(1, CANDIDATES // max(D, min(N, table_width(N, wanted))))
+
+
+def working_bytes(N: int, D: int, Q: int, k: int) -> int:
+    """About the most bytes that a search of Q queries among N rows holds beyond these, the norms and the answer."""
+    width = min(N, table_width(N, k))
+    together = min(Q, queries_at_once(N, D, k))
+    table = together * (width * 12 + D * 16 + k * 16)
+    return table + 8 * max(BUDGET, D) * 12 + 8 * D * min(N, SAMPLE)

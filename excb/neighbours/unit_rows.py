@@ -1,0 +1,96 @@
+"""Rows of unit length, normalised in float64 a span at a time."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from excb.errors import UserError
+from excb.neighbours import tiling
+
+
+class Rows(Protocol):
+    """Features [N, width] of which any span can be read, however large the whole."""
+
+    @property
+    def width(self) -> int:
+        """D."""
+
+    def __len__(self) -> int:
+        """N."""
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows [stop - start, D] of any real type."""
+
+
+class UnitRows:
+    """The rows of a matrix, normalised in float64 when some are asked for; never all of them at once.
+
+    Rows are divided by their largest magnitude first: no square overflows, and rows that are positive multiples of one
+    another become the same bits. All steps are elementwise, so that these bits depend neither on where a row lies nor
+    on the device.
+
+    Args:
+        source: [N, D] of any real type.
+        name: what one is, for messages.
+        device: where unit rows are wanted.
+        part: the rows to look at, by default all.
+
+    Attributes:
+        width: D.
+        device: where unit rows are wanted.
+        scales: [N] float64, what makes a raw row a unit row but for rounding.
+        moderate: whether products of raw rows and scales stay far from overflow and underflow.
+
+    Raises:
+        UserError: a feature is NaN or infinite.
+    """
+
+    def __init__(self, source: Tensor | Rows, name: str, device: torch.device, part: slice | None = None) -> None:
+        whole = slice(0, len(source)) if part is None else part
+        self._source, self.device, self._first = source, device, whole.start
+        self._length = whole.stop - whole.start
+        self.width = source.shape[1] if isinstance(source, Tensor) else source.width
+        self._peaks, self._inverse = torch.ones(2, self._length, 1, dtype=torch.float64, device=device)
+        for rows in tiling.spans(self._length, self.width, tiling.CACHED, device):
+            values = self._raw(rows).double()
+            peak = values.abs().amax(1, keepdim=True)
+            if not peak.isfinite().all():
+                raise UserError(f"a {name} feature is NaN or infinite: check the encoder and the images it was given")
+            self._peaks[rows] = torch.where(peak > 0, peak, 1.0)
+            squares = (values / self._peaks[rows]).square_()
+            while (width := squares.shape[1]) > 1:  # Halving: sum() may add in an order of its own on every device.
+                half = (width + 1) // 2
+                squares[:, : width - half] += squares[:, half:]
+                squares = squares[:, :half]
+            self._inverse[rows] = 1 / squares.sqrt().clamp(min=1.0)  # at least 1 by the division, except in zero rows
+
+        self.moderate = bool(((self._peaks > 2.0**-200) & (self._peaks < 2.0**200)).all())
+        self.scales = (self._inverse / self._peaks)[:, 0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return torch.div(self._raw(rows), self._peaks[rows]).mul_(self._inverse[rows])
+
+    def approximate(self, rows: slice) -> Tensor:
+        """Unit rows in float32; no coordinate is off by more than 6 x 2^-24 of itself."""
+        raw = self._raw(rows)
+        kind = torch.promote_types(raw.dtype, torch.float32)
+        return torch.div(raw, self._peaks[rows].to(kind)).mul_(self._inverse[rows].to(kind)).float()
+
+    def pick(self, rows: Tensor) -> Tensor:
+        """Unit rows [n, D] of the given numbers [n]."""
+        return torch.div(self.raw(rows), self._peaks.index_select(0, rows)).mul_(self._inverse.index_select(0, rows))
+
+    def raw(self, rows: Tensor) -> Tensor:
+        """Rows [n, D] of the given numbers [n] as they are."""
+        if isinstance(self._source, Tensor):
+            return self._source.detach().index_select(0, (rows + self._first).to(self._source.device)).to(self.device)
+        return torch.cat([self._source.rows(row, row + 1) for row in (rows + self._first).tolist()]).to(self.device)
+
+    def _raw(self, rows: slice) -> Tensor:
+        start, stop = rows.start + self._first, min(rows.stop, self._length) + self._first
+        raw = self._source[start:stop] if isinstance(self._source, Tensor) else self._source.rows(start, stop)
+        return raw.detach().to(self.device)
