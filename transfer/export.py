@@ -1,6 +1,5 @@
 """`excb-eval features`: make and export the features of a task, or say beforehand what that will take."""
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from excb.console import Reporter, duration
 from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.errors import UserError
+from excb.files.atomic import new_file
 from excb.images.image_set import Images
 from excb.networks.features import Inputs, Kind, in_batches, stream
 
@@ -47,18 +47,8 @@ def _names(images: Images) -> np.ndarray:
 
 
 def _write(arrays: dict[str, np.ndarray], file: Path) -> None:
-    """Write a .npz file atomically."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as stream:
-                np.savez(stream, **arrays)  # type: ignore[arg-type]
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {file} ({error}): name another file") from None
+    with new_file(file, advice="name another file") as made, made.open("wb") as stream:
+        np.savez(stream, **arrays)  # type: ignore[arg-type]
 
 
 def plan(task: Task, *, kind: Kind = "pooled", sets: Sequence[str] = ("train", "test")) -> dict[str, Any]:

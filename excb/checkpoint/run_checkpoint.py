@@ -4,7 +4,6 @@ A checkpoint is one dictionary of tensors and plain values, saved by torch as a 
 find truncated and altered files; `weights_only=True` keeps a file from running code.
 """
 
-import os
 import pickle
 import re
 import warnings
@@ -15,6 +14,7 @@ from typing import Any
 
 from excb.checkpoint.untrusted import REFUSALS, repeated
 from excb.errors import UserError, first_line
+from excb.files.atomic import new_file
 
 FORMAT = "excb-run"
 VERSION = 1
@@ -42,25 +42,13 @@ def write(contents: dict[str, Any], file: Path) -> None:
     """
     import torch
 
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(file, advice="earlier checkpoints are untouched") as made, made.open("wb") as stream:
         try:
-            with temporary.open("wb") as stream:
-                torch.save({"format": FORMAT, "version": VERSION} | contents, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(file.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
-    except (OSError, RuntimeError) as error:
-        # A full disk is an OSError, after which torch may fail as well and hide it behind a RuntimeError of many lines.
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        reason = str(cause).partition("\n")[0]
-        raise UserError(f"cannot write {file}: {reason}; earlier checkpoints are untouched") from None
+            torch.save({"format": FORMAT, "version": VERSION} | contents, stream)
+        except RuntimeError as error:
+            # After an OSError, such as a full disk, torch may fail as well and hide it behind many lines.
+            hidden = error.__context__
+            raise hidden if isinstance(hidden, OSError) else OSError(first_line(error)) from None
 
 
 def read(file: Path) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Files and folders that appear whole or not at all, also after a crash: made beside their place, then put there."""
+"""The one atomic writer: files and folders appear whole or not at all, also after a crash and with several writers.
+
+They are written beside their place under a name that no other writer has, flushed to the disk, and then renamed. Not
+written here: files that grow (logs, downloads that can resume), for which half a file is what is wanted.
+"""
 
 import ctypes
 import errno
@@ -40,34 +44,38 @@ def _seen(place: Path) -> bool:
 
 
 @contextmanager
-def new_file(target: Path) -> Iterator[Path]:
+def new_file(target: Path, *, advice: str = "") -> Iterator[Path]:
     """Give the name of a file to write; when the block ends without an error, it takes the place of `target`.
+
+    Args:
+        target: the file; its folder is made.
+        advice: what to do, or what is safe, if it cannot be written.
 
     Raises:
         UserError: it cannot be written; what was there is untouched.
     """
-    with _made_beside(target) as made:
+    with _made_beside(target, advice) as made:
         yield made
         flush(made)
         made.replace(target)
 
 
-def write_text(text: str, file: Path) -> None:
-    """Write a text file atomically, in UTF-8.
+def write_text(text: str, file: Path, *, advice: str = "") -> None:
+    """Write a text file in UTF-8: see `new_file`.
 
     Raises:
         UserError: the file cannot be written; what was there is untouched.
     """
-    write_bytes(text.encode(), file)
+    write_bytes(text.encode(), file, advice=advice)
 
 
-def write_bytes(contents: bytes, file: Path) -> None:
-    """Write a file atomically, also beside other writers of the same file: the last one wins.
+def write_bytes(contents: bytes, file: Path, *, advice: str = "") -> None:
+    """Write a file: see `new_file`. Of several writers of the same file, the last one wins.
 
     Raises:
         UserError: the file cannot be written; what was there is untouched.
     """
-    with new_file(file) as made:
+    with new_file(file, advice=advice) as made:
         made.write_bytes(contents)
 
 
@@ -90,7 +98,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _made_beside(target: Path) -> Iterator[Path]:
+def _made_beside(target: Path, advice: str = "") -> Iterator[Path]:
     """Give a free name beside `target`; nothing is left under it."""
     made = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -101,7 +109,7 @@ def _made_beside(target: Path) -> Iterator[Path]:
         finally:
             _remove(made)
     except OSError as error:
-        raise UserError(f"cannot write {target}: {error}") from None
+        raise UserError(f"cannot write {target}: {error}{advice and f'; {advice}'}") from None
 
 
 def _remove(path: Path) -> None:

@@ -7,6 +7,7 @@ from excb.checkpoint import run_checkpoint
 from excb.checkpoint.exported import CONFIG, FILES
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.files.atomic import write_text
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
 from excb.remote.object_store import Store, StoreError
@@ -66,7 +67,7 @@ def _fetch(store: Store, name: str, target: Path, reporter: Reporter) -> None:
     reporter.note(f"fetching {store.url}/{name}")
     kept.unlink(missing_ok=True)
     store.fetch(name, target)
-    kept.write_text(stamp, encoding="utf-8")
+    write_text(stamp, kept)
 
 
 def _stamp_of(file: Path) -> Path:

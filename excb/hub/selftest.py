@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from excb import seeding
 from excb.checkpoint import exported
 from excb.errors import UserError
-from excb.files.atomic import new_file
+from excb.files.atomic import write_bytes
 from excb.hub.backbone import Backbone
 from excb.images import photographs
 from excb.images.photographs import PHOTOGRAPHS, SPLITS, PhotographError, photograph
@@ -82,8 +82,7 @@ def write(folder: Path, backbone: Backbone) -> None:
     Raises:
         UserError: the file cannot be written, or a photograph is not installed.
     """
-    with new_file(folder / exported.SELFTEST) as file:
-        file.write_bytes(exported.serialised(expected(backbone)))
+    write_bytes(exported.serialised(expected(backbone)), folder / exported.SELFTEST)
 
 
 def check(backbone: Backbone, stored: Mapping[str, Tensor]) -> None:

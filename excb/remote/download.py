@@ -158,7 +158,10 @@ class _Download:
         return self._whole(known, hashes)
 
     def _write(self, response: HTTPResponse, have: int, total: int | None, hashes: Hashes) -> int:
-        """Append what comes to the part, and return its size."""
+        """Append what comes to the part, and return its size.
+
+        Not atomic, on purpose: what a killed download leaves is where the next one resumes.
+        """
         told = self.reporter if total is None or total >= MB else Reporter(quiet=True)  # no bar for a moment
         with (
             self.part.open("ab") as stream,

@@ -49,7 +49,7 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
                 file = folder / f"{key}-{said}"
                 part.with_suffix(".json").unlink()  # there is nothing to go on with
                 verified(part, hashes, aside=file.with_name(file.name + WRONG))
-                part.replace(file)
+                part.replace(file)  # `download` has flushed it: resumable parts are no work of `files.atomic`
                 return file
     verified(file, hashes_of(file, algorithms), aside=file.with_name(file.name + WRONG))
     return file

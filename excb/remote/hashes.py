@@ -114,7 +114,7 @@ def verify(
         expected.append((Published("sha256", first), again))
     for (algorithm, digits), origin in expected:
         if not hashes[algorithm].startswith(digits):
-            file.replace(aside)
+            file.replace(aside)  # a rename of what is on the disk already: nothing is written
             raise UserError(
                 f"{name}: {source} is not the file it should be, and kept aside as {aside}: its {algorithm} is "
                 f"{hashes[algorithm]}, but {digits} {origin}"

@@ -15,6 +15,7 @@ from excb.checkpoint import run_checkpoint
 from excb.cli import local_path
 from excb.errors import UserError
 from excb.files import json_text
+from excb.files.atomic import write_text
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
 from excb.remote.object_store import Store, StoreError
@@ -146,7 +147,7 @@ class Mirror:
                 )
             self._store.write(json.dumps(me | {"token": self._token}).encode(), OWNER)
             self._store.write((self._folder / name).read_bytes(), name)
-            (self._folder / MARK).write_text(f"{self.url}\n", encoding="utf-8")
+            write_text(f"{self.url}\n", self._folder / MARK)
         except (StoreError, OSError) as error:
             raise UserError(f"{error}: check the name, and your access to it") from None
 

@@ -1,13 +1,12 @@
 """Features kept on disk: addressed by all that they depend on, in shards, written atomically and checked when read."""
 
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +14,11 @@ from torch import Tensor
 
 from excb.errors import UserError
 from excb.files import json_text, npy
+from excb.files.atomic import new_file, write_text
 
 SHARD_BYTES = 64 * 2**20
 FOLDER, META = "features", "meta.json"
+_ADVICE = "name a folder elsewhere in EXCB_CACHE"
 
 
 class CachedFeatures:
@@ -135,7 +136,8 @@ class Store:
         Raises:
             UserError: the disk is full or the folder cannot be written.
         """
-        _write(lambda stream: np.save(stream, rows, allow_pickle=False), self.file(number))
+        with new_file(self.file(number), advice=_ADVICE) as made, made.open("wb") as stream:
+            np.save(stream, rows, allow_pickle=False)
 
     def finish(self, description: dict[str, Any]) -> None:
         """Write meta.json: from now on the features are complete.
@@ -150,7 +152,7 @@ class Store:
             "crc32": [_checksum(rows) for rows in shards if rows is not None],
             "made_from": description,
         }
-        _write(lambda stream: stream.write(json.dumps(meta, indent=2).encode()), self.folder / META)
+        write_text(json.dumps(meta, indent=2), self.folder / META, advice=_ADVICE)
 
     def open(self) -> CachedFeatures:
         """The complete features.
@@ -170,23 +172,7 @@ def _checksum(rows: np.ndarray) -> int:
 
 
 def _unwritable(place: Path, reason: str) -> UserError:
-    return UserError(f"cannot write features to {place} ({reason}): name a folder elsewhere in EXCB_CACHE")
-
-
-def _write(save: Callable[[IO[bytes]], Any], file: Path) -> None:
-    """Write a file so that it is absent or whole at any moment; evaluations beside each other write equal ones."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with temporary.open("wb") as stream:
-                save(stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise _unwritable(file, str(error)) from None
+    return UserError(f"cannot write features to {place} ({reason}); {_ADVICE}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """Tests of files and folders that appear whole or not at all: at every failure the old or the new, and nothing else."""
 
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from excb.errors import UserError
 from excb.files import atomic
-from excb.files.atomic import check_folder, new_file, new_folder
+from excb.files.atomic import check_folder, new_file, new_folder, write_text
 from tests.failing_disk import failing_at, names
 
 Tree = dict[str, bytes] | None
@@ -156,6 +157,37 @@ def test_two_at_once_do_not_meet(tmp_path: Path, make: Make) -> None:
             (made if make is make_file else made / "a").write_bytes(text)
     assert set((tree(target) or {}).values()) == {b"first"}  # the last that was finished
     assert names(tmp_path) == ["target"]
+
+
+def _write_often(target: Path, letter: str) -> None:
+    for _ in range(200):
+        write_text(letter * 100_000, target)
+
+
+def test_two_processes_that_write_one_file_leave_a_whole_one(tmp_path: Path) -> None:
+    """A reader in between sees one writer's text or the other's, never a mixture or a part."""
+    target = tmp_path / "target"
+    write_text("a" * 100_000, target)
+    writers = [get_context("spawn").Process(target=_write_often, args=(target, letter)) for letter in "ab"]
+    for writer in writers:
+        writer.start()
+    seen = set[str]()
+    while any(writer.is_alive() for writer in writers):
+        text = target.read_text()
+        assert len(text) == 100_000
+        seen |= set(text[:: 100_000 - 1])
+        assert text == text[0] * 100_000
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert seen == {"a", "b"}
+    assert names(tmp_path) == ["target"]
+
+
+def test_an_error_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write .*target: .*; name another file$"):
+        write_text("", tmp_path / "file" / "target", advice="name another file")
 
 
 @both
