@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from excb.objective import chunked as objective_chunked
-from excb.objective.loss import Scores
+from excb.objective.scores import Scores
 
 TAU_S = 0.1
 Answer = tuple[Tensor, Tensor]  # averages [R, D] and logsumexps [R]
@@ -44,11 +44,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="forms of the loss on a CPU")
     for name, default in (("rows", 512), ("clusters", 65_536), ("width", 256), ("turns", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    x, c = (F.normalize(torch.randn(count, chosen.width), dim=1) for count in (chosen.rows, chosen.clusters))
-    scores, products = Scores(x, c, TAU_S), torch.empty(chosen.rows, chosen.clusters)
+    x, c = (F.normalize(torch.randn(count, options.width), dim=1) for count in (options.rows, options.clusters))
+    scores, products = Scores(x, c, TAU_S), torch.empty(options.rows, options.clusters)
 
     def chunked(rows: int = 256, clusters: int = 1024, part: int = 64) -> Answer:
         with tiles(rows, clusters, part):
@@ -84,12 +84,12 @@ def main() -> None:
     del exact
     answers = {way: work() for way, work in ways.items()}
     least = dict.fromkeys(ways, float("inf"))
-    for _ in range(chosen.turns):
+    for _ in range(options.turns):
         for way, work in ways.items():
             start = time.process_time()
             work()
             least[way] = min(least[way], time.process_time() - start)
-    print(f"torch {torch.__version__}, one thread; {chosen.rows} rows, K = {chosen.clusters:,}, D = {chosen.width}")
+    print(f"torch {torch.__version__}, one thread; {options.rows} rows, K = {options.clusters:,}, D = {options.width}")
     base = next(iter(least.values()))
     for way, answer in answers.items():
         errors = ""

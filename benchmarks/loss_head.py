@@ -1,7 +1,7 @@
 """What the loss costs, forward and backward: whole matrices of rows x clusters against centroids that pass by in tiles.
 
 Run: python benchmarks/loss_head.py [--batch 64] [--clusters 65536] [--width 256] [--threads 1] [--turns 3]
-     python benchmarks/loss_head.py --device cuda --batch 256 [--form auto]
+     python benchmarks/loss_head.py --device cuda --batch 256 [--backend auto]
 
 The input is what the heads return: unit rows of 2 global and 6 local views from projector and predictor, unit rows of
 the teacher, unit centroids. "published" is the plain form of the equations as published code writes them: B on the
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from excb.method import balancing, pair_weights
-from excb.objective.loss import Form, assign, match
+from excb.objective.loss import assign, cross_entropy
 
 GLOBALS, VIEWS, TAU_T, TAU_S = 2, 8, 0.04, 0.1
 
@@ -46,12 +46,12 @@ class Batch:
     sizes: Tensor  # [K]
 
     def gradients(self) -> list[Tensor]:
-        """Gradients of everything that learns; they are forgotten."""
+        """Take the gradients of everything that learns, and clear them."""
         leaves = (self.h, self.g, self.centroids)
-        found = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         for leaf in leaves:
             leaf.grad = None
-        return found
+        return gradients
 
 
 def batch_of(images: int, clusters: int, width: int, device: str) -> Batch:
@@ -86,15 +86,15 @@ def plain(batch: Batch, *, hoisted: bool) -> Tensor:
     if hoisted:
         z_h, z_g = F.log_softmax(z_h, dim=-1), F.log_softmax(z_g, dim=-1)
 
-    def cross_entropy(p: Tensor, z: Tensor) -> Tensor:
+    def entropy(p: Tensor, z: Tensor) -> Tensor:
         return (-p * (z if hoisted else F.log_softmax(z, dim=-1))).sum(dim=-1).mean()
 
-    of_h = [cross_entropy(p_t[t], z_h[v]) for t in range(GLOBALS) for v in range(VIEWS) if t != v]
-    of_g = [cross_entropy(p_t[t], z_g[v]) for t in range(GLOBALS) for v in range(VIEWS)]
+    of_h = [entropy(p_t[t], z_h[v]) for t in range(GLOBALS) for v in range(VIEWS) if t != v]
+    of_g = [entropy(p_t[t], z_g[v]) for t in range(GLOBALS) for v in range(VIEWS)]
     return torch.stack(of_h).mean() / 2 + torch.stack(of_g).mean() / 2
 
 
-def ours(batch: Batch, form: Form) -> Tensor:
+def ours(batch: Batch, backend: str) -> Tensor:
     """The same without a matrix of rows x clusters, as `excb.method` calls it."""
     kind = torch.bfloat16 if batch.h.is_cuda else torch.float32
     h, g, centroids, queries, teacher = (
@@ -103,10 +103,10 @@ def ours(batch: Batch, form: Form) -> Tensor:
     fixed = centroids.detach()
     weights_h, weights_g = (half.to(batch.sizes) for half in pair_weights(GLOBALS, VIEWS - GLOBALS))
     scale, offset = balancing(batch.sizes)
-    assignment = assign(queries, teacher, scale, offset, fixed, temperature=TAU_T, form=form)
-    loss = match(h[:GLOBALS], centroids, assignment, weights_h[:, :GLOBALS], temperature=TAU_S, form=form)
+    assignment = assign(queries, teacher, scale, offset, fixed, temperature=TAU_T, backend=backend)
+    loss = cross_entropy(h[:GLOBALS], centroids, assignment, weights_h[:, :GLOBALS], temperature=TAU_S)
     rest, weights = torch.cat([h[GLOBALS:], g]), torch.cat([weights_h[:, GLOBALS:], weights_g], 1)
-    return loss + match(rest, fixed, assignment, weights, temperature=TAU_S, form=form)
+    return loss + cross_entropy(rest, fixed, assignment, weights, temperature=TAU_S)
 
 
 def seconds(work: Callable[[], object], device: str) -> tuple[float, float]:
@@ -158,16 +158,16 @@ def main() -> None:
     for name, default in (("batch", 64), ("clusters", 65_536), ("width", 256), ("threads", 1), ("turns", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--form", default="auto", help="of excb.objective.loss: auto, chunked, triton or flex")
+    parser.add_argument("--backend", default="auto", help="of excb.objective.loss: auto, triton, chunked or plain")
     parser.add_argument("--memory-of", help="measure this way's memory and nothing else")
-    chosen = parser.parse_args()
-    device = chosen.device
-    torch.set_num_threads(chosen.threads)
-    batch = batch_of(chosen.batch, chosen.clusters, chosen.width, device)
+    options = parser.parse_args()
+    device = options.device
+    torch.set_num_threads(options.threads)
+    batch = batch_of(options.batch, options.clusters, options.width, device)
     ways: dict[str, Callable[[], Tensor]] = {
         "published": lambda: plain(batch, hoisted=False),
         "hoisted": lambda: plain(batch, hoisted=True),
-        "ours": lambda: ours(batch, chosen.form),
+        "ours": lambda: ours(batch, options.backend),
     }
 
     def step(way: str) -> Tensor:
@@ -177,16 +177,16 @@ def main() -> None:
         loss.backward()
         return loss.detach()
 
-    if chosen.memory_of:
-        print(most_memory(lambda: step(chosen.memory_of), device))
+    if options.memory_of:
+        print(most_memory(lambda: step(options.memory_of), device))
         return
-    where = f"{chosen.threads} thread(s)" if device == "cpu" else torch.cuda.get_device_name()
-    print(f"torch {torch.__version__}, {where}; {chosen.batch} images, 2 + 6 views, K = {chosen.clusters:,}")
+    where = f"{options.threads} thread(s)" if device == "cpu" else torch.cuda.get_device_name()
+    print(f"torch {torch.__version__}, {where}; {options.batch} images, 2 + 6 views, K = {options.clusters:,}")
     losses, gradients = {}, {}
     for way in ways:
         losses[way], gradients[way] = step(way).double(), batch.gradients()
     turns: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for _ in range(chosen.turns):
+    for _ in range(options.turns):
         for way in ways:
             turns[way].append(seconds(lambda way=way: step(way), device))  # type: ignore[misc]
     taken, wall = ({way: min(turn[i] for turn in turns[way]) for way in ways} for i in range(2))
@@ -199,8 +199,8 @@ def main() -> None:
     for name, ours_, theirs in zip(("h", "g", "centroids"), gradients["ours"], gradients["hoisted"], strict=True):
         print(f"gradient of {name}: {(ours_ - theirs).norm() / theirs.norm():.1e} from hoisted")
     if device == "cuda":
-        rows = chosen.batch * (2 * GLOBALS + 4 * VIEWS)  # z_t, dL/dC; z_h, z_g and dL/d of both
-        rate = 2 * rows * chosen.clusters * chosen.width / taken["ours"]
+        rows = options.batch * (2 * GLOBALS + 4 * VIEWS)  # z_t, dL/dC; z_h, z_g and dL/d of both
+        rate = 2 * rows * options.clusters * options.width / taken["ours"]
         print(f"ours: {rate / 1e12:.0f} TFLOP/s, {100 * rate / matrix_peak():.0f} % of the matrix peak")
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -20,3 +21,14 @@ def exact_products(device: torch.device) -> Iterator[None]:
     finally:
         for setting, precision in zip(settings, before, strict=True):
             setting.fp32_precision = precision
+
+
+def widened(vectors: Tensor) -> Tensor:
+    """The vectors in the precision in which similarities are computed: float32, or float64 as they are."""
+    return vectors if vectors.dtype == torch.float64 else vectors.float()
+
+
+def similarities(rows: Tensor, centroids: Tensor) -> Tensor:
+    """x . c_k of unit rows [..., D] and unit centroids [K, D] as one matrix [..., K], at least in float32."""
+    with exact_products(rows.device):
+        return widened(rows) @ widened(centroids).T

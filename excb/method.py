@@ -1,46 +1,43 @@
 """ExCB, the whole method: sizes, balancing, assignment, both halves of the loss, teacher, k-means initialisation.
 
 Equation numbers are those of "Efficient Unsupervised Visual Representation Learning with Explicit Cluster Balancing"
-(Maniadis Metaxas, Tzimiropoulos, Patras; ECCV 2024). Every choice that its text, its pseudo-code and the authors' code
-make differently is an option in `excb.settings`.
+(Maniadis Metaxas, Tzimiropoulos, Patras; ECCV 2024). Where its text, its pseudo-code and the authors' code differ, the
+choice is an option in `excb.settings`.
 
-Other ways to balance clusters, for comparison, are in `excb.balancing`, behind the interface that B has here.
+Read beside it `excb.objective.plain`, the loss as printed. Other balancers, for comparison, are in `excb.balancing`.
 
 Letters: B images; G global, L local and V = G + L views; R rows; D width of the bottleneck; K clusters.
 
-Two identities keep the loss small. The balancing operator is affine per cluster, so balanced logits are one linear
-layer. And because the entries of p_t sum to 1,
-
-    H(p_t, p_s) = -sum_k p_t,k log p_s,k = logsumexp_k(x . c_k / tau_s) - x . (sum_k p_t,k c_k) / tau_s,
-
-a teacher view enters through one D-vector, its target, and the loss is attention over the centroids:
-`excb.objective.loss` computes both without a matrix of size R x K.
+The balancing operator is affine per cluster, so balanced logits are one linear layer. `excb.objective.streamed` uses
+that, and an identity of the cross-entropy, to compute the loss without a matrix of size R x K.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from excb import seeding
-from excb.balancing.centering import Centering
 from excb.balancing.interface import Balancer, TeacherBatch
-from excb.balancing.mira import MIRA
-from excb.balancing.none import NoBalancing
-from excb.balancing.sinkhorn import SinkhornKnopp
+from excb.balancing.table import BALANCERS
 from excb.distributed.collectives import mean_over_ranks
 from excb.errors import UserError
 from excb.heads import MLP
 from excb.networks.backbone import feature_width, has_batchnorm
 from excb.networks.drop_path import drop_path_keys
-from excb.objective.loss import Assignment, Form, assign, match
+from excb.objective.loss import assign, loss_function
+from excb.objective.plain import assignment_of
+from excb.objective.scores import Assignment
+from excb.objective.table import AUTO, LOSSES
 from excb.settings import MethodSettings
 
 EMPTY = 2.0**-24  # a cluster with s K below this is empty: from s K = 1 that takes 16,600 steps at m_s = 0.999
-KMEANS_TILE = 2**26  # similarities that k-means holds at once: 256 MiB
+KMEANS_TILE = 2**26  # similarities in one tile of k-means: 256 MiB
 EMPTY_WEIGHT = 0.001  # an empty cluster's weight in B is drawn from [0, this) (authors' code), so that ties break
+
+Form = Literal["linear", "squared", "pseudocode"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -56,12 +53,7 @@ def batch_sizes(winners: Tensor, clusters: int, dtype: torch.dtype) -> Tensor:
     return mean_over_ranks(counts.to(dtype) / winners.numel())
 
 
-def balancing(
-    sizes: Tensor,
-    form: Literal["linear", "squared", "pseudocode"] = "linear",
-    *,
-    empty_weight: Tensor | float = 0.0,
-) -> tuple[Tensor, Tensor]:
+def balancing(sizes: Tensor, form: Form = "linear", *, empty_weight: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
     """The operator B (Eq. 10) as one affine map per cluster: z^B = scale * z + offset.
 
     Args:
@@ -85,14 +77,14 @@ def balancing(
 
 
 class ExplicitBalancing(Balancer):
-    """B for the sizes s, behind the interface that all balancers share.
+    """ExCB's B for the sizes s, as a `Balancer`.
 
     Args:
         form: of `balancing`.
-        noise: draw the weights of empty clusters by the step's name, so that ties break; else they are 0.
+        noise: draw the weights of empty clusters from the step's key, so that ties break; else they are 0.
     """
 
-    def __init__(self, form: Literal["linear", "squared", "pseudocode"], *, noise: bool) -> None:
+    def __init__(self, form: Form, *, noise: bool) -> None:
         super().__init__()
         self._form, self._noise = form, noise
 
@@ -101,27 +93,22 @@ class ExplicitBalancing(Balancer):
         empty_weight: Tensor | float = 0.0
         if self._noise:
             clusters = torch.arange(len(batch.sizes), device=batch.sizes.device)
-            name = seeding.fold(seeding.Purpose.EMPTY_CLUSTER, batch.step_key)
-            empty_weight = EMPTY_WEIGHT * seeding.uniform(name, clusters).to(batch.sizes.dtype)
+            key = seeding.fold(seeding.Purpose.EMPTY_CLUSTER, batch.step_key)
+            empty_weight = EMPTY_WEIGHT * seeding.uniform(key, clusters).to(batch.sizes.dtype)
         return balancing(batch.sizes, self._form, empty_weight=empty_weight)
 
 
 def balancer(settings: MethodSettings) -> Balancer:
-    """The way to balance that `method.balancing` names."""
-    chosen, temperature = settings.balancing, settings.teacher_temperature
-    if chosen == "none":
-        return NoBalancing()
-    if chosen == "centering":
-        return Centering(settings.clusters, settings.center_momentum)
-    if chosen == "sinkhorn":
-        return SinkhornKnopp(temperature, settings.sinkhorn_iterations)
-    if chosen == "mira":
-        return MIRA(temperature, settings.mira_beta, settings.mira_iterations)
-    return ExplicitBalancing(chosen, noise=settings.empty_clusters == "noise")
+    """The balancer that `method.balancing` names."""
+    entry = BALANCERS[settings.balancing]
+    if entry.module is None:
+        return ExplicitBalancing(cast("Form", settings.balancing), noise=settings.empty_clusters == "noise")
+    other: Balancer = entry.build(settings)
+    return other
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Loss: assignments and matching are in `excb.objective.loss`
+# Loss: its terms are in `excb.objective`
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +147,7 @@ def pair_weights(
 
 
 class CentroidLayer(nn.Module):
-    """The centroids C of q (Eq. 1), kept as unnormalised rows [K, D]; similarities use their directions only."""
+    """The centroids C of q (Eq. 1), kept as unnormalised rows [K, D]. Similarities use their directions only."""
 
     def __init__(self, clusters: int, width: int) -> None:
         super().__init__()
@@ -216,28 +203,31 @@ class Step:
     counted: Tensor  # [G, B] the assignments that `update` counts into s
     confidence: Tensor  # [] c_avg (Eq. 11)
     agreement: Tensor  # [] a_avg (Eq. 12), over G (G - 1) ordered pairs of global views
-    balance: Tensor | None = None  # what `update` tells the balancer of the batch, a mean over its rows
+    balance: Tensor | None = None  # the balancer's statistic of the batch for `update`, a mean over its rows
 
 
 class ExCB(nn.Module):
     """Student, teacher and relative cluster sizes s.
 
-    `forward` gives the loss of a batch; after the optimizer's step, `update` moves the sizes and the teacher.
+    `forward` returns the loss of a batch. After the optimizer's step, `update` moves the sizes and the teacher.
 
     Args:
         student: the backbone to train.
         teacher: a second backbone of the same architecture, without drop path; it takes the student's weights here.
         settings: the method's options.
-        form: how the objective is computed, see `objective.operations`; no part of its definition.
+        backend: how the loss is computed, see `excb.objective.loss.resolve`; not part of its definition.
     """
 
     sizes: Tensor
 
     def __init__(
-        self, student: nn.Module, teacher: nn.Module, settings: MethodSettings, *, form: Form = "auto"
+        self, student: nn.Module, teacher: nn.Module, settings: MethodSettings, *, backend: str = AUTO
     ) -> None:
         super().__init__()
-        self.settings, self._form = settings, form
+        self.settings = settings
+        self._loss, self._backend = loss_function(settings.loss), backend
+        if LOSSES[settings.loss].probabilities:
+            self._backend = "plain"
         self._weights: dict[Any, tuple[Tensor, Tensor]] = {}
         self.student = Network(student, settings, predictor=settings.predictor)
         self.teacher = Network(teacher, settings, predictor=False).requires_grad_(False)
@@ -267,7 +257,7 @@ class ExCB(nn.Module):
         Args:
             global_views: [G, B, 3, H, W].
             local_views: [L, B, 3, h, w] or None.
-            step_key: `seeding.fold(seed, step)`, equal on all processes: it names the noise of empty clusters.
+            step_key: `seeding.fold(seed, step)`, equal on all processes: the RNG key of the noise of empty clusters.
             sample_keys: `seeding.fold(Purpose.DROP_PATH, seed, epoch, sample)` of every image, [B] int64. Needed
                 only where the backbone has drop path.
         """
@@ -298,13 +288,12 @@ class ExCB(nn.Module):
             if predicted is not None:
                 g = unit(predicted).to(rounded).unflatten(0, (globals_ + locals_, images))
                 terms.append((g, fixed, weights_g))
-            temperature, form = settings.student_temperature, self._form
-            matched = [
-                match(rows, keys, assignment, weights, temperature=temperature, form=form)
+            losses = [
+                self._loss(rows, keys, assignment, weights, temperature=settings.student_temperature)
                 for rows, keys, weights in terms
                 if len(rows)
             ]
-            loss = torch.stack(matched).sum()
+            loss = torch.stack(losses).sum()
 
         counted = assignment.winners if settings.sizes_counted == "balanced" else assignment.raw_winners
         winners = assignment.winners.unflatten(0, (globals_, images))
@@ -318,7 +307,7 @@ class ExCB(nn.Module):
         )
 
     def _pair_weights(self, globals_: int, locals_: int) -> tuple[Tensor, Tensor]:
-        """`pair_weights` where the loss is; made once, since a copy of a few numbers makes the CPU wait for a GPU."""
+        """`pair_weights` on the loss's device, cached: even a copy of a few numbers makes the CPU wait for a GPU."""
         key = globals_, locals_, self.sizes.device, self.sizes.dtype
         if key not in self._weights:
             settings = self.settings
@@ -353,29 +342,32 @@ class ExCB(nn.Module):
 
     @torch.no_grad()
     def _assign(self, batch: TeacherBatch, values: Tensor) -> Assignment:
-        """Balance the teacher's similarities and assign; s may first take in this very batch (pseudo-code)."""
+        """Balance the teacher's similarities and assign. In the pseudo-code s takes in the batch first."""
         settings = self.settings
-
-        def assigned() -> Assignment:
-            scale, offset = self.balancer.affine(batch)
-            return assign(
-                batch.queries,
-                batch.centroids,
-                scale,
-                offset,
-                values,
-                temperature=settings.teacher_temperature,
-                winner_gain=settings.winner_gain,
-                clamp=settings.clamp,
-                form=self._form,
-            )
-
-        assignment = assigned()
+        assignment = self._balance_and_assign(batch, values)
         if settings.sizes_updated == "before_balancing" and self.training:
             counted = assignment.winners if settings.sizes_counted == "balanced" else assignment.raw_winners
             self._update_sizes(counted)
-            assignment = assigned()
+            assignment = self._balance_and_assign(batch, values)
         return assignment
+
+    def _balance_and_assign(self, batch: TeacherBatch, values: Tensor) -> Assignment:
+        settings = self.settings
+        probabilities = self.balancer.probabilities(batch)
+        if probabilities is not None:
+            return assignment_of(probabilities, batch.similarities())
+        scale, offset = self.balancer.affine(batch)
+        return assign(
+            batch.queries,
+            batch.centroids,
+            scale,
+            offset,
+            values,
+            temperature=settings.teacher_temperature,
+            winner_gain=settings.winner_gain,
+            clamp=settings.clamp,
+            backend=self._backend,
+        )
 
     @torch.no_grad()
     def _update_sizes(self, counted: Tensor) -> None:
@@ -389,7 +381,7 @@ class ExCB(nn.Module):
 
         Args:
             counted: `Step.counted` of the batch, [G, B].
-            momentum: m of theta_t = m theta_t + (1 - m) theta_s; as a tensor [], it may still be computed.
+            momentum: m of theta_t = m theta_t + (1 - m) theta_s; a tensor [] does not make the CPU wait for a GPU.
             balance: `Step.balance` of the batch.
         """
         self.balancer.update(balance)
@@ -419,7 +411,7 @@ class ExCB(nn.Module):
 
         Args:
             samples: unit rows [N, D].
-            seed: names the random starts.
+            seed: of the random starts.
 
         Raises:
             UserError: fewer samples than clusters.
@@ -439,9 +431,9 @@ def _average(averages: list[Tensor], values: list[Tensor], momentum: float | Ten
 
 
 def _rounded_type(device: torch.device) -> torch.dtype | None:
-    """What rows and centroids are rounded to before they are multiplied, if anything: never the products.
+    """The type that rows and centroids are rounded to before they are multiplied; None: their own.
 
-    bfloat16 as inputs, where the forward pass has it and a GPU multiplies it into float32.
+    It is bfloat16 where the forward pass uses it on a GPU, which accumulates the products in float32.
     """
     low = device.type == "cuda" and torch.is_autocast_enabled("cuda")
     return torch.bfloat16 if low and torch.get_autocast_dtype("cuda") is torch.bfloat16 else None
@@ -463,9 +455,9 @@ def _agreement(winners: Tensor) -> Tensor:
 def spherical_kmeans(samples: Tensor, clusters: int, *, iterations: int, seed: int, attempts: int = 5) -> Tensor:
     """Spherical k-means: unit rows [N, D] -> the unnormalised means [K, D] of the final assignment.
 
-    Starts from K distinct samples and is repeated from others while a cluster is empty (authors' code). In the last
-    attempt an empty cluster takes a random sample instead, so that it always ends. Equal in `seed` on the CPU; on a GPU
-    sums are not, so one process must share its result.
+    It starts from K distinct samples, and again from others while a cluster is empty (authors' code). In the last
+    attempt an empty cluster takes a random sample instead, so it always ends. It is deterministic in `seed` on the CPU.
+    On a GPU it is not, so one process must broadcast its result.
 
     Raises:
         UserError: fewer samples than clusters.

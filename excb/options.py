@@ -1,19 +1,38 @@
-"""Fields of settings dataclasses: documented when they are declared, and checked against their `Literal` types."""
+"""Fields of settings dataclasses: documented when they are declared, and checked against their choices."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from excb.errors import require
 
 
-def option(default: Any, doc: str, *, paper: str = "", source: str = "paper") -> Any:
-    """A dataclass field with its documentation: what it does, what the paper used, where our default comes from."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "paper": paper, "source": source})
+def option(
+    default: Any, doc: str, *, paper: str = "", source: str = "paper", choices: Collection[str] | None = None
+) -> Any:
+    """A dataclass field with its documentation.
+
+    Args:
+        default: its default.
+        doc: what it does.
+        paper: what the paper used.
+        source: where the default comes from.
+        choices: the names that it takes, where they are the keys of a table and not a `Literal`.
+    """
+    metadata = {"doc": doc, "paper": paper, "source": source} | ({} if choices is None else {"choices": choices})
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def field_types(settings: type[Any]) -> dict[str, Any]:
+    """The type of every field of a settings dataclass; a `Literal` also where `option` has its choices in a table."""
+    types = get_type_hints(settings)
+    tables = {field.name: field.metadata.get("choices") for field in dataclasses.fields(settings)}
+    return types | {name: Literal[tuple(table)] for name, table in tables.items() if table is not None}
 
 
 def require_choices(section: str, settings: Any) -> None:
-    """Raise UserError where a field of a settings dataclass that is a Literal holds anything else."""
-    for name, annotation in get_type_hints(type(settings)).items():
+    """Raise UserError where a field of a settings dataclass that has choices holds anything else."""
+    for name, annotation in field_types(type(settings)).items():
         if get_origin(annotation) is Literal:
             value, choices = getattr(settings, name), get_args(annotation)
             require(value in choices, f"{section}.{name} must be one of {', '.join(choices)}, not '{value}'")

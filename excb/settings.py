@@ -1,4 +1,4 @@
-"""Every option of the ExCB method, frozen and documented; importing it needs no torch.
+"""Every option of the ExCB method, frozen and documented. Importing it needs no torch.
 
 Where the paper's text, its pseudo-code and the authors' code differ, the difference is an option here. The defaults are
 the paper's text (recipe family `paper`); `OFFICIAL` holds what the authors' code does (recipe family `official`).
@@ -7,13 +7,15 @@ the paper's text (recipe family `paper`); `OFFICIAL` holds what the authors' cod
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from excb.balancing.table import BALANCERS
 from excb.errors import require
+from excb.objective.table import LOSSES
 from excb.options import option, require_choices
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings:
-    """What ExCB learns by. Equation numbers are those of the ECCV 2024 paper."""
+    """The options of ExCB. Equation numbers are those of the ECCV 2024 paper."""
 
     clusters: int = option(65_536, "number of clusters K", paper="65,536 (ablated 32,768 to 98,304)")
     width: int = option(256, "width D of the space where samples meet centroids", paper="256")
@@ -49,11 +51,12 @@ class MethodSettings:
         paper="not said; pseudo-code: before_balancing",
         source="authors' code",
     )
-    balancing: Literal["linear", "squared", "none", "pseudocode", "centering", "sinkhorn", "mira"] = option(
+    balancing: str = option(
         "linear",
         "B, below 1/K (Eq. 10) linear in s, squared, or the pseudo-code with its sign slip; for comparison none at "
         "all, DINO's centering, SwAV's Sinkhorn-Knopp or MIRA's assignment",
         paper="linear (squared ablated)",
+        choices=BALANCERS,
     )
     center_momentum: float = option(0.9, "of balancing=centering: momentum of the centre", source="DINO")
     sinkhorn_iterations: int = option(
@@ -78,6 +81,9 @@ class MethodSettings:
     )
     centroid_gradient_from_local: bool = option(
         False, "let local views move the centroids: the stop-gradient on q_s, ablated", paper="no"
+    )
+    loss: str = option(
+        "cross_entropy", "what compares the student with p_t (Eq. 7)", paper="cross_entropy", choices=LOSSES
     )
     loss_reduction: Literal["halves", "sum", "pairs", "pseudocode"] = option(
         "halves",
@@ -121,7 +127,7 @@ class MethodSettings:
             require(0 <= getattr(self, name) <= 1, f"method.{name} must lie between 0 and 1")
         require(0 <= self.mira_beta < 1, "method.mira_beta must be at least 0 and below 1")
         require(
-            self.balancing not in {"centering", "sinkhorn", "mira"} or (self.winner_gain == 1 and not self.clamp),
+            BALANCERS[self.balancing].bounded or (self.winner_gain == 1 and not self.clamp),
             "method.winner_gain and method.clamp act on similarities between -1 and 1, which method.balancing="
             f"{self.balancing} does not keep: set method.winner_gain=1 method.clamp=false",
         )

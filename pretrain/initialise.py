@@ -33,7 +33,7 @@ def build_model(recipe: Recipe) -> ExCB:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.fold(seeding.Purpose.WEIGHTS, recipe.run.seed))
         student = architecture.build(drop_path=recipe.model.drop_path)
-        model = ExCB(student, architecture.build(), recipe.method, form=recipe.efficiency.objective)
+        model = ExCB(student, architecture.build(), recipe.method, backend=recipe.efficiency.objective)
     views = recipe.views
     sizes = {views.global_size, views.eval_crop} | ({views.local_size} if views.local_views else set())
     check_resolution(model.teacher.backbone, sorted(sizes))

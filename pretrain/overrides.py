@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from excb.errors import UserError, nearest_name, require
 from excb.files import json_text
+from excb.options import field_types
 
 from .recipe import Recipe
 from .recipes import RECIPES
@@ -55,7 +56,7 @@ def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
             recipe = replace(recipe, init=None if text.lower() == "none" else text)
             continue
         section, field = name.split(".")
-        annotation = typing.get_type_hints(type(getattr(recipe, section)))[field]
+        annotation = field_types(type(getattr(recipe, section)))[field]
         changes.setdefault(section, {})[field] = parse(text, annotation, name)
     return recipe.change(**changes)
 
@@ -119,7 +120,10 @@ def from_dict(values: dict[str, Any]) -> Recipe:
             value = values[field.name]
             kind: Any = typing.get_type_hints(Recipe)[field.name]
             if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-                value = kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in value.items()})
+                fields = {n: tuple(v) if isinstance(v, list) else v for n, v in value.items()}
+                if fields.get("objective") == "flex":  # a loss backend until 0.1; it changed speed only
+                    fields["objective"] = "auto"
+                value = kind(**fields)
             sections[field.name] = value
         return Recipe(**sections)
     except (KeyError, TypeError, AttributeError) as error:

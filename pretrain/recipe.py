@@ -9,8 +9,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from excb.balancing.table import BALANCERS
 from excb.errors import require
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from excb.objective.table import AUTO, BACKENDS
 from excb.options import option, require_choices
 from excb.settings import MethodSettings
 
@@ -186,11 +188,12 @@ class EfficiencySettings:
     )
     checkpointing: bool = option(False, "recompute blocks in the backward pass: less memory, more time", source="ours")
     compile: bool = option(False, "compile the backbones (torch.compile)", source="ours")
-    objective: Literal["auto", "chunked", "triton", "flex"] = option(
-        "auto",
-        "how the loss is computed: chunked (plain PyTorch), triton (kernels) or flex (FlexAttention and kernels), both "
-        "for bf16 on CUDA; auto: triton where it can run, else chunked",
+    objective: str = option(
+        AUTO,
+        "how the loss is computed: plain (the equations, whole matrices of rows x clusters), chunked (in tiles) or "
+        "triton (kernels for bf16 on CUDA); auto: triton where it can run, else chunked",
         source="ours",
+        choices=(AUTO, *BACKENDS),
     )
     channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
     fused: bool = option(
@@ -207,10 +210,15 @@ class EfficiencySettings:
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
-        require_choices("efficiency", self)
         require(
-            self.objective in {"auto", "chunked"} or self.precision == "bf16",
-            f"efficiency.objective={self.objective} needs efficiency.precision=bf16",
+            self.objective != "flex",
+            "efficiency.objective=flex was removed: set efficiency.objective=auto (a run may change it and resume)",
+        )
+        require_choices("efficiency", self)
+        needed = BACKENDS[self.objective].precision if self.objective != AUTO else None
+        require(
+            needed in (None, self.precision),
+            f"efficiency.objective={self.objective} needs efficiency.precision={needed}",
         )
         require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")
         require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")
@@ -286,7 +294,7 @@ class Recipe:
             "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1",
         )
         require(
-            accumulate == 1 or self.method.balancing not in {"sinkhorn", "mira"},
+            accumulate == 1 or not BALANCERS[self.method.balancing].whole_batch,
             f"method.balancing={self.method.balancing} balances the whole batch at once: set efficiency.accumulate=1",
         )
         return batch // parts

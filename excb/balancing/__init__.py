@@ -1,5 +1,5 @@
-"""Ways to keep clusters from collapsing that are not ExCB's: none at all, DINO's, SwAV's and MIRA's, one file each.
+"""Balancers other than ExCB's own B, one file each: none at all, DINO's centering, SwAV's Sinkhorn-Knopp, MIRA's.
 
-ExCB's own B is in `excb.method`. All five answer one question, `Balancer.affine`: each changes the teacher's
-similarities by one affine map per cluster before the softmax, so that one objective serves all (`excb.objective.loss`).
+B itself is in `excb.method`. All are listed in `excb.balancing.table` and answer one question, `Balancer.affine`: each
+changes the teacher's similarities by one affine map per cluster before the softmax, so one loss serves all of them.
 """

@@ -1,9 +1,9 @@
-"""DINO's centering: the mean similarity of each cluster, averaged over batches, is taken off.
+"""DINO's centering: subtract the mean similarity of each cluster, averaged over batches.
 
 Caron et al., "Emerging Properties in Self-Supervised Vision Transformers" (ICCV 2021): z^B = z - c with Eq. 4,
 c <- m c + (1 - m) mean of z, over all rows of the batch on all processes; c starts at 0. As in the authors' code
-(facebookresearch/dino, `DINOLoss`), a batch is centred by the c of the batches before it and enters c afterwards. Their
-other half, sharpening, is the teacher's temperature, which every balancer has here.
+(facebookresearch/dino, `DINOLoss`), a batch is centred by the c of the batches before it and enters c afterwards. For
+DINO's sharpening, every balancer has the teacher's temperature here.
 """
 
 import torch
@@ -15,13 +15,14 @@ from excb.exact import exact_products
 
 
 class Centering(Balancer):
-    """Takes a running mean off the similarities.
+    """Subtract a running mean from the similarities.
 
     Args:
         clusters: K.
         momentum: m.
     """
 
+    exchanges = 1  # the mean similarity
     center: Tensor
 
     def __init__(self, clusters: int, momentum: float) -> None:
@@ -34,7 +35,7 @@ class Centering(Balancer):
         return torch.ones_like(batch.sizes), -self.center
 
     def statistic(self, batch: TeacherBatch) -> Tensor:
-        """Return the mean similarity of each cluster, [K]: the mean row's similarity, so nothing is of size R x K."""
+        """Return the mean similarity of each cluster, [K], as the mean row's similarity: no matrix R x K is needed."""
         with exact_products(batch.queries.device):
             mean_row = batch.queries.to(self.center).mean(0)
             return batch.centroids.to(self.center) @ mean_row

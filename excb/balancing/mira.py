@@ -1,7 +1,7 @@
-"""MIRA's assignment: mutual information with the batch against closeness to the softmax.
+"""MIRA's assignment: a trade of mutual information with the batch against closeness to the softmax.
 
 Lee et al., "Unsupervised Visual Representation Learning via Mutual Information Regularized Assignment" (NeurIPS 2022).
-Of the model's probabilities p_r = softmax(z_r / tau_t) it makes the assignment w that minimises, beta in [0, 1),
+From the model's probabilities p_r = softmax(z_r / tau_t) it finds the assignment w that minimises, beta in [0, 1),
 
     mean_r KL(w_r || p_r) - beta I(w),   I(w) = H(m) - mean_r H(w_r),   m_k = mean_r w_rk.
 
@@ -11,16 +11,16 @@ multiplier for sum_k w_rk = 1, its derivative vanishes where (1 - beta) log w_rk
     w_rk ~ p_rk^(1 / (1 - beta)) m_k^(-beta / (1 - beta)) ~ exp(z_rk / (tau_t (1 - beta)) + a_k),
     a_k = -beta / (1 - beta) log m_k.
 
-That is an affine map per cluster: scale 1 / (1 - beta), offset tau_t a. That m is the mean of this w is an equation for
-m. Its left side is brought to m = (m^(beta / (1 - beta)) mean_r w_r)^(1 - beta), where the right side holds m only in
-the rows' normalisers; iterated, this is the paper's fixed-point iteration, which it proves to converge. In a it reads
+This is an affine map per cluster: scale 1 / (1 - beta), offset tau_t a. Because m is the mean of w, this is an equation
+for m. It can be written as m = (m^(beta / (1 - beta)) mean_r w_r)^(1 - beta), where the right side holds m only in
+the rows' normalisers. Iterated, this is the paper's fixed-point iteration, which it proves to converge. For a it reads
 
     a_k <- beta (a_k - log(mean_r softmax_k(z_rk / (tau_t (1 - beta)) + a_k))).
 
-A constant in a cancels, so shares are taken relative to 1/K. The step is Sinkhorn-Knopp's but for the factor beta:
-beta -> 1 forces equal shares, a smaller one lets them differ where the batch asks for it. The iteration starts at
-m = 1, that is a = 0, and its first step is not counted, as published. MIRA takes each view by itself at tau_t = 0.225;
-here all global views of the batch, on all processes, are taken together.
+A constant in a cancels, so shares are relative to 1/K. The step is Sinkhorn-Knopp's except for the factor beta:
+beta -> 1 forces equal shares, a smaller beta lets them differ. The iteration starts at m = 1, which is a = 0, and its
+first step is not counted, as published. MIRA balances each view separately at tau_t = 0.225. Here all global views of
+the batch, on all processes, are balanced together.
 """
 
 import torch
@@ -31,7 +31,7 @@ from excb.balancing.shares import log_relative_shares
 
 
 class MIRA(Balancer):
-    """Balances a batch by itself.
+    """Balance each batch on its own.
 
     Args:
         temperature: tau_t of p; the assignment itself is sharper, as if at tau_t (1 - beta).
@@ -42,6 +42,8 @@ class MIRA(Balancer):
     def __init__(self, temperature: float, beta: float, iterations: int) -> None:
         super().__init__()
         self._temperature, self._beta, self._iterations = temperature, beta, iterations
+        self.passes = 1 + iterations
+        self.exchanges = 2 * self.passes  # a sum of logarithms is a maximum and a sum
 
     def affine(self, batch: TeacherBatch) -> tuple[Tensor, Tensor]:
         """Return scale 1 / (1 - beta) and offset tau_t a."""

@@ -1,4 +1,4 @@
-"""No balancing: p_t = softmax(z / tau_t). The teacher's EMA and the predictor alone keep clusters apart."""
+"""No balancing: p_t = softmax(z / tau_t). Only the teacher's EMA and the predictor keep clusters apart."""
 
 import torch
 from torch import Tensor

@@ -12,10 +12,10 @@ samples are normalised divides u_k by the cluster's share relative to 1/K, so th
 
     log u_k <- log u_k - log(K mean_r softmax_k(z_rk / eps + log u_k)),
 
-but for the first, which meets exp(z / eps) as it is, its samples not yet normalised.
+except the first, which starts from exp(z / eps) with samples not yet normalised.
 
 All global views of the batch, on all processes, are normalised together. (SwAV's code takes one view at a time and adds
-a queue of earlier samples where batches are small; neither is here.)
+a queue of earlier samples where batches are small. Neither is here.)
 """
 
 import torch
@@ -26,16 +26,17 @@ from excb.balancing.shares import log_relative_shares
 
 
 class SinkhornKnopp(Balancer):
-    """Balances a batch by itself.
+    """Balance each batch on its own.
 
     Args:
         temperature: eps, the assignment's temperature tau_t.
-        iterations: how often clusters and samples are normalised; none: no balancing.
+        iterations: how often clusters and samples are normalised; 0: no balancing.
     """
 
     def __init__(self, temperature: float, iterations: int) -> None:
         super().__init__()
         self._temperature, self._iterations = temperature, iterations
+        self.passes, self.exchanges = iterations, 2 * iterations  # a sum of logarithms is a maximum and a sum
 
     def affine(self, batch: TeacherBatch) -> tuple[Tensor, Tensor]:
         """Return scale 1 and offset eps log u."""

@@ -1,6 +1,6 @@
-"""The operations of `excb.objective.loss` in plain PyTorch, tile by tile: for CPUs, and the reference of the rest.
+"""The streamed loss in PyTorch, tile by tile: for CPUs, and wherever the kernels cannot run.
 
-All tiles of scores take the same memory: they stay in the cache, and fresh memory would cost as much as the arithmetic.
+All tiles of scores share one buffer: it stays in the cache, and new memory would cost as much as the arithmetic.
 """
 
 import math
@@ -9,23 +9,24 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from excb.objective.loss import Average, Scores, Spread
+from excb.exact import widened
+from excb.objective.scores import Average, CentroidGradient, Scores
 
-_ROWS, _CLUSTERS = 256, 1024  # of a tile on one CPU thread: 1 MiB of scores beside 1 MiB of centroids
-_PART = 64  # products summed in one go
-_ON_GPU = 16, 4  # times as many of both there: 64 MiB of scores
+_ROWS, _CLUSTERS = 256, 1024  # a tile on one CPU thread: 1 MiB of scores beside 1 MiB of centroids
+_PART = 64  # products in one partial sum
+_ON_GPU = 16, 4  # factors of both on a GPU: 64 MiB of scores
 
 
 def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
-    """Average `values` by softmax(scores): see `excb.objective.loss.Operations`."""
+    """Average `values` by softmax(scores): see `excb.objective.scores.Operations`."""
     tiles, R = _Tiles(scores), len(scores.rows)
     mean = tiles.rows.new_zeros(R, 0 if values is None else values.shape[1])
     peak, raw_peak = (tiles.rows.new_full((R,), -math.inf) for _ in range(2))
     total = tiles.rows.new_zeros(R)
     winner, raw_winner = (torch.zeros(R, dtype=torch.int64, device=mean.device) for _ in range(2))
     for k in tiles.clusters():
-        centroids = tiles.widened(scores.centroids[k])
-        v = centroids if values is None or values is scores.centroids else tiles.widened(values[k])
+        centroids = widened(scores.centroids[k])
+        v = centroids if values is None or values is scores.centroids else widened(values[k])
         for r in tiles.spans():
             tile = tiles.similarities(r, centroids)
             if winners:
@@ -36,21 +37,21 @@ def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
                 _keep_best(tile, k, peak[r], winner[r])
             else:
                 torch.maximum(before, tile.amax(1), out=peak[r])
-            fading = ((before - peak[r]) / scores.temperature).exp_()  # 0 at first
+            decay = ((before - peak[r]) / scores.temperature).exp_()  # 0 in the first tile
             tiles.exponentiate(tile, peak[r])
-            total[r] = total[r] * fading + tile.sum(1)
+            total[r] = total[r] * decay + tile.sum(1)
             if values is not None:
-                mean[r].mul_(fading[:, None]).addmm_(tile, v)
+                mean[r].mul_(decay[:, None]).addmm_(tile, v)
     return Average(mean.div_(total[:, None]), peak, total, winner, raw_winner)
 
 
-def spread(student: Spread, teacher: Spread) -> Tensor:
-    """Sum softmax(scores)^T vectors over student and teacher: see `excb.objective.loss.Operations`."""
+def centroid_gradient(student: CentroidGradient, teacher: CentroidGradient) -> Tensor:
+    """Sum softmax(scores)^T vectors over student and teacher: see `excb.objective.scores.Operations`."""
     terms = [(term, _Tiles(term.scores), term.vectors * term.weights[:, None]) for term in (student, teacher)]
     out = teacher.vectors.new_zeros(student.scores.centroids.shape)
     for k in terms[0][1].clusters():
         for term, tiles, vectors in terms:
-            centroids = tiles.widened(term.scores.centroids[k])
+            centroids = widened(term.scores.centroids[k])
             for r in tiles.spans():
                 tile = tiles.similarities(r, centroids)
                 tiles.balance(tile, r, k)
@@ -60,11 +61,11 @@ def spread(student: Spread, teacher: Spread) -> Tensor:
 
 
 class _Tiles:
-    """Scores, tile by tile; each tile takes the memory of the last."""
+    """Scores, tile by tile. Each tile overwrites the last."""
 
     def __init__(self, scores: Scores) -> None:
         self._scores = scores
-        self.rows = self.widened(scores.rows)
+        self.rows = widened(scores.rows)
         larger = (1, min(torch.get_num_threads(), 8)) if self.rows.device.type == "cpu" else _ON_GPU
         self._rows = min(len(self.rows), _ROWS * larger[0])
         self._clusters = min(len(scores.centroids), _CLUSTERS * larger[1])
@@ -78,15 +79,11 @@ class _Tiles:
         """Spans of clusters."""
         return (slice(start, start + self._clusters) for start in range(0, len(self._scores.centroids), self._clusters))
 
-    def widened(self, vectors: Tensor) -> Tensor:
-        """Vectors in the precision of scores."""
-        return vectors if vectors.dtype == torch.float64 else vectors.float()
-
     def similarities(self, r: slice, centroids: Tensor) -> Tensor:
         """A tile of x . c."""
         x = self.rows[r]
         tile = self._memory[: len(x) * len(centroids)].view(len(x), len(centroids))
-        # A sum of parts is more exact than one of all products, term after term.
+        # A sum of partial sums is more exact than one sum of all products, term by term.
         torch.mm(x[:, :_PART], centroids[:, :_PART].T, out=tile)
         for start in range(_PART, x.shape[1], _PART):
             tile.addmm_(x[:, start : start + _PART], centroids[:, start : start + _PART].T)
@@ -107,12 +104,12 @@ class _Tiles:
 
     def exponentiate(self, tile: Tensor, peak: Tensor) -> None:
         """Turn a tile of scores into exp((score - peak) / temperature), in place."""
-        # In this order: what counts is near the peak, and keeps its digits.
+        # The peak is subtracted first: scores near it, which count, keep their digits.
         tile.sub_(peak[:, None]).mul_(1 / self._scores.temperature).exp_()
 
 
 def _keep_best(tile: Tensor, k: slice, peak: Tensor, winner: Tensor) -> None:
-    """Keep the highest score so far and its cluster, in place; of equals the first, as `max` does in a tile."""
+    """Keep the highest score so far and its cluster, in place. Of equals the first wins, as in `max`."""
     highest, column = tile.max(1)
     torch.where(highest > peak, column.add_(k.start), winner, out=winner)
     torch.maximum(peak, highest, out=peak)

@@ -1,10 +1,13 @@
-"""The operations of `excb.objective.loss` by our Triton kernels, for CUDA: no score ever leaves the chip.
+"""The streamed loss by our Triton kernels, for CUDA: no score ever leaves the chip.
 
-Few rows would leave most of a GPU idle, so the clusters are split into groups, each with programs of its own; their
-averages are then merged by their normalisers, which is exact. Rows and centroids are bfloat16. (With float32 the
-kernels are right too, but spill registers: tests interpret them so, `excb.objective.loss` chooses another form.)
+Few rows would leave most of a GPU idle, so the clusters are split into groups, each with programs of its own. Their
+averages are then merged by their normalisers, which is exact. Rows and centroids are bfloat16. (In float32 the kernels
+are correct too, as interpreted in tests, but they spill registers, so `obstacle` refuses it.)
+
+Importing this file needs no Triton.
 """
 
+import importlib.util
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,15 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excb.objective import triton_kernels as kernels
-from excb.objective.loss import Average, Scores, Spread
+from excb.objective.scores import Average, CentroidGradient, Scores
 
 
 @dataclass(frozen=True)
 class Tile:
     """The tile of scores of one program, and how it is compiled."""
 
-    kept: int  # its side along what one program keeps: rows in `average`, clusters in `spread`
+    kept: int  # its side along what one program keeps: rows in `average`, clusters in `centroid_gradient`
     walked: int  # its side along what the program walks over
     warps: int
     stages: int  # of the pipeline that loads what it walks over; where that is two tensors, one fewer
@@ -32,8 +34,23 @@ class Tile:
 _TILES = {200_000: Tile(128, 64, 8, 3), 110_000: Tile(128, 32, 8, 3), 0: Tile(64, 32, 4, 3)}
 
 
+def obstacle(rows: Tensor) -> str:
+    """Why our kernels cannot score these rows, [..., D]; empty where they can."""
+    if rows.dtype != torch.bfloat16:
+        return f"takes bfloat16 rows, not {str(rows.dtype).removeprefix('torch.')} (efficiency.precision=bf16)"
+    if rows.shape[-1] > 256:
+        return f"takes rows of width 256 at most, not {rows.shape[-1]}"
+    if rows.device.type != "cuda":
+        return "needs a CUDA device"
+    if torch.cuda.get_device_capability(rows.device) < (8, 0):
+        return "needs a GPU of compute capability 8.0 or newer"
+    return "" if importlib.util.find_spec("triton") else "needs Triton, which is not installed"
+
+
 def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
-    """Average `values` by softmax(scores): see `excb.objective.loss.Operations`."""
+    """Average `values` by softmax(scores): see `excb.objective.scores.Operations`."""
+    from excb.objective import triton_kernels as kernels
+
     rows, centroids = scores.rows.contiguous(), scores.centroids.contiguous()
     (R, D), K, tile = rows.shape, len(centroids), _tile(rows.device)
     programs, steps = max(1, _ceil(R, tile.kept)), _ceil(K, tile.walked)
@@ -89,12 +106,14 @@ def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
     return Average(mean, peak, total, winner, raw_winner)
 
 
-def spread(student: Spread, teacher: Spread) -> Tensor:
-    """Sum softmax(scores)^T vectors over student and teacher: see `excb.objective.loss.Operations`."""
+def centroid_gradient(student: CentroidGradient, teacher: CentroidGradient) -> Tensor:
+    """Sum softmax(scores)^T vectors over student and teacher: see `excb.objective.scores.Operations`."""
+    from excb.objective import triton_kernels as kernels
+
     (K, D), tile = student.scores.centroids.shape, _tile(student.peak.device)
     out = torch.empty(K, D, device=student.peak.device)
     with _on(out.device):
-        kernels.spread[(_ceil(K, tile.kept),)](
+        kernels.centroid_gradient[(_ceil(K, tile.kept),)](
             out,
             student.scores.centroids.contiguous(),
             student.scores.rows.contiguous(),
@@ -124,7 +143,7 @@ def spread(student: Spread, teacher: Spread) -> Tensor:
 
 
 def _balancing(scores: Scores) -> list[Any]:
-    """Scale, offset, replaced clusters, their scores, lower and upper bound: what there is of them."""
+    """Scale, offset, replaced clusters, their scores, lower and upper bound: None where there are none."""
     scale, offset = scores.balance or (None, None)
     return [scale, offset, *(scores.replaced or (None, None)), *(scores.bounds or (0.0, 0.0))]
 

@@ -3,7 +3,7 @@
 # mypy: ignore-errors
 """Triton kernels of `excb.objective.triton`: softmax averages over centroids, their merging, the transposed product.
 
-Where vectors are both factors of a product, keys and values or rows and what they spread, a tile is loaded once.
+Where vectors are both factors of a product (keys and values, or rows and vectors), a tile is loaded once.
 Products accumulate in float32, in which everything else is computed.
 """
 
@@ -82,34 +82,34 @@ def average(
     first = tl.program_id(1) * group
     for start in range(first, tl.minimum(first + group, K), CLUSTERS):
         k = start + tl.arange(0, CLUSTERS)
-        known = k < K
+        valid = k < K
         c = _vectors(centroids, k, K, D, WIDTH)
         scores = tl.dot(x, tl.trans(c), input_precision="ieee")
         if WINNERS:
-            top, column = tl.max(tl.where(known[None, :], scores, float("-inf")), 1, return_indices=True)
+            top, column = tl.max(tl.where(valid[None, :], scores, float("-inf")), 1, return_indices=True)
             raw_best = tl.where(top > raw_highest, start + column, raw_best)
             raw_highest = tl.maximum(raw_highest, top)
         if BALANCED:
-            of_scale = tl.load(scale + k, mask=known, other=0.0)[None, :]
-            of_offset = tl.load(offset + k, mask=known, other=0.0)[None, :]
+            of_scale = tl.load(scale + k, mask=valid, other=0.0)[None, :]
+            of_offset = tl.load(offset + k, mask=valid, other=0.0)[None, :]
             scores = _balance(
                 scores, k[None, :], of_scale, of_offset, of_cluster, of_score, low, high, BOUNDED, REPLACED
             )
-        scores = tl.where(known[None, :], scores, float("-inf"))
+        scores = tl.where(valid[None, :], scores, float("-inf"))
         if WINNERS:
             top, column = tl.max(scores, 1, return_indices=True)
             best = tl.where(top > highest, start + column, best)
         else:
             top = tl.max(scores, 1)
         top = tl.maximum(highest, top)
-        fading = tl.exp2((highest - top) * factor)  # 0 at first
+        decay = tl.exp2((highest - top) * factor)  # 0 in the first tile
         scores = tl.exp2((scores - top[:, None]) * factor)
-        sums = sums * fading + tl.sum(scores, 1)
+        sums = sums * decay + tl.sum(scores, 1)
         if VALUES:
             v = c
             if VALUES == 2:
                 v = _vectors(values, k, K, D, WIDTH)
-            sum_of_values = sum_of_values * fading[:, None]
+            sum_of_values = sum_of_values * decay[:, None]
             sum_of_values = tl.dot(scores.to(v.dtype), v, sum_of_values, input_precision="ieee")
         highest = top
     line = tl.program_id(1) * R + r
@@ -126,7 +126,7 @@ def average(
 
 
 @triton.jit
-def spread(
+def centroid_gradient(
     out,  # [K, D]
     centroids,  # the student's: [K, D]
     rows,  # [R, D]
@@ -138,7 +138,7 @@ def spread(
     t_rows,
     t_peak,
     t_weight,
-    t_spread,  # [t_R, D]: unlike the student, it spreads other vectors than its rows
+    t_vectors,  # [t_R, D]: unlike the student's, they are not its rows
     t_R,
     t_factor,
     scale,
@@ -157,7 +157,7 @@ def spread(
 ):
     """The transposed product, of student and teacher: a program has a tile of clusters and walks over all rows."""
     k = tl.program_id(0) * CLUSTERS + tl.arange(0, CLUSTERS)
-    known = k < K
+    valid = k < K
     sums = tl.zeros([CLUSTERS, WIDTH], tl.float32)
     c = _vectors(centroids, k, K, D, WIDTH)
     for start in range(0, R, ROWS):
@@ -169,8 +169,8 @@ def spread(
         p = p * tl.load(weight + r, mask=r < R, other=0.0)[None, :]
         sums = tl.dot(p.to(x.dtype), x, sums, input_precision="ieee")
     c = _vectors(t_centroids, k, K, D, WIDTH)
-    of_scale = tl.load(scale + k, mask=known, other=0.0)[:, None]
-    of_offset = tl.load(offset + k, mask=known, other=0.0)[:, None]
+    of_scale = tl.load(scale + k, mask=valid, other=0.0)[:, None]
+    of_offset = tl.load(offset + k, mask=valid, other=0.0)[:, None]
     for start in range(0, t_R, ROWS):
         of_cluster, of_score = 0, 0.0
         r = start + tl.arange(0, ROWS)
@@ -182,10 +182,10 @@ def spread(
         scores = _balance(scores, k[:, None], of_scale, of_offset, of_cluster, of_score, low, high, BOUNDED, REPLACED)
         p = tl.exp2((scores - tl.load(t_peak + r, mask=r < t_R, other=float("inf"))[None, :]) * t_factor)
         p = p * tl.load(t_weight + r, mask=r < t_R, other=0.0)[None, :]
-        y = _vectors(t_spread, r, t_R, D, WIDTH)
+        y = _vectors(t_vectors, r, t_R, D, WIDTH)
         sums = tl.dot(p.to(y.dtype), y, sums, input_precision="ieee")
     column = tl.arange(0, WIDTH)
-    inside = known[:, None] & (column[None, :] < D)
+    inside = valid[:, None] & (column[None, :] < D)
     tl.store(out + k[:, None] * D + column[None, :], sums, mask=inside)
 
 
@@ -232,11 +232,11 @@ def merge(
             raw_best = tl.where(raw_top > raw_highest, raw_column, raw_best)
             raw_highest = tl.maximum(raw_highest, raw_top)
         both = tl.maximum(highest, top)
-        fading, share = tl.exp2((highest - both) * factor), tl.exp2((top - both) * factor)
-        sums = sums * fading + tl.load(group_total + line, mask=present, other=1.0) * share
+        decay, share = tl.exp2((highest - both) * factor), tl.exp2((top - both) * factor)
+        sums = sums * decay + tl.load(group_total + line, mask=present, other=1.0) * share
         if VALUES:
             more = tl.load(group_mean + line[:, None] * D + column[None, :], mask=inside, other=0.0)
-            sum_of_values = sum_of_values * fading[:, None] + more * share[:, None]
+            sum_of_values = sum_of_values * decay[:, None] + more * share[:, None]
         highest = both
     tl.store(peak + r, highest, mask=present)
     tl.store(total + r, sums, mask=present)

@@ -14,7 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
-from excb.method import ExCB
+from excb.balancing.interface import Balancer
+from excb.method import ExCB, balancer
+from excb.settings import MethodSettings
 
 from ..initialise import build_model
 from ..recipe import Recipe
@@ -44,7 +46,7 @@ class Communication:
     gradients: int
     batchnorm: int
     sizes: int
-    balancing: int  # what balancers other than B exchange besides
+    balancing: int  # what balancers other than B exchange
     exchanges: int  # of BatchNorm statistics, one after the other
 
     @property
@@ -73,8 +75,8 @@ def fake_networks(recipe: Recipe) -> tuple[FakeTensorMode, ExCB]:
     Raises:
         UserError: no such backbone, or it cannot take views of the recipe's sizes.
     """
-    # With the pseudo-code's order of updates, a pass would need the values of assignments. Balancers are counted by
-    # formulas, too.
+    # With the pseudo-code's order of updates, a pass would need the values of assignments. Balancers other than B are
+    # counted by what they state.
     method = {"clusters": FEW, "sizes_updated": "after_loss", "balancing": "linear"}
     few = recipe.change(method=method, efficiency={"objective": "auto"})
     with torch.device("meta"):
@@ -149,14 +151,14 @@ def _loss_head_flops(recipe: Recipe) -> int:
     projected = count if method.projector_on_local else views.global_views
     moving = count if method.centroid_gradient_from_local else views.global_views
     student = projected + (count if method.predictor else 0)
-    teacher = views.global_views * (1 + _batch_passes(recipe))
+    teacher = views.global_views * (1 + meta_balancer(method).passes)
     return 2 * (teacher + 2 * student + moving) * method.clusters * method.width
 
 
-def _batch_passes(recipe: Recipe) -> int:
-    """How often a balancer goes over the batch's similarities before they are assigned."""
-    method = recipe.method
-    return {"sinkhorn": method.sinkhorn_iterations, "mira": 1 + method.mira_iterations}.get(method.balancing, 0)
+def meta_balancer(settings: MethodSettings) -> Balancer:
+    """The recipe's balancer without memory for its state."""
+    with torch.device("meta"):
+        return balancer(settings)
 
 
 def communication(recipe: Recipe, counts: Counts, processes: int, *, gpu: bool = True) -> Communication:
@@ -177,8 +179,7 @@ def communication(recipe: Recipe, counts: Counts, processes: int, *, gpu: bool =
         batchnorm = gathered + sum(width * 2 * channels for channels, student in norms if student) * around
     else:
         batchnorm = sum(width * channels * (4 if student else 2) for channels, student in norms) * around
-    # Sums of logarithms are two exchanges, a maximum and a sum; the mean similarity is one.
-    sums = 2 * _batch_passes(recipe) + (recipe.method.balancing == "centering")
+    sums = meta_balancer(recipe.method).exchanges
     passes = sum(1 + student for _, student in norms)
     return Communication(
         gradients=round(around * width * sum(counts.parameters["student"].values())),

@@ -17,16 +17,18 @@ from torch.utils._pytree import tree_leaves
 
 from excb.method import ExCB
 from excb.networks.activation_checkpointing import recompute_blocks
+from excb.objective.table import LOSSES
 
 from ..recipe import Recipe
 from ..step import AUTOCAST
-from .flops import FEW, fake_networks, fake_views, loss_of, value_bytes
+from .flops import FEW, fake_networks, fake_views, loss_of, meta_balancer, value_bytes
 
 NOT_COUNTED = "cuDNN's and cuBLAS's workspaces, the allocator's fragmentation, what torch.compile changes, libraries"
 TILE = 64 * 2**20  # bytes of scores that the streaming loss head holds at once on a GPU, at most
 # Matrices K x D that it holds at its highest: unit centroids of both networks, the gradient of the student's, and what
 # differentiating their normalisation takes.
 HEAD_MATRICES = 5
+PLAIN = 2  # times the least that whole matrices take: what the plain loss head holds at its highest
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Memory:
     views: int = field(metadata={"doc": "of a micro-batch, augmented"})
     activations: int = field(metadata={"doc": "of the student, saved for the backward pass"})
     passing: int = field(metadata={"doc": "beside them at most: in the teacher's pass, or in the backward pass"})
-    loss_head: int = field(metadata={"doc": "centroids and a tile of scores, never rows x clusters"})
+    loss_head: int = field(metadata={"doc": "centroids and a tile of scores; if plain, rows x clusters"})
 
     @property
     def total(self) -> int:
@@ -56,6 +58,7 @@ def step_memory(recipe: Recipe, images: int) -> Memory:
         UserError: no such backbone, it cannot take views of the recipe's sizes, or has no blocks to recompute.
     """
     width, method = value_bytes(recipe), recipe.method
+    balancer = meta_balancer(method)
     fake, model = fake_networks(recipe)
     if recipe.efficiency.checkpointing:
         recompute_blocks(model.student.backbone)
@@ -67,10 +70,12 @@ def step_memory(recipe: Recipe, images: int) -> Memory:
             width * (more + sum(parameter.numel() for parameter in network.parameters()))
             for network in (model.student, model.teacher)
         )
-        learned = 2 if method.balancing == "centering" else 1  # vectors of length K: s, and the centre
-        buffers = sum(buffer.nbytes for buffer in model.buffers()) + width * (learned * method.clusters - FEW)
+        learned = method.clusters + sum(buffer.numel() for buffer in balancer.buffers())  # s, and the balancer's state
+        buffers = sum(buffer.nbytes for buffer in model.buffers()) + width * (learned - FEW)
     count = recipe.views.global_views + recipe.views.local_views
-    tile = min(TILE, width * count * images * method.clusters)
+    scores = min(TILE, width * count * images * method.clusters)
+    if recipe.efficiency.objective == "plain" or LOSSES[method.loss].probabilities or not balancer.is_affine:
+        scores = PLAIN * plain_loss_head(recipe, images)
     states = 2 if recipe.optim.optimizer == "adamw" else int(recipe.optim.momentum > 0)
     return Memory(
         weights=student,
@@ -81,7 +86,7 @@ def step_memory(recipe: Recipe, images: int) -> Memory:
         views=sum(part.nbytes for part in views if part is not None),
         activations=activations,
         passing=passing,
-        loss_head=HEAD_MATRICES * width * method.clusters * method.width + tile,
+        loss_head=HEAD_MATRICES * width * method.clusters * method.width + scores,
     )
 
 

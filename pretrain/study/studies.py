@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from excb.balancing.table import BALANCERS
 from excb.errors import UserError, nearest_name
 
 BASE = "rn10_tiny"  # the recipe that every cell changes
@@ -57,24 +58,17 @@ class Study:
         """The cells of these names, in the study's order; None for all.
 
         Raises:
-            UserError: a cell is called otherwise.
+            UserError: there is no such cell.
         """
-        known = [cell.name for cell in self.cells]
+        cells = [cell.name for cell in self.cells]
         for name in names or ():
-            if name not in known:
+            if name not in cells:
                 raise UserError(
-                    f"study {self.name} has no cell {name!r}{nearest_name(name, known)} (it has {', '.join(known)})"
+                    f"study {self.name} has no cell {name!r}{nearest_name(name, cells)} (it has {', '.join(cells)})"
                 )
         return [cell for cell in self.cells if names is None or cell.name in names]
 
 
-BALANCERS = {
-    "excb": ("ExCB", "linear"),
-    "none": ("none", "none"),
-    "centering": ("centering (DINO)", "centering"),
-    "sinkhorn": ("Sinkhorn-Knopp (SwAV)", "sinkhorn"),
-    "mira": ("fixed point (MIRA)", "mira"),
-}
 BATCHES = (32, 64, 128, 256)
 CLUSTERS = (16, 32, 64, 128, 256)
 
@@ -84,22 +78,28 @@ def _balancers() -> list[Cell]:
     also = {"mira": ["method.teacher_temperature=0.12"]}
     return [
         Cell(
-            name=name,
-            factors={"balancing": title},
-            overrides=[f"method.balancing={choice}", *also.get(name, [])],
+            name=_cell_name(balancing),
+            factors={"balancing": entry.title},
+            overrides=[f"method.balancing={balancing}", *also.get(balancing, [])],
         )
-        for name, (title, choice) in BALANCERS.items()
+        for balancing, entry in BALANCERS.items()
+        if entry.title
     ]
+
+
+def _cell_name(balancing: str) -> str:
+    """ExCB's cells have its name."""
+    return "excb" if balancing == "linear" else balancing
 
 
 def _batch_sizes() -> list[Cell]:
     return [
         Cell(
-            name=f"{name}-{batch}",
-            factors={"balancing": BALANCERS[name][0], "batch": str(batch)},
-            overrides=[f"method.balancing={BALANCERS[name][1]}", f"optim.batch={batch}"],
+            name=f"{_cell_name(balancing)}-{batch}",
+            factors={"balancing": BALANCERS[balancing].title, "batch": str(batch)},
+            overrides=[f"method.balancing={balancing}", f"optim.batch={batch}"],
         )
-        for name in ("excb", "centering", "sinkhorn")
+        for balancing in ("linear", "centering", "sinkhorn")
         for batch in BATCHES
     ]
 

@@ -49,6 +49,7 @@ RESNET50: dict[str, Any] = {
     "method.clamp": False,
     "method.projector_on_local": True,
     "method.centroid_gradient_from_local": False,
+    "method.loss": "cross_entropy",
     "method.loss_reduction": "halves",
     "method.centroid_init": "random",
     "method.kmeans_samples": 500_000,

@@ -1,4 +1,4 @@
-"""The objective against its plain form, which holds every matrix of rows x clusters: value, every gradient, memory."""
+"""Every backend against the plain one, which holds every matrix of rows x clusters: value, every gradient, memory."""
 
 import dataclasses
 import importlib
@@ -8,25 +8,34 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from excb.errors import UserError
-from excb.method import balancing, pair_weights
-from excb.objective import chunked
-from excb.objective.loss import Assignment, Average, Form, Scores, Spread, assign, match, operations
+from excb.objective import chunked, streamed
+from excb.objective.loss import assign, cross_entropy, resolve
+from excb.objective.scores import Average, CentroidGradient, Scores
+from tests.excb.objective.batches import (
+    CLUSTERS,
+    EXTRAS,
+    OFFICIAL,
+    TAU_S,
+    TAU_T,
+    Batch,
+    apart,
+    assert_equal,
+    assigned,
+    batch_of,
+    outcome,
+    reference,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TAU_T, TAU_S = 0.04, 0.1
-OFFICIAL: dict[str, Any] = {"winner_gain": 1.01, "clamp": True}
-EXTRAS: list[dict[str, Any]] = [{}, OFFICIAL, {"winner_gain": 0.6}, {"winner_gain": 1.5}, {"clamp": True}]
-CLUSTERS = [1, 2, 37, 129, 1031]
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 
 
@@ -37,160 +46,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked, "_CLUSTERS", 29)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """All that the objective is computed from."""
-
-    h: Tensor  # [V, B, D] unit rows of the projector
-    g: Tensor  # [V, B, D] of the predictor
-    centroids: Tensor  # [K, D] of the student
-    queries: Tensor  # [G * B, D] of the teacher
-    teacher: Tensor  # [K, D] centroids of the teacher
-    scale: Tensor
-    offset: Tensor
-    weights_h: Tensor  # [G, V]
-    weights_g: Tensor
-    extras: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def to(self, vectors: torch.dtype, numbers: torch.dtype, device: str = "cpu") -> "Batch":
-        """The batch with its vectors and its other numbers in these types."""
-        kinds = dict.fromkeys(("h", "g", "centroids", "queries", "teacher"), vectors)
-        moved: dict[str, Any] = {
-            name: value.to(device, kinds.get(name, numbers))
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
-        return dataclasses.replace(self, **moved)
-
-
-def sizes_of(clusters: int, kind: Literal["mixed", "one", "equal"]) -> Tensor:
-    """Relative sizes: of all magnitudes, with empty and huge clusters; one cluster that has all; equal ones."""
-    sizes = torch.ones(clusters)
-    if kind == "mixed":
-        sizes = 2.0 ** -torch.randint(0, 30, (clusters,)).double()
-        sizes[1::5] = 0
-        sizes[clusters // 2] = 4 * sizes.sum() + 1
-    if kind == "one":
-        sizes = torch.zeros(clusters)
-        sizes[clusters // 2] = 1
-    return (sizes / sizes.sum()).double()
-
-
-def batch_of(
-    clusters: int,
-    *,
-    views: tuple[int, int] = (2, 3),
-    images: int = 3,
-    width: int = 16,
-    sizes: Literal["mixed", "one", "equal"] = "mixed",
-    spread: float = 1.0,
-    empty_weight: float = 0.001,
-    extras: dict[str, Any] | None = None,
-    **weighting: Any,
-) -> Batch:
-    """A batch in float64. The smaller `spread`, the nearer rows are to centroids, and the surer the networks."""
-    torch.manual_seed(clusters + 7 * images)
-    total = sum(views)
-
-    def near(rows: Tensor) -> Tensor:
-        return F.normalize(rows + spread * F.normalize(torch.randn_like(rows), dim=-1), dim=-1)
-
-    centroids = F.normalize(torch.randn(clusters, width, dtype=torch.float64), dim=1)
-    seeds = centroids[torch.randint(clusters, (images,))]
-    h = near(seeds.expand(total, images, width))
-    empty_weights = empty_weight * torch.rand(clusters, dtype=torch.float64)
-    scale, offset = balancing(sizes_of(clusters, sizes), empty_weight=empty_weights)
-    queries = near(seeds.expand(views[0], images, width)).flatten(0, 1)
-    weights = pair_weights(*views, **weighting)
-    return Batch(h, near(h), centroids, queries, near(centroids), scale, offset, *weights, extras or {})
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What is compared."""
-
-    loss: Tensor
-    gradients: dict[str, Tensor]
-    targets: Tensor
-    winners: Tensor
-    raw_winners: Tensor
-    confidence: Tensor
-
-
-def plain(batch: Batch, moving: int) -> Outcome:
-    """The equations in float64, pair by pair, with every matrix of rows x clusters."""
-    b = batch.to(torch.float64, torch.float64)
-    h, g, centroids = (t.detach().clone().requires_grad_() for t in (b.h, b.g, b.centroids))
-    (G, V), images = b.weights_h.shape, b.h.shape[1]
-    z = b.queries @ b.teacher.T
-    balanced = b.scale * z + b.offset
-    best = balanced.argmax(1)
-    balanced[range(len(best)), best] *= b.extras.get("winner_gain", 1.0)
-    if b.extras.get("clamp"):
-        balanced = balanced.clamp(-1, 1)
-    p = torch.softmax(balanced / TAU_T, dim=1)
-    p_t = p.unflatten(0, (G, images))
-    loss = torch.zeros((), dtype=torch.float64)
-    for t in range(G):
-        for v in range(V):
-            c = centroids if v < moving else centroids.detach()
-            for weights, rows, matched in ((b.weights_h, h, c), (b.weights_g, g, centroids.detach())):
-                cross_entropy = -(p_t[t] * torch.log_softmax(rows[v] @ matched.T / TAU_S, dim=1)).sum(1)
-                loss = loss + weights[t, v] * cross_entropy.mean()
-    gradients = torch.autograd.grad(loss, (h, g, centroids), allow_unused=True, materialize_grads=True)
-    return Outcome(
-        loss.detach(),
-        dict(zip(("h", "g", "centroids"), gradients, strict=True)),
-        p @ b.centroids,
-        p.argmax(1),
-        z.argmax(1),
-        p.max(1).values,
-    )
-
-
-def tiled(batch: Batch, moving: int, form: Form = "auto") -> Outcome:
-    """The objective as `excb.method` composes it."""
-    h, g, centroids = (t.detach().clone().requires_grad_() for t in (batch.h, batch.g, batch.centroids))
-    tensors = (batch.queries, batch.teacher, batch.scale, batch.offset)
-    assignment = assign(*tensors, centroids, temperature=TAU_T, **batch.extras, form=form)
-
-    def matched(rows: Tensor, c: Tensor, weights: Tensor) -> Tensor:
-        return match(rows, c, assignment, weights, temperature=TAU_S, form=form)
-
-    loss = matched(h[:moving], centroids, batch.weights_h[:, :moving])
-    loss = loss + matched(h[moving:], centroids.detach(), batch.weights_h[:, moving:])
-    loss = loss + matched(g, centroids.detach(), batch.weights_g)
-    gradients = torch.autograd.grad(loss, (h, g, centroids), allow_unused=True, materialize_grads=True)
-    assert not assignment.targets.requires_grad
-    return Outcome(
-        loss.detach(),
-        dict(zip(("h", "g", "centroids"), gradients, strict=True)),
-        assignment.targets,
-        assignment.winners,
-        assignment.raw_winners,
-        assignment.confidence,
-    )
-
-
-def apart(actual: Tensor, expected: Tensor) -> float:
-    """The length of the difference, relative to the tensor's; of one that should be zero, as it is."""
-    length = expected.double().norm().item()
-    difference = (actual.double().cpu() - expected).norm().item()
-    return difference / length if length > 1e-15 else difference
-
-
-def assert_equal(batch: Batch, tolerance: float, *, moving: int = 2, form: Form = "auto", rounded: float = 0) -> None:
-    """Compare with the plain form; `rounded` is the tolerance of gradients that are returned in half precision."""
-    actual, expected = tiled(batch, moving, form), plain(batch, moving)
-    for name, gradient in expected.gradients.items():
-        assert actual.gradients[name].dtype == getattr(batch, name).dtype
-        assert apart(actual.gradients[name], gradient) <= max(tolerance, rounded), name
-    for name in ("loss", "targets", "confidence"):
-        assert apart(getattr(actual, name), getattr(expected, name)) <= tolerance, name
-    for name in ("winners", "raw_winners"):
-        assert getattr(actual, name).tolist() == getattr(expected, name).tolist(), name
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Value and every gradient
 # ---------------------------------------------------------------------------------------------------------------------
@@ -199,14 +54,14 @@ def assert_equal(batch: Batch, tolerance: float, *, moving: int = 2, form: Form 
 @pytest.mark.parametrize("extras", EXTRAS, ids=str)
 @pytest.mark.parametrize("clusters", CLUSTERS)
 @pytest.mark.usefixtures("small_tiles")
-def test_float64_equals_the_plain_form(clusters: int, extras: dict[str, Any]) -> None:
+def test_float64_equals_the_plain_backend(clusters: int, extras: dict[str, Any]) -> None:
     assert_equal(batch_of(clusters, extras=extras), 1e-12)
 
 
 @pytest.mark.parametrize("extras", [{}, OFFICIAL], ids=str)
 @pytest.mark.parametrize("sizes", ["mixed", "one", "equal"])
 @pytest.mark.parametrize("clusters", CLUSTERS)
-def test_float32_equals_the_plain_form(clusters: int, sizes: Any, extras: dict[str, Any]) -> None:
+def test_float32_equals_the_plain_backend(clusters: int, sizes: Any, extras: dict[str, Any]) -> None:
     batch = batch_of(clusters, images=5, sizes=sizes, spread=3.0, extras=extras)
     assert_equal(batch.to(torch.float32, torch.float32), 1e-6)
 
@@ -214,7 +69,7 @@ def test_float32_equals_the_plain_form(clusters: int, sizes: Any, extras: dict[s
 @pytest.mark.parametrize("clusters", [2, 37, 129])
 def test_float32_where_teacher_and_student_agree_is_exact_to_the_terms_that_cancel(clusters: int) -> None:
     batch = batch_of(clusters, images=5, sizes="equal", spread=0.1).to(torch.float32, torch.float32)
-    actual, expected = tiled(batch, 2), plain(batch, 2)
+    actual, expected = outcome(batch, 2), reference(batch, 2)
     for name, weights in (("h", batch.weights_h), ("g", batch.weights_g), ("centroids", batch.weights_h[:, :2])):
         terms = weights.sum(0).norm() * 5**-0.5 / TAU_S  # each of p_s's and p_t's part
         assert (actual.gradients[name] - expected.gradients[name]).norm() <= 1e-6 * terms
@@ -223,7 +78,7 @@ def test_float32_where_teacher_and_student_agree_is_exact_to_the_terms_that_canc
 
 
 @pytest.mark.parametrize("extras", [{}, OFFICIAL], ids=str)
-def test_float32_equals_the_plain_form_at_full_width(extras: dict[str, Any]) -> None:
+def test_float32_equals_the_plain_backend_at_full_width(extras: dict[str, Any]) -> None:
     batch = batch_of(2600, views=(2, 6), images=8, width=256, extras=extras)
     assert_equal(batch.to(torch.float32, torch.float32), 1e-6)
 
@@ -260,7 +115,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
         assignment = assign(
             batch.queries, batch.teacher, batch.scale, batch.offset, centroids, temperature=TAU_T, **batch.extras
         )
-        return match(h, centroids, assignment, batch.weights_h, temperature=TAU_S)
+        return cross_entropy(h, centroids, assignment, batch.weights_h, temperature=TAU_S)
 
     assert torch.autograd.gradcheck(loss, (h, centroids))
 
@@ -268,21 +123,9 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def test_gradients_scale_with_the_loss_and_come_again() -> None:
     batch = batch_of(37)
     centroids = batch.centroids.clone().requires_grad_()
-    loss = match(batch.h, centroids, assigned(batch), batch.weights_h, temperature=TAU_S)
+    loss = cross_entropy(batch.h, centroids, assigned(batch), batch.weights_h, temperature=TAU_S)
     once = torch.autograd.grad(loss, centroids, retain_graph=True)[0]
     torch.testing.assert_close(torch.autograd.grad(-3 * loss, centroids)[0], -3 * once)
-
-
-def assigned(batch: Batch) -> Assignment:
-    return assign(
-        batch.queries,
-        batch.teacher,
-        batch.scale,
-        batch.offset,
-        batch.centroids,
-        temperature=TAU_T,
-        **batch.extras,
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -313,21 +156,21 @@ def test_a_gain_may_change_the_winner(order: int) -> None:
     centroids = centroids if order == 1 else centroids.flip(0)
     query = torch.tensor([[-0.5, -0.6]], dtype=torch.float64)
     one, zero = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    found = assign(query, centroids, one, zero, centroids, temperature=0.04, winner_gain=1.5)
-    assert found.raw_winners.tolist() == [0 if order == 1 else 1]
-    assert found.winners.tolist() == [1 if order == 1 else 0]
+    assignment = assign(query, centroids, one, zero, centroids, temperature=0.04, winner_gain=1.5)
+    assert assignment.raw_winners.tolist() == [0 if order == 1 else 1]
+    assert assignment.winners.tolist() == [1 if order == 1 else 0]
     p = torch.softmax(torch.tensor([-0.75, -0.6], dtype=torch.float64) / 0.04, 0)
-    torch.testing.assert_close(found.targets[0], p[:, None].mul(torch.eye(2, dtype=torch.float64)).sum(0))
+    torch.testing.assert_close(assignment.targets[0], p[:, None].mul(torch.eye(2, dtype=torch.float64)).sum(0))
 
 
 def test_balanced_scores_that_crowd_below_one_keep_their_digits() -> None:
     # Where s K = 2^-20, balanced similarities differ in their eighth digit, and float32 has seven.
     batch = batch_of(500, images=16, sizes="equal")
     batch = dataclasses.replace(batch, scale=batch.scale * 2**-20, offset=1 - batch.scale * 2**-20)
-    found = assigned(batch.to(torch.float32, torch.float32))
-    assert torch.equal(found.winners, plain(batch, 2).winners)
+    assignment = assigned(batch.to(torch.float32, torch.float32))
+    assert torch.equal(assignment.winners, reference(batch, 2).winners)
     rounded = (batch.queries.float() @ batch.teacher.float().T) * batch.scale.float() + batch.offset.float()
-    assert not torch.equal(rounded.argmax(1), found.winners)  # so this test can fail
+    assert not torch.equal(rounded.argmax(1), assignment.winners)  # so this test can fail
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -355,20 +198,20 @@ def test_no_tensor_has_rows_times_clusters_elements(extras: dict[str, Any]) -> N
     clusters, width = 65_536, 8
     batch = batch_of(clusters, views=(2, 6), images=8, width=width, extras=extras).to(torch.float32, torch.float32)
     with Allocations() as allocations:
-        tiled(batch, 2)
+        outcome(batch, 2)
     rows = 2 * 8  # the fewest that are scored together
     assert clusters * width <= allocations.most < clusters * rows  # the centroids' gradient is the largest
 
 
 def test_neither_autocast_nor_fast_matrix_products_round_scores() -> None:
     batch = batch_of(129, width=64).to(torch.float32, torch.float32)
-    expected = tiled(batch, 2)
+    expected = outcome(batch, 2)
     products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = products.fp32_precision
     try:
         products.fp32_precision = "bf16"
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            actual = tiled(batch, 2)
+            actual = outcome(batch, 2)
         assert products.fp32_precision == "bf16"
     finally:
         products.fp32_precision = before
@@ -377,21 +220,22 @@ def test_neither_autocast_nor_fast_matrix_products_round_scores() -> None:
     assert all(torch.equal(actual.gradients[name], value) for name, value in expected.gradients.items())
 
 
+@pytest.mark.parametrize("backend", ["chunked", "plain"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["h", "centroids", "queries", "teacher"])
 @pytest.mark.usefixtures("small_tiles")
-def test_what_is_not_finite_reaches_the_loss(name: str, value: float) -> None:
+def test_what_is_not_finite_reaches_the_loss(name: str, value: float, backend: str) -> None:
     batch = batch_of(129)
     getattr(batch, name).view(-1, 16)[-1, 0] = value
-    outcome = tiled(batch, 2)
-    assert outcome.loss.isnan()
-    assert 0 <= int(outcome.winners.min()) <= int(outcome.winners.max()) < 129
+    result = outcome(batch, 2, backend)
+    assert result.loss.isnan()
+    assert 0 <= int(result.winners.min()) <= int(result.winners.max()) < 129
 
 
 def test_no_views_cost_nothing() -> None:
     batch = batch_of(37)
     none, centroids = batch.h[:0].clone().requires_grad_(), batch.centroids.clone().requires_grad_()
-    loss = match(none, centroids, assigned(batch), batch.weights_h[:, :0], temperature=TAU_S)
+    loss = cross_entropy(none, centroids, assigned(batch), batch.weights_h[:, :0], temperature=TAU_S)
     loss.backward()
     assert loss == 0
     assert none.grad is not None
@@ -401,22 +245,22 @@ def test_no_views_cost_nothing() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Forms
+# Choice of the backend
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_forms_are_chosen_by_device_and_type() -> None:
+def test_backends_are_chosen_by_device_and_type() -> None:
     rows = torch.zeros(1, 16)
-    assert operations("auto", rows) is operations("chunked", rows) is operations("auto", rows.bfloat16())
-    for form in ("triton", "flex"):
-        with pytest.raises(UserError, match=rf"form {form} takes bfloat16 rows, not float32 \(.*\): choose chunked"):
-            operations(form, rows)
-        with pytest.raises(UserError, match="needs a CUDA device"):
-            operations(form, rows.bfloat16())
-        with pytest.raises(UserError, match="width 256 at most, not 257"):
-            operations(form, torch.zeros(1, 257, dtype=torch.bfloat16))
-    with pytest.raises(UserError, match="no form 'fast' of the objective: choose auto, chunked, triton, flex"):
-        operations("fast", rows)  # type: ignore[arg-type]
+    assert resolve("auto", rows) == resolve("chunked", rows) == resolve("auto", rows.bfloat16()) == "chunked"
+    assert resolve("plain", rows) == "plain"
+    with pytest.raises(UserError, match=r"backend triton takes bfloat16 rows, not float32 \(.*\): choose auto"):
+        resolve("triton", rows)
+    with pytest.raises(UserError, match="needs a CUDA device"):
+        resolve("triton", rows.bfloat16())
+    with pytest.raises(UserError, match="width 256 at most, not 257"):
+        resolve("triton", torch.zeros(1, 257, dtype=torch.bfloat16))
+    with pytest.raises(UserError, match="no loss backend 'fast': choose auto, triton, chunked, plain"):
+        resolve("fast", rows)
 
 
 def run_apart(function: str, cache: Path, **environment: str) -> None:
@@ -431,19 +275,19 @@ def run_apart(function: str, cache: Path, **environment: str) -> None:
 
 
 @needs_triton
-def test_interpreted_kernels_equal_the_chunked_form(tmp_path: Path) -> None:
+def test_interpreted_kernels_equal_the_chunked_backend(tmp_path: Path) -> None:
     run_apart("interpret_kernels", tmp_path, TRITON_INTERPRET="1")
 
 
 def interpret_kernels() -> None:
-    """Compare all kernels with the chunked form in float32."""
+    """Compare all kernels with the chunked backend in float32."""
     from excb.objective import triton as objective_triton
 
     torch.manual_seed(0)
     vars(objective_triton)["_tile"] = {torch.device("cpu"): objective_triton.Tile(16, 16, 4, 2)}.get
     for K, D, R, extras in [(37, 16, 5, {}), (70, 24, 18, OFFICIAL), (1, 5, 1, {"winner_gain": 0.6})]:
         batch = batch_of(K, views=(1, 1), images=R, width=D, extras=extras).to(torch.float32, torch.float32)
-        student, teacher = student_of(batch), assigned(batch).scores
+        student, teacher = student_of(batch), teacher_scores(batch)
         assert (teacher.replaced is not None) == ("winner_gain" in extras)
         averages = []
         for scores, values, winners in [
@@ -451,24 +295,30 @@ def interpret_kernels() -> None:
             (teacher, batch.centroids, True),
             (dataclasses.replace(teacher, replaced=None), None, True),
         ]:
-            actual, expected = (form.average(scores, values, winners=winners) for form in (objective_triton, chunked))
+            actual, expected = (each.average(scores, values, winners=winners) for each in (objective_triton, chunked))
             for field in ("mean", "peak", "total"):
                 assert apart(getattr(actual, field), getattr(expected, field).double()) < 2e-6, field
             assert not winners or torch.equal(actual.winners, expected.winners)
             assert not winners or torch.equal(actual.raw_winners, expected.raw_winners)
             averages.append(expected)
-        terms = (spread_of(student, averages[0], batch.h[1]), spread_of(teacher, averages[1], batch.g[0]))
-        assert apart(objective_triton.spread(*terms), chunked.spread(*terms).double()) < 2e-6
+        terms = (term_of(student, averages[0], batch.h[1]), term_of(teacher, averages[1], batch.g[0]))
+        assert apart(objective_triton.centroid_gradient(*terms), chunked.centroid_gradient(*terms).double()) < 2e-6
     nothing = objective_triton.average(dataclasses.replace(student, rows=student.rows[:0]), None, winners=False)
     assert nothing.peak.shape == (0,)
+
+
+def teacher_scores(batch: Batch) -> Scores:
+    assignment = assigned(batch)
+    assert isinstance(assignment, streamed.Assignment)
+    return assignment.scores
 
 
 def student_of(batch: Batch) -> Scores:
     return Scores(batch.h[1], batch.centroids, TAU_S)
 
 
-def spread_of(scores: Scores, average: Average, vectors: Tensor) -> Spread:
-    return Spread(scores, average.peak, torch.rand(len(vectors)) / average.total, vectors)
+def term_of(scores: Scores, average: Average, vectors: Tensor) -> CentroidGradient:
+    return CentroidGradient(scores, average.peak, torch.rand(len(vectors)) / average.total, vectors)
 
 
 @needs_triton
@@ -482,10 +332,10 @@ def compile_kernels() -> None:
     from excb.objective import triton as objective_triton
     from excb.objective import triton_kernels
 
-    kernels = {name: getattr(triton_kernels, name) for name in ("average", "merge", "spread")}
+    kernels = {name: getattr(triton_kernels, name) for name in ("average", "merge", "centroid_gradient")}
     batch = batch_of(300, views=(1, 1), images=32, width=256, extras=OFFICIAL)
     wide = batch.to(torch.float32, torch.float32)
-    teacher = assigned(wide).scores
+    teacher = teacher_scores(wide)
     averages = [chunked.average(s, wide.centroids, winners=False) for s in (student_of(wide), teacher)]
     low = batch.to(torch.bfloat16, torch.float32)
     student, teacher = student_of(low), dataclasses.replace(teacher, rows=low.queries, centroids=low.teacher)
@@ -497,7 +347,9 @@ def compile_kernels() -> None:
         objective_triton.average(student, student.centroids, winners=False)
         objective_triton.average(teacher, student.centroids, winners=True)
         objective_triton.average(dataclasses.replace(teacher, bounds=None, replaced=None), None, winners=True)
-        objective_triton.spread(spread_of(student, averages[0], low.h[1]), spread_of(teacher, averages[1], low.g[0]))
+        objective_triton.centroid_gradient(
+            term_of(student, averages[0], low.h[1]), term_of(teacher, averages[1], low.g[0])
+        )
 
 
 @dataclass(frozen=True)
@@ -532,23 +384,6 @@ class CompiledOnly:
         assert compiled.metadata.shared <= self.room
 
 
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # 2026-11-21: compiled on CUDA only
-@pytest.mark.parametrize("clusters", [37, 96])
-def test_flex_attention_equals_the_chunked_form(clusters: int) -> None:
-    from excb.objective import flex
-
-    batch = batch_of(clusters).to(torch.float32, torch.float32)
-    scores = Scores(batch.h[0], batch.centroids, TAU_S)
-    with torch.no_grad():
-        actual = flex.average(scores, batch.centroids, winners=False)
-    expected = chunked.average(scores, batch.centroids, winners=False)
-    assert apart(actual.mean, expected.mean.double()) < 1e-6
-    log_normalisers = [each.peak / TAU_S + each.total.log() for each in (actual, expected)]
-    assert apart(log_normalisers[0], log_normalisers[1].double()) < 1e-6
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # On a GPU
 # ---------------------------------------------------------------------------------------------------------------------
@@ -557,23 +392,20 @@ def test_flex_attention_equals_the_chunked_form(clusters: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("extras", [{}, OFFICIAL], ids=str)
 @pytest.mark.parametrize("clusters", [*CLUSTERS, 65_536])
-def test_chunked_form_on_a_gpu_equals_the_plain_form(clusters: int, extras: dict[str, Any]) -> None:
+def test_chunked_backend_on_a_gpu_equals_the_plain_backend(clusters: int, extras: dict[str, Any]) -> None:
     batch = batch_of(clusters, views=(2, 6), width=256, extras=extras)
-    assert_equal(batch.to(torch.float32, torch.float32, "cuda"), 1e-6, form="chunked")
+    assert_equal(batch.to(torch.float32, torch.float32, "cuda"), 1e-6, backend="chunked")
 
 
 @pytest.mark.gpu
 @needs_triton
-@pytest.mark.parametrize("form", ["triton", "flex"])
 @pytest.mark.parametrize("extras", [{}, OFFICIAL], ids=str)
 @pytest.mark.parametrize("clusters", [*CLUSTERS, 65_536])
 @pytest.mark.parametrize("width", [24, 256])
-def test_kernels_on_a_gpu_are_as_exact_as_their_inputs(
-    width: int, clusters: int, extras: dict[str, Any], form: Form
-) -> None:
+def test_kernels_on_a_gpu_are_as_exact_as_their_inputs(width: int, clusters: int, extras: dict[str, Any]) -> None:
     batch = batch_of(clusters, views=(2, 6), images=19, width=width, extras=extras)
     batch = batch.to(torch.bfloat16, torch.float32, "cuda")
-    actual, expected = tiled(batch, 2, form), plain(batch.to(torch.bfloat16, torch.float32, "cpu"), 2)
+    actual, expected = outcome(batch, 2, "triton"), reference(batch, 2)
     # Probabilities are rounded to bfloat16 before they average: 2^-9 each.
     assert apart(actual.loss, expected.loss) < 2**-12
     for name, gradient in expected.gradients.items():

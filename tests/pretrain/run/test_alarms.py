@@ -170,7 +170,7 @@ def test_the_loss_may_be_at_chance_while_the_rate_warms_up() -> None:
 @pytest.mark.parametrize("predictor", ["true", "false"])
 def test_chance_is_the_loss_of_a_student_that_tells_nothing_apart(reduction: str, predictor: str) -> None:
     from excb.method import pair_weights
-    from excb.objective.loss import assign, match
+    from excb.objective.loss import assign, cross_entropy
 
     judge = health(f"method.loss_reduction={reduction}", f"method.predictor={predictor}")
     weights = pair_weights(2, 2, reduction=reduction, predictor=predictor == "true")  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_chance_is_the_loss_of_a_student_that_tells_nothing_apart(reduction: str
     teacher = torch.randn(2 * 3, 5, dtype=torch.float64)
     even = torch.ones(128, dtype=torch.float64), torch.zeros(128, dtype=torch.float64)
     assignment = assign(teacher, centroids, *even, centroids, temperature=0.04)
-    loss = sum(match(queries, centroids, assignment, half, temperature=0.1).item() for half in weights)
+    loss = sum(cross_entropy(queries, centroids, assignment, half, temperature=0.1).item() for half in weights)
     assert judge.chance == pytest.approx(loss)
 
 

@@ -1,0 +1,51 @@
+"""The table of balancers: one line each. Importing it needs no torch."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A balancer that `method.balancing` names, with what must be known of it before torch is loaded.
+
+    What needs torch, such as its cost, is stated by its class: see `excb.balancing.interface.Balancer`.
+
+    Args:
+        module: where it is; None: a form of ExCB's own B, in `excb.method`.
+        class_name: its class there.
+        options: the fields of `MethodSettings` that the class takes, in this order.
+        bounded: it keeps similarities in [-1, 1], so `method.winner_gain` and `method.clamp` make sense.
+        whole_batch: it must see the whole batch at once, so `efficiency.accumulate` must be 1.
+        title: in the study `balancers`; without one it is not part of the study.
+    """
+
+    module: str | None
+    class_name: str = ""
+    options: tuple[str, ...] = ()
+    bounded: bool = False
+    whole_batch: bool = False
+    title: str = ""
+
+    def build(self, settings: Any) -> Any:
+        """Make the balancer with the options that `MethodSettings` hold."""
+        assert self.module is not None
+        return getattr(import_module(self.module), self.class_name)(*(getattr(settings, name) for name in self.options))
+
+
+_SINKHORN = ("teacher_temperature", "sinkhorn_iterations")
+_MIRA = ("teacher_temperature", "mira_beta", "mira_iterations")
+
+BALANCERS = {
+    "linear": Entry(None, bounded=True, title="ExCB"),
+    "squared": Entry(None, bounded=True),
+    "none": Entry("excb.balancing.none", "NoBalancing", bounded=True, title="none"),
+    "pseudocode": Entry(None, bounded=True),
+    "centering": Entry(
+        "excb.balancing.centering", "Centering", ("clusters", "center_momentum"), title="centering (DINO)"
+    ),
+    "sinkhorn": Entry(
+        "excb.balancing.sinkhorn", "SinkhornKnopp", _SINKHORN, whole_batch=True, title="Sinkhorn-Knopp (SwAV)"
+    ),
+    "mira": Entry("excb.balancing.mira", "MIRA", _MIRA, whole_batch=True, title="fixed point (MIRA)"),
+}

@@ -1,0 +1,42 @@
+"""The tables of losses and of loss backends: one line each. Importing it needs no torch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss that `method.loss` names.
+
+    Args:
+        module: it has a function of the loss's name with the signature of `excb.objective.loss.cross_entropy`.
+        probabilities: it reads p_t as a matrix, `plain.Assignment.probabilities`, so all backends but plain are out.
+    """
+
+    module: str
+    probabilities: bool = True
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute assignments and the cross-entropy that `efficiency.objective` names.
+
+    Args:
+        module: it has the functions of `excb.objective.scores.Operations` (plain has its own). Where it cannot score
+            all rows it also has `obstacle(rows)`, which says why.
+        precision: the only `efficiency.precision` that it takes; None: any.
+    """
+
+    module: str
+    precision: str | None = None
+
+
+LOSSES = {
+    "cross_entropy": Loss("excb.objective.loss", probabilities=False),
+}
+
+AUTO = "auto"  # the first backend of the table that can run
+BACKENDS = {
+    "triton": Backend("excb.objective.triton", precision="bf16"),
+    "chunked": Backend("excb.objective.chunked"),
+    "plain": Backend("excb.objective.plain"),
+}
