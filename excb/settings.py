@@ -56,7 +56,7 @@ class MethodSettings:
         "B, below 1/K (Eq. 10) linear in s, squared, or the pseudo-code with its sign slip; for comparison none at "
         "all, DINO's centering, SwAV's Sinkhorn-Knopp or MIRA's assignment",
         paper="linear (squared ablated)",
-        choices=BALANCERS,
+        choices=BALANCERS.keys,
     )
     center_momentum: float = option(0.9, "of balancing=centering: momentum of the centre", source="DINO")
     sinkhorn_iterations: int = option(
@@ -83,7 +83,7 @@ class MethodSettings:
         False, "let local views move the centroids: the stop-gradient on q_s, ablated", paper="no"
     )
     loss: str = option(
-        "cross_entropy", "what compares the student with p_t (Eq. 7)", paper="cross_entropy", choices=LOSSES
+        "cross_entropy", "what compares the student with p_t (Eq. 7)", paper="cross_entropy", choices=LOSSES.keys
     )
     loss_reduction: Literal["halves", "sum", "pairs", "pseudocode"] = option(
         "halves",

@@ -193,7 +193,7 @@ class EfficiencySettings:
         "how the loss is computed: plain (the equations, whole matrices of rows x clusters), chunked (in tiles) or "
         "triton (kernels for bf16 on CUDA); auto: triton where it can run, else chunked",
         source="ours",
-        choices=(AUTO, *BACKENDS),
+        choices=lambda: (AUTO, *BACKENDS),
     )
     channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
     fused: bool = option(

@@ -90,7 +90,8 @@ class Job:
         found = self.finished()
         if found is None:
             return self._changes_since_begun()
-        old, new = decisive(found["recipe"]), decisive(self.recipe.to_dict())
+        new, usual = decisive(self.recipe.to_dict()), decisive(Recipe(name="").to_dict())
+        old = usual | decisive(found["recipe"])  # a field that an earlier version did not have counts as its default
         names = [name for name in old | new if old.get(name) != new.get(name)]
         changed = [f"{name} was {old.get(name)}, now {new.get(name)}" for name in names]
         if found["data_digest"] != sets.digest:

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import typing
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -26,7 +25,6 @@ from excb.pretrain.study import cell as study_cell
 from excb.pretrain.study import figures, runner, sets
 from excb.pretrain.study.studies import BASE, STUDIES
 from excb.pretrain.study.table import Row, Table
-from excb.settings import MethodSettings
 from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
@@ -204,11 +202,10 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
     """Cells of made-up figures, which no run is needed for."""
     chosen = STUDIES[name]
     model = cell(finished, "linear", 0)
-    known = [one for one in chosen.cells if _balancing(one.overrides) in _balancings()]
     grid = runner.Grid(chosen, sets.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:8]])
     made_up = {"training": [1.5, 1.0, 1.0, 0.5], "by_z": [2.0, 1.0, 1.0, 0.0]}
     rows = []
-    for place, one in enumerate(known):
+    for place, one in enumerate(chosen.cells):
         found = [
             model | {"seed": seed, "sizes": made_up, "figures": {"knn_top1": 10.0 * place + seed}} for seed in SEEDS
         ]
@@ -219,29 +216,43 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
     assert all(file.stat().st_size > 5000 for file in files)
     if chosen.across is None:
         assert table.paper_form() is None
-        assert [row[0] for row in table.cells()[1]] == [one.name for one in known]
+        assert [row[0] for row in table.cells()[1]] == [one.name for one in chosen.cells]
     else:
         header, lines = table.paper_form() or ([], [])
-        levels = [one.factors[chosen.across] for one in known]
+        levels = [one.factors[chosen.across] for one in chosen.cells]
         assert header[1:] == list(dict.fromkeys(levels))
         assert lines[0][1:3] == ["0.50 ± 0.71", "10.50 ± 0.71"]
 
 
-def _balancings() -> tuple[str, ...]:
-    return typing.get_args(typing.get_type_hints(MethodSettings)["balancing"])
-
-
-def _balancing(overrides: typing.Sequence[str]) -> str:
-    chosen = [override.partition("=")[2] for override in overrides if override.startswith("method.balancing=")]
-    return chosen[0] if chosen else "linear"
-
-
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_cell_is_a_recipe_of_its_own(name: str) -> None:
-    cells = [one for one in STUDIES[name].cells if _balancing(one.overrides) in _balancings()]
+    cells = STUDIES[name].cells
     digests = {study_cell.digest(apply(find_recipe(BASE), one.overrides)) for one in cells}
     assert len(digests) == len(cells) > 1
-    assert len({one.name for one in STUDIES[name].cells}) == len(STUDIES[name].cells)
+    assert len({one.name for one in cells}) == len(cells)
+
+
+def test_the_study_of_balancers_has_those_of_the_table_that_have_titles() -> None:
+    cells = [(one.name, one.factors["balancing"], list(one.overrides)) for one in STUDIES["balancers"].cells]
+    assert cells == [
+        ("excb", "ExCB", ["method.balancing=linear"]),
+        ("none", "none", ["method.balancing=none"]),
+        ("centering", "centering (DINO)", ["method.balancing=centering"]),
+        ("sinkhorn", "Sinkhorn-Knopp (SwAV)", ["method.balancing=sinkhorn"]),
+        ("mira", "fixed point (MIRA)", ["method.balancing=mira", "method.teacher_temperature=0.12"]),
+    ]
+
+
+def test_a_field_that_an_earlier_version_did_not_have_counts_as_its_default(
+    images: Path, finished: Path, tmp_path: Path, trained: list[tuple[str, int]]
+) -> None:
+    shutil.copytree(finished, tmp_path / "form")
+    for name, seed in ALL:
+        contents = cell(finished, name, seed)
+        del contents["recipe"]["method"]["loss"]
+        (tmp_path / "form" / name / f"seed-{seed}" / "cell.json").write_text(json.dumps(contents))
+    assert main(command(images, tmp_path)) == 0
+    assert trained == []
 
 
 def test_a_dry_run_runs_nothing(
