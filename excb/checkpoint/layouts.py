@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from excb.checkpoint.coverage import Coverage, blueprint, cover, coverage_error, own, recognise
-from excb.checkpoint.exported import architecture_from
 from excb.checkpoint.layout_table import CLASSIFIERS, LAYOUTS, NOT_HEADS, USUAL, Layout
 from excb.checkpoint.locate import ORDER, Dictionaries, File, Found, Place, dictionaries_of, find, find_in_order
 from excb.errors import UserError, nearest_name
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
+from excb.networks.rules import architecture_from
 
 __all__ = ["LAYOUTS", "ORDER", "Layout", "Mapped", "map_file"]
 
