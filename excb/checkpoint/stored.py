@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from excb.checkpoint import run_checkpoint
-from excb.checkpoint.layout_table import NOT_HEADS
+from excb.checkpoint.layout_heads import NOT_HEADS
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
