@@ -15,7 +15,7 @@ _PUBLIC = {
     "checkpoints": "excb.hub.catalogue",
     "load": "excb.hub.loading",
 }
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"]
 
 # In a clone, excb.pretrain, excb.transfer and excb.zoo are beside this folder (see pyproject.toml).
 _CLONE = Path(__file__).resolve().parent.parent
