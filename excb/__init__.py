@@ -2,36 +2,30 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from excb.version import __version__
 
-if TYPE_CHECKING:
-    from excb.errors import UserError
-    from excb.hub.backbone import Backbone
-    from excb.hub.catalogue import checkpoints
-    from excb.hub.loading import load
-    from excb.method import ExCB
-
 # Public names resolve on first use, so that `import excb` and every `--help` stay quick: torch loads only for work.
-_HOME = {
-    "load": "excb.hub.loading",
-    "checkpoints": "excb.hub.catalogue",
+# Their types are in __init__.pyi.
+_PUBLIC = {
     "Backbone": "excb.hub.backbone",
     "ExCB": "excb.method",
     "UserError": "excb.errors",
+    "checkpoints": "excb.hub.catalogue",
+    "load": "excb.hub.loading",
 }
 __all__ = ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"]
 
-# In a clone, excb.pretrain, excb.transfer and excb.zoo lie beside this folder (see pyproject.toml).
+# In a clone, excb.pretrain, excb.transfer and excb.zoo are beside this folder (see pyproject.toml).
 _CLONE = Path(__file__).resolve().parent.parent
 if (_CLONE / "pretrain" / "__init__.py").is_file():
     __path__.append(str(_CLONE))
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'excb' has no attribute '{name}'")
 
 

@@ -18,6 +18,7 @@ from excb.checkpoint.stored import Stored, load_strictly
 from excb.errors import UserError, nearest_name
 from excb.files.atomic import new_file
 from excb.hub import loading
+from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import TORCHVISION
 from excb.networks.backbone import feature_width
 
@@ -64,13 +65,13 @@ def export(
     built = stored.architecture.build()
     # As `excb.load` does: it proves that every tensor has its place.
     load_strictly(built, stored.tensors, what=f"{stored.file} ({stored.architecture.name})")
-    entry = loading.Entry(str(stored.file), stored.architecture, network=str(stored.facts.get("network") or network))
-    backbone = loading.Backbone(built, stored.preprocessing, entry).eval()
+    entry = Entry(str(stored.file), stored.architecture, network=str(stored.facts.get("network") or network))
+    backbone = Backbone(built, stored.preprocessing, entry).eval()
     if format == "excb":
         return _folder(backbone, stored, out)
     if out.is_dir():
         raise UserError(f"cannot write {out}: it is a folder, and --format {format} writes a file")
-    writers: dict[str, Callable[[loading.Backbone, Path], None]] = {
+    writers: dict[str, Callable[[Backbone, Path], None]] = {
         "torchvision": _torchvision,
         "timm": _timm,
         "detectron2": _detectron2,
@@ -80,7 +81,7 @@ def export(
     return out
 
 
-def _folder(backbone: loading.Backbone, stored: Stored, out: Path) -> Path:
+def _folder(backbone: Backbone, stored: Stored, out: Path) -> Path:
     from excb.hub import selftest
 
     facts: dict[str, Any] = dict.fromkeys(("step", "epoch", "recipe", "checkpoint", "origin")) | stored.facts
@@ -104,13 +105,13 @@ def _check_suffix(out: Path, *suffixes: str) -> None:
         raise UserError(f"cannot write {out}: its name must end in {' or '.join(suffixes)} for this format")
 
 
-def _check(known: bool, backbone: loading.Backbone, program: str) -> None:
+def _check(known: bool, backbone: Backbone, program: str) -> None:
     if not known:
         name = backbone.entry.architecture.name
         raise UserError(f"{program} has no {name}: choose another --format; excb and onnx hold every network")
 
 
-def _preprocessing(backbone: loading.Backbone) -> dict[str, str]:
+def _preprocessing(backbone: Backbone) -> dict[str, str]:
     return {"preprocessing": json.dumps(backbone.transform.to_dict())}
 
 
@@ -119,18 +120,18 @@ def _preprocessing(backbone: loading.Backbone) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _torchvision(backbone: loading.Backbone, out: Path) -> None:
+def _torchvision(backbone: Backbone, out: Path) -> None:
     name = backbone.entry.architecture.name
     _check(name in TORCHVISION or name.startswith("torchvision:"), backbone, "torchvision")
     _write_state(backbone, out)
 
 
-def _timm(backbone: loading.Backbone, out: Path) -> None:
+def _timm(backbone: Backbone, out: Path) -> None:
     _check(not backbone.entry.architecture.name.startswith("torchvision:"), backbone, "timm")
     _write_state(backbone, out)  # torchvision's ResNets and timm's have the same names for their tensors
 
 
-def _write_state(backbone: loading.Backbone, out: Path) -> None:
+def _write_state(backbone: Backbone, out: Path) -> None:
     _check_suffix(out, *_STATE_SUFFIXES)
     state = backbone.network.state_dict()
     if out.suffix == ".safetensors":
@@ -152,7 +153,7 @@ class _ArrayPickler(pickle.Pickler):
         return NotImplemented
 
 
-def _detectron2(backbone: loading.Backbone, out: Path) -> None:
+def _detectron2(backbone: Backbone, out: Path) -> None:
     _check(backbone.entry.architecture.name in TORCHVISION, backbone, "Detectron2")
     _check_suffix(out, ".pkl")
     tensors = detectron2_names(backbone.network.state_dict())
@@ -169,7 +170,7 @@ def _detectron2(backbone: loading.Backbone, out: Path) -> None:
         made.write_bytes(buffer.getvalue())
 
 
-def _detectron2_settings(backbone: loading.Backbone, name: str) -> str:
+def _detectron2_settings(backbone: Backbone, name: str) -> str:
     """What Detectron2 must be told of the weights, since the file cannot: for `cfg.merge_from_file`."""
     mean, std = ([round(255 * share, 4) for share in of] for of in (backbone.transform.mean, backbone.transform.std))
     depth = int(backbone.entry.architecture.name.removeprefix("resnet"))
@@ -187,7 +188,7 @@ MODEL:
 """
 
 
-def _onnx(backbone: loading.Backbone, out: Path) -> None:
+def _onnx(backbone: Backbone, out: Path) -> None:
     _check_suffix(out, ".onnx")
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
         raise UserError(f"--format onnx needs {' and '.join(missing)}: pip install onnx onnxscript")

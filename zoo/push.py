@@ -18,6 +18,7 @@ from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.hub import catalogue as rows
 from excb.hub import loading, selftest
+from excb.hub.backbone import Backbone
 from excb.hub.catalogue import Checkpoint, Figure
 from excb.networks.backbone import weights_hash
 from excb.remote.home import home, recorded
@@ -154,7 +155,7 @@ def _check_origin(facts: dict[str, Any]) -> None:
             _check_rights(row, "")
 
 
-def _prove(folder: Path, backbone: loading.Backbone, source: Path) -> None:
+def _prove(folder: Path, backbone: Backbone, source: Path) -> None:
     """Refuse weights that are as first initialised, and any that fail the self-test made now or the source's own."""
     selftest.trained(backbone)
     tests = [
@@ -200,7 +201,7 @@ def _belonging(files: Sequence[Path], tensors: Mapping[str, Tensor]) -> dict[str
 
 def _entry(
     row: Checkpoint | None,
-    backbone: loading.Backbone,
+    backbone: Backbone,
     results: Mapping[str, Result],
     *,
     name: str,

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +12,12 @@ from torch import Tensor
 
 from excb.checkpoint import timm_format
 from excb.errors import UserError
-from excb.files import json_text
+from excb.files import json_text, records
 from excb.files.atomic import new_folder
-from excb.networks.architecture import FORBIDDEN, Architecture
+from excb.files.records import Field, number, optional, table, text, whole
+from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
+from excb.networks.rules import architecture_from, preprocessing_from
 from excb.version import __version__
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # timm's names on the Hugging Face Hub
@@ -25,19 +25,17 @@ HEADS, SELFTEST = "excb_head.safetensors", "selftest.safetensors"
 CARD, RESULTS = "README.md", "results"
 FILES = frozenset({WEIGHTS, CONFIG, HEADS, SELFTEST, CARD, RESULTS})  # all that such a folder may hold
 
-_NAME = re.compile(r"(timm:|torchvision:)?[A-Za-z0-9]\w*(\.\w+)?", re.ASCII)
 _CONFIG_BYTES = 2**24  # timm's with the names of 21,000 classes has 2 MiB
-_LARGEST_SIDE = 2**14  # pixels
-_LARGEST_OPTION = 2**20  # such as a width; a list of a billion stages would fill the memory before it is refused
-_FACTS: dict[str, tuple[type, ...]] = {
-    "version": (str,),
-    "network": (str,),
-    "step": (int, type(None)),
-    "epoch": (int, float, type(None)),
-    "recipe": (dict, type(None)),
-    "checkpoint": (dict, type(None)),
-    "origin": (dict, type(None)),
-    "sha256": (dict,),
+_table = Field(optional(table), "a table")
+_FACTS = {
+    "version": Field(text, "text"),
+    "network": Field(text, "text"),
+    "step": Field(optional(whole), "a whole number"),
+    "epoch": Field(optional(number), "a number"),
+    "recipe": _table,
+    "checkpoint": _table,
+    "origin": _table,
+    "sha256": Field(table, "a table"),
 }
 
 
@@ -234,56 +232,11 @@ def _read_tensors(file: Path, config: dict[str, Any], *, verify: bool) -> dict[s
         raise UserError(f"{file} is damaged ({error}): export it again or fetch it again") from None
 
 
-def _require(condition: bool, expected: str) -> None:
-    if not condition:
-        raise ValueError(f"expected {expected}")
-
-
 def facts_from(block: dict[str, Any]) -> dict[str, Any]:
     """The same block, whose facts of a run are of the kinds that readers count on.
 
     Raises:
-        TypeError, ValueError: one is not.
+        RecordError: one is not.
     """
-    for name, types in _FACTS.items():
-        _require(name not in block or isinstance(block[name], types), f"another kind of value of {name}")
+    records.check(block, _FACTS, what="the file", extra=True)
     return block
-
-
-def architecture_from(values: dict[str, Any]) -> Architecture:
-    """The architecture that a file of unknown origin states.
-
-    Raises:
-        AttributeError, KeyError, TypeError, ValueError: it states none, or more than an architecture.
-    """
-    name, options = values["name"], values["options"]
-    _require(isinstance(name, str) and _NAME.fullmatch(name) is not None, "architecture.name to be a plain name")
-    _require(isinstance(options, dict), "architecture.options to be an object")
-    _require(_in_bounds(options), f"architecture.options with numbers up to {_LARGEST_OPTION:,}")
-    refused = sorted(FORBIDDEN & options.keys())
-    _require(not refused, f"an architecture without the option {', '.join(refused)}")
-    return Architecture(name, options)
-
-
-def _in_bounds(value: Any) -> bool:
-    """Whether every number in a value is one that a network could be built with."""
-    if isinstance(value, dict | list):
-        return all(map(_in_bounds, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, int | float) or abs(value) <= _LARGEST_OPTION
-
-
-def preprocessing_from(values: dict[str, Any]) -> Preprocessing:
-    """The preprocessing that a file of unknown origin states.
-
-    Raises:
-        ArithmeticError, AttributeError, KeyError, TypeError, ValueError: it states none that an image can pass.
-    """
-    found = Preprocessing.from_dict(values)
-    for side in (found.resize, found.crop):
-        _require(type(side) is int and 0 < side <= _LARGEST_SIDE, "resize and crop in pixels")
-    for numbers in (found.mean, found.std):
-        _require(isinstance(numbers, tuple) and len(numbers) == 3, "mean and std of three channels")
-        _require(all(type(number) in (int, float) and math.isfinite(number) for number in numbers), "finite numbers")
-    _require(min(found.std) > 0, "positive std")
-    _require(found.interpolation in ("bilinear", "bicubic"), "bilinear or bicubic interpolation")
-    return found

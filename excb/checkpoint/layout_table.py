@@ -1,12 +1,16 @@
-"""Layouts of public checkpoints as data: where each kind of file keeps a network, and how it is known.
+"""The table of layouts of public checkpoints: where each kind of file keeps a network, and how it is recognised.
 
-A place, where a network's tensors lie in a file, is written "outer>inner:prefix.": the names of nested dictionaries,
-then how the names of its tensors begin.
+To add a layout, add a row to `LAYOUTS`; nothing else knows their names. A place, where a network's tensors are in a
+file, is written "outer>inner:prefix.": the names of nested dictionaries, then how the names of its tensors begin.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from excb.checkpoint.layout_heads import heads_of_authors, heads_of_dino, heads_of_run
+from excb.checkpoint.places import Dictionaries
 from excb.networks.preprocessing import Preprocessing
 
 USUAL = Preprocessing()
@@ -25,7 +29,9 @@ class Layout:
         others: how names beside the network's may begin; "" is anything.
         spare: how names of the network's own heads begin, besides classifiers.
         renames: beginnings of names and what they become.
-        heads: attention heads of ViTs by width, where they are not timm's.
+        attention_heads: of ViTs by width, where they are not timm's.
+        heads_of: gives the trained heads of a file by our names (see `excb.hub.trained_heads.Heads`); None if files
+            have none that we read.
         preprocessing: that the authors evaluate with.
     """
 
@@ -37,13 +43,12 @@ class Layout:
     others: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
     renames: Mapping[str, str] = field(default_factory=dict)
-    heads: Mapping[int, int] = field(default_factory=dict)
+    attention_heads: Mapping[int, int] = field(default_factory=dict)
+    heads_of: Callable[[Dictionaries], dict[str, Tensor]] | None = None
     preprocessing: Preprocessing = USUAL
 
 
 _STD_228 = Preprocessing(std=(0.228, 0.224, 0.225))  # SwAV's, and so DeepCluster-v2's and ExCB's
-# Tensors of a run that are no heads: backbones, and what a balancer remembers, which assignments after training ignore.
-NOT_HEADS = ("student.backbone.", "teacher.backbone.", "balancer.")
 CLASSIFIERS = ("fc.", "head.", "heads.", "head_dist.", "classifier.")  # where a network's own tensors have other names
 
 # A backbone by itself: also those of DINO, Barlow Twins, VICReg, TWIST and of converters. timm too prefers the averaged
@@ -60,6 +65,7 @@ LAYOUTS = (
         keys=("format",),
         marks=("teacher.centroids.", "sizes"),
         others=("teacher.", "student.", "sizes", "balancer."),
+        heads_of=heads_of_run,
     ),
     Layout(
         "excb",
@@ -69,6 +75,7 @@ LAYOUTS = (
         others=("classifier.",),
         renames={"layer0.0.": "conv1.", "layer0.1.": "bn1."},
         preprocessing=_STD_228,
+        heads_of=heads_of_authors,
     ),
     Layout(
         "dino",
@@ -77,6 +84,7 @@ LAYOUTS = (
         marks=("head.last_layer.",),
         others=("head.",),
         preprocessing=Preprocessing(interpolation="bicubic"),
+        heads_of=heads_of_dino,
     ),
     Layout("twist", teacher=("teacher_backbone:", "backbone:"), student=("backbone:",), keys=("model",)),
     Layout(
@@ -84,7 +92,7 @@ LAYOUTS = (
         teacher=("state_dict:base_encoder.",),
         marks=("momentum_encoder.",),
         others=("momentum_encoder.", "predictor."),
-        heads={384: 12},
+        attention_heads={384: 12},
     ),
     Layout("moco", teacher=("state_dict:encoder_q.",), marks=("queue",), others=("encoder_k.", "queue")),
     Layout(

@@ -7,15 +7,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from excb.checkpoint import layout_table
 from excb.checkpoint.coverage import Coverage, blueprint, cover, coverage_error, own, recognise
-from excb.checkpoint.exported import architecture_from
-from excb.checkpoint.layout_table import CLASSIFIERS, LAYOUTS, NOT_HEADS, USUAL, Layout
-from excb.checkpoint.locate import ORDER, Dictionaries, File, Found, Place, dictionaries_of, find, find_in_order
+from excb.checkpoint.layout_table import CLASSIFIERS, USUAL, Layout
+from excb.checkpoint.locate import ORDER, File, Found, dictionaries_of, find, find_in_order
+from excb.checkpoint.places import Place
 from excb.errors import UserError, nearest_name
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
-
-__all__ = ["LAYOUTS", "ORDER", "Layout", "Mapped", "map_file"]
+from excb.networks.rules import architecture_from
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def map_file(
         network,
         found.architecture,
         own(found.tensors, found.wanted, source=source),
-        _heads(name, file),
+        _heads(known, file),
         known.preprocessing if known else USUAL,
     )
 
@@ -86,7 +86,7 @@ def _named(name: str) -> Layout | None:
     """The layout of that name or place; None for "order"."""
     if ":" in name:
         return Layout(name, teacher=(name,), student=(name,), others=("",))
-    known = {layout.name: layout for layout in LAYOUTS}
+    known = {layout.name: layout for layout in layout_table.LAYOUTS}
     if name not in known and name != ORDER:
         names = ", ".join([*known, ORDER])
         raise UserError(f"no layout is called '{name}'{nearest_name(name, [*known, ORDER])}; there are {names}")
@@ -95,7 +95,7 @@ def _named(name: str) -> Layout | None:
 
 def _recognised(file: File) -> Layout | None:
     """The first layout whose marks the file bears."""
-    for layout in LAYOUTS:
+    for layout in layout_table.LAYOUTS:
         place = _place(layout, file)
         if place is not None and file.looks_like_network(place) and all(key in file.contents for key in layout.keys):
             names = file.dictionaries[place.path]
@@ -123,7 +123,7 @@ def _map_known(layout: Layout, file: File) -> Found:
     if architecture is None:
         raise file.unrecognisable(tensors)
     patches = tensors.get("patch_embed.proj.weight")
-    if patches is not None and patches.ndim and (heads := layout.heads.get(len(patches))):
+    if patches is not None and patches.ndim and (heads := layout.attention_heads.get(len(patches))):
         architecture = Architecture(architecture.name, {"num_heads": heads} | architecture.options)
     wanted = file.wanted or blueprint(architecture)
     coverage = cover(tensors, wanted, (*CLASSIFIERS, *layout.spare))
@@ -152,69 +152,8 @@ def _architecture_of_run(contents: Mapping[Any, Any]) -> Architecture | None:
     return None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Heads of ExCB and DINO
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _heads(layout: str, file: File) -> dict[str, Tensor]:
-    """Projectors, predictor, centroids and sizes of files that have them."""
-    if layout == "excb-run":
-        tensors = file.dictionaries["model",].items()
-        found = {name: value for name, value in tensors if not name.startswith(NOT_HEADS)}
-    elif layout == "excb":
-        found = _heads_of_authors(file.dictionaries)
-    elif layout == "dino":
-        found = _heads_of_dino(file.dictionaries)
-    else:
-        found = {}
-    wanted = {n: v.to("meta", torch.float32 if v.is_floating_point() else v.dtype) for n, v in found.items()}
-    return own(found, wanted, source=file.source)
-
-
-def _heads_of_authors(dictionaries: Dictionaries) -> dict[str, Tensor]:
-    """Heads in files of ManiadisG/ExCB, by our names.
-
-    Centroids are the directions of a weight-normalised layer whose lengths stay one. Their teacher averages a predictor
-    that nothing uses: ours has none. s is kept with a drift of rounding in its sum, which every use of it divides out.
-    """
-    found: dict[str, Tensor] = {}
-    for network in ("student", "teacher"):
-        heads = Place((network,), "classifier.").cut(dictionaries)
-        norm = any(name.startswith("predictor_activation.") for name in heads)  # a BatchNorm before the predictor
-        for name, value in heads.items():
-            match name.split("."):
-                case ["centroid_layer", "weight_v"]:
-                    found[f"{network}.centroids.weight"] = value
-                case ["projector", "mlp", *rest]:
-                    found[".".join([network, "projector", *rest])] = value
-                case ["predictor_activation", *rest] if network == "student":
-                    found[".".join([network, "predictor", "0", *rest])] = value
-                case ["predictor", "mlp", layer, *rest] if network == "student" and layer.isdecimal():
-                    found[".".join([network, "predictor", str(int(layer) + norm), *rest])] = value
-    if (center := dictionaries.get(("criterion",), {}).get("center")) is not None:
-        sizes = center.float().flatten()
-        found["sizes"] = sizes / sizes.sum()
-    return found
-
-
-def _heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
-    """Heads in full files of facebookresearch/dino, by our names: its last layer's rows are its centroids.
-
-    The layer is weight-normalised; where training was told not to, the rows' lengths are learned, and kept as `gain`.
-    A head with BatchNorm (`use_bn_in_head`), which no published file has, is left out: it is none of `excb.heads`.
-    """
-    found: dict[str, Tensor] = {}
-    for network in ("student", "teacher"):
-        heads = Place((network,), "head.").cut(dictionaries)
-        if any(name.endswith(".running_mean") for name in heads):
-            continue
-        for name, value in heads.items():
-            match name.split("."):
-                case ["mlp", *rest]:
-                    found[".".join([network, "projector", *rest])] = value
-                case ["last_layer", "weight_v"]:
-                    found[f"{network}.centroids.weight"] = value
-                case ["last_layer", "weight_g"] if not bool((value == 1).all()):
-                    found[f"{network}.gain"] = value.flatten()
-    return found
+def _heads(layout: Layout | None, file: File) -> dict[str, Tensor]:
+    """Projectors, predictor, centroids and sizes of files that have them, as float32."""
+    heads = layout.heads_of(file.dictionaries) if layout and layout.heads_of else {}
+    wanted = {n: v.to("meta", torch.float32 if v.is_floating_point() else v.dtype) for n, v in heads.items()}
+    return own(heads, wanted, source=file.source)

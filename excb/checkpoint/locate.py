@@ -10,42 +10,15 @@ from torch import Tensor
 
 from excb.checkpoint.coverage import Coverage, blueprint, cover, coverage_error, few, recognise
 from excb.checkpoint.layout_table import CLASSIFIERS
+from excb.checkpoint.places import Dictionaries, Place
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
-
-Dictionaries = dict[tuple[str, ...], dict[str, Tensor]]  # a file's tensors by the names of what they lie in
 
 ORDER = "order"  # the layout of a file whose tensors match in number, kinds, shapes and order, but not in names
 
 _ANCHOR = re.compile(r"((?:.*\.)?)(?:layer[1-4]\.\d+\.conv\d\.weight|blocks\.\d+\.attn\.qkv\.weight)")
 _COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out
 _DEPTH = 8  # of nested dictionaries
-
-
-class Place(NamedTuple):
-    """Where a network's tensors lie in a file."""
-
-    path: tuple[str, ...]
-    prefix: str
-
-    @classmethod
-    def parse(cls, text: str) -> "Place":
-        """Read "outer>inner:prefix."."""
-        path, _, prefix = text.rpartition(":")
-        return cls(tuple(name for name in path.split(">") if name), prefix)
-
-    def __str__(self) -> str:
-        return f"{'>'.join(self.path)}:{self.prefix}"
-
-    @property
-    def words(self) -> set[str]:
-        """The words that its names consist of."""
-        return set(re.split(r"[\W_]", str(self)))
-
-    def cut(self, dictionaries: Dictionaries) -> dict[str, Tensor]:
-        """The tensors that lie here, by their names without the prefix."""
-        here = dictionaries.get(self.path, {}).items()
-        return {name.removeprefix(self.prefix): value for name, value in here if name.startswith(self.prefix)}
 
 
 class File(NamedTuple):

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from excb.checkpoint import run_checkpoint
-from excb.checkpoint.layout_table import NOT_HEADS
+from excb.checkpoint.layout_heads import NOT_HEADS
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
+from excb.networks.rules import architecture_from, preprocessing_from
 
 Which = Literal["teacher", "student"]
 
@@ -97,8 +98,8 @@ def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
         return Stored(
             file,
             {key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)},
-            exported.architecture_from(contents["architecture"]),
-            exported.preprocessing_from(contents["preprocessing"]),
+            architecture_from(contents["architecture"]),
+            preprocessing_from(contents["preprocessing"]),
             {key: value for key, value in model.items() if not key.startswith(NOT_HEADS)},
             {"network": network} | facts,
             contents,

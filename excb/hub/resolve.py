@@ -50,10 +50,10 @@ def resolve(name: str | Path, *, network: Literal["teacher", "student"] = "teach
     if name.startswith((HUB, TIMM)) or byte_ranges.is_remote(name):
         return Resolved(name, locations=(name,))
     if (row := find(name)) is not None:
-        folder = local_folder(row, network)
-        if folder is None and not row.locations:
+        there = local_folder(row, network)
+        if there is None and not row.locations:
             raise UserError(f"{row.name} has no weights to load: {row.note or row.source}")
-        return Resolved(row.name, folder, row.locations, _imported_name(row, network), row)
+        return Resolved(row.name, there, row.locations, _imported_name(row, network), row)
     return Resolved(name, _path(name))
 
 

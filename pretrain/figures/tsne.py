@@ -13,6 +13,7 @@ from excb.charts.style import distinct_styles, new_figure
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub import loading
+from excb.hub.backbone import Backbone
 from excb.images.image_set import ImageSet
 from excb.images.scanning import refuse_among, scan_folder
 from excb.method import unit
@@ -128,7 +129,7 @@ def embed(
 class _Projected(nn.Module):
     """h(f(x)) of a loaded checkpoint, with its preprocessing."""
 
-    def __init__(self, backbone: loading.Backbone, projector: nn.Module) -> None:
+    def __init__(self, backbone: Backbone, projector: nn.Module) -> None:
         super().__init__()
         self.backbone, self.projector, self.transform = backbone, projector, backbone.transform
 

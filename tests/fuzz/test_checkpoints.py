@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 import excb
-from excb.checkpoint import layouts, run_checkpoint, stored, untrusted
+from excb.checkpoint import layout_table, layouts, run_checkpoint, stored, untrusted
 from tests.fuzz import hostile
 from tests.fuzz.guard import CANARY, Guard
 from tests.fuzz.lane import fuzz
@@ -339,7 +339,9 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     data=st.sampled_from(LAYOUTS).flatmap(
         lambda whole: hostile.changed(whole, new=st.one_of(hostile.values, TENSORS), most=4)
     ),
-    layout=st.one_of(st.none(), st.none(), st.sampled_from([each.name for each in layouts.LAYOUTS]), hostile.names),
+    layout=st.one_of(
+        st.none(), st.none(), st.sampled_from([each.name for each in layout_table.LAYOUTS]), hostile.names
+    ),
     saver=st.sampled_from(tuple(SAVERS)),
 )
 def test_foreign_files_with_other_contents(guard: Guard, data: Any, layout: str | None, saver: str) -> None:

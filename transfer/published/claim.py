@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
+
+from excb.files.records import rules_of
 
 MOST = 1e15  # of any number in a claim
 MULTI = "multi"  # crops of more than one size, which ones is not stated
@@ -16,28 +17,10 @@ def checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         TypeError: one is of another kind.
     """
-    given = {name: tuple(item) if isinstance(item, list) else item for name, item in values.items()}
-    for name, stated in get_type_hints(kind).items():
-        if name in given and not _is(given[name], stated):
-            raise TypeError(f"{name} is {ascii(given[name])[:80]}")
-    return given
-
-
-def _is(value: Any, stated: Any) -> bool:
-    origin, parts = get_origin(stated) or stated, get_args(stated)
-    if origin is UnionType:
-        return any(_is(value, part) for part in parts)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(isinstance(item, parts[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and (
-            parts[1] is Any or all(isinstance(each, parts[1]) for each in value.values())
-        )
-    if origin in (int, float):
-        return (
-            isinstance(value, int | float if origin is float else int) and type(value) is not bool and abs(value) < MOST
-        )
-    return isinstance(value, origin)
+    for name, rule in rules_of(kind, MOST).items():
+        if name in values and rule(values[name]) is not None:
+            raise TypeError(f"{name} is {ascii(values[name])[:80]}")
+    return {name: tuple(item) if isinstance(item, list) else item for name, item in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,12 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from excb.checkpoint import run_checkpoint, untrusted
+from excb.checkpoint import layout_table, run_checkpoint, untrusted
 from excb.checkpoint.coverage import CoverageError
-from excb.checkpoint.layouts import LAYOUTS, map_file
+from excb.checkpoint.layout_table import LAYOUTS
+from excb.checkpoint.layouts import map_file
 from excb.errors import UserError
+from excb.hub.loading import load
 from excb.hub.trained_heads import Heads
 from excb.method import ExCB
 from excb.networks.architecture import Architecture
@@ -737,3 +739,37 @@ def test_networks_of_torchvision_that_cannot_be_built() -> None:
         meta(Architecture("torchvision:mobilenet_v2", {"unknown": 1}).build)
     with pytest.raises(UserError, match="takes no drop path"):
         Architecture("torchvision:mobilenet_v2").build(drop_path=0.1)
+
+
+def test_a_new_layout_is_one_row_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place, its mark, its preprocessing and its heads: nothing else needs to know of it."""
+    network = Architecture("resnet18").build().eval()
+    weights, twin = network.state_dict(), Architecture("resnet18").build().state_dict()
+    heads = {"net.projector.0.weight": torch.randn(8, 512), "net.projector.2.weight": torch.randn(4, 8)}
+    heads |= {"net.prototypes": torch.randn(16, 4), "net.ours": torch.ones(1)}
+    contents = {"run": {**{f"net.encoder.{name}": value for name, value in weights.items()}, **heads}, "twin": twin}
+    torch.save(contents, tmp_path / "net.pth")
+    with pytest.raises(UserError, match="2 different networks"):
+        load(tmp_path / "net.pth")
+
+    def heads_of(dictionaries: dict[tuple[str, ...], Tensors]) -> Tensors:
+        names = {"net.prototypes": "teacher.centroids.weight"}
+        names |= {f"net.projector.{i}.weight": f"teacher.projector.{i}.weight" for i in (0, 2)}
+        return {ours: dictionaries["run",][theirs] for theirs, ours in names.items()}
+
+    row = layout_table.Layout(
+        "ours",
+        teacher=("run:net.encoder.",),
+        marks=("net.ours",),
+        others=("net.",),
+        preprocessing=Preprocessing(80, 64),
+        heads_of=heads_of,
+    )
+    monkeypatch.setattr(layout_table, "LAYOUTS", (row, *layout_table.LAYOUTS))
+    backbone = load(tmp_path / "net.pth", heads=True)
+    assert (backbone.entry.layout, backbone.transform) == ("ours", Preprocessing(80, 64))
+    with torch.no_grad():
+        assert torch.equal(backbone(run_files.pictures(2, 64)), network(run_files.pictures(2, 64)))
+    assert backbone.heads is not None
+    assert backbone.heads.teacher is not None
+    assert torch.equal(backbone.heads.teacher.centroids.weight, heads["net.prototypes"])

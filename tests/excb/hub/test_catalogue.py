@@ -169,7 +169,7 @@ def test_the_authors_files_need_no_flag_and_may_not_be_hosted_again() -> None:
 
 
 def test_globals_and_layouts_are_known_to_those_who_read_files() -> None:
-    from excb.checkpoint.layouts import LAYOUTS
+    from excb.checkpoint.layout_table import LAYOUTS
     from excb.checkpoint.untrusted import ADMISSIBLE
 
     assert {name for entry in ROWS.values() for name in entry.globals} <= ADMISSIBLE.keys()

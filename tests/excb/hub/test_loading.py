@@ -303,5 +303,5 @@ def test_public_names_are_there_and_listed() -> None:
 
 def test_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'excb' has no attribute 'laod'"):
-        _ = excb.laod
+        _ = excb.laod  # type: ignore[attr-defined]
     assert not hasattr(excb, "resnet50")

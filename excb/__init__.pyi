@@ -1,0 +1,10 @@
+"""Types of the public names, which `__init__.py` resolves on first use."""
+
+from excb.errors import UserError as UserError
+from excb.hub.backbone import Backbone as Backbone
+from excb.hub.catalogue import checkpoints as checkpoints
+from excb.hub.loading import load as load
+from excb.method import ExCB as ExCB
+from excb.version import __version__ as __version__
+
+__all__ = ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"]

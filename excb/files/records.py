@@ -1,0 +1,189 @@
+"""The one validator of records that anybody may have written: rules for values, and for the fields of a table.
+
+A rule takes a value and returns where it is wrong, as a path such as "data.train.images", "" for the value itself, or
+None where nothing is. Rules are built of rules: `record({"name": text, "sizes": list_of(count)})`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from excb.errors import nearest_name
+
+Rule = Callable[[Any], str | None]
+
+
+class RecordError(ValueError):
+    """A record that is not what it should be; the message names the first wrong field."""
+
+
+class Field(NamedTuple):
+    """A field of a record: its rule, and the rule in words for messages."""
+
+    rule: Rule
+    words: str
+
+
+def check(
+    values: Mapping[str, Any],
+    fields: Mapping[str, Field],
+    *,
+    what: str,
+    required: Collection[str] = (),
+    extra: bool = False,
+) -> None:
+    """Refuse a record with fields missing, unknown or wrong.
+
+    Args:
+        values: the record.
+        fields: that it may have.
+        what: the record's name in messages, such as "checkpoint 'mine'".
+        required: fields that it must have.
+        extra: whether it may have other fields as well.
+
+    Raises:
+        RecordError: says which field, and what it must be.
+    """
+    if missing := [name for name in required if name not in values]:
+        raise RecordError(f"{what} lacks {', '.join(missing)}")
+    for name, value in values.items():
+        if name in fields:
+            if fields[name].rule(value) is not None:
+                raise RecordError(f"{what}: {name} must be {fields[name].words}, not {ascii(value)[:80]}")
+        elif not extra:
+            raise RecordError(f"{what} has no field {name!r}{nearest_name(str(name), fields)}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rules of values
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def where(holds: Callable[[Any], bool]) -> Rule:
+    """A rule of a condition."""
+    return lambda value: None if holds(value) else ""
+
+
+def number_in(least: float, most: float, *, whole: bool = False) -> Rule:
+    """A number within bounds; True and False are none, nor are NaN and infinity."""
+    kind = int if whole else (int, float)
+    return where(
+        lambda value: (
+            isinstance(value, kind)
+            and not isinstance(value, bool)
+            and least <= value <= most
+            and -math.inf < value < math.inf  # not `isfinite`, which fails for whole numbers of 400 digits
+        )
+    )
+
+
+def matching(pattern: str) -> Rule:
+    """Text that matches a pattern whole."""
+    return where(lambda value: isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None)
+
+
+def one_of(*choices: str) -> Rule:
+    """One of some texts."""
+    return where(lambda value: isinstance(value, str) and value in choices)
+
+
+anything: Rule = where(lambda _value: True)
+text: Rule = where(lambda value: isinstance(value, str))
+line: Rule = where(lambda value: isinstance(value, str) and value.isprintable())
+words: Rule = where(lambda value: isinstance(value, str) and value.isprintable() and value.strip() != "")
+boolean: Rule = where(lambda value: isinstance(value, bool))
+number: Rule = number_in(-math.inf, math.inf)
+whole: Rule = number_in(-math.inf, math.inf, whole=True)
+count: Rule = number_in(0, math.inf, whole=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rules of rules
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def optional(rule: Rule) -> Rule:
+    """None, or what another rule takes."""
+    return lambda value: None if value is None else rule(value)
+
+
+def any_of(*rules: Rule) -> Rule:
+    """What one of several rules takes."""
+    return where(lambda value: any(rule(value) is None for rule in rules))
+
+
+def all_of(*rules: Rule) -> Rule:
+    """What all of several rules take."""
+    return lambda value: next((wrong for rule in rules if (wrong := rule(value)) is not None), None)
+
+
+def list_of(rule: Rule, length: int | None = None) -> Rule:
+    """A list, of one length where it is given; its path is the list's own."""
+    return where(
+        lambda value: (
+            isinstance(value, list | tuple)
+            and (length is None or len(value) == length)
+            and all(rule(item) is None for item in value)
+        )
+    )
+
+
+def table_of(rule: Rule, names: Rule = text) -> Rule:
+    """A table with any names."""
+
+    def wrong(value: Any) -> str | None:
+        if not isinstance(value, dict) or any(names(name) is not None for name in value):
+            return ""
+        return _first_wrong((name, rule(item)) for name, item in value.items())
+
+    return wrong
+
+
+table: Rule = table_of(anything)
+
+
+def record(fields: Mapping[str, Rule], *, required: Collection[str] = (), extra: bool = False) -> Rule:
+    """A table with some of these fields, and with others where `extra` is set."""
+
+    def wrong(value: Any) -> str | None:
+        if not isinstance(value, dict) or not all(name in value for name in required):
+            return ""
+        if not extra and (odd := [name for name in value if name not in fields]):
+            return str(odd[0])
+        return _first_wrong((name, fields[name](item)) for name, item in value.items() if name in fields)
+
+    return wrong
+
+
+def _first_wrong(items: Any) -> str | None:
+    return next((f"{name}.{inner}".rstrip(".") for name, inner in items if inner is not None), None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rules of types
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def rules_of(kind: type, most: float = math.inf) -> dict[str, Rule]:
+    """The rule of every field of a dataclass, from its annotation.
+
+    Args:
+        kind: the dataclass.
+        most: bound of every number.
+    """
+    return {name: _of_type(stated, most) for name, stated in get_type_hints(kind).items()}
+
+
+def _of_type(stated: Any, most: float) -> Rule:
+    origin, parts = get_origin(stated) or stated, get_args(stated)
+    if origin is UnionType:
+        return any_of(*(_of_type(part, most) for part in parts))
+    if origin is tuple:  # of any length, as `tuple[str, ...]`
+        return list_of(_of_type(parts[0], most))
+    if origin is dict:
+        return table_of(_of_type(parts[1], most))
+    if origin in (int, float):
+        return number_in(-most, most, whole=origin is int)
+    return anything if stated is Any else where(lambda value: isinstance(value, origin))
