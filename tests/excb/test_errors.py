@@ -68,7 +68,7 @@ def test_what_is_no_users_mistake_is_not_hidden() -> None:
     ("error", "line"),
     [
         (PermissionError(errno.EACCES, "Permission denied", "/a\nb"), "/a b: Permission denied: allow reading and"),
-        (OSError(errno.EROFS, "Read-only file system", b"/a"), "/a: Read-only file system: name a place that can"),
+        (OSError(errno.EROFS, "Read-only file system", b"/a"), "/a: Read-only file system: name a writable place"),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device: free some space"),
         (OSError(errno.EMFILE, "Too many open files", "/a"), "/a: Too many open files: raise the limit of open files"),
     ],
