@@ -16,10 +16,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are `UserError`s: one line that ends in where to find help."""
+    """An argparse parser whose errors are `UserError`s: one message that ends in where to find help."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError instead of printing the whole usage."""
+        """Raise UserError instead of printing the usage."""
         raise UserError(f"{message} (see `{self.prog} --help`)")
 
 
@@ -28,10 +28,10 @@ class Command:
     """One command of a program, as `excb-eval knn`. Importing its module needs no torch, so that `--help` stays quick.
 
     Args:
-        name: the word on the command line.
+        name: its name on the command line.
         help: what it does, one line without a full stop.
         add_options: adds its options to its parser.
-        run: does it with the parsed options, and returns the exit code.
+        run: runs it with the parsed options, and returns the exit code.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Command:
 
 
 def command_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:
-    """A parser with a sub-parser per command; parsed options hold the `Command` as `command`."""
+    """A parser with a sub-parser per command. Parsed options hold the `Command` as `command`."""
     parser = Parser(prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"excb {__version__}")
     added = parser.add_subparsers(dest="name_of_command", metavar="COMMAND", required=True)
@@ -54,10 +54,10 @@ def command_parser(program: str, description: str, commands: Sequence[Command]) 
 
 
 def local_path(text: str) -> Path:
-    """A file or folder that is written: an argument's type for argparse.
+    """A file or folder to write, as an argument type for argparse.
 
     Raises:
-        UserError: it is a URL, or empty: that would be the current folder.
+        UserError: it is a URL, or empty, which would mean the current folder.
     """
     if not text:
         raise UserError("the place to write to is empty: name it (is a shell variable unset?)")

@@ -1,4 +1,4 @@
-"""What people see: progress with ETA, tables and notes; colour on a terminal, plain lines in a pipe."""
+"""Output for people: progress with ETA, tables and notes; colour on a terminal, plain lines in a pipe."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ PLAIN_SECONDS = 10.0  # between progress lines in a pipe
 
 
 class Progressor:
-    """Progress of one long job: `advance` it, and set `status` to what is worth seeing meanwhile."""
+    """Progress of one long job: `advance` it, and set `status` to show more, such as the loss."""
 
     def __init__(self, title: str, total: int, done: int, stream: TextIO | None, bar: Progress | None) -> None:
         self.status = ""
@@ -41,20 +41,20 @@ class Progressor:
 
 
 class Reporter:
-    """Where a program talks: notes and progress on stderr, results on stdout, so that pipes carry results only."""
+    """A program's output: notes and progress on stderr, results on stdout, so that pipes carry results only."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._notes = Console(stderr=True, quiet=quiet, highlight=False)
-        self._results = Console(highlight=False, markup=False)  # "[/]" in a name is no command of rich's
+        self._results = Console(highlight=False, markup=False)  # rich would take "[/]" in a name for markup
         self.quiet = quiet
         self._live: Progress | None = None
 
     def note(self, text: str) -> None:
-        """Say something in passing."""
+        """Print a note."""
         self._say(text, "")
 
     def warn(self, text: str) -> None:
-        """Say something that the user should look at."""
+        """Print a warning."""
         self._say(f"warning: {text}", "yellow")
 
     def _say(self, text: str, style: str) -> None:
@@ -70,7 +70,7 @@ class Reporter:
         print(printable(text))
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table on stdout, numbers to the right: drawn on a terminal, aligned plain text in a pipe."""
+        """Print a table on stdout, numbers right-aligned: drawn on a terminal, plain text in a pipe."""
         rows = [list(map(printable, row)) for row in rows]
         right = [column > 0 and all(map(_numeric, cells)) for column, cells in enumerate(zip(*rows, strict=True))]
         if self._results.is_terminal:
@@ -92,7 +92,7 @@ class Reporter:
 
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Progressor]:
-        """Show progress with ETA while the block runs: a live bar on a terminal, a line now and then in a pipe."""
+        """Show progress with ETA while the block runs: a live bar on a terminal, a line every few seconds in a pipe."""
         title = printable(title)
         if self.quiet or not self._notes.is_terminal or self._live is not None:
             yield Progressor(title, total, done, None if self.quiet else sys.stderr, None)

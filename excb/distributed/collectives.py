@@ -1,4 +1,4 @@
-"""Collectives over all processes; with one process each is the identity, so that everything runs anywhere."""
+"""Collectives over all ranks. In a run of one process each is the identity, so that all code runs anywhere."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -14,12 +14,12 @@ CPU = torch.device("cpu")
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Number of processes in the process group, 1 without one."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This process's number, from 0; process 0 alone writes files and talks."""
+    """This process's rank, from 0. Only rank 0 writes files and prints."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
@@ -60,7 +60,7 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def gather_numbers(numbers: Sequence[int]) -> Tensor:
-    """The same few integers of every process, [processes, numbers]; passes by the CPU, so no GPU is waited for."""
+    """A few integers of every rank, [world_size, numbers]. They travel over the CPU, so no GPU is waited for."""
     mine = torch.tensor(numbers)
     if world_size() == 1:
         return mine[None]
@@ -70,7 +70,7 @@ def gather_numbers(numbers: Sequence[int]) -> Tensor:
 
 
 def gather_objects(value: T) -> list[T]:
-    """The value of every process, on all of them."""
+    """The values of all ranks, on all ranks."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -79,10 +79,10 @@ def gather_objects(value: T) -> list[T]:
 
 
 def run_on_rank0(make: Callable[[], T]) -> T:
-    """What `make` returns in process 0, on all processes; it is not called in the others.
+    """Broadcast what `make` returns on rank 0. It is not called on the other ranks.
 
     Raises:
-        UserError: it was raised in process 0, which alone tells the user.
+        UserError: it was raised on rank 0, which alone reports it.
     """
     if world_size() == 1:
         return make()
@@ -100,10 +100,10 @@ def run_on_rank0(make: Callable[[], T]) -> T:
 
 
 def all_succeed(make: Callable[[], T]) -> T:
-    """What `make` returns in this process, once it has succeeded in all of them. It must use no collective itself.
+    """Return what `make` returns, once it has succeeded on all ranks. It must use no collective itself.
 
     Raises:
-        UserError: it was raised in some process; the first of these tells the user.
+        UserError: it was raised on some ranks, the first of which reports it.
     """
     if world_size() == 1:
         return make()
@@ -113,9 +113,9 @@ def all_succeed(make: Callable[[], T]) -> T:
     except UserError as error:
         message = str(error)
     except OSError as error:
-        if (refusal := as_user_error(error)) is None:
+        if (user_error := as_user_error(error)) is None:
             raise
-        message = str(refusal)
+        message = str(user_error)
     messages = gather_objects(message)
     failed = [number for number, text in enumerate(messages) if text is not None]
     if failed:

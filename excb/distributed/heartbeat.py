@@ -1,7 +1,8 @@
-"""Signs of life between the processes of a run, so that one that hangs is named, and the others do not wait for ever.
+"""Heartbeats between the processes of a run, so that a hung one is reported and the others do not wait forever.
 
-Each process has a thread that counts in the store at which they met. Process 0 looks at the counts of all, the others
-at that of process 0; who sees one stand still says so and ends its own process. What trains is not involved.
+A thread in each process increments a counter in the store of the process group. Rank 0 watches the counters of all
+ranks, the others watch that of rank 0. A process that sees a counter stand still reports it and exits. The training
+thread is not involved.
 """
 
 import os
@@ -17,18 +18,18 @@ import torch.distributed as dist
 from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.errors import USER_ERROR, UserError
 
-VARIABLE = "EXCB_HANG_SECONDS"  # environment variable: seconds without a sign of life; 0: no process is watched
+VARIABLE = "EXCB_HANG_SECONDS"  # environment variable: seconds without a heartbeat; 0 switches heartbeats off
 SECONDS = 300.0
-LOOKS = 10  # in that time
-LEFT = -(1 << 40)  # makes the count of a process that has nothing more to do negative
-PARTING = 2.0  # seconds that the store has for it
+CHECKS = 10  # in that time
+LEFT = -(1 << 40)  # added to the counter of a process that has finished, which makes it negative
+PARTING = 2.0  # seconds to write that to the store
 
 
 def hang_seconds() -> float:
-    """Seconds without a sign of life after which a process counts as hung.
+    """Seconds without a heartbeat after which a process counts as hung.
 
     Raises:
-        UserError: the environment variable is no number, or a negative one.
+        UserError: the environment variable is not a number, or is negative.
     """
     text = os.environ.get(VARIABLE, "")
     try:
@@ -37,17 +38,17 @@ def hang_seconds() -> float:
         seconds = -1.0
     if not seconds >= 0:
         raise UserError.on_all_ranks(
-            f"{VARIABLE}={text} is no number of seconds: leave it out, or write 0 or more",
+            f"{VARIABLE}={text} is not a number of seconds: unset it, or set it to 0 or more",
         )
     return seconds
 
 
 @contextmanager
 def watched(program: str) -> Iterator[None]:
-    """While the block runs, this process gives signs of life, and ends with a line and exit code 2 where others do not.
+    """Send heartbeats while the block runs, and exit with a message and code 2 where another process stops sending.
 
     Args:
-        program: whose line it is.
+        program: named in the message.
 
     Raises:
         UserError: see `hang_seconds`.
@@ -56,7 +57,7 @@ def watched(program: str) -> Iterator[None]:
     if world_size() == 1 or not seconds:
         yield
         return
-    name = run_on_rank0(lambda: uuid.uuid4().hex)  # torchrun starts processes again in the same store
+    name = run_on_rank0(lambda: uuid.uuid4().hex)  # torchrun restarts processes with the same store
     thread = threading.Thread(target=_beat, args=(program, name, seconds, stopped), daemon=True)
     thread.start()
     try:
@@ -76,32 +77,32 @@ def _beat(program: str, name: str, seconds: float, stopped: threading.Event) -> 
             _end(program, hung, seconds)
         store.add(keys[rank()], LEFT)
     except RuntimeError:
-        return  # the store is gone, and with it whoever keeps it: the run ends by that
+        return  # the store is gone with the process that kept it, which ends the run
 
 
 def _first_silence(store: Any, keys: list[str], seconds: float, stopped: threading.Event) -> list[int]:
-    """Count and look, until processes have not counted for so long: their numbers, or none where we are stopped."""
+    """Beat and check until other ranks have been silent for too long. Returns them, or none once `stopped` is set."""
     counts: dict[int, int] = {}
-    # Looks, not seconds: a machine that was suspended as a whole has looked no more often than it has counted.
+    # Count checks, not seconds: a machine that was suspended as a whole has checked no more often than it has beaten.
     silent = dict.fromkeys(range(1, world_size()) if rank() == 0 else range(1), 0)
-    while not stopped.wait(seconds / LOOKS):
+    while not stopped.wait(seconds / CHECKS):
         store.add(keys[rank()], 1)
         for number in silent:
             count = store.add(keys[number], 0)
             silent[number] = 0 if count < 0 or count != counts.get(number) else silent[number] + 1
             counts[number] = count
-        if hung := [number for number, looks in silent.items() if looks >= LOOKS]:
+        if hung := [number for number, checks in silent.items() if checks >= CHECKS]:
             return hung
     return []
 
 
 def _end(program: str, hung: list[int], seconds: float) -> NoReturn:
-    """Say who hangs, and leave at once: the main thread waits for them."""
-    if rank() <= 1:  # process 1 speaks where process 0 hangs
+    """Report the hung ranks and exit at once: the main thread is waiting for them."""
+    if rank() <= 1:  # rank 1 reports where rank 0 hangs
         who = f"process{'es' * (len(hung) > 1)} {' and '.join(map(str, hung))} of {world_size()}"
         sys.stderr.write(
-            f"{program}: error: {who} gave no sign of life for {seconds:g} seconds (stopped, or the machine hangs or "
-            "is gone), and the others were stopped; the same command goes on from the newest checkpoint "
+            f"{program}: error: {who} sent no heartbeat for {seconds:g} seconds (it was stopped, or its machine "
+            "hangs or is gone), and the others were stopped: run the same command to resume from the newest checkpoint "
             f"({VARIABLE} changes the time)\n"
         )
         sys.stderr.flush()

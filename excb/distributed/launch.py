@@ -1,4 +1,4 @@
-"""One process per GPU on this machine: start them, pass signals on, and stop all of them when one fails."""
+"""One process per GPU on this machine: start them, forward signals, and stop all of them when one fails."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from excb.distributed.parallel import started_together
 from excb.distributed.signals import LAUNCHER, LOST, StopRequest
 from excb.errors import USER_ERROR, UserError
 
-GRACE = 5.0  # seconds from one process's failure until the others are killed
+GRACE = 5.0  # seconds between one process's failure and the end of the others
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of processes that were asked to stop, and saved
 POLL = 0.1  # seconds between looks at the processes
 
@@ -24,15 +24,15 @@ POLL = 0.1  # seconds between looks at the processes
 def launch_on_gpus(
     module: str, arguments: Sequence[str], gpus: int | None, *, answers: Collection[int] = ()
 ) -> int | None:
-    """Start a process for each of several GPUs, if that is what `--gpus` asks for and has not happened yet.
+    """Start a process per GPU, if `--gpus` asks for several and this is not one of them already.
 
-    Arguments are those of `launch`, but for `gpus`, which is how many processes.
+    Arguments are those of `launch`. `gpus` is the number of processes.
 
     Returns:
-        The exit code, or None: then this process itself does the work.
+        The exit code, or None where this process does the work.
 
     Raises:
-        UserError: there are fewer GPUs, or processes were started in another number.
+        UserError: there are fewer GPUs, or another number of processes was started.
     """
     if gpus is None or gpus < 2:
         return None
@@ -45,28 +45,28 @@ def launch_on_gpus(
             )
         return None
     if gpus > torch.cuda.device_count():
-        raise UserError(f"{gpus} GPUs are asked for, but there are {torch.cuda.device_count()} here: lower --gpus")
+        raise UserError(f"--gpus {gpus}, but this machine has {torch.cuda.device_count()}: lower --gpus")
     return launch(module, arguments, gpus, answers=answers)
 
 
 def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Collection[int] = ()) -> int:
-    """Run `python -m MODULE ARGUMENTS` in several processes that work together.
+    """Run `python -m MODULE ARGUMENTS` in several processes that form one process group.
 
-    They find each other through a store that this process keeps, on a port that the system chooses. Ctrl-C reaches only
-    this process, which passes it on: a first signal lets all of them finish the step and save, a second one ends them,
-    those that hang as well.
+    They meet at a store that this process keeps, on a port that the system chooses. Ctrl-C reaches only this process,
+    which forwards it. The first signal lets all of them finish the step and save. The second ends them, even if they
+    hang.
 
     Args:
         module: a command line program, such as "excb.pretrain".
         arguments: its command line, without the program.
-        processes: how many.
-        answers: exit codes above 0 that are answers, and no failures, where all processes end with the same one.
+        processes: world_size.
+        answers: exit codes above 0 that are no failure where all processes exit with the same one.
 
     Returns:
-        The exit code that all of them ended with.
+        The exit code of all of them.
 
     Raises:
-        UserError: one failed and the others were stopped, within GRACE seconds; says which.
+        UserError: one failed, and the others were stopped within GRACE seconds.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -103,20 +103,20 @@ class _End:
     """How the processes ended."""
 
     codes: list[int | None]  # None where a process had to be killed by us
-    failed: list[int]  # the processes that failed by themselves, in order
+    failed: list[int]  # the ranks that failed on their own, in order
 
 
 def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> _End:
-    """Wait until all have ended, or one has failed, or a second signal came, and the others had their time."""
-    end, passed_on, deadline = _End([], []), 0, math.inf
+    """Wait until all have ended. After a failure or a second signal the others have limited time left."""
+    end, forwarded, deadline = _End([], []), 0, math.inf
     while True:
         end.codes = [process.poll() for process in running]
-        if stop.count > passed_on:
-            passed_on = stop.count
+        if stop.count > forwarded:
+            forwarded = stop.count
             for process in running:
                 if process.poll() is None:
                     process.send_signal(stop.received or signal.SIGTERM)
-            if passed_on > 1:  # a process that hangs in a collective does not hear signals
+            if forwarded > 1:  # a process that hangs in a collective ignores signals
                 deadline = min(deadline, time.monotonic() + 1)
         end.failed += [
             number
@@ -131,9 +131,9 @@ def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> _En
 
 
 def _judge(end: _End, stop: StopRequest, answers: Collection[int]) -> int:
-    """The exit code, or an error that says which process failed."""
+    """The exit code, or an error that names the failed process."""
     if USER_ERROR in end.codes:
-        return USER_ERROR  # that process has said why
+        return USER_ERROR  # that process has reported why
     if stop.received is not None:
         return stop.exit_code
     if not end.failed or (len(set(end.codes)) == 1 and end.codes[0] in answers):
@@ -143,6 +143,6 @@ def _judge(end: _End, stop: StopRequest, answers: Collection[int]) -> int:
     assert code is not None
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise UserError(
-        f"process {number} of {len(end.codes)} {how}, and the others were stopped; the same command goes on from the "
-        "newest checkpoint"
+        f"process {number} of {len(end.codes)} {how}, and the others were stopped: run the same command to resume "
+        "from the newest checkpoint"
     )

@@ -1,4 +1,4 @@
-"""The machine: which device computes, how many processes read images, and who answers signals."""
+"""The machine: the device that computes, and memory."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from excb.errors import UserError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` is a GPU where there is one.
+    """The device of a name. `auto` is a GPU if there is one, else the CPU.
 
     Raises:
         UserError: there is no such device here.
@@ -20,7 +20,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device).item()  # the meta device makes tensors, but computes nothing
+        torch.empty(1, device=device).item()  # the meta device creates tensors, but computes nothing
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"device '{name}' cannot be used here ({reason}): use cpu, cuda or auto") from None
@@ -28,16 +28,16 @@ def choose_device(name: str) -> torch.device:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most memory used so far in bytes: of the GPU by tensors, or on the CPU of this process's resident set."""
+    """Peak memory in bytes: of tensors on a GPU, or of this process's resident set on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def available_memory() -> int:
-    """Main memory in bytes that can still be taken without swapping, within the limit of the container if there is one.
+    """Main memory in bytes that can still be allocated without swapping, within the limit of a container.
 
-    Where the system does not tell, all that the machine has.
+    Where the system does not report it, all memory of the machine.
     """
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
@@ -45,5 +45,5 @@ def available_memory() -> int:
         available = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
         limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
         return min(available, int(limit) - int(used))
-    except (OSError, StopIteration, ValueError):  # no Linux, or no container, or one without a limit ("max")
+    except (OSError, StopIteration, ValueError):  # not Linux, not a container, or one without a limit ("max")
         return available

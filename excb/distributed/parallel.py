@@ -1,6 +1,6 @@
-"""Many processes: joining them, BatchNorm over all of them, averaged gradients; models know nothing of it.
+"""Process groups: join one, run work in it, average gradients over it. Models know nothing of it.
 
-Processes are started by `excb.distributed.launch` (`--gpus N`) or by torchrun; both say who is who in the environment.
+Processes are started by `excb.distributed.launch` (`--gpus N`), torchrun or Slurm, which set RANK and WORLD_SIZE.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ from excb.distributed.machine import choose_device
 from excb.distributed.signals import LOST, ending_with_launcher
 from excb.errors import UserError, is_rank0, print_error
 
-# How gloo and NCCL say that the other side is gone.
+# What gloo and NCCL report when the other side is gone.
 _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited")
 
-# A process waits this long for another one: as long as process 0 may need to scan a large folder on a slow disk.
+# How long a process waits for another one. Rank 0 may take this long to scan a large folder on a slow disk.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -42,7 +42,7 @@ class LostProcessError(Exception):
 
 @contextmanager
 def joined(device: str) -> Iterator[torch.device]:
-    """Join the other processes of the run, if there are any, and give this one's device.
+    """Join the process group, if there is one, and give this process's device.
 
     Args:
         device: the recipe's: cpu, cuda, or auto.
@@ -54,30 +54,30 @@ def joined(device: str) -> Iterator[torch.device]:
     if not started_together():
         yield choose_device(device)
         return
-    chosen = _own_device(device)
-    # gloo beside NCCL: what processes agree on by the way must not wait for a GPU.
-    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    place = _own_device(device)
+    # gloo beside NCCL: small agreements between processes must not wait for a GPU.
+    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     try:
         with ending_with_launcher():
-            dist.init_process_group(backend, timeout=TIMEOUT, device_id=chosen if chosen.type == "cuda" else None)
+            dist.init_process_group(backend, timeout=TIMEOUT, device_id=place if place.type == "cuda" else None)
     except (ValueError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"this process cannot join the others ({reason}): start it with --gpus N or torchrun") from None
     try:
-        yield chosen
+        yield place
     except UserError as error:
         if not error.rank_local:
-            dist.destroy_process_group()  # raised where all had met: nothing is under way
+            dist.destroy_process_group()  # raised on all ranks: no collective is pending
         raise
     except RuntimeError as error:
         if any(word in str(error) for word in _LOST_WORDS):
             raise LostProcessError(str(error).splitlines()[0]) from None
         raise
-    dist.destroy_process_group()  # not after other errors: it would wait for processes that are gone
+    dist.destroy_process_group()  # not after other errors, when it would wait for lost processes
 
 
 def _own_device(device: str) -> torch.device:
-    """This process's device among those of the processes that were started on this machine."""
+    """This process's device: on GPUs the one of its local rank."""
     here, local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,52 +85,52 @@ def _own_device(device: str) -> torch.device:
     if device == "cuda" and here > torch.cuda.device_count():
         raise UserError.on_all_ranks(
             f"{here} processes were started here, but there are {torch.cuda.device_count()} GPUs: start one process "
-            "for each, or choose the device cpu",
+            "per GPU, or choose the device cpu",
         )
     try:
-        chosen = choose_device(own)
+        resolved = choose_device(own)
     except UserError as error:
-        error.already_reported = own == device and not is_rank0()  # the same mistake in every process
+        error.already_reported = own == device and not is_rank0()  # the same error on every rank
         raise
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    return chosen
+    if resolved.type == "cuda":
+        torch.cuda.set_device(resolved)
+    return resolved
 
 
 def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -> int:
-    """Join the other processes, do the work, and give its exit code; one of several processes leaves with it at once.
+    """Join the process group, do the work, and return its exit code. One of several processes exits with it at once.
 
-    A mistake that several processes find is told by one of them; `LOST` is the exit code where another one is gone. A
-    process that hangs is named, and ends the others (`excb.distributed.heartbeat`).
+    An error that several ranks raise is reported by one of them. The exit code is `LOST` where another process is gone.
+    A hung process is reported, and the others exit (`excb.distributed.heartbeat`).
 
     Raises:
-        UserError: as `joined`, or of the work, in a process that is alone.
+        UserError: from `joined` or the work, in a run of one process.
     """
-    many = False
+    several = False
     try:
         with joined(device) as place:
-            many = world_size() > 1
+            several = world_size() > 1
             with watched(program):
-                code = _once(work, place) if many else work(place)
+                code = _once(work, place) if several else work(place)
     except LostProcessError as error:
         sys.stderr.write(f"{program}: another process is gone ({error})\n")
         code = LOST
     except UserError as error:
-        if not many:
+        if not several:
             raise
         code = print_error(program, error)
     except Exception:
-        if not many:
+        if not several:
             raise
         traceback.print_exc()
         code = 1
-    if many:
-        _leave(code)
+    if several:
+        _exit_now(code)
     return code
 
 
 def _once(work: Callable[[torch.device], int], place: torch.device) -> int:
-    """Do the work; of equal mistakes in several processes the first is told."""
+    """Do the work. Of equal errors on several ranks only the first is reported."""
     try:
         return work(place)
     except UserError as error:
@@ -139,25 +139,23 @@ def _once(work: Callable[[torch.device], int], place: torch.device) -> int:
                 os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
             )
             name = hashlib.sha256(str(error).encode()).hexdigest()
-            error.already_reported = (
-                store.add(f"excb/{name}", 1) > 1
-            )  # asks nobody to wait: the others may be elsewhere
+            error.already_reported = store.add(f"excb/{name}", 1) > 1  # no collective: the other ranks may be elsewhere
         raise
 
 
-def _leave(code: int) -> NoReturn:
-    """Leave at once: what torch does at a normal exit would wait for processes that are gone, or abort."""
+def _exit_now(code: int) -> NoReturn:
+    """Exit at once: torch's clean-up at a normal exit would wait for lost processes, or abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def average_gradients(model: nn.Module) -> DistributedDataParallel | None:
-    """Wrap a module so that its backward pass averages gradients over all processes; None where there is but one."""
+    """Wrap a module so that its backward pass averages gradients over all ranks. None in a run of one process."""
     if world_size() == 1:
         return None
-    # Buffers are equal in all processes anyway. torch 2.15 has another name for leaving them alone.
-    known = inspect.signature(DistributedDataParallel).parameters
-    option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    # Buffers are equal on all ranks anyway. torch 2.15 renames the option that would broadcast them.
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    option = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
     options: dict[str, Any] = {option: False}
     return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)

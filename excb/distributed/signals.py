@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first lets the step finish and the run save, the second leaves at once."""
+"""SIGTERM and Ctrl-C: the first lets the step finish and the run save, the second exits at once."""
 
 import os
 import signal
@@ -10,21 +10,21 @@ from types import FrameType
 
 from excb.distributed.collectives import gather_numbers
 
-LOST = 75  # exit code of a process that lost its launcher or another one: not the cause of a run's end
-POLL = 1.0  # seconds between looks at the launcher
-ONE_REQUEST = 1.0  # seconds in which repeats are one request: job systems signal a launcher and its processes
-LAUNCHER = "EXCB_LAUNCHER"  # environment variable: the process that started this one as one of several
+LOST = 75  # exit code of a process that lost its launcher or another process, so that it is not taken for the cause
+POLL = 1.0  # seconds between checks of the launcher
+ONE_REQUEST = 1.0  # seconds in which repeated signals count once: job systems signal a launcher and its processes
+LAUNCHER = "EXCB_LAUNCHER"  # environment variable: process id of the launcher that started this process
 
 
 class StopRequest:
-    """Notices signals that ask the process to stop, while it is used as a context manager.
+    """A context manager that records signals which ask the process to stop.
 
     Args:
-        at_once: leave at the second signal.
+        at_once: exit at the second signal.
 
     Attributes:
-        received: the first signal that asked this process or, as `agreed` learns, another one; or None.
-        count: of this process's own signals.
+        received: the first signal of this process or, once `agreed` has been called, of another one; or None.
+        count: number of this process's own signals.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -37,45 +37,45 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         for number in self.SIGNALS:
-            self._before[number] = signal.signal(number, self._notice)
+            self._before[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _notice(self, number: int, _frame: FrameType | None) -> None:
+    def _record(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.count and now - self._first < ONE_REQUEST:
             return
         self.count += 1
         if self.count > 1 and self._at_once:
-            os._exit(self.exit_code)  # asked twice: no clean-up that could hang
+            os._exit(self.exit_code)  # second request: no clean-up that could hang
         self._first = now
         self.received = self.received or signal.Signals(number)
 
     def agreed(self) -> bool:
-        """Whether any process of the run was asked to stop; called by all of them after every step.
+        """Whether any process of the run was asked to stop. All ranks call this after every step.
 
-        A process whose launcher has died stops as well: nobody would stop it later.
+        A process whose launcher has died stops as well, since nothing would stop it later.
         """
         if self._launcher is not None and os.getppid() != self._launcher:
             self.received = self.received or signal.SIGTERM
         number = int(gather_numbers([self.received or 0]).max())
-        # A signal that came while we waited for the others counts at the next step, when all know of it.
+        # A signal that arrives during the collective counts at the next step, when all ranks learn of it.
         if number:
             self.received = signal.Signals(number)
         return number > 0
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as shells count: 130 for Ctrl-C, 143 for SIGTERM."""
+        """128 + the signal's number, as in shells: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (self.received or signal.SIGINT)
 
 
 @contextmanager
 def ending_with_launcher() -> Iterator[None]:
-    """Have this process end where its launcher ends while the block runs: it would wait for others that never come."""
+    """Exit if the launcher dies while the block runs, instead of waiting for processes that will never come."""
     done = threading.Event()
     launcher = int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None
 

@@ -1,6 +1,6 @@
-"""Slurm, through submitit: a command line becomes a job that saves before its time is up, queues again and goes on.
+"""Slurm jobs, through submitit: a job saves before its time limit, queues again and resumes.
 
-Every task of the job starts one process of the run, as torchrun would. Task 0 keeps the store that they meet at.
+Every task of the job starts one process of the run, as torchrun would. Task 0 keeps the store at which they meet.
 """
 
 import os
@@ -19,25 +19,25 @@ from excb.distributed.slurm_request import Request, minutes, parse
 from excb.errors import UserError, require
 
 HELP = "run it as a Slurm job, such as partition=gpu,nodes=2,gpus=8,time=24:00:00 (docs/running.md)"
-POLL = 0.1  # seconds between looks at the process
+POLL = 0.1  # seconds between checks of the process
 AFTER_FAILURE = 5.0  # seconds that task 0 keeps the store open once its process has failed
 
 
 def submit_command(
     module: str, arguments: Sequence[str], text: str | None, folder: Path, reporter: Reporter, *, gpus: int | None
 ) -> int | None:
-    """Submit a command line, if that is what `--slurm` asks for and this is not the job already.
+    """Submit a command line as a job, if `--slurm` is given and this is not the job already.
 
     Args:
         module: a command line program, such as "excb.pretrain".
-        arguments: its command line, `--slurm` included: in the job it means nothing any more.
-        text: of `--slurm`, or None.
-        gpus: of `--gpus`, which goes another way.
-        folder: where submitit keeps the job and its output; all nodes must see it.
-        reporter: says how to follow and to stop the job.
+        arguments: its command line. It may include `--slurm`, which has no effect within the job.
+        text: the value of `--slurm`, or None.
+        folder: where submitit keeps the job and its output. All nodes must see it.
+        reporter: prints how to follow and to stop the job.
+        gpus: the value of `--gpus`, which cannot be combined with `--slurm`.
 
     Returns:
-        The exit code, or None: then this process itself does the work.
+        The exit code, or None where this process does the work.
 
     Raises:
         UserError: the request cannot be understood or met, or submitit is missing.
@@ -51,16 +51,16 @@ def submit_command(
     size = (
         f"{request.nodes} node{'s' * (request.nodes > 1)} x {request.processes} process{'es' * (request.processes > 1)}"
     )
-    reporter.answer(f"job {job.job_id}: {size}; at its limit of {request.time} it saves, queues again and goes on")
+    reporter.answer(f"job {job.job_id}: {size}; at its limit of {request.time} it saves, queues again and resumes")
     reporter.answer(f"follow: tail -F {job.paths.stderr}    results: {job.paths.stdout}    stop: {stop}")
     return 0
 
 
 def submit(module: str, arguments: Sequence[str], request: Request, folder: Path) -> Any:
-    """Submit `python -m MODULE ARGUMENTS`, and give submitit's job.
+    """Submit `python -m MODULE ARGUMENTS`, and return submitit's job.
 
     Raises:
-        UserError: submitit is missing, there is no Slurm here, or it refuses the job.
+        UserError: submitit is missing, there is no Slurm here, or Slurm refuses the job.
     """
     try:
         import submitit
@@ -76,7 +76,7 @@ def submit(module: str, arguments: Sequence[str], request: Request, folder: Path
         )
     except RuntimeError as error:  # no srun
         raise UserError(f"there is no Slurm here ({error}): submit from its login node") from None
-    asked = {
+    parameters = {
         "name": module.replace(".", "-"),
         "timeout_min": minutes(request.time),
         "nodes": request.nodes,
@@ -89,9 +89,9 @@ def submit(module: str, arguments: Sequence[str], request: Request, folder: Path
         "slurm_qos": request.qos,
         "slurm_constraint": request.constraint,
         "slurm_signal_delay_s": request.grace,
-        "slurm_srun_args": ["--kill-on-bad-exit=1"],  # one process failed: the others would wait for it
+        "slurm_srun_args": ["--kill-on-bad-exit=1"],  # otherwise processes would wait for one that failed
     }
-    executor.update_parameters(**{name: value for name, value in asked.items() if value is not None})
+    executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
     try:
         return executor.submit(Work([sys.executable, "-m", module, *arguments]))
     except (FailedJobError, FailedSubmissionError) as error:
@@ -99,9 +99,9 @@ def submit(module: str, arguments: Sequence[str], request: Request, folder: Path
 
 
 class Work:
-    """What every task of a job does: run one process, and have it save when the job's time is up.
+    """The work of one task of a job: run one process, and let it save before the job's time limit.
 
-    submitit calls the instance in every task, and `checkpoint` in task 0 when Slurm announces the limit or pre-emption.
+    submitit calls the instance in every task, and `checkpoint` in task 0 when Slurm announces the limit or preemption.
 
     Args:
         command: the process's command line.
@@ -113,7 +113,7 @@ class Work:
         self._asked = False
 
     def __call__(self) -> int:
-        """Run the process to its end; the exit code, unless it is a failure, with which the task itself ends."""
+        """Run the process to its end and return its exit code. A failure ends the task itself with that code."""
         from submitit.helpers import TorchDistributedEnvironment
 
         from excb.distributed.launch import STOPPED
@@ -124,10 +124,10 @@ class Work:
         store = _store(address, place.master_port) if place.rank == 0 else None
         environment = _environment(place, address)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
-            signal.signal(number, self._passing_on(signal.getsignal(number)))
-        # In a session of its own: Slurm's signals to the task's group would end it before it has saved.
+            signal.signal(number, self._forwarding(signal.getsignal(number)))
+        # In its own session, since Slurm's signals to the task's process group would end it before it has saved.
         self._process = subprocess.Popen(self.command, env=environment, start_new_session=True)
-        if self._asked:  # while it was being started
+        if self._asked:  # while it was starting
             self._process.send_signal(signal.SIGTERM)
         try:
             while self._process.poll() is None:
@@ -142,26 +142,26 @@ class Work:
         sys.exit(code if code > 0 else 128 - code)
 
     def checkpoint(self) -> Any:
-        """Wait until the process has saved; what to do when the job runs again."""
+        """Wait until the process has saved, and return the work of the requeued job."""
         from submitit.helpers import DelayedSubmission
 
         self._ask()
         if self._process is not None:
-            with suppress(ChildProcessError):  # it has ended already
+            with suppress(ChildProcessError):  # it has already ended
                 # Not `wait`: the interrupted call holds its lock.
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(Work(self.command))
 
     def _ask(self) -> None:
-        """Tell the process to save and stop, once: a second signal would end it at once."""
+        """Ask the process to save and stop, only once: a second signal would kill it."""
         if not self._asked:
             self._asked = True
             if self._process is not None:
                 with suppress(ProcessLookupError):
                     os.kill(self._process.pid, signal.SIGTERM)
 
-    def _passing_on(self, before: Any) -> Callable[[int, FrameType | None], None]:
-        """A handler that asks the process to stop, then does what submitit's handler does."""
+    def _forwarding(self, before: Any) -> Callable[[int, FrameType | None], None]:
+        """A signal handler that asks the process to stop, then calls submitit's handler."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             self._ask()
@@ -178,7 +178,7 @@ def _store(address: str, port: int) -> Any:
 
 
 def _environment(place: Any, address: str) -> dict[str, str]:
-    """Who the process is, in the words that torch reads."""
+    """The environment variables of a process, as torch reads them."""
     from excb.distributed.signals import LAUNCHER
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,21 +13,21 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-(?P<of_day>\d+)|(?P<first>\d+))(?::(?P<sec
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a job asks Slurm for."""
+    """The resources that a job requests."""
 
-    time: str = option("", "limit after which the job saves and queues again, as Slurm takes it; must be given")
-    partition: str | None = option(None, "where to queue")
+    time: str = option("", "time limit in Slurm's format, after which the job saves and queues again; required")
+    partition: str | None = option(None, "partition to queue in")
     nodes: int = option(1, "machines")
-    gpus: int = option(0, "of each node, a process for each of them; 0 for the CPU")
-    tasks: int = option(0, "processes on each node, where there are no GPUs; 0 for one")
-    cpus: int | None = option(None, "of each process: its own thread's and its workers'")
-    mem: int | None = option(None, "memory of each node in GB")
-    account: str | None = option(None, "whom the time is charged to")
+    gpus: int = option(0, "GPUs per node, with one process each; 0 for the CPU")
+    tasks: int = option(0, "processes per node without GPUs; 0 for one")
+    cpus: int | None = option(None, "cores per process, including its workers")
+    mem: int | None = option(None, "memory per node in GB")
+    account: str | None = option(None, "account that is charged")
     qos: str | None = option(None, "quality of service")
     constraint: str | None = option(None, "features that the nodes must have")
-    grace: int = option(180, "seconds before the limit at which the run is told to save")
-    requeues: int = option(100, "times that the job queues again at its limit")
-    cluster: Literal["slurm", "local"] = option("slurm", "local: on this machine, to try what a job would do")
+    grace: int = option(180, "seconds before the limit at which the run is asked to save")
+    requeues: int = option(100, "how often the job may queue again at its limit")
+    cluster: Literal["slurm", "local"] = option("slurm", "local runs the job on this machine, to try it")
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
@@ -45,7 +45,7 @@ class Request:
 
     @property
     def processes(self) -> int:
-        """Processes on each node."""
+        """Processes per node."""
         return self.gpus or self.tasks or 1
 
 
@@ -53,7 +53,7 @@ def parse(text: str) -> Request:
     """Read "partition=gpu,nodes=2,gpus=8,time=24:00:00".
 
     Raises:
-        UserError: an unknown name, or a value that is none.
+        UserError: an unknown name, or an invalid value.
     """
     types: dict[str, Any] = typing.get_type_hints(Request)
     values: dict[str, Any] = {}
@@ -62,10 +62,10 @@ def parse(text: str) -> Request:
         if not equals or not value:
             raise UserError(f"--slurm {item!r}: write name=value, such as partition=gpu,nodes=2,gpus=8,time=24:00:00")
         if name not in types:
-            known = ", ".join(field.name for field in fields(Request))
-            raise UserError(f"--slurm knows no {name!r}{nearest_name(name, types)}; it takes {known}")
+            options = ", ".join(field.name for field in fields(Request))
+            raise UserError(f"--slurm has no option {name!r}{nearest_name(name, types)}; its options are {options}")
         if name in values:
-            raise UserError(f"--slurm names {name} twice: leave one out")
+            raise UserError(f"--slurm names {name} twice: remove one")
         whole = int in (types[name], *typing.get_args(types[name]))
         if whole and not value.isdecimal():
             raise UserError(f"--slurm {name} takes a whole number, not {value!r}")
@@ -74,18 +74,18 @@ def parse(text: str) -> Request:
 
 
 def minutes(text: str) -> int:
-    """A time limit as Slurm writes it, in minutes, rounded up: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+    """A time limit in Slurm's format, in minutes, rounded up: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
 
     Raises:
-        UserError: it is none of these, or zero.
+        UserError: it has none of these forms, or is zero.
     """
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise UserError(f"--slurm time={text} is no time: write minutes, hours:minutes:seconds or days-hours")
-    days, of_day, first, second, third = (int(part or 0) for part in found.groups())
-    if found["days"] is not None:
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise UserError(f"--slurm time={text} is not a time: write minutes, hours:minutes:seconds or days-hours")
+    days, of_day, first, second, third = (int(part or 0) for part in match.groups())
+    if match["days"] is not None:
         seconds = 86_400 * days + 3600 * of_day + 60 * second + third
-    elif found["third"] is not None:
+    elif match["third"] is not None:
         seconds = 3600 * first + 60 * second + third
     else:
         seconds = 60 * first + second

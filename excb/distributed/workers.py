@@ -1,4 +1,4 @@
-"""Batches as a loader's worker processes give them: one line where a worker is lost, and none that outlives its use."""
+"""Worker processes of data loaders: their number, their signals, and one clear error where a worker is lost."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from excb.errors import UserError
 
 MOST_WORKERS = 8
-PATIENCE = 5.0  # seconds that workers have to end by themselves
-# Why the system ends a worker, by the signal that it was ended with.
+PATIENCE = 5.0  # seconds that workers have to exit on their own
+# Why the system kills a worker, by signal.
 _CAUSES = {
     signal.SIGKILL: "most often because memory ran out: lower efficiency.workers or efficiency.prefetch",
     signal.SIGBUS: "most often because shared memory is full: enlarge /dev/shm (containers: --shm-size), or lower "
@@ -24,9 +24,9 @@ _CAUSES = {
 
 
 def worker_count(wanted: int) -> int:
-    """Processes that read images: as many as wanted, or for -1 one per core that this process may use, at most 8.
+    """Number of worker processes: `wanted`, or for -1 one per core that this process may use, at most 8.
 
-    Processes that train together on one machine share its cores.
+    Ranks on one machine share its cores.
     """
     if wanted >= 0:
         return wanted
@@ -35,36 +35,36 @@ def worker_count(wanted: int) -> int:
 
 
 def follow_parent(_worker: int) -> None:
-    """Start of a worker process: the parent answers the signals, and the worker ends when the parent does.
+    """Initialise a worker process: it leaves signals to its parent, and exits when the parent does.
 
     Ctrl-C and SIGTERM reach the whole process group. A worker that died of them would take the parent down in the
-    middle of a step. The loader's own watch over the parent starts later and takes whoever is the parent then for it: a
-    worker whose parent was killed before would wait for ever.
+    middle of a step. The loader's own check of the parent starts later, and takes whatever process is the parent then
+    for the real one. A worker whose parent was killed before that would wait forever.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
 
 
-def _end_with(sentinel: int) -> None:
+def _exit_with(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
     os._exit(1)
 
 
 class ReadingError(UserError):
-    """Images do not come any more; what was trained so far is whole."""
+    """No more images can be read. What was trained so far is intact."""
 
 
 def watch_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """The batches of a loader.
 
-    torch tells of a lost worker by a signal, and raises wherever the program is just then, in the middle of a step or
-    of a checkpoint. Here it is told when the next batch is asked for, at most 5 seconds later.
+    torch reports a lost worker with a signal, whose handler raises wherever the program is, even within a step or a
+    checkpoint. Here it is reported when the next batch is requested, at most 5 seconds later.
 
     Raises:
-        ReadingError: a worker died or failed; in this process alone.
+        ReadingError: a worker died or failed, on this rank alone.
     """
     if loader.num_workers == 0:
         yield from loader
@@ -81,15 +81,15 @@ def watch_workers(loader: DataLoader[Any]) -> Iterator[Any]:
                 batch = next(iterator)
             except StopIteration:
                 return
-            except ReadingError:  # of what says which images to read
+            except ReadingError:  # from the sampler
                 raise
-            except Exception as error:  # noqa: BLE001  # a worker's, of whatever kind
-                failure = _told(error, workers)
-            if failure is not None:  # not in the handler: its traceback would keep the iterator
+            except Exception as error:  # noqa: BLE001  # whatever a worker raised
+                failure = _cause(error, workers)
+            if failure is not None:  # outside the handler, whose traceback would keep the iterator alive
                 raise ReadingError(failure, rank_local=True)
             yield batch
     finally:
-        # Those that read from a disk that hangs would not end, and the program would wait for them when it ends.
+        # Workers that read from a disk that hangs would not exit, and the program would wait for them at its end.
         end = threading.Timer(PATIENCE, _kill, [workers])
         end.daemon = True
         end.start()
@@ -105,8 +105,8 @@ def _kill(workers: Sequence[BaseProcess]) -> None:
         worker.kill()
 
 
-def _told(error: Exception, workers: Sequence[BaseProcess]) -> str:
-    """What happened, why, and what to do."""
+def _cause(error: Exception, workers: Sequence[BaseProcess]) -> str:
+    """The message: what happened, why, and what to do."""
     codes = [worker.exitcode for worker in workers if worker.exitcode]
     if not codes:
         what = str(error).strip().rpartition("\n")[2]  # the last line of a worker's traceback

@@ -1,4 +1,4 @@
-"""Open any image as upright 8-bit RGB, at full or reduced size; what damaged files raise."""
+"""Opening of any image as upright 8-bit RGB, at full or reduced size, and the errors of damaged files."""
 
 import struct
 import warnings
@@ -20,10 +20,10 @@ Shrink = Callable[[tuple[int, int]], int]  # upright width and height -> 1, 2, 4
 
 
 class BrokenImageError(Exception):
-    """A file that is no readable image; the message says why."""
+    """A file that is not a readable image. The message says why."""
 
 
-# All that Pillow's decoders were seen to raise at files with changed or missing bytes, and relatives of these.
+# What Pillow's decoders have been seen to raise for files with changed or missing bytes, and related errors.
 DAMAGE = (
     ArithmeticError,
     EOFError,
@@ -43,11 +43,11 @@ DAMAGE = (
 def open_image(source: Source) -> Image.Image:
     """Open an image of any format and mode as upright 8-bit RGB.
 
-    EXIF rotation is applied, 16-bit and floating-point greys are scaled to 8 bits, of animations the first frame is
-    taken.
+    EXIF rotation is applied, 16-bit and floating-point greys are scaled to 8 bits, and the first frame of an animation
+    is taken.
 
     Raises:
-        BrokenImageError: the file is missing, truncated, no image, or too large to be one in good faith.
+        BrokenImageError: the file is missing, truncated, not an image, or a decompression bomb.
     """
     return open_smaller(source, lambda _size: 1)[0]
 
@@ -70,7 +70,7 @@ def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int
         BrokenImageError: see `open_image`.
     """
     try:
-        # Pillow warns of large images and of odd metadata: neither is the user's to mend, nor changes the pixels.
+        # Pillow warns of large images and of odd metadata. The user cannot fix them, and they do not change the pixels.
         refuse_special(source)
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
             whole = None
@@ -107,7 +107,7 @@ def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int,
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB without a warning; Pillow alone would clip deep greys to white."""
+    """Convert any mode to RGB without a warning. Pillow alone would clip deep greys to white."""
     if image.mode.startswith("I") or image.mode == "F":
         image = _to_8_bits(image)
     if image.mode == "P" and "transparency" in image.info:

@@ -14,22 +14,22 @@ from excb.images.decoding import DAMAGE, Source
 
 try:
     from torchvision.io import ImageReadMode, decode_jpeg
-except ImportError:  # torchvision means to leave decoding to another package one day
+except ImportError:  # torchvision plans to move decoding to another package
     decode_jpeg = None  # type: ignore[assignment]
 
 UPRIGHT = 1  # of EXIF's orientations
 
 
 def pixels(source: Source) -> np.ndarray | None:
-    """Decode an upright JPEG in colour or grey as `excb.images.decoding.open_image` does, to the bit.
+    """Decode an upright JPEG in colour or grey, bit-exact with `excb.images.decoding.open_image`.
 
-    Both decoders are libjpeg-turbo's; with builds of different versions of it, pixels may differ by rounding.
+    Both decoders are libjpeg-turbo's. Pixels may differ by rounding where they are built from different versions of it.
 
     Args:
         source: any file, or a stream, which is read from its beginning and left open.
 
     Returns:
-        RGB [H, W, 3] uint8, or None where the file is anything else, or damaged: `open_image` then knows what to do.
+        RGB [H, W, 3] uint8, or None where the file is damaged or anything else: `open_image` then handles it.
     """
     if decode_jpeg is None:
         return None
@@ -39,7 +39,7 @@ def pixels(source: Source) -> np.ndarray | None:
             with Path(source).open("rb") as stream:
                 return pixels(stream)
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
-            # Not its subclasses, as of stereo cameras' files. What Pillow only looks at so far is a few lines of bytes.
+            # Not subclasses, such as stereo cameras' files. So far Pillow has read no more than the header.
             plain = type(image) is JpegImageFile and image.mode in ("RGB", "L")
             if not plain or image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
                 return None

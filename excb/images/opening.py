@@ -10,7 +10,7 @@ from excb.images.shard_places import holds_shards, is_shards, names_tars
 from excb.images.shards import Note, open_shards
 from excb.remote import byte_ranges
 
-LOOKED_AT = 8  # of a list's files: if none is there, its paths start elsewhere, or it holds more than paths
+LOOKED_AT = 8  # files of a list: if all are missing, its paths start elsewhere, or its lines hold more than paths
 
 
 def training_images(data: str | None, listed: Path | None, note: Note = lambda _line: None) -> CodedImages:
@@ -19,10 +19,10 @@ def training_images(data: str | None, listed: Path | None, note: Note = lambda _
     Args:
         data: a folder or shards; with a list, the folder that its paths start from.
         listed: a file with one path a line.
-        note: told when shards are indexed.
+        note: called with a message when shards are indexed.
 
     Raises:
-        UserError: there are none, they cannot be used, or a list starts with files that are not there.
+        UserError: there are none, they cannot be used, or a list starts with missing files.
     """
     if listed is None:
         assert data is not None

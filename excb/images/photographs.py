@@ -37,7 +37,7 @@ SPLITS = ("train", "test")  # which lie on the black and on the white squares
 
 
 class PhotographError(UserError):
-    """A photograph is not there, or not the one it should be: nothing that rests on it can be told."""
+    """A photograph is missing or has been changed, so that no result can be based on it."""
 
 
 def photograph(name: str) -> Image.Image:
@@ -89,8 +89,8 @@ def write_patches(folder: Path, progress: Callable[[int], None] = lambda _done: 
     """Write the patches as `folder/train/CLASS/N.png` and `folder/test/CLASS/N.png`; the same ones at every call.
 
     Args:
-        folder: where to; complete sets are left alone.
-        progress: told of every patch.
+        folder: where to write. Complete sets are left alone.
+        progress: called with 1 for every patch.
 
     Raises:
         UserError: a photograph is not installed, or the folder cannot be written.

@@ -15,7 +15,7 @@ def scan_folder(folder: Path | str) -> ImageSet:
     """Find the images below a folder, at any depth, in an order that depends on nothing but their names.
 
     Where every image lies in a sub-folder and there are at least two of these, the first-level sub-folders are the
-    classes. Hidden files and folders are passed over.
+    classes. Hidden files and folders are skipped.
 
     Raises:
         UserError: the folder is missing or holds no image, or a folder in it cannot be read.
@@ -48,12 +48,12 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
             continue
         seen.add(real)
         try:
-            with os.scandir(root / below) as found:
-                entries = sorted((entry for entry in found if not _passed_over(entry.name)), key=lambda e: e.name)
+            with os.scandir(root / below) as listing:
+                entries = sorted((entry for entry in listing if not _is_skipped(entry.name)), key=lambda e: e.name)
         except (FileNotFoundError, NotADirectoryError):  # it has just gone
             continue
         except OSError as error:
-            raise _out_of_sight(root / below, error) from None
+            raise _unreadable(root / below, error) from None
         folders, files = list[os.DirEntry[str]](), list[str]()
         for entry in entries:
             if is_folder(entry):
@@ -70,31 +70,31 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder, or a link to one.
 
     Raises:
-        UserError: it is a link to a place that may not be looked at.
+        UserError: it is a link to a place that cannot be read.
     """
     try:
         return entry.is_dir()
     except OSError as error:
         if error.errno != errno.ELOOP:  # that is a link that leads to itself
-            raise _out_of_sight(entry.path, error) from None
+            raise _unreadable(entry.path, error) from None
         return False
 
 
-def _passed_over(name: str) -> bool:
+def _is_skipped(name: str) -> bool:
     """Hidden files and folders, and what a disk's own file system puts at its top, which only root can read."""
     return name.startswith(".") or name == "lost+found"
 
 
-def _out_of_sight(place: Path | str, error: OSError) -> UserError:
-    # To pass over it would leave out images, or a whole class, without a word.
-    return UserError(f"cannot look into {place} ({error.strerror}): let it be read, or move it out of the images")
+def _unreadable(place: Path | str, error: OSError) -> UserError:
+    # Skipping it would silently leave out images, or a whole class.
+    return UserError(f"cannot read {place} ({error.strerror}): allow reading it, or move it out of the images")
 
 
 def refuse_among(images: Images, out: Path) -> None:
     """Refuse a folder for results whose pictures the next scan of these images would count as images.
 
     Raises:
-        UserError: `out` lies in the scanned folder, or is that folder; a hidden one is passed over by the scan.
+        UserError: `out` is the scanned folder or lies in it. Hidden folders are allowed, since the scan skips them.
     """
     if not isinstance(images, ImageSet) or not images.scanned:
         return

@@ -64,13 +64,13 @@ class ShardIndex:
 
 
 def index_of(places: Sequence[str], note: Callable[[str], None]) -> ShardIndex:
-    """The index of shards: the cache's where no shard has changed, else of changed shards made anew.
+    """The index of shards: the cached one where no shard has changed, else with changed shards indexed again.
 
-    Of processes that ask at once on one machine, one makes it and the others wait.
+    Where several processes of one machine ask at once, one builds it and the others wait.
 
     Args:
         places: files or URLs.
-        note: told what takes time.
+        note: called with messages about what takes time.
 
     Raises:
         UserError: a shard cannot be found or read.
@@ -87,7 +87,7 @@ def _one_at_a_time(file: Path) -> Iterator[None]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except (OSError, NotImplementedError):  # whoever tries to write the index says so; some disks have no locks
+    except (OSError, NotImplementedError):  # writing the index reports that later; some disks have no locks
         yield
         return
     try:
@@ -98,15 +98,15 @@ def _one_at_a_time(file: Path) -> Iterator[None]:
 
 def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) -> ShardIndex:
     stamps = byte_ranges.stamps(list(places))
-    known = _load(file, len(places), note)
-    if known is not None and known.stamps == tuple(stamps):
-        return known
+    cached = _load(file, len(places), note)
+    if cached is not None and cached.stamps == tuple(stamps):
+        return cached
     tables: list[TarTable | None] = [None] * len(places)
-    if known is not None:
-        kept = zip(known.tables(), known.stamps, stamps, strict=True)
-        tables = [table if before == now else None for table, before, now in kept]
+    if cached is not None:
+        entries = zip(cached.tables(), cached.stamps, stamps, strict=True)
+        tables = [table if before == now else None for table, before, now in entries]
     missing = [number for number, table in enumerate(tables) if table is None]
-    if known is not None:
+    if cached is not None:
         note(f"{len(missing):,} of {len(places):,} shards have changed, such as {places[missing[0]]}")
     for number, table in zip(missing, _read_all([places[number] for number in missing], note), strict=True):
         tables[number] = table
@@ -121,15 +121,15 @@ def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) ->
 
 
 def _read_all(places: Sequence[str], note: Callable[[str], None]) -> list[TarTable]:
-    """Index shards; remote ones several at once, which wait for the network more than they compute."""
+    """Index shards. Remote ones are read several at once, since they wait for the network more than they compute."""
     note(f"indexing {len(places):,} shard{'s' * (len(places) > 1)}, once")
-    start = told = time.monotonic()
+    start = reported = time.monotonic()
     tables: list[TarTable] = []
     with ThreadPoolExecutor(byte_ranges.ASK_TOGETHER if any(map(byte_ranges.is_remote, places)) else 1) as pool:
         for table in pool.map(_read_one, places):
             tables.append(table)
-            if (now := time.monotonic()) - told > PLAIN_SECONDS:
-                told = now
+            if (now := time.monotonic()) - reported > PLAIN_SECONDS:
+                reported = now
                 left = (now - start) / len(tables) * (len(places) - len(tables))
                 note(f"indexing shards: {len(tables):,}/{len(places):,}  ETA {duration(left)}")
     return tables

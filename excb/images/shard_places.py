@@ -64,11 +64,11 @@ def find_shards(text: str) -> list[str]:
     remote = byte_ranges.is_remote(text)
     patterns = [text] if not remote and Path(text).exists() else list(itertools.islice(_braces(text), MOST_SHARDS + 1))
     if len(patterns) > MOST_SHARDS:
-        raise UserError(f"{text} stands for more than {MOST_SHARDS:,} shards: mend the numbers in braces")
-    found = [place for pattern in patterns for place in (_remote(pattern) if remote else _local(pattern))]
-    if not found:
+        raise UserError(f"{text} stands for more than {MOST_SHARDS:,} shards: correct the numbers in braces")
+    places = [place for pattern in patterns for place in (_remote(pattern) if remote else _local(pattern))]
+    if not places:
         raise UserError(f"no tar at {text}: name a tar, a folder of tars, or a pattern such as 'DIR/*.tar' in quotes")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(places))
 
 
 def _braces(text: str) -> Iterator[str]:
@@ -94,18 +94,18 @@ def _local(pattern: str) -> list[str]:
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
-    """As glob.glob, to which a folder that cannot be read is an empty one: shards would be left out without a word."""
+    """As glob.glob, which takes an unreadable folder for an empty one, so that shards would be left out silently."""
     folder, name = pattern.parent, pattern.name
     for place in _matching(folder) if glob.has_magic(os.fspath(folder)) else [folder]:
         if not glob.has_magic(name):
             yield from [place / name] if (place / name).exists() else []
         elif place.is_dir():
-            found = (file for file in place.iterdir() if fnmatch.fnmatchcase(file.name, name))
-            yield from (file for file in found if name.startswith(".") or not file.name.startswith("."))
+            files = (file for file in place.iterdir() if fnmatch.fnmatchcase(file.name, name))
+            yield from (file for file in files if name.startswith(".") or not file.name.startswith("."))
 
 
 def _remote(pattern: str) -> list[str]:
-    """fsspec's answer; a `?` in a URL is no pattern but the beginning of a query."""
+    """Shards found by fsspec. A `?` in a URL begins a query and is no pattern."""
     if "*" not in pattern and names_tars(pattern):
         return [pattern]
     try:

@@ -1,4 +1,4 @@
-"""Images in tar shards, local or over fsspec, as a set with a fixed order; and what `--data` may name."""
+"""Images in tar shards, local or over fsspec, as a set with a fixed order."""
 
 import io
 import itertools
@@ -23,7 +23,7 @@ Note = Callable[[str], None]
 
 
 class Paths(Sequence[str]):
-    """SHARD/MEMBER of every image, made when asked for: a list of so many texts would grow in every worker process.
+    """SHARD/MEMBER of every image, built on request: a list of so many strings would grow in every worker process.
 
     Args:
         shards: their names.
@@ -111,7 +111,7 @@ class ShardImages:
         return fingerprint_of(self.paths, self.labels)
 
     def here(self) -> "ShardImages":
-        """The set as this process sees it, opened by another one, whose machine may hold copies of the shards.
+        """The set as this process sees it. Another one opened it, whose machine may hold copies of the shards.
 
         Raises:
             UserError: a shard is missing here, or is another file.
@@ -119,9 +119,9 @@ class ShardImages:
         if any(map(byte_ranges.is_remote, self.places)):
             return self
         stamps = byte_ranges.stamps(list(self.places))
-        for place, stamp, told in zip(self.places, stamps, self.index.stamps, strict=True):
-            if stamp.split()[0] != told.split()[0]:
-                raise UserError(f"{place} has another size here than in process 0: copy the shards again")
+        for place, stamp, indexed in zip(self.places, stamps, self.index.stamps, strict=True):
+            if stamp.split()[0] != indexed.split()[0]:
+                raise UserError(f"{place} has another size here than on rank 0: copy the shards again")
         return replace(self, index=replace(self.index, stamps=tuple(stamps)))
 
     def stamp(self, index: int) -> str:
@@ -164,7 +164,7 @@ def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:
     Args:
         text: a tar, a folder of tars, or a pattern of tars with `*` or `{000..146}`; a path, or a URL of
             fsspec's.
-        note: told what takes time, and what is passed over.
+        note: called with messages about what takes time and what is skipped.
 
     Raises:
         UserError: there are no such shards, or one cannot be used.

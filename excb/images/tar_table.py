@@ -160,8 +160,8 @@ def _check_end(stream: IO[bytes], end: int, place: str) -> None:
     stream.seek(end)
     while block := stream.read(2**20):
         if block.count(0) < len(block):
-            raise _damaged(place, f"it goes on after byte {end:,}, where it should end")
+            raise _damaged(place, f"it has data after byte {end:,}, where it should end")
 
 
 def _damaged(place: str, why: str) -> UserError:
-    return UserError(f"{place} is no whole tar file ({why}): copy it again, or make it anew")
+    return UserError(f"{place} is not a complete tar file ({why}): copy it again, or create it again")

@@ -67,13 +67,13 @@ def test_what_is_no_users_mistake_is_not_hidden() -> None:
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "/a\nb"), "/a b: Permission denied: let it be read and"),
-        (OSError(errno.EROFS, "Read-only file system", b"/a"), "/a: Read-only file system: name a place that can"),
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device: make room"),
-        (OSError(errno.EMFILE, "Too many open files", "/a"), "/a: Too many open files: let more files be open"),
+        (PermissionError(errno.EACCES, "Permission denied", "/a\nb"), "/a b: Permission denied: allow reading and"),
+        (OSError(errno.EROFS, "Read-only file system", b"/a"), "/a: Read-only file system: name a writable place"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device: free some space"),
+        (OSError(errno.EMFILE, "Too many open files", "/a"), "/a: Too many open files: raise the limit of open files"),
     ],
 )
-def test_what_the_file_system_refuses_is_the_users_to_mend(
+def test_what_the_file_system_refuses_is_the_users_to_fix(
     capsys: pytest.CaptureFixture[str], error: OSError, line: str
 ) -> None:
     def main() -> int:

@@ -111,7 +111,7 @@ def test_a_class_that_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
     write_folder(images, each=2)
     (images / "bee").chmod(0)
     (images / "lost+found").mkdir(mode=0)  # as at the top of a disk, where it is nobody's mistake
-    with ordinary_user(), pytest.raises(UserError, match=f"cannot look into {images / 'bee'} .Permission denied"):
+    with ordinary_user(), pytest.raises(UserError, match=f"cannot read {images / 'bee'} .Permission denied"):
         scan_folder(images)
     (images / "bee").chmod(0o755)
     with ordinary_user():
@@ -121,7 +121,7 @@ def test_a_class_that_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
 def test_neither_is_one_behind_a_link(locked: Path, tmp_path: Path) -> None:
     write_folder(tmp_path / "images", each=2)
     (tmp_path / "images" / "hen").symlink_to(locked)
-    with pytest.raises(UserError, match=r"cannot look into .*hen"):
+    with pytest.raises(UserError, match=r"cannot read .*hen"):
         scan_folder(tmp_path / "images")
 
 
@@ -137,7 +137,7 @@ def test_neither_are_shards_results_and_checkpoints(tmp_path: Path) -> None:
     with ordinary_user():
         with pytest.raises(PermissionError, match="a2"):
             find_shards(str(tmp_path / "a?" / "*.tar"))
-        with pytest.raises(UserError, match=r"cannot look into .*a2"):
+        with pytest.raises(UserError, match=r"cannot read .*a2"):
             results_of([tmp_path])
         with pytest.raises(PermissionError, match="a2"):
             run_checkpoint.among(tmp_path / "a2")

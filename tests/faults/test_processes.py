@@ -148,7 +148,7 @@ def test_a_process_that_hangs_is_named(
     ended = running.wait()
     assert time.monotonic() - stopped < 5 * 1.2 + GRACE + 5
     assert ended.code == 2
-    assert f"process {victim} of 2 gave no sign of life for 5 seconds" in ended.error
+    assert f"process {victim} of 2 sent no heartbeat for 5 seconds" in ended.error
     running.until_gone(GONE)
     assert check_whole(out) >= 2
     assert main(command(images, out)) == 0

@@ -155,4 +155,4 @@ def test_a_mistake_is_told_once(
 
 def test_more_gpus_than_there_are(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command(images, tmp_path / "run"), "--gpus", "99"]) == 2
-    assert "99 GPUs are asked for" in capsys.readouterr().err
+    assert "--gpus 99, but this machine has" in capsys.readouterr().err

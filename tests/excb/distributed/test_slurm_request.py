@@ -37,7 +37,7 @@ def test_times_are_slurms(text: str, expected: int) -> None:
         ("partitoin=gpu,time=60", "did you mean 'partition'"),
         ("nodes=two,time=60", "nodes takes a whole number"),
         ("nodes=2", "needs time="),
-        ("time=soon", "is no time"),
+        ("time=soon", "is not a time"),
         ("time=0", "above zero"),
         ("time=3", "longer than grace=180"),
         ("time=60,nodes=0", "nodes must be at least 1"),

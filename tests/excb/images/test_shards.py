@@ -174,7 +174,7 @@ def test_copies_on_another_machine_have_times_of_their_own(shards: Path) -> None
     assert there.fingerprint == images.fingerprint
     with (shards / "train-001.tar").open("ab") as stream:
         stream.write(bytes(512))
-    with pytest.raises(UserError, match=r"train-001\.tar has another size here than in process 0"):
+    with pytest.raises(UserError, match=r"train-001\.tar has another size here than on rank 0"):
         images.here()
 
 

@@ -132,14 +132,14 @@ WHOLE = tar_of({f"{i}.jpg": picture(i) for i in range(4)})
         (lzma.compress(WHOLE), r"compressed \(xz\)"),
         (b"\x28\xb5\x2f\xfd" + bytes(600), r"compressed \(zstd\)"),
         (b"", "empty file"),
-        (b"PK\3\4" + bytes(600), "no whole tar file"),
-        (b"<html>" * 200, "no whole tar file"),
+        (b"PK\3\4" + bytes(600), "not a complete tar file"),
+        (b"<html>" * 200, "not a complete tar file"),
         (WHOLE[:700], "unexpected end of data"),
         (WHOLE[:512], "unexpected end of data"),
-        (WHOLE[:2000], "no whole tar file"),
-        (WHOLE[: 4 * 1024], "no whole tar file"),
-        (WHOLE.replace(b"1.jpg\0", b"x.jpg\0"), "it goes on after byte"),  # the header's checksum is another
-        (WHOLE + WHOLE, "it goes on after byte"),
+        (WHOLE[:2000], "not a complete tar file"),
+        (WHOLE[: 4 * 1024], "not a complete tar file"),
+        (WHOLE.replace(b"1.jpg\0", b"x.jpg\0"), "it has data after byte"),  # the header's checksum is another
+        (WHOLE + WHOLE, "it has data after byte"),
     ],
 )
 def test_what_is_no_whole_tar_is_refused_in_one_line(content: bytes, words: str) -> None:
