@@ -173,6 +173,13 @@ def test_the_architecture_page_lists_every_folder() -> None:
     assert sorted(listed) == sorted(map(where, packages()))
 
 
+def test_the_architecture_picture_shows_every_room_of_the_core() -> None:
+    picture = ARCHITECTURE.with_suffix(".svg").read_text(encoding="utf-8")
+    assert [
+        folder.name for folder in packages() if folder.parent.name == CORE and f">{folder.name}<" not in picture
+    ] == []
+
+
 def test_every_link_of_a_document_leads_to_a_file() -> None:
     offences = []
     for document in documents():
