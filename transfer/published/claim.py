@@ -41,7 +41,7 @@ def _is(value: Any, stated: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class ClaimProtocol:
     """How a figure was measured, as a command of `excb-eval`.
 
     Args:
@@ -75,7 +75,7 @@ class Protocol:
     tables: tuple[str, ...] = ()
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Protocol":
+    def from_dict(cls, values: dict[str, Any]) -> "ClaimProtocol":
         """From a table of protocols.toml, whose lists become tuples; options stay as they are.
 
         Raises:
@@ -105,7 +105,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class ClaimImages:
     """The images of a claim; what is not known is None.
 
     Args:
@@ -129,7 +129,7 @@ class Data:
     rename: tuple[str, ...] = ()
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Data":
+    def from_dict(cls, values: dict[str, Any]) -> "ClaimImages":
         """From a table of protocols.toml, whose lists become tuples.
 
         Raises:
@@ -167,8 +167,8 @@ class Claim:
     checkpoint: str
     metric: str
     value: str
-    protocol: Protocol
-    data: Data
+    protocol: ClaimProtocol
+    data: ClaimImages
     source: str
     epochs: int | None = None
     batch: int | None = None
