@@ -1,14 +1,16 @@
-"""`excb-eval knn`, `linear`, `semisup`, `finetune`, `features`: from arguments to a result."""
+"""Protocols on a `Task`, labelled train and test images: from options to a result."""
 
 import argparse
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
+
+from .protocol import Evaluation, Measured
 
 if TYPE_CHECKING:
     import torch
@@ -17,82 +19,127 @@ if TYPE_CHECKING:
     from excb.networks.features import Kind
     from excb.results.result import Result
 
-    from .reporting.report import Predictions
+    from .reporting.predictions import Scored
     from .task import Task
 
+Measure = Callable[[argparse.Namespace, "Task", Reporter, bool], "tuple[Result, Scored]"]
 
-def evaluate(chosen: argparse.Namespace, device: "torch.device") -> int:
-    """Evaluate in this process, with the others if there are any."""
-    reporter = Reporter(quiet=chosen.quiet or not is_rank0())
-    _check_options(chosen)
-    task = task_of(chosen, device, reporter, results=None if chosen.out is None else chosen.out.parent)
-    if chosen.dry_run:
-        from .export import describe, plan
 
-        found = plan(task, kind=_kind(chosen))
-        if is_rank0():
-            reporter.answer(describe(found))
+def _accept(_args: argparse.Namespace) -> None:
+    """Accept any options."""
+
+
+def _pooled(_args: argparse.Namespace) -> "Kind":
+    return "pooled"
+
+
+@dataclass(frozen=True)
+class TaskCommand:
+    """How a protocol on a `Task` runs as a command, and for `reproduce` and `all`.
+
+    Args:
+        measure: the evaluation: options, task, where to talk, and whether to print its table.
+        check: refuses options that contradict each other, before anything is loaded.
+        features: which features it uses, for --dry-run.
+        unknown: what happens to test images of classes that train lacks, for the warning about them.
+    """
+
+    measure: Measure
+    check: Callable[[argparse.Namespace], None] = _accept
+    features: "Callable[[argparse.Namespace], Kind]" = _pooled
+    unknown: str = "count as wrong"
+
+    def work(self, args: argparse.Namespace, device: "torch.device") -> int:
+        """Evaluate in this process, with the others if there are any; returns the exit code."""
+        reporter = Reporter(quiet=args.quiet or not is_rank0())
+        self.check(args)
+        results = None if args.out is None else args.out.parent
+        task = task_of(args, device, reporter, results=results, unknown=self.unknown)
+        if args.dry_run:
+            forecast(task, {"train": task.train, "test": task.test}, self.features(args), reporter)
+            return 0
+        result, write = self._measure(args, task, reporter, not args.json and is_rank0())
+        if args.out is not None:
+            reporter.note(f"wrote {', '.join(map(str, write(result, args.out)))}")
+        if args.json and is_rank0():
+            reporter.answer(result.to_json())
         return 0
-    if chosen.protocol == "features":
-        from .export import export
 
-        if chosen.out is None:
-            raise UserError.on_all_ranks("name the file with --out FILE.npz")
-        file = export(task, chosen.out, reporter, kind=chosen.kind)
-        if chosen.json and is_rank0():
-            told = {"file": str(file), "kind": chosen.kind, "train": len(task.train), "test": len(task.test)}
-            reporter.answer(json.dumps(told, indent=2))
-        return 0
-    result, predictions = run_protocol(chosen, task, reporter)
-    if chosen.out is not None:
+    def open(
+        self,
+        args: argparse.Namespace,
+        device: "torch.device",
+        reporter: Reporter,
+        *,
+        task: "Task | None" = None,
+        results: Path | None = None,
+    ) -> Evaluation:
+        """See `protocol.OpenEvaluation`."""
+        self.check(args)
+        ready = task or task_of(args, device, reporter, results=results, unknown=self.unknown)
+        return Evaluation(ready.describe()["data"], lambda table: self._measure(args, ready, reporter, table))
+
+    def _measure(self, args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> Measured:
         from .reporting.report import write
 
-        files = write(result, predictions, chosen.out)
-        reporter.note(f"wrote {', '.join(map(str, files))}")
-    if chosen.json and is_rank0():
-        reporter.answer(result.to_json())
-    return 0
+        result, scored = self.measure(args, task, reporter, table)
+        return result, lambda result, file: write(result, scored, file)
 
 
-def _kind(chosen: argparse.Namespace) -> "Kind":
-    """Which features a command uses."""
-    if chosen.protocol == "linear":
-        from .linear.recipes import PROTOCOLS
+def forecast(task: "Task", sets: "Mapping[str, Images]", kind: "Kind", reporter: Reporter) -> None:
+    """Answer --dry-run: what the features of some sets will take; all processes call this."""
+    from .features.export import describe, plan
 
-        return PROTOCOLS[chosen.recipe].features if chosen.recipe in PROTOCOLS else "pooled"
-    return "last4_cls" if getattr(chosen, "kind", "") == "last4_cls" else "pooled"
+    planned = plan({name: task.extraction(images, kind) for name, images in sets.items()}, task.cache)
+    if is_rank0():
+        reporter.answer(describe(planned))
 
 
-def task_of(chosen: argparse.Namespace, device: "torch.device", reporter: Reporter, *, results: Path | None) -> "Task":
-    """Checkpoint and images, checked; `results` is the folder for what is found, if anything is to be written."""
+def task_of(
+    args: argparse.Namespace,
+    device: "torch.device",
+    reporter: Reporter,
+    *,
+    results: Path | None,
+    unknown: str = "count as wrong",
+) -> "Task":
+    """Load and check the checkpoint and the images.
+
+    Args:
+        args: the options of `options.add_task_options`.
+        device: where to compute.
+        reporter: where to talk.
+        results: the folder that results will be written to; it may not lie among the images.
+        unknown: what happens to test images of classes that train lacks, for the warning about them.
+    """
     from excb.distributed.collectives import all_succeed
     from excb.images.scanning import refuse_among
 
     from .data.sources import train_and_test
 
     train, test = train_and_test(
-        chosen.data,
-        chosen.train,
-        chosen.test,
-        rename=_renames(chosen.rename),
-        data_root=chosen.data_root,
+        args.data,
+        args.train,
+        args.test,
+        rename=_renames(args.rename),
+        data_root=args.data_root,
         note=reporter.note,
     )
     if results is not None:
         for part in (train, test):
             all_succeed(partial(refuse_among, part, results))
-    task = prepared(chosen, train, test, device)
+    task = prepared(args, train, test, device)
     for name, images in task.unknown.items():
         reporter.warn(
-            f"no train image is of class {name}: its {images} test images count as wrong (--rename {name}=TRAIN_CLASS)"
+            f"no train image is of class {name}: its {images} test images {unknown} (--rename {name}=TRAIN_CLASS)"
         )
     return task
 
 
 def prepared(
-    chosen: argparse.Namespace, train: "Images", test: "Images", device: "torch.device", *, heads: bool = False
+    args: argparse.Namespace, train: "Images", test: "Images", device: "torch.device", *, heads: bool = False
 ) -> "Task":
-    """The checkpoint on its device, with images and cache as the arguments say; checked by all processes together."""
+    """Load the checkpoint onto its device, with images and cache as the options say; all processes call this."""
     from excb.distributed.collectives import all_succeed
     from excb.remote.home import cache_root
 
@@ -100,16 +147,16 @@ def prepared(
 
     return all_succeed(
         lambda: Task.prepare(
-            chosen.ckpt,
+            args.ckpt,
             train,
             test,
-            network=chosen.network,
-            resize=chosen.resize,
-            crop=chosen.crop,
+            network=args.network,
+            resize=args.resize,
+            crop=args.crop,
             device=device,
-            batch=chosen.batch_size,
-            workers=chosen.workers,
-            cache=None if chosen.no_cache else chosen.cache or cache_root(),
+            batch=args.batch_size,
+            workers=args.workers,
+            cache=None if args.no_cache else args.cache or cache_root(),
             heads=heads,
         )
     )
@@ -120,98 +167,3 @@ def _renames(pairs: Sequence[str]) -> dict[str, str]:
     if wrong := [pair for pair in pairs if pair.count("=") != 1]:
         raise UserError(f"--rename {wrong[0]}: write TEST=TRAIN, the folder's name in test and its name in train")
     return dict(pair.split("=") for pair in pairs)
-
-
-def run_protocol(chosen: argparse.Namespace, task: "Task", reporter: Reporter) -> "tuple[Result, Predictions]":
-    """One protocol."""
-    table = not chosen.json and is_rank0()
-    if chosen.protocol == "knn":
-        from .knn import protocol as knn
-
-        return knn.evaluate(
-            task, reporter, ks=chosen.k, temperatures=chosen.temperature, backend=chosen.backend, table=table
-        )
-    if chosen.protocol == "linear":
-        from .linear import protocol as linear
-
-        return linear.evaluate(
-            task,
-            reporter,
-            protocol=chosen.recipe,
-            epochs=chosen.epochs,
-            batch=chosen.train_batch,
-            lr=chosen.lr,
-            wd=chosen.wd,
-            C=chosen.C,
-            select=chosen.select,
-            seed=chosen.seed,
-            state=chosen.state,
-            table=table,
-        )
-    return _fine_tune(chosen, task, reporter, table=table)
-
-
-def _check_options(chosen: argparse.Namespace) -> None:
-    """Options that what is asked for has no use for are refused, not passed over."""
-    training = ("epochs", "train_batch", "backbone_lr", "head_lr", "precision", "state")
-    if getattr(chosen, "frozen", False) and (given := [one for one in training if getattr(chosen, one) is not None]):
-        option = f"--{given[0].replace('_', '-')}"
-        raise UserError.on_all_ranks(f"--frozen fits a logistic regression, which has no {option}: leave it out")
-    if chosen.protocol == "linear" and chosen.state is not None and chosen.state.is_dir():
-        raise UserError.on_all_ranks(f"--state {chosen.state} is a folder: name a file in it")
-    if getattr(chosen, "fraction", 1) != 1 and chosen.split_file is not None:
-        raise UserError.on_all_ranks(
-            "--split-file names the images of the share, so --fraction has no use: leave one out",
-        )
-
-
-def _fine_tune(
-    chosen: argparse.Namespace, task: "Task", reporter: Reporter, *, table: bool
-) -> "tuple[Result, Predictions]":
-    """semisup and finetune."""
-    from dataclasses import replace
-
-    from excb.remote.home import cache_root
-
-    from .data.splits import simclr_split
-    from .finetuning import protocol as semisup
-
-    semi = chosen.protocol == "semisup"
-    changes = {
-        "epochs": chosen.epochs,
-        "batch": chosen.train_batch,
-        "backbone_lr": chosen.backbone_lr,
-        "head_lr": chosen.head_lr,
-        "precision": chosen.precision,
-    }
-    settings = replace(
-        semisup.SETTINGS[chosen.percent if semi else 10],
-        **{name: value for name, value in changes.items() if value is not None},
-    )
-    split = None
-    if chosen.split_file is not None or (semi and semisup.is_imagenet(task.train)):
-        split = simclr_split(
-            chosen.percent if semi else 10, task.train, file=chosen.split_file, cache=chosen.cache or cache_root()
-        )
-    if semi:
-        return semisup.evaluate(
-            task,
-            reporter,
-            percent=chosen.percent,
-            split=split,
-            seeds=chosen.seeds,
-            frozen=chosen.frozen,
-            settings=settings,
-            state=chosen.state,
-            table=table,
-        )
-    return semisup.evaluate_fraction(
-        task,
-        reporter,
-        fraction=chosen.fraction,
-        split=split,
-        seeds=chosen.seeds,
-        settings=settings,
-        state=chosen.state,
-        table=table,
-    )

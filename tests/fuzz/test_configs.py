@@ -18,7 +18,7 @@ from excb.pretrain.recipes import RECIPES
 from excb.pretrain.study import studies
 from excb.remote import home
 from excb.transfer.cli import main as transfer
-from excb.transfer.published.claims import claims
+from excb.transfer.published.registry import claims
 from excb.zoo.__main__ import main as zoo
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard

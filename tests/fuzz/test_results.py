@@ -17,7 +17,7 @@ from excb.results.result import Result
 from excb.transfer.cli import main as transfer
 from excb.transfer.features.cache import FOLDER, META, Store, entries, remove
 from excb.transfer.leaderboard.submission import check, submit
-from excb.transfer.reporting.report import Predictions
+from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write as write_all
 from excb.transfer.reporting.scoring import interval
 from excb.zoo.__main__ import main as zoo

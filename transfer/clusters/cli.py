@@ -5,10 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from excb.cli import Command, Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
 
-from ..task_command import prepared
+from ..options import add_pass_options
+from ..parallel import in_parallel
+from ..task_command import forecast, prepared
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +19,27 @@ if TYPE_CHECKING:
     from .command import Options
 
 
-def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
+def _add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add(
+        "--ckpt", required=True, metavar="PATH", help="with heads: a run, an export of one, the authors' or DINO's file"
+    )
+    add(
+        "--data",
+        required=True,
+        metavar="SOURCE",
+        help="images, or what holds train/; shards; torchvision:NAME; hf:ID",
+    )
+    add("--data-root", type=Path, metavar="DIR", help="where torchvision keeps its data sets")
+    add_pass_options(parser)
+    add("--out", type=local_path, metavar="DIR", help="write figures, assignments, picture and atlas into this folder")
+    add("--compare", type=Path, nargs="+", default=[], metavar="DIR", help="earlier --out folders, for one picture")
+    add("--duplicates", type=float, metavar="COSINE", help="above it two centroids are duplicates (default: 0.99)")
+    add("--exemplars", type=int, metavar="N", help="images of a cluster in the atlas (default: 9, and 3 at its border)")
+    add("--atlas-mb", dest="megabytes", type=float, metavar="MB", help="of pictures in the atlas (default: 48)")
+
+
+def _work(args: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval clusters` in this process, with the others if there are any."""
     from excb.distributed.collectives import all_succeed
     from excb.images.scanning import refuse_among
@@ -25,23 +48,19 @@ def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
     from . import command
     from .files import read_sizes
 
-    reporter = Reporter(quiet=chosen.quiet or not is_rank0())
-    if chosen.compare and chosen.out is None:
+    reporter = Reporter(quiet=args.quiet or not is_rank0())
+    if args.compare and args.out is None:
         raise UserError.on_all_ranks("--compare draws into a folder: name it with --out DIR")
-    for place in chosen.compare:
-        all_succeed(partial(read_sizes, place))  # a wrong one is told before images are read
-    options = all_succeed(lambda: _options(chosen))
-    images = all_succeed(lambda: images_of(chosen.data, data_root=chosen.data_root, note=reporter.note))
-    if chosen.out is not None:
-        all_succeed(partial(refuse_among, images, chosen.out))
-    task = prepared(chosen, images, images, device, heads=True)
-    heads = all_succeed(lambda: command.heads_of(task.backbone, source=chosen.ckpt))
-    if chosen.dry_run:
-        from ..export import describe, plan
-
-        found = plan(task, sets=("train",))
-        if is_rank0():
-            reporter.answer(describe(found))
+    for place in args.compare:
+        all_succeed(partial(read_sizes, place))  # reports a wrong one before images are read
+    options = all_succeed(lambda: _options(args))
+    images = all_succeed(lambda: images_of(args.data, data_root=args.data_root, note=reporter.note))
+    if args.out is not None:
+        all_succeed(partial(refuse_among, images, args.out))
+    task = prepared(args, images, images, device, heads=True)
+    heads = all_succeed(lambda: command.heads_of(task.backbone, source=args.ckpt))
+    if args.dry_run:
+        forecast(task, {"train": images}, "pooled", reporter)
         return 0
     clusters = command.evaluate(
         heads,
@@ -51,22 +70,28 @@ def assign_clusters(chosen: argparse.Namespace, device: "torch.device") -> int:
         device=device,
         reporter=reporter,
         options=options,
-        table=not chosen.json,
+        table=not args.json,
     )
     result = clusters.result
-    if chosen.out is not None:
-        result, files = command.write(
-            clusters, images, chosen.out, reporter, name=Path(chosen.ckpt).name, options=options
-        )
+    if args.out is not None:
+        result, files = command.write(clusters, images, args.out, reporter, name=Path(args.ckpt).name, options=options)
         reporter.note(f"wrote {', '.join(map(str, files))}")
-    if chosen.json and is_rank0():
+    if args.json and is_rank0():
         reporter.answer(result.to_json())
     return 0
 
 
-def _options(chosen: argparse.Namespace) -> "Options":
+def _options(args: argparse.Namespace) -> "Options":
     """What was said of the clusters; the rest is as `Options` has it."""
     from .command import Options
 
-    said = {name: getattr(chosen, name) for name in ("duplicates", "exemplars", "megabytes", "compare")}
+    said = {name: getattr(args, name) for name in ("duplicates", "exemplars", "megabytes", "compare")}
     return Options(**{name: value for name, value in said.items() if value is not None})
+
+
+CLUSTERS = Command(
+    "clusters",
+    "assign images to clusters: sizes, purity, and an atlas to see",
+    _add_options,
+    in_parallel(_work, out="folder"),
+)

@@ -1,81 +1,175 @@
-"""`excb-eval detection`: from arguments to a result."""
+"""`excb-eval detection`: its options and its record."""
 
 import argparse
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from excb.cli import Parser, local_path
 from excb.console import Reporter
+from excb.distributed.slurm import HELP as SLURM_HELP
 from excb.errors import UserError, is_rank0
+
+from ..parallel import in_parallel
+from ..protocol import Evaluation, Family, Fields, FigureKind, InSuite, Measured, Protocol, SuiteStep
+from ..reporting.fields import named, without
 
 if TYPE_CHECKING:
     import torch
 
-    from ..published.reproduce import Measured
+    from excb.results.result import Result
+
+    from ..published.claim import ClaimImages
+    from ..task import Task
     from .coco.annotations import CocoSet
     from .command import Request
 
+_FIGURE = re.compile(r"(bbox|segm|voc)_(AP\w*)")
+_METRICS = {"bbox": "box ", "segm": "mask ", "voc": ""}
+_OF_CHECKPOINT = ("mean", "std", "input_format", "stride_in_1x1", "save_every")  # settings that the checkpoint decides
+_SMOKE = ("smoke", "overfit")  # schedules that measure nothing
+_ITERATIONS, _BATCH = {"1x": 90_000, "2x": 180_000}, 16
 
-def detect(chosen: argparse.Namespace, device: "torch.device") -> int:
+
+def _add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--ckpt", required=True, metavar="PATH", help="a ResNet-50, -101 or -152, as for the other protocols")
+    add("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="holds annotations/instances_{train,val}2017.json, train2017/, val2017/",
+    )
+    for split in ("train", "val"):
+        add(f"--{split}-json", type=Path, metavar="FILE", help=f"annotations of the {split} images, elsewhere")
+        add(f"--{split}-images", type=Path, metavar="DIR", help=f"the {split} images")
+    add("--check-all", action="store_true", help="open every image before training, not a sample of them")
+    add("--schedule", default="1x", metavar="NAME", help="1x (default), 2x, smoke (minutes) or overfit (a few images)")
+    add(
+        "--recipe",
+        default="ssl",
+        metavar="NAME",
+        help="ssl (default, as papers on pretraining) or stock (Detectron2's)",
+    )
+    add("--engine", choices=("detectron2", "torchvision"), default="detectron2", help="default: detectron2")
+    add("--batch", type=int, metavar="B", help="images a step; lr and schedule follow in proportion (default: 16)")
+    add("--set", action="append", default=[], metavar="OPTION=VALUE", help="any other option: --dry-run shows all")
+    add("--run", type=Path, metavar="DIR", help="the run's folder (default: runs/detection-CKPT-SCHEDULE)")
+    add("--preflight", action="store_true", default=None, help="overfit a few images first (default for 1x and 2x)")
+    add("--skip-preflight", dest="preflight", action="store_false", help="train at once")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
+    add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; torchrun for many machines")
+    add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
+    add("--workers", type=int, default=None, metavar="N", help="processes that read images")
+    add("--dry-run", action="store_true", help="check everything, show every option, and train nothing")
+    add("--out", type=local_path, metavar="FILE.json", help="write the result here as well")
+    add("--json", action="store_true", help="print the result as JSON instead of a table")
+    add("--quiet", action="store_true", help="no notes, no progress")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluating
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _work(args: argparse.Namespace, device: "torch.device") -> int:
     """`excb-eval detection` in this process, with the others if there are any."""
     from excb.distributed.collectives import all_succeed, run_on_rank0
 
     from . import command
 
-    reporter = Reporter(quiet=chosen.quiet or not is_rank0())
-    request = request_of(chosen)
+    reporter = Reporter(quiet=args.quiet or not is_rank0())
+    request = _request_of(args)
     command.check(request)  # before a large annotation file is read
-    train, val = images_of(chosen)
+    train, val = _images_of(args)
     job = all_succeed(lambda: command.prepare(request, train, val, device, reporter))
-    if chosen.dry_run:
+    if args.dry_run:
         if is_rank0():
             command.show(request, job)
         return 0
-    result = command.evaluate(request, job, table=not chosen.json)
+    result = command.evaluate(request, job, table=not args.json)
     if isinstance(result, int):
         return result
-    if chosen.out is not None:
-        files = run_on_rank0(lambda: command.copy_result(result, job.folder, chosen.out))
+    if args.out is not None:
+        files = run_on_rank0(lambda: command.copy_result(result, job.folder, args.out))
         reporter.note(f"wrote {', '.join(map(str, files))}")
-    if chosen.json and is_rank0():
+    if args.json and is_rank0():
         reporter.answer(result.to_json())
     return 0
 
 
-def detected(
-    chosen: argparse.Namespace, train: "CocoSet", val: "CocoSet", device: "torch.device", reporter: Reporter
-) -> "Measured":
-    """The result of detection, and what writes it."""
+def _open(
+    args: argparse.Namespace,
+    device: "torch.device",
+    reporter: Reporter,
+    *,
+    task: "Task | None" = None,
+    results: Path | None = None,
+) -> Evaluation:
+    """See `protocol.OpenEvaluation`; `task` and `results` are of no use here."""
+    del task, results
+    train, val = _images_of(args)
+    sets = (("train", train), ("test", val))
+    data: dict[str, Any] = {name: {"images": len(part), "fingerprint": part.fingerprint} for name, part in sets} | {
+        "classes": len(val.classes)
+    }
+    return Evaluation(data, lambda table: _measure(args, train, val, device, reporter, table=table))
+
+
+def _measure(
+    args: argparse.Namespace,
+    train: "CocoSet",
+    val: "CocoSet",
+    device: "torch.device",
+    reporter: Reporter,
+    *,
+    table: bool,
+) -> Measured:
     from excb.distributed.collectives import all_succeed, run_on_rank0
 
     from . import command
 
-    request = request_of(chosen)
+    request = _request_of(args)
     job = all_succeed(lambda: command.prepare(request, train, val, device, reporter))
-    result = command.evaluate(request, job, table=False)
+    result = command.evaluate(request, job, table=table)
     if isinstance(result, int):
-        raise UserError.on_all_ranks("detection was stopped: the same command goes on")
-    return result, lambda told, file: run_on_rank0(lambda: command.copy_result(told, job.folder, file))
+        raise UserError.on_all_ranks("detection was stopped: the same command resumes it")
+    return result, lambda result, file: run_on_rank0(lambda: command.copy_result(result, job.folder, file))
 
 
-def request_of(chosen: argparse.Namespace) -> "Request":
-    """What is asked for."""
+def _missing(args: argparse.Namespace) -> str:
+    """Why the engine cannot be used here."""
+    from . import command
+
+    try:
+        command.check(_request_of(args))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _request_of(args: argparse.Namespace) -> "Request":
     from .command import Request
     from .core.settings import parse_option
 
     return Request(
-        chosen.ckpt,
-        network=chosen.network,
-        schedule=chosen.schedule,
-        recipe=chosen.recipe,
-        engine=chosen.engine,
-        batch=chosen.batch,
-        options=dict(map(parse_option, chosen.set)),
-        folder=chosen.run,
-        workers=chosen.workers,
-        preflight=chosen.preflight,
+        args.ckpt,
+        network=args.network,
+        schedule=args.schedule,
+        recipe=args.recipe,
+        engine=args.engine,
+        batch=args.batch,
+        options=dict(map(parse_option, args.set)),
+        folder=args.run,
+        workers=args.workers,
+        preflight=args.preflight,
     )
 
 
-def images_of(chosen: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
+def _images_of(args: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
     """The images to train on, and those to find objects in."""
     from excb.distributed.collectives import all_succeed
 
@@ -83,11 +177,113 @@ def images_of(chosen: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
 
     return all_succeed(
         lambda: open_coco(
-            chosen.data,
-            train_json=chosen.train_json,
-            train_images=chosen.train_images,
-            val_json=chosen.val_json,
-            val_images=chosen.val_images,
-            check_all=chosen.check_all,
+            args.data,
+            train_json=args.train_json,
+            train_images=args.train_images,
+            val_json=args.val_json,
+            val_images=args.val_images,
+            check_all=args.check_all,
         )
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Figures
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _kind_of(figure: str) -> FigureKind | None:
+    match = _FIGURE.fullmatch(figure)
+    if match is None:
+        return None
+    return FigureKind("voc" if match[1] == "voc" else "detection", _METRICS[match[1]] + match[2])
+
+
+def _result_fields(settings: Fields, _kind: FigureKind) -> Fields:
+    settings = dict(settings)
+    detector = settings.pop("settings", {})
+    return named(settings | without(detector, _OF_CHECKPOINT))
+
+
+def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
+    from .core.settings import settings_for
+
+    settings = asdict(settings_for(options["schedule"], options["recipe"]))
+    fields = {"engine": "detectron2", "schedule": options["schedule"], "recipe": options["recipe"]}
+    return fields | without(settings, (*_OF_CHECKPOINT, "seed"))
+
+
+def _cost(options: Mapping[str, Any], images: "ClaimImages") -> str:
+    seen = _ITERATIONS[options["schedule"]] * _BATCH
+    return f"{seen:,} training images of up to 1,333 pixels, then {images.test or 0:,} to detect in"
+
+
+def _objection(result: "Result") -> str:
+    schedule = result.settings.get("schedule")
+    return f"schedule {schedule} shows that the machinery works, and measures nothing" if schedule in _SMOKE else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In `excb-eval all`
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _add_suite_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--coco", type=Path, metavar="DIR", help="images for detection, in COCO's layout")
+    add("--schedule", default="1x", metavar="NAME", help="of detection (default: 1x)")
+    add("--engine", choices=("detectron2", "torchvision"), default="detectron2", help="of detection")
+
+
+def _steps(task: "Task", args: argparse.Namespace, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
+    from .command import DEPTHS
+    from .core.settings import settings_for
+
+    settings_for(args.schedule)
+    network = task.backbone.entry.architecture.name
+    if network not in DEPTHS:
+        return [_skipped(f"it takes a {' or '.join(DEPTHS)}, not a {network}")]
+    if args.coco is None:
+        return [_skipped("name images for it with --coco DIR")]
+    common = {name: depends_on[name] for name in ("weights", "network", "version")}
+    return [_step(args, common | {"images": _fingerprints(args.coco)})]
+
+
+def _skipped(why: str) -> SuiteStep:
+    return SuiteStep("detection", "Detection", ["detection"], skipped=why)
+
+
+def _step(args: argparse.Namespace, depends_on: Mapping[str, Any]) -> SuiteStep:
+    options = ["--data", str(args.coco), "--schedule", args.schedule, "--engine", args.engine]
+    return SuiteStep("detection", "Detection", ["detection", *options], depends_on=depends_on)
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    from excb.distributed.collectives import all_succeed
+
+    from .coco.reading import open_coco
+
+    train, val = all_succeed(lambda: open_coco(folder))
+    return {"train": train.fingerprint, "val": val.fingerprint}
+
+
+DETECTION = Protocol(
+    name="detection",
+    help="Mask R-CNN on COCO, or on any set in its format",
+    add_options=_add_options,
+    run=in_parallel(_work),
+    open=_open,
+    families=(
+        Family("detection", "Detection and segmentation", "detection"),
+        Family("voc", "Pascal VOC detection", "voc"),
+    ),
+    kind_of=_kind_of,
+    labels="boxes",
+    state="--run",
+    cost=_cost,
+    result_fields=_result_fields,
+    claim_fields=_claim_fields,
+    objection=_objection,
+    missing=_missing,
+    in_suite=InSuite(names=("detection",), steps=_steps, add_options=_add_suite_options),
+)

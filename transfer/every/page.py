@@ -7,7 +7,8 @@ from typing import Any
 from excb.console import duration
 from excb.results.result import Result, folder_name
 
-from ..reporting.comparable import kind_of, spelt
+from ..protocols import PROTOCOLS, family_of, kind_of
+from ..reporting.fields import readable
 from ..reporting.markup import Html, element, join, page
 from .suite import Outcome
 
@@ -53,7 +54,8 @@ def _masthead(name: str, results: Sequence[Result]) -> Html:
 def _headline(result: Result) -> Html:
     """A result's best known figure: k = 20 of a grid of neighbours, else its first."""
     figures = result.figures
-    figure = "knn_top1_k20" if "knn_top1_k20" in figures else next(iter(figures))
+    known = (protocol.headline for protocol in PROTOCOLS if protocol.headline in figures)
+    figure = next(known, None) or next(iter(figures))
     beside = None
     if figure in result.intervals:
         beside = element("small", "{:.1f} to {:.1f}".format(*result.intervals[figure]))
@@ -65,8 +67,7 @@ def _title(figure: str) -> str:
     if kind is None:
         return figure
     settings = "".join(f", {name} {value}" for name, value in kind.settings)
-    short = {"knn": "k-NN", "linear": "Linear", "semisup_1pct": "1 % of labels", "semisup_10pct": "10 % of labels"}
-    return f"{short.get(kind.family, kind.family)} {kind.metric}{settings}"
+    return f"{family_of(kind).short} {kind.metric}{settings}"
 
 
 def _figures(measured: Sequence[tuple[Outcome, Result]]) -> Html:
@@ -177,12 +178,12 @@ def _facts(title: str, values: Mapping[str, Any]) -> Html:
 
 def _terms(values: Sequence[tuple[str, Any]]) -> Html:
     parts = [
-        element("div", element("dt", name.replace("_", " ")), element("dd", _spelt(value))) for name, value in values
+        element("div", element("dt", name.replace("_", " ")), element("dd", _readable(value))) for name, value in values
     ]
     return element("dl", *parts, class_="terms")
 
 
-def _spelt(value: Any) -> str:
+def _readable(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_spelt(each)}" for name, each in value.items())
-    return spelt(value)
+        return ", ".join(f"{name} {_readable(each)}" for name, each in value.items())
+    return readable(value)

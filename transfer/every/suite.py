@@ -1,27 +1,28 @@
 """`excb-eval all`: every protocol that applies to a checkpoint and its images, each once, however often stopped."""
 
+import argparse
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
-from excb.errors import UserError, is_rank0, nearest_name, require
+from excb.errors import UserError, is_rank0, nearest_name
 from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 from excb.version import __version__
 
-from ..detection.command import DEPTHS
 from ..features.extraction import files_hash
-from ..linear import recipes
+from ..protocol import SuiteStep
+from ..protocols import PROTOCOLS, of_command
 from ..task import Task
 
-STATE = "all.json"  # in the folder: what every finished protocol's result hangs on
+STATE = "all.json"  # in the folder: what every finished step's result depends on
 _WORDS = {
     "weights": "the checkpoint",
     "preprocessing": "the preprocessing",
@@ -32,38 +33,8 @@ _WORDS = {
     "images": "the images of --coco",
 }
 
-# Run a command line of `excb-eval`, and write its result to FILE.json; its files are returned.
-Run = Callable[[Sequence[str], Path], list[Path]]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One protocol.
-
-    Args:
-        name: of its result file.
-        title: as people call it.
-        command: of `excb-eval`, without checkpoint and images.
-        skipped: why it does not apply; empty where it does.
-        depends_on: what its result hangs on, beside the command; compared with that of a finished one.
-    """
-
-    name: str
-    title: str
-    command: list[str]
-    skipped: str = ""
-    depends_on: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All that the result hangs on, as JSON holds it."""
-        found: dict[str, Any] = json.loads(json.dumps(self.depends_on | {"command": self.command}))
-        return found
-
-    @property
-    def code(self) -> str:
-        """Names the state of an unfinished evaluation."""
-        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:8]
+# Runs a command line of `excb-eval` and writes its result to FILE.json; its files are returned.
+RunStep = Callable[[Sequence[str], Path], list[Path]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +49,7 @@ class Outcome:
         before: whether an earlier call had measured it.
     """
 
-    step: Step
+    step: SuiteStep
     file: Path | None = None
     result: Result | None = None
     failed: str = ""
@@ -90,61 +61,32 @@ class Outcome:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def steps(
-    task: Task,
-    *,
-    linear: str = "fast",
-    seeds: Sequence[int] = (0,),
-    network: str = "teacher",
-    detection: tuple[Sequence[str], Mapping[str, Any]] | None = None,
-    only: Sequence[str] = (),
-) -> list[Step]:
-    """Every protocol, those that do not apply with the reason.
+def steps(task: Task, args: argparse.Namespace) -> list[SuiteStep]:
+    """Every step of every protocol, those that do not apply with the reason.
 
     Args:
         task: backbone and images.
-        linear: protocol of the linear heads.
-        seeds: of fine-tuning.
-        network: of a run's checkpoint.
-        detection: options of `excb-eval detection`, and what its result hangs on; None without images for it.
-        only: names of protocols, such as "knn"; empty is all.
+        args: options of `excb-eval all`; `only` names steps, and none is all of them.
 
     Raises:
-        UserError: one of `only` is none, or none of them applies; there is no such protocol of linear heads; a seed is
-            there twice.
+        UserError: one of `only` is none, or none of them applies; or a protocol refuses its options.
     """
-    if linear != "logreg":
-        recipes.choose(linear)
-    require(len(set(seeds)) == len(seeds), "--seeds names a seed twice")
-    seed = ["--seeds", *map(str, seeds)]
-    depends_on = _hangs_on(task, network)
-    found = [
-        Step("knn", "k-NN", ["knn"], depends_on=depends_on),
-        Step("linear", f"Linear, {linear}", ["linear", "--protocol", linear], depends_on=depends_on),
-        *(
-            Step(
-                f"semisup_{percent}",
-                f"{percent} % of the labels",
-                ["semisup", "--percent", str(percent), *seed],
-                skipped=_too_few(task, percent),
-                depends_on=depends_on,
-            )
-            for percent in (1, 10)
-        ),
-        _detection_step(task, detection, depends_on),
-    ]
-    names = [step.name for step in found]
-    if wrong := [name for name in only if name not in names]:
+    depends_on = _common(task, args.network)
+    suites = [protocol.in_suite for protocol in PROTOCOLS if protocol.in_suite is not None]
+    every = [step for suite in suites for step in suite.steps(task, args, depends_on)]
+    names = [step.name for step in every]
+    if wrong := [name for name in args.only if name not in names]:
         raise UserError(
             f"--only {wrong[0]}: no such protocol{nearest_name(wrong[0], names)}; there are {', '.join(names)}"
         )
-    chosen = [step for step in found if not only or step.name in only]
-    if all(step.skipped for step in chosen):
-        raise UserError(f"nothing to evaluate: {chosen[0].name} does not apply ({chosen[0].skipped})")
-    return chosen
+    wanted = [step for step in every if not args.only or step.name in args.only]
+    if all(step.skipped for step in wanted):
+        raise UserError(f"nothing to evaluate: {wanted[0].name} does not apply ({wanted[0].skipped})")
+    return wanted
 
 
-def _hangs_on(task: Task, network: str) -> dict[str, Any]:
+def _common(task: Task, network: str) -> dict[str, Any]:
+    """What every result on a task depends on."""
     return {
         "weights": weights_hash(task.backbone.network),
         "network": network,
@@ -155,24 +97,10 @@ def _hangs_on(task: Task, network: str) -> dict[str, Any]:
     }
 
 
-def _too_few(task: Task, percent: int) -> str:
-    images, classes = round(len(task.train) * percent / 100), len(task.train.classes or ())
-    if images >= classes:
-        return ""
-    return f"{percent} % of {len(task.train):,} train images are {images}, fewer than {classes} classes"
-
-
-def _detection_step(
-    task: Task, detection: tuple[Sequence[str], Mapping[str, Any]] | None, depends_on: Mapping[str, Any]
-) -> Step:
-    name = task.backbone.entry.architecture.name
-    common = {key: depends_on[key] for key in ("weights", "network", "version")}
-    if name not in DEPTHS:
-        return Step("detection", "Detection", ["detection"], skipped=f"it takes a {' or '.join(DEPTHS)}, not a {name}")
-    if detection is None:
-        return Step("detection", "Detection", ["detection"], skipped="name images for it with --coco DIR")
-    words, images = detection
-    return Step("detection", "Detection", ["detection", *words], depends_on=common | {"images": dict(images)})
+def identity(step: SuiteStep) -> dict[str, Any]:
+    """All that a step's result depends on, as JSON holds it."""
+    values: dict[str, Any] = json.loads(json.dumps({**step.depends_on, "command": step.command}))
+    return values
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -180,7 +108,7 @@ def _detection_step(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def evaluate(found: Sequence[Step], folder: Path, run: Run, reporter: Reporter) -> list[Outcome]:
+def evaluate(found: Sequence[SuiteStep], folder: Path, run: RunStep, reporter: Reporter) -> list[Outcome]:
     """Make every protocol that applies and is not finished; one that fails does not keep the others from being made.
 
     Args:
@@ -206,7 +134,7 @@ def evaluate(found: Sequence[Step], folder: Path, run: Run, reporter: Reporter) 
     return outcomes
 
 
-def _one(step: Step, folder: Path, run: Run, reporter: Reporter) -> Outcome:
+def _one(step: SuiteStep, folder: Path, run: RunStep, reporter: Reporter) -> Outcome:
     file = folder / f"{step.name}.json"
     done, why = run_on_rank0(lambda: finished(step, folder))
     if done:
@@ -224,19 +152,21 @@ def _one(step: Step, folder: Path, run: Run, reporter: Reporter) -> Outcome:
     return Outcome(step, file, _read(file))
 
 
-def state_of(step: Step, folder: Path) -> list[str]:
+def state_of(step: SuiteStep, folder: Path) -> list[str]:
     """Options that keep an unfinished evaluation: a changed checkpoint or other images begin one of their own."""
-    place = str(folder / "state" / f"{step.name}-{step.code}")
-    option = {"linear": ["--state", f"{place}.pt"], "semisup": ["--state", place], "detection": ["--run", place]}
-    return option.get(step.command[0], [])
+    protocol = of_command(step.command[0])
+    if protocol is None or not protocol.state:
+        return []
+    code = hashlib.sha256(json.dumps(identity(step), sort_keys=True).encode()).hexdigest()[:8]
+    return [protocol.state, str(folder / "state" / f"{step.name}-{code}{protocol.state_suffix}")]
 
 
-def finished(step: Step, folder: Path) -> tuple[bool, str]:
+def finished(step: SuiteStep, folder: Path) -> tuple[bool, str]:
     """Whether a protocol's result is there; if there is one of something else, what changed."""
     known, file = _state(folder).get(step.name), folder / f"{step.name}.json"
     if not isinstance(known, dict):
         return False, ""
-    for name, value in step.identity.items():
+    for name, value in identity(step).items():
         if known.get(name) != value:
             return False, f"{_WORDS.get(name, name)} changed"
     if not file.is_file() or known.get("sha256") != _digest(file):
@@ -244,8 +174,8 @@ def finished(step: Step, folder: Path) -> tuple[bool, str]:
     return True, ""
 
 
-def _remember(step: Step, folder: Path) -> None:
-    known = _state(folder) | {step.name: step.identity | {"sha256": _digest(folder / f"{step.name}.json")}}
+def _remember(step: SuiteStep, folder: Path) -> None:
+    known = _state(folder) | {step.name: identity(step) | {"sha256": _digest(folder / f"{step.name}.json")}}
     write_text(json.dumps(known, indent=2) + "\n", folder / STATE)
 
 
@@ -272,7 +202,7 @@ def _read(file: Path) -> Result | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def plan(found: Sequence[Step], folder: Path | None) -> list[dict[str, Any]]:
+def plan(found: Sequence[SuiteStep], folder: Path | None) -> list[dict[str, Any]]:
     """What a call would do, ready for JSON: "name", "command", "state" (run, finished, skipped) and "why"."""
     told = []
     for step in found:

@@ -1,1 +1,1 @@
-"""Features of frozen backbones: extraction and cache."""
+"""Features of frozen backbones: extraction, cache, export."""

@@ -22,7 +22,8 @@ from excb.images.subset import Subset
 from excb.results.result import Result
 from excb.seeding import Purpose, generator
 
-from ..reporting.report import Predictions, report
+from ..reporting.predictions import Predictions
+from ..reporting.report import report
 from ..reporting.scoring import RESAMPLES
 from ..task import Task
 from . import training
@@ -164,11 +165,6 @@ def _describe(task: Task, share: np.ndarray, source: str) -> tuple[dict[str, Any
     return {"share": {"images": len(share), "sha256": digest, "source": source}}, notes
 
 
-def _predictions(task: Task, top5: dict[str, Tensor]) -> Predictions:
-    assert task.test.labels is not None
-    return Predictions(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), top5)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Fine-tuning, with as many seeds as wanted
 # ---------------------------------------------------------------------------------------------------------------------
@@ -198,7 +194,7 @@ def _fine_tune(
         file = None if state is None else state / f"{name}-seed{seed}.pt"
         top5[f"{name}_{{}}_seed{seed}"] = training.run(task, share, settings, seed=seed, reporter=reporter, state=file)
     first = next(iter(top5.values()))
-    predictions = _predictions(task, {f"{name}_{{}}": first} | (top5 if len(seeds) > 1 else {}))
+    predictions = Predictions.of(task, {f"{name}_{{}}": first} | (top5 if len(seeds) > 1 else {}))
     if len(seeds) > 1:
         notes.append(
             f"{name}_top1 and {name}_top5 are means of {len(seeds)} seeds; predictions and accuracy by class "
@@ -208,7 +204,7 @@ def _fine_tune(
         task,
         protocol=protocol,
         settings=settings.to_dict() | described | {"seeds": list(seeds)},
-        predictions=predictions,
+        scored=predictions,
         seconds=time.monotonic() - start,
         notes=notes,
     )
@@ -288,14 +284,14 @@ def _evaluate_frozen(
     if rank() == 0:
         reporter.note(f"logistic regression on the features of {len(rows):,} images")
     top5, strength, how = run_on_rank0(lambda: _logistic(rows, labels, queries, seed))
-    predictions = _predictions(task, {f"{name}_{{}}": top5})
+    predictions = Predictions.of(task, {f"{name}_{{}}": top5})
     result = report(
         task,
         protocol="semisup-frozen",
         settings=described
         | {"classifier": "scikit-learn LogisticRegression", "features": "standardised", "seeds": [seed]}
         | {"C": list(GRID), "folds": FOLDS},
-        predictions=predictions,
+        scored=predictions,
         seconds=time.monotonic() - start,
         notes=[*notes, f"C = {strength:g}, {how}"],
     )

@@ -16,7 +16,8 @@ from excb.neighbours.memory import plan
 from excb.neighbours.nearest import nearest
 from excb.results.result import Result
 
-from ..reporting.report import Predictions, report
+from ..reporting.predictions import Predictions
+from ..reporting.report import report
 from ..task import Task
 
 KS = (10, 20, 100, 200)
@@ -62,7 +63,7 @@ def evaluate(
     reporter.note(held.text)
     stored, labels = task.stored(task.train, "train", reporter), torch.from_numpy(task.train.labels)
     bank = stored if streamed else stored.all()
-    queries, targets = task.features(task.test, "test", reporter)
+    queries, _ = task.features(task.test, "test", reporter)
     with reporter.progress(f"neighbours ({search})", len(queries)) as bar:
         neighbours = nearest(
             bank,
@@ -78,12 +79,12 @@ def evaluate(
     top5 = {
         f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): found.top5 for (k, T), found in votes.items()
     }
-    predictions = Predictions(targets, task.test.paths, task.test.classes or (), top5)
+    predictions = Predictions.of(task, top5)
     result = report(
         task,
         protocol="knn",
         settings={"k": chosen, "temperature": list(temperatures), "similarity": "cosine", "vote": "exp(s / T)"},
-        predictions=predictions,
+        scored=predictions,
         seconds=time.monotonic() - start,
         notes=[f"neighbours by {search}; other searches give the same"],
     )

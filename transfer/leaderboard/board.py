@@ -6,7 +6,7 @@ from typing import Any
 from excb.hub.catalogue import Checkpoint
 from excb.results.result import Result
 
-from ..reporting import comparable
+from ..reporting.fields import OTHER, UNSTATED
 
 PUBLISHED, MEASURED, REPRODUCED, FAILED = "published", "measured", "reproduced", "not reproduced"
 STATUSES = (PUBLISHED, MEASURED, REPRODUCED, FAILED)
@@ -26,7 +26,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredResult:
     """A result, and what is known of its checkpoint from elsewhere.
 
     Args:
@@ -41,7 +41,7 @@ class Measured:
 
 
 @dataclass
-class Cell:
+class LeaderboardCell:
     """One metric of one row.
 
     Args:
@@ -63,7 +63,7 @@ class Cell:
 
 
 @dataclass
-class Row:
+class LeaderboardRow:
     """One checkpoint under one protocol.
 
     Args:
@@ -87,7 +87,7 @@ class Row:
     batch: int | None
     crops: str | None
     weights: str = ""
-    cells: dict[str, Cell] = field(default_factory=dict)
+    cells: dict[str, LeaderboardCell] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     verdicts: set[str] = field(default_factory=set)
@@ -114,14 +114,14 @@ class Group:
 
     fields: dict[str, Any]
     names: list[str] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LeaderboardRow] = field(default_factory=list)
     apart: list[str] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
 
     @property
     def ranked(self) -> bool:
         """Whether its rows compare: those of settings that nobody states, or that only authors had, may be unlike."""
-        return comparable.OTHER not in self.fields and comparable.UNSTATED not in self.fields
+        return OTHER not in self.fields and UNSTATED not in self.fields
 
     @property
     def why_apart(self) -> str:
@@ -139,12 +139,16 @@ class Board:
         title: of the task.
         images: what they are called.
         key: of both, unlike those of other boards.
+        family: the task's name.
         metrics: its columns.
-        groups: see `_place_of_group`.
+        lowest_first: those of its metrics of which lower figures are better.
+        groups: in the order of `sorting.group_order`.
     """
 
     title: str
     images: str
     key: str
+    family: str
     metrics: list[str] = field(default_factory=list)
+    lowest_first: set[str] = field(default_factory=set)
     groups: list[Group] = field(default_factory=list)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ..published.claim import Claim
 from ..reporting.markup import Html, element
-from .board import Board, Row
+from .board import Board, LeaderboardRow
 
 TABLE = "figure2"  # of the registry
-METRIC, IMAGES, NETWORK = "top-1", "imagenet", "resnet50"
+FAMILY, METRIC, IMAGES, NETWORK = "linear", "top-1", "imagenet", "resnet50"
 COLOURS = 8  # that the page's style has
 AREA = 13.0 / 64  # a radius of 13 for a batch of 4,096
 UNKNOWN = 4.0  # radius where the batch is not known
@@ -52,7 +52,7 @@ def points(published: Iterable[Claim], boards: Iterable[Board]) -> tuple[list[Po
             told = _told(claim.method, claim.epochs, claim.batch, claim.value, claim.source)
             found.append(Point(claim.method, claim.epochs, claim.batch, claim.number, told, False, claim.method))
     for board in boards:
-        if not board.key.startswith("linear "):
+        if board.family != FAMILY:
             continue
         for row in (row for group in board.groups for row in group.rows if row.weights and METRIC in row.cells):
             if why := _missing(board, row):
@@ -66,7 +66,7 @@ def points(published: Iterable[Claim], boards: Iterable[Board]) -> tuple[list[Po
     return found, list(dict.fromkeys(left_out))
 
 
-def _missing(board: Board, row: Row) -> str:
+def _missing(board: Board, row: LeaderboardRow) -> str:
     if not board.key.endswith(f" {IMAGES}"):
         return f"its figure is of {board.images}, not of ImageNet-1k"
     if row.architecture != NETWORK:

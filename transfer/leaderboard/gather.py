@@ -11,12 +11,12 @@ from excb.files import json_text
 from excb.hub.catalogue import BUNDLED, Checkpoint, find
 from excb.results.result import Result
 
-from .board import Measured, Source
+from .board import MeasuredResult, Source
 
 _NEAR = 2  # a page may link to files that lie at most so many folders above its own
 
 
-def gather(named: Sequence[Path], out: Path) -> list[Measured]:
+def gather(named: Sequence[Path], out: Path) -> list[MeasuredResult]:
     """Read results; one that is there twice counts once.
 
     Args:
@@ -26,10 +26,10 @@ def gather(named: Sequence[Path], out: Path) -> list[Measured]:
     Raises:
         UserError: something is missing or damaged, a folder holds no result, or it is none of this version.
     """
-    found: dict[str, Measured] = {}
+    found: dict[str, MeasuredResult] = {}
     for file in [*results_of(named), *_files(BUNDLED)]:
         result = read(file)
-        found.setdefault(result.to_json(), Measured(result, _source(file, out), _checkpoint(result, file)))
+        found.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
     return list(found.values())
 
 

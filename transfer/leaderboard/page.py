@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from ..reporting import comparable
+from ..reporting import fields
 from ..reporting.markup import Html, element, join, page
 from . import figure
-from .board import FAILED, REPRODUCED, STATUSES, Board, Cell, Group, Row, Source
+from .board import FAILED, REPRODUCED, STATUSES, Board, Group, LeaderboardCell, LeaderboardRow, Source
 from .figure import Point
 
 TITLE = "Leaderboard"
@@ -40,7 +40,7 @@ def render(boards: Sequence[Board], points: Sequence[Point], left_out: Sequence[
     return page(TITLE, body, style="leaderboard", script="leaderboard")
 
 
-def _masthead(boards: Sequence[Board], rows: Sequence[Row]) -> Html:
+def _masthead(boards: Sequence[Board], rows: Sequence[LeaderboardRow]) -> Html:
     cells = [cell for row in rows for cell in row.cells.values()]
     figures = {
         "Published figures": sum(len(cell.published) for cell in cells),
@@ -84,7 +84,7 @@ def _figure(points: Sequence[Point], left_out: Sequence[str]) -> Html | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _filters(boards: Sequence[Board], rows: Sequence[Row]) -> Html:
+def _filters(boards: Sequence[Board], rows: Sequence[LeaderboardRow]) -> Html:
     protocols = [name for board in boards for group in board.groups for name in group.names]
     search = element(
         "label",
@@ -115,7 +115,7 @@ def _select(name: str, label: str, values: Iterable[str]) -> Html:
     return element("label", element("span", label), element("select", *options, id=name, aria_label=label))
 
 
-def _network(row: Row) -> str:
+def _network(row: LeaderboardRow) -> str:
     return row.architecture.removeprefix("timm:")
 
 
@@ -156,13 +156,13 @@ def _sortable(name: str, numeric: bool) -> Html:
 
 
 def _group(group: Group, board: Board, columns: int) -> Html:
-    title = [element("strong", ", ".join(group.names)), " ", element("span", comparable.headline(group.fields))]
+    title = [element("strong", ", ".join(group.names)), " ", element("span", fields.headline(group.fields))]
     if group.why_apart:
         title.append(element("span", group.why_apart, class_="apart"))
-    shown = {name: value for name, value in group.fields.items() if name not in (comparable.OTHER, "protocol")}
+    shown = {name: value for name, value in group.fields.items() if name not in (fields.OTHER, "protocol")}
     if shown:
         settings = [
-            element("span", f"{name.replace('_', ' ')}: {comparable.spelt(value)}") for name, value in shown.items()
+            element("span", f"{name.replace('_', ' ')}: {fields.readable(value)}") for name, value in shown.items()
         ]
         title.append(element("details", element("summary", "All settings"), element("p", *_spaced(settings))))
     head = element("tr", element("th", *title, colspan=columns, scope="rowgroup"), class_="group")
@@ -170,7 +170,7 @@ def _group(group: Group, board: Board, columns: int) -> Html:
     return element("tbody", head, *rows)
 
 
-def _row(row: Row, rank: int | None, group: Group, metrics: Sequence[str]) -> Html:
+def _row(row: LeaderboardRow, rank: int | None, group: Group, metrics: Sequence[str]) -> Html:
     cells = [
         element("td", "" if rank is None else rank, class_="rank number"),
         element("th", _model(row), scope="row", class_="model", data_value=row.model.casefold()),
@@ -195,7 +195,7 @@ def _row(row: Row, rank: int | None, group: Group, metrics: Sequence[str]) -> Ht
     )
 
 
-def _model(row: Row) -> Html:
+def _model(row: LeaderboardRow) -> Html:
     small = row.method + (f" · {row.weights[:8]}" if row.weights else "")
     title = f"sha256 of the weights: {row.weights}" if row.weights else None
     notes = [element("details", element("summary", "Note"), element("p", "; ".join(row.notes)))] if row.notes else []
@@ -211,7 +211,7 @@ def _number(value: int | None, name: str) -> Html:
     )
 
 
-def _figure_cell(cell: Cell | None, metric: str) -> Html:
+def _figure_cell(cell: LeaderboardCell | None, metric: str) -> Html:
     if cell is None or cell.value is None:
         return element("td", class_="figure number empty")
     if cell.measured is None:

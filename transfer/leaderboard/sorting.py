@@ -1,21 +1,23 @@
 """Published and measured figures sorted into boards: a table for each task and images, ranks only in one protocol."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from excb.errors import UserError
 from excb.results.result import folder_name
 
+from ..protocol import Fields, FigureKind
+from ..protocols import FAMILIES, family_of, kind_of
 from ..published.claim import Claim
-from ..reporting import comparable
-from ..reporting.comparable import Place, kind_of
-from .board import Board, Cell, Group, Measured, Row, Source
+from ..reporting.fields import OTHER, differences, digest
+from . import comparable
+from .board import Board, Group, LeaderboardCell, LeaderboardRow, MeasuredResult, Source
+from .comparable import ImagesKey
 
 AUTHORS = "https://github.com/ManiadisG/ExCB"  # where the paper is named
-_ORDER = ("k-NN", "Linear", "Fine-tuning on 1 %", "Fine-tuning on 10 %", "Fine-tuning", "Logistic", "Detection")
 
 
-def boards(measured: Iterable[Measured], published: Iterable[Claim]) -> list[Board]:
+def boards(measured: Iterable[MeasuredResult], published: Iterable[Claim]) -> list[Board]:
     """Sort figures into boards, and into groups of one protocol; only within these are rows ranked.
 
     Args:
@@ -40,15 +42,15 @@ class _Boards:
         kind = kind_of(claim.figure)
         if kind is None:
             return
-        place = Place(claim.data.name, claim.data.title, "all")
+        images = ImagesKey(claim.data.name, claim.data.title, "all")
         try:
             fields = comparable.of_claim(claim, kind)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"the protocol {claim.protocol.name} of {claim.id} states no options ({reason})") from None
-        group = self._group(kind, place, fields, claim.protocol.name)
+        group = self._group(kind, images, fields, claim.protocol.name)
         row = _row_like(group, _claimed_row(claim))
-        published = row.cells.setdefault(kind.metric, Cell()).published
+        published = row.cells.setdefault(kind.metric, LeaderboardCell()).published
         if claim.value not in published:
             published.append(claim.value)
         paper = claim.source.startswith("ExCB (ECCV 2024)")
@@ -58,16 +60,16 @@ class _Boards:
         for note in (claim.note, f"not stated: {', '.join(claim.unstated)}" if claim.unstated else ""):
             _add(row.notes, note)
 
-    def add_result(self, each: Measured) -> None:
+    def add_result(self, each: MeasuredResult) -> None:
         result = each.result
-        place = comparable.place_of_result(result)
+        images = comparable.images_of_result(result)
         for figure, value in result.figures.items():
             kind = kind_of(figure)
             if kind is None:
                 continue
-            group = self._group(kind, place, comparable.of_result(result, kind), result.protocol)
+            group = self._group(kind, images, comparable.of_result(result, kind), result.protocol)
             row = _row_like(group, _measured_row(each))
-            cell = row.cells.setdefault(kind.metric, Cell())
+            cell = row.cells.setdefault(kind.metric, LeaderboardCell())
             if cell.measured is not None:  # as of other seeds: the file named first counts, and no figure is lost
                 _add(row.notes, f"{each.source.text} gives {kind.metric} {value:.2f}")
                 continue
@@ -80,12 +82,12 @@ class _Boards:
                 _add(row.notes, note)
             self._judge(row, cell, each, figure)
 
-    def _judge(self, row: Row, cell: Cell, each: Measured, figure: str) -> None:
+    def _judge(self, row: LeaderboardRow, cell: LeaderboardCell, each: MeasuredResult, figure: str) -> None:
         """What `excb-eval reproduce` says of a claim that the file answers, or of a published one in the same row.
 
         It is judged anew: a verdict in a file is whatever its writer put there.
         """
-        from ..published.verdicts import judge
+        from ..reproduce.verdicts import judge
 
         for claim in self.published:
             if claim.figure != figure:
@@ -96,12 +98,14 @@ class _Boards:
             if answered or (claim.checkpoint == row.model and claim.value in cell.published):
                 row.verdicts.add(judge(claim, each.result).word)
 
-    def _group(self, kind: comparable.Kind, place: Place, fields: dict[str, Any], name: str) -> Group:
-        key = f"{kind.family} {place.key}"
-        board = self._boards.setdefault(key, Board(kind.title, place.title, key))
+    def _group(self, kind: FigureKind, images: ImagesKey, fields: Fields, name: str) -> Group:
+        key = f"{kind.family} {images.key}"
+        board = self._boards.setdefault(key, Board(family_of(kind).title, images.title, key, kind.family))
         if kind.metric not in board.metrics:
             board.metrics.append(kind.metric)
-        code = comparable.digest(fields)
+        if not kind.higher_is_better:
+            board.lowest_first.add(kind.metric)
+        code = digest(fields)
         if (key, code) not in self._groups:
             self._groups[key, code] = Group(fields)
             board.groups.append(self._groups[key, code])
@@ -111,34 +115,36 @@ class _Boards:
 
     def ordered(self) -> list[Board]:
         for board in self._boards.values():
-            board.groups.sort(key=_place_of_group)
+            board.groups.sort(key=group_order)
             for number, group in enumerate(board.groups):
-                _rank(group, board.metrics)
-                unlike = [comparable.differences(group.fields, before.fields) for before in board.groups[:number]]
-                other = group.fields.get(comparable.OTHER)
+                _rank(group, board)
+                unlike = [differences(group.fields, before.fields) for before in board.groups[:number]]
+                other = group.fields.get(OTHER)
                 group.apart = [other] if other else min(unlike, key=len, default=[])
                 _tell_weights_apart(group)
-        return sorted(self._boards.values(), key=_place_of_board)
+        return sorted(self._boards.values(), key=_board_order)
 
 
-def _place_of_group(group: Group) -> tuple[bool, int]:
+def group_order(group: Group) -> tuple[bool, int]:
     """Protocols that anybody can repeat come first, then those with most rows."""
     return not group.ranked, -len(group.rows)
 
 
-def _place_of_board(board: Board) -> tuple[int, int, str]:
-    first = next((n for n, word in enumerate(_ORDER) if board.title.startswith(word)), len(_ORDER))
-    return first, -sum(len(group.rows) for group in board.groups), board.key
+def _board_order(board: Board) -> tuple[int, int, str]:
+    place = next((n for n, family in enumerate(FAMILIES) if family.name == board.family), len(FAMILIES))
+    return place, -sum(len(group.rows) for group in board.groups), board.key
 
 
-def _rank(group: Group, metrics: Sequence[str]) -> None:
-    """Sort the rows by the first metric that any has, and number them."""
-    first = next(metric for metric in metrics if any(metric in row.cells for row in group.rows))
-    value = {id(row): row.cells[first].value if first in row.cells else None for row in group.rows}
-    known = sorted((each for each in value.values() if each is not None), reverse=True)
-    group.rows.sort(key=lambda row: (value[id(row)] is None, -(value[id(row)] or 0.0), row.model))
-    found = [value[id(row)] for row in group.rows]
-    group.ranks = [1 + known.index(each) if group.ranked and each is not None else None for each in found]
+def _rank(group: Group, board: Board) -> None:
+    """Sort the rows by the first metric that any has, the best first, and number them."""
+    first = next(metric for metric in board.metrics if any(metric in row.cells for row in group.rows))
+    sign = 1 if first in board.lowest_first else -1
+    values = {id(row): row.cells[first].value if first in row.cells else None for row in group.rows}
+    keys = {name: None if value is None else sign * value for name, value in values.items()}
+    ordered = sorted(key for key in keys.values() if key is not None)
+    group.rows.sort(key=lambda row: (keys[id(row)] is None, keys[id(row)] or 0.0, row.model))
+    own = [keys[id(row)] for row in group.rows]
+    group.ranks = [1 + ordered.index(key) if group.ranked and key is not None else None for key in own]
 
 
 def _tell_weights_apart(group: Group) -> None:
@@ -148,7 +154,7 @@ def _tell_weights_apart(group: Group) -> None:
             _add(row.notes, f"weights hash {row.weights[:12]}: another row of this name has another")
 
 
-def _model_name(each: Measured) -> str:
+def _model_name(each: MeasuredResult) -> str:
     """What a measured checkpoint is called."""
     if each.checkpoint is not None:
         return each.checkpoint.name
@@ -156,7 +162,7 @@ def _model_name(each: Measured) -> str:
     return str(found.get("name") or folder_name(str(found.get("source", ""))) or "unnamed")
 
 
-def _measured_row(each: Measured) -> Row:
+def _measured_row(each: MeasuredResult) -> LeaderboardRow:
     """The row of a result, without figures: the catalogue's facts, else what the result says of the pretraining."""
     found, row = each.result.checkpoint, each.checkpoint
     told = found.get("pretraining") if isinstance(found.get("pretraining"), dict) else {}
@@ -166,7 +172,7 @@ def _measured_row(each: Measured) -> Row:
     epochs = facts.get("epochs")
     if epochs is None and found.get("epoch") is not None:
         epochs = round(found["epoch"])
-    return Row(
+    return LeaderboardRow(
         _model_name(each),
         str(facts.get("method") or ""),
         str(found.get("architecture", "")),
@@ -177,11 +183,11 @@ def _measured_row(each: Measured) -> Row:
     )
 
 
-def _claimed_row(claim: Claim) -> Row:
-    return Row(claim.checkpoint, claim.method, claim.architecture, claim.epochs, claim.batch, claim.crops)
+def _claimed_row(claim: Claim) -> LeaderboardRow:
+    return LeaderboardRow(claim.checkpoint, claim.method, claim.architecture, claim.epochs, claim.batch, claim.crops)
 
 
-def _row_like(group: Group, new: Row) -> Row:
+def _row_like(group: Group, new: LeaderboardRow) -> LeaderboardRow:
     """The group's row of that checkpoint, else the new one: published figures are of no weights of their own."""
     for row in group.rows:
         if row.model == new.model and (not row.weights or not new.weights or row.weights == new.weights):

@@ -8,12 +8,16 @@ from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.results.result import Result
 
-from ..reporting import comparable, scoring
+from .. import protocols
+from ..protocol import Protocol
+from ..protocols import PROTOCOLS, kind_of
+from ..reporting import statistics
 from ..reporting.report import read as read_with_predictions
+from . import comparable
 from .gather import read
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SMOKE = ("smoke", "overfit")  # schedules of detection that measure nothing
+_CLOSE = 1e-4  # a unit of the last digit that results hold
 
 
 def check(file: Path) -> list[str]:
@@ -53,10 +57,8 @@ def submit(file: Path, folder: Path) -> Path:
     """
     check(file)
     result = read(file).without_paths()
-    share = next((part for part in (re.match(r"semisup_\d+pct", name) for name in result.figures) if part), None)
-    label = (
-        f"{result.checkpoint.get('name') or result.checkpoint.get('source')}-{share[0] if share else result.protocol}"
-    )
+    name = result.checkpoint.get("name") or result.checkpoint.get("source")
+    label = f"{name}-{_protocol_of(result).label(result)}"
     place = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('.-_')}.json"
     text = result.to_json() + "\n"
     if place.exists() and place.read_text(encoding="utf-8") != text:
@@ -78,10 +80,12 @@ def _hashes(result: Result) -> None:
 
 
 def _figures(result: Result) -> None:
-    if not any(comparable.kind_of(name) for name in result.figures):
+    kinds = {name: kind_of(name) for name in result.figures}
+    if not any(kinds.values()):
         raise UserError("it holds no figure that a leaderboard shows")
     for name, value in result.figures.items():
-        if not (math.isfinite(value) and 0 <= value <= 100):
+        kind = kinds[name]
+        if not math.isfinite(value) or ((kind is None or kind.unit == "percent") and not 0 <= value <= 100):
             raise UserError(f"{name} is {value}: a figure lies between 0 and 100 percent")
         low, high = result.intervals.get(name, (value, value))
         if not low <= value <= high:
@@ -89,29 +93,35 @@ def _figures(result: Result) -> None:
 
 
 def _protocol(result: Result) -> None:
-    known = ("knn", "linear_", "semisup", "finetune", "detection")
-    if not result.protocol.startswith(known):
-        raise UserError(f"protocol '{result.protocol}' is none of this version: it knows {', '.join(known)}")
-    if result.settings.get("schedule") in _SMOKE:
-        raise UserError(f"schedule {result.settings['schedule']} shows that the machinery works, and measures nothing")
+    if objection := _protocol_of(result).objection(result):
+        raise UserError(objection)
     for name in result.figures:
-        if (kind := comparable.kind_of(name)) is not None:
+        if (kind := kind_of(name)) is not None:
             comparable.of_result(result, kind)
+
+
+def _protocol_of(result: Result) -> Protocol:
+    protocol = protocols.of_result(result.protocol)
+    if protocol is None:
+        names = ", ".join(each.name for each in PROTOCOLS)
+        raise UserError(f"protocol '{result.protocol}' is none of this version: it knows {names}")
+    return protocol
 
 
 def _recount(file: Path) -> str:
     if not str(read(file).predictions["file"]).endswith(".npz"):
         return "predictions are there"
-    result, predictions = read_with_predictions(file)
-    counted = predictions.hits(within=1) | predictions.hits(within=5)
+    result, scored = read_with_predictions(file)
+    counted = scored.scores()
     seeds = result.settings.get("seeds") or [0]
-    for name, hits in counted.items():
+    for name, scores in counted.items():
         if len(seeds) > 1 and f"{name}_seed{seeds[0]}" in result.figures:
             continue  # a mean over seeds, whose predictions are those of the first
-        value = round(scoring.percent(hits), 4)
-        if name in result.figures and abs(result.figures[name] - value) > 1e-4:
+        value = round(statistics.percent(scores), 4)
+        if name in result.figures and abs(result.figures[name] - value) > _CLOSE:
             raise UserError(f"{name} is {result.figures[name]}, and its predictions give {value}")
-        interval = scoring.interval(hits)
-        if name in result.figures and tuple(result.intervals.get(name, interval)) != interval:
-            raise UserError(f"{name} has the interval {result.intervals[name]}, and its predictions give {interval}")
-    return f"{len(counted)} figures recounted from {len(predictions.targets):,} predictions"
+        interval = statistics.interval(scores)
+        stated = result.intervals.get(name, interval)
+        if name in result.figures and any(abs(a - b) > _CLOSE for a, b in zip(stated, interval, strict=True)):
+            raise UserError(f"{name} has the interval {stated}, and its predictions give {interval}")
+    return f"{len(counted)} figures recounted from {len(scored.targets):,} predictions"

@@ -8,8 +8,8 @@ from typing import Any
 
 from excb.files.markdown import cell, table
 
-from ..reporting import comparable
-from .board import Board, Cell, Group, Row
+from ..reporting import fields
+from .board import Board, Group, LeaderboardCell, LeaderboardRow
 
 COLUMNS = (
     "task", "images", "protocol", "group", "rank", "model", "method", "network", "epochs", "batch", "crops", "metric",
@@ -33,7 +33,7 @@ def markdown(boards: Sequence[Board]) -> str:
 
 
 def _heading(group: Group) -> str:
-    lines = [f"**{cell(', '.join(group.names))}** {cell(comparable.headline(group.fields))}".strip()]
+    lines = [f"**{cell(', '.join(group.names))}** {cell(fields.headline(group.fields))}".strip()]
     if group.why_apart:
         lines.append(cell(group.why_apart))
     return "<br>\n".join(lines)
@@ -58,7 +58,7 @@ def _table(group: Group, metrics: Sequence[str]) -> str:
     return table(["#", "model", "method", "network", "epochs", "batch", *shown, "status", "source"], rows)
 
 
-def _told(found: Cell | None) -> str:
+def _told(found: LeaderboardCell | None) -> str:
     if found is None:
         return ""
     if found.measured is None:
@@ -82,7 +82,7 @@ def to_csv(boards: Sequence[Board]) -> str:
 def _lines(boards: Sequence[Board]) -> Iterator[list[Any]]:
     for board in boards:
         for group in board.groups:
-            code = comparable.digest(group.fields)
+            code = fields.digest(group.fields)
             for row, rank in zip(group.rows, group.ranks, strict=True):
                 of_row = [row.model, row.method, row.architecture, row.epochs, row.batch, row.crops]
                 start = [board.title, board.images, " ".join(group.names), code, rank, *of_row]
@@ -92,7 +92,7 @@ def _lines(boards: Sequence[Board]) -> Iterator[list[Any]]:
                         yield [*start, metric, kind, value, *interval, *end]
 
 
-def _values(found: Cell) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
+def _values(found: LeaderboardCell) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
     if found.measured is not None:
         yield "measured", found.measured, found.interval or (None, None)
     for value in found.published:
@@ -113,7 +113,7 @@ def _board(board: Board) -> dict[str, Any]:
     groups = [
         {
             "protocol": group.names,
-            "hash": comparable.digest(group.fields),
+            "hash": fields.digest(group.fields),
             "fields": group.fields,
             "apart": group.apart,
             "rows": [_row(row, rank) for row, rank in zip(group.rows, group.ranks, strict=True)],
@@ -123,7 +123,7 @@ def _board(board: Board) -> dict[str, Any]:
     return {"task": board.title, "images": board.images, "metrics": board.metrics, "groups": groups}
 
 
-def _row(row: Row, rank: int | None) -> dict[str, Any]:
+def _row(row: LeaderboardRow, rank: int | None) -> dict[str, Any]:
     values = asdict(row)
     values["verdicts"] = sorted(row.verdicts)
     return {"rank": rank, "status": row.status} | values

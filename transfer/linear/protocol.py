@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, rank
 from excb.errors import require
 from excb.results.result import Result
 
-from ..reporting.report import Predictions, report
+from ..reporting.predictions import Predictions
+from ..reporting.report import report
 from ..task import Task
 from .logreg import logistic_regression
 from .probe import Probe
@@ -79,12 +77,12 @@ def evaluate(
         plan = _fitted(chosen, task, reporter)
         probe = Probe(task, reporter, plan, select, seed)
         outcome = probe.through_backbone(state) if plan.augmented else probe.on_features()
-    predictions = _predictions(task, outcome.top5)
+    predictions = Predictions.of(task, {"linear_{}": outcome.top5})
     result = report(
         task,
         protocol=f"linear_{protocol}",
         settings=outcome.settings | {"seed": seed},
-        predictions=predictions,
+        scored=predictions,
         seconds=time.monotonic() - start,
         notes=outcome.notes,
     )
@@ -101,12 +99,6 @@ def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProto
         f"only {len(task.train)} train images: batches of these instead of {plan.batch}, learning rates alike"
     )
     return replace(plan, batch=len(task.train))
-
-
-def _predictions(task: Task, top5: Tensor) -> Predictions:
-    assert task.test.labels is not None
-    assert task.test.classes is not None
-    return Predictions(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes, {"linear_{}": top5})
 
 
 def _print(result: Result, protocol: str, reporter: Reporter) -> None:

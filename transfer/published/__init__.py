@@ -1,1 +1,1 @@
-"""Published figures: the registry of claims, and checking them."""
+"""Published figures: the registry of claims, and the checkpoints that they are about."""

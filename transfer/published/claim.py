@@ -24,7 +24,7 @@ def checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class ClaimProtocol:
     """How a figure was measured, as a command of `excb-eval`.
 
     Args:
@@ -58,7 +58,7 @@ class Protocol:
     tables: tuple[str, ...] = ()
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Protocol":
+    def from_dict(cls, values: dict[str, Any]) -> "ClaimProtocol":
         """From a table of protocols.toml, whose lists become tuples; options stay as they are.
 
         Raises:
@@ -88,7 +88,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class ClaimImages:
     """The images of a claim; what is not known is None.
 
     Args:
@@ -112,7 +112,7 @@ class Data:
     rename: tuple[str, ...] = ()
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Data":
+    def from_dict(cls, values: dict[str, Any]) -> "ClaimImages":
         """From a table of protocols.toml, whose lists become tuples.
 
         Raises:
@@ -150,8 +150,8 @@ class Claim:
     checkpoint: str
     metric: str
     value: str
-    protocol: Protocol
-    data: Data
+    protocol: ClaimProtocol
+    data: ClaimImages
     source: str
     epochs: int | None = None
     batch: int | None = None

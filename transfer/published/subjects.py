@@ -9,7 +9,7 @@ from excb.hub.catalogue import Checkpoint, find
 from excb.settings import MethodSettings
 
 from .claim import MULTI, Claim
-from .claims import claims
+from .registry import claims
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from excb.console import Reporter
 from excb.errors import UserError, nearest_name
 from excb.results.result import Result
 
-from . import scoring
-from .report import Predictions, read
+from .predictions import Scored
+from .report import read
+from .statistics import Comparison, compared
 
 LEVEL = 0.05
 
@@ -18,48 +17,52 @@ LEVEL = 0.05
 def compare(
     first: Path, second: Path, reporter: Reporter, *, figure: str | None = None, table: bool = True
 ) -> dict[str, Any]:
-    """Compare two results image by image: the exact McNemar test, and the paired bootstrap of the difference.
+    """Compare two results image by image: a paired test, and the paired bootstrap of the difference.
+
+    Hits, of top-1 and top-5 accuracy, take the exact McNemar test; scores that are numbers, such as average precision,
+    take a randomisation test.
 
     Args:
         first: a result's FILE.json; FILE.npz lies beside it.
         second: another's.
         reporter: where to talk.
         figure: one figure that both have, or "A:B" for figure A of the first and B of the second; by default every
-            top-1 figure that both have. Each is tested by itself: of twenty tests of equals, one says "real".
+            main figure (top-1, mAP) that both have. Each is tested alone: of twenty tests of equals, one says "real".
         table: print the table.
 
     Returns:
         {"first", "second", "images", "warnings", "figures"}, ready for JSON. Every figure has "first", "second" and
-        "difference" (second minus first) in percent, its 95 % "interval", the images that only one has right, the
-        "p_value", whether the difference is "real" at 5 %, and all that in "words".
+        "difference" (second minus first) in percent, its 95 % "interval", the images that only one has right (or
+        scores higher on), the "p_value", whether the difference is "real" at 5 %, and all that in "words".
 
     Raises:
         UserError: a file cannot be read, the test images differ, or a figure is in none or one of them.
     """
-    (result_a, predictions_a), (result_b, predictions_b) = read(first), read(second)
-    _check_same_images(predictions_a, predictions_b, first, second)
+    (result_a, scored_a), (result_b, scored_b) = read(first), read(second)
+    _check_same_images(scored_a, scored_b, first, second)
     warnings = _differences(result_a, result_b)
-    hits_a, hits_b = _hits(predictions_a), _hits(predictions_b)
-    pairs = _pairs(hits_a, hits_b, figure)
-    figures = {
-        name_a if name_a == name_b else f"{name_a}:{name_b}": _test(hits_a[name_a], hits_b[name_b])
-        for name_a, name_b in pairs
+    scores_a, scores_b = scored_a.scores(), scored_b.scores()
+    tests = {
+        name_a if name_a == name_b else f"{name_a}:{name_b}": compared(scores_a[name_a], scores_b[name_b])
+        for name_a, name_b in _pairs(scored_a, scored_b, figure)
     }
+    figures = {name: _to_dict(test) for name, test in tests.items()}
     for warning in warnings:
         reporter.warn(warning)
     if table:
-        _print(reporter, first, second, figures, len(predictions_a.targets))
+        names = dict.fromkeys(test.test for test in tests.values())
+        _print(reporter, first, second, figures, len(scored_a.targets), test=" / ".join(names))
     return {
         "first": str(first),
         "second": str(second),
-        "images": len(predictions_a.targets),
+        "images": len(scored_a.targets),
         "warnings": warnings,
         "figures": figures,
     }
 
 
-def _check_same_images(a: Predictions, b: Predictions, first: Path, second: Path) -> None:
-    """A paired test needs the same images with the same classes; classes may be numbered otherwise."""
+def _check_same_images(a: Scored, b: Scored, first: Path, second: Path) -> None:
+    """A paired test needs the same images with the same classes; the classes' numbers may differ."""
     if list(a.names) != list(b.names):
         differing = len(set(a.names) ^ set(b.names))
         raise UserError(
@@ -90,23 +93,18 @@ def _differences(a: Result, b: Result) -> list[str]:
     return found
 
 
-def _hits(predictions: Predictions) -> dict[str, Tensor]:
-    return predictions.hits(within=1) | predictions.hits(within=5)
-
-
-def _pairs(a: dict[str, Tensor], b: dict[str, Tensor], figure: str | None) -> list[tuple[str, str]]:
+def _pairs(a: Scored, b: Scored, figure: str | None) -> list[tuple[str, str]]:
     """The figures to compare, of the first and of the second."""
+    scores_a, scores_b = a.scores(), b.scores()
     if figure is None:
-        both = [(name, name) for name in a if name in b and "top1" in name]
+        both = [(name, name) for name in a.main if name in b.main]
         if not both:
-            raise UserError(
-                f"no top-1 figure is in both: name one of each, such as --figure {next(iter(a))}:{next(iter(b))}"
-            )
+            raise UserError(f"no main figure is in both: name one of each, such as --figure {a.main[0]}:{b.main[0]}")
         return both
     names = figure.split(":") if ":" in figure else [figure, figure]
     if len(names) != 2:
         raise UserError(f"--figure {figure}: name one figure, or two as A:B")
-    for name, known, which in zip(names, (a, b), ("first", "second"), strict=True):
+    for name, known, which in zip(names, (scores_a, scores_b), ("first", "second"), strict=True):
         if name not in known:
             raise UserError(
                 f"--figure {figure}: the {which} result has no predictions of {name}{nearest_name(name, known)} "
@@ -115,46 +113,44 @@ def _pairs(a: dict[str, Tensor], b: dict[str, Tensor], figure: str | None) -> li
     return [(names[0], names[1])]
 
 
-def _test(first: Tensor, second: Tensor) -> dict[str, Any]:
-    """Test one pair of figures."""
-    only_first, only_second = scoring.discordant(first, second)
-    low, high = scoring.difference_interval(first, second)
-    p_value = scoring.mcnemar(first, second)
-    real = p_value < LEVEL
-    difference = 100 * (only_second - only_first) / len(first)
-    if difference == 0:
-        words = "both are right equally often"
+def _to_dict(test: Comparison) -> dict[str, Any]:
+    """One comparison, ready for JSON."""
+    real = test.p_value < LEVEL
+    if test.difference == 0:
+        words = "both are right equally often" if test.test == "McNemar" else "both score the same"
     else:
-        better = "second" if difference > 0 else "first"
-        words = f"the {better} is better by {abs(difference):.2f} points, " + (
+        better = "second" if test.difference > 0 else "first"
+        words = f"the {better} is better by {abs(test.difference):.2f} points, " + (
             "a real difference at 5 %" if real else "which may be chance: not a real difference at 5 %"
         )
     return {
-        "first": round(scoring.percent(first), 4),
-        "second": round(scoring.percent(second), 4),
-        "difference": round(difference, 4),
-        "interval": [low, high],
-        "only_first_right": only_first,
-        "only_second_right": only_second,
-        "p_value": p_value,
+        "first": round(test.first, 4),
+        "second": round(test.second, 4),
+        "difference": round(test.difference, 4),
+        "interval": [*test.interval],
+        "only_first_right": test.only_first,
+        "only_second_right": test.only_second,
+        "p_value": test.p_value,
         "real": real,
         "words": words,
     }
 
 
-def _print(reporter: Reporter, first: Path, second: Path, figures: dict[str, dict[str, Any]], images: int) -> None:
-    header = ["figure", "first %", "second %", "difference", "95 %", "McNemar p"]
+def _print(
+    reporter: Reporter, first: Path, second: Path, figures: dict[str, dict[str, Any]], images: int, *, test: str
+) -> None:
+    header = ["figure", "first %", "second %", "difference", "95 %", f"{test} p"]
     rows = [
         [
             name,
-            f"{found['first']:.2f}",
-            f"{found['second']:.2f}",
-            f"{found['difference']:+.2f}",
-            "{:+.2f} to {:+.2f}".format(*found["interval"]),
-            f"{found['p_value']:.3g}",
+            f"{values['first']:.2f}",
+            f"{values['second']:.2f}",
+            f"{values['difference']:+.2f}",
+            "{:+.2f} to {:+.2f}".format(*values["interval"]),
+            f"{values['p_value']:.3g}",
         ]
-        for name, found in figures.items()
+        for name, values in figures.items()
     ]
     reporter.table(f"{first} (first) and {second} (second), {images:,} test images", header, rows)
-    for name, found in figures.items():
-        reporter.answer(f"{name}: {found['words']}")
+    for name, values in figures.items():
+        reporter.answer(f"{name}: {values['words']}")

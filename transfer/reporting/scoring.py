@@ -1,4 +1,4 @@
-"""What predictions are worth: accuracy with bootstrap intervals, by class, confusions, and two predictions compared."""
+"""Statistics of hits: accuracy with bootstrap intervals, by class, confusions, and two predictions compared."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -52,11 +52,16 @@ def by_class(hits: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str,
     """
     images = torch.bincount(targets, minlength=len(classes)).tolist()
     right = torch.bincount(targets[hits], minlength=len(classes)).tolist()
-    times = Counter(classes)
-    names = [name if times[name] == 1 else f"{name} ({index})" for index, name in enumerate(classes)]
     return {
-        name: round(100 * few / many, 4) if many else None for name, few, many in zip(names, right, images, strict=True)
+        name: round(100 * few / many, 4) if many else None
+        for name, few, many in zip(class_names(classes), right, images, strict=True)
     }
+
+
+def class_names(classes: Sequence[str]) -> list[str]:
+    """Class names of which none is repeated: of repeated ones the index is added."""
+    times = Counter(classes)
+    return [name if times[name] == 1 else f"{name} ({index})" for index, name in enumerate(classes)]
 
 
 def confusions(predicted: Tensor, targets: Tensor, classes: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Tests of `excb-eval all`: what applies, nothing made twice, changes noticed, one report page."""
 
+import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -14,10 +15,12 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.transfer.cli import main
-from excb.transfer.every import command as suite_command
+from excb.transfer.detection import cli as detection
+from excb.transfer.every import cli as suite_cli
 from excb.transfer.every import suite
 from excb.transfer.every.page import render
-from excb.transfer.every.suite import Outcome, Step
+from excb.transfer.every.suite import Outcome
+from excb.transfer.protocol import SuiteStep
 from tests.browser import chromium
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
@@ -110,8 +113,8 @@ class Runner:
         return [file]
 
 
-def two_steps(**depends_on: Any) -> list[Step]:
-    return [Step(name, name, [name], depends_on={"weights": "a"} | depends_on) for name in ("semisup", "knn")]
+def two_steps(**depends_on: Any) -> list[SuiteStep]:
+    return [SuiteStep(name, name, [name], depends_on={"weights": "a"} | depends_on) for name in ("semisup", "knn")]
 
 
 def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
@@ -125,8 +128,8 @@ def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) 
 
 def test_figures_without_an_interval_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = replace(result({"bbox_AP": 31.25}, protocol="detection"), intervals={})
-    outcomes = [Outcome(Step("detection", "Detection", []), tmp_path / "detection.json", found)]
-    suite_command.tell(outcomes, tmp_path, QUIET, as_json=False)
+    outcomes = [Outcome(SuiteStep("detection", "Detection", []), tmp_path / "detection.json", found)]
+    suite_cli.report(outcomes, tmp_path, QUIET, as_json=False)
     assert "bbox_AP    31.25" in capsys.readouterr().out
 
 
@@ -160,23 +163,28 @@ def test_other_settings_and_changed_files_are_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "options", "told"),
+    ("network", "coco", "skipped"),
     [
-        (
-            "vit_small",
-            (["--data", "D"], {"train": "f"}),
-            "it takes a resnet50 or resnet101 or resnet152, not a vit_small",
-        ),
+        ("vit_small", Path("D"), "it takes a resnet50 or resnet101 or resnet152, not a vit_small"),
         ("resnet50", None, "name images for it with --coco DIR"),
-        ("resnet50", (["--data", "D"], {"train": "f"}), ""),
+        ("resnet50", Path("D"), ""),
     ],
 )
-def test_detection_where_images_and_network_fit(network: str, options: Any, told: str) -> None:
+def test_detection_where_images_and_network_fit(
+    network: str, coco: Path | None, skipped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detection, "_fingerprints", lambda _folder: {"train": "f"})
     task: Any = SimpleNamespace(
         backbone=SimpleNamespace(entry=SimpleNamespace(architecture=SimpleNamespace(name=network)))
     )
-    depends_on = {"weights": "w", "network": "teacher", "version": "1"}
-    assert suite._detection_step(task, options, depends_on).skipped == told
+    args = argparse.Namespace(coco=coco, schedule="1x", engine="detectron2")
+    assert detection.DETECTION.in_suite is not None
+    depends_on = {"weights": "w", "network": "teacher", "version": "1", "train": "not of detection"}
+    (step,) = detection.DETECTION.in_suite.steps(task, args, depends_on)
+    assert step.skipped == skipped
+    if not skipped:
+        assert step.command == ["detection", "--data", "D", "--schedule", "1x", "--engine", "detectron2"]
+        assert step.depends_on == {"weights": "w", "network": "teacher", "version": "1", "images": {"train": "f"}}
 
 
 def test_the_report_shows_any_name_as_text(tmp_path: Path) -> None:

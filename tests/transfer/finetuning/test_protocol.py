@@ -18,7 +18,7 @@ from excb.transfer.data.splits import stratified_split
 from excb.transfer.finetuning import protocol, training
 from excb.transfer.finetuning.protocol import SETTINGS, evaluate, evaluate_fraction, interval_of_mean
 from excb.transfer.reporting import report
-from excb.transfer.reporting.report import Predictions
+from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder

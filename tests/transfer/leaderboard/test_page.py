@@ -10,9 +10,9 @@ import pytest
 
 from excb.transfer.leaderboard import figure
 from excb.transfer.leaderboard import page as leaderboard_page
-from excb.transfer.leaderboard.board import Measured, Source
+from excb.transfer.leaderboard.board import MeasuredResult, Source
 from excb.transfer.leaderboard.sorting import boards
-from excb.transfer.published.claims import claims
+from excb.transfer.published.registry import claims
 from tests.browser import Page, chromium
 from tests.transfer.result_files import HOSTILE, linear, result
 
@@ -29,7 +29,7 @@ def write_page(file: Path) -> None:
         result({"knn_top1_k20": 61.5}, name=HOSTILE),
         result({"knn_top1_k200": 60.5}, name=HOSTILE, settings={"k": [200], "temperature": [0.07]}),
     ]
-    made = boards([Measured(each, Source("<b>.json", "a%22b.json")) for each in own], claims())
+    made = boards([MeasuredResult(each, Source("<b>.json", "a%22b.json")) for each in own], claims())
     points, left_out = figure.points(claims(), made)
     file.write_text(leaderboard_page.render(made, points, left_out), encoding="utf-8")
 

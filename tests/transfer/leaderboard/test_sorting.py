@@ -12,16 +12,18 @@ from excb.hub.catalogue import find
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.leaderboard import figure, tables
-from excb.transfer.leaderboard.board import Board, Group, Measured, Row, Source
+from excb.transfer.leaderboard.board import Board, Group, LeaderboardRow, MeasuredResult, Source
 from excb.transfer.leaderboard.sorting import boards
-from excb.transfer.published.claims import claims
+from excb.transfer.published.registry import claims
 from tests.transfer.result_files import HOSTILE, linear, result, write
 
 OURS = Path(__file__).parents[3] / "leaderboard"
 
 
-def measured(*results: Result) -> list[Measured]:
-    return [Measured(each, Source(f"{n}.json"), find(str(each.checkpoint["name"]))) for n, each in enumerate(results)]
+def measured(*results: Result) -> list[MeasuredResult]:
+    return [
+        MeasuredResult(each, Source(f"{n}.json"), find(str(each.checkpoint["name"]))) for n, each in enumerate(results)
+    ]
 
 
 def only(found: list[Board]) -> Board:
@@ -33,7 +35,7 @@ def models(group: Group) -> list[tuple[int | None, str]]:
     return [(rank, row.model) for rank, row in zip(group.ranks, group.rows, strict=True)]
 
 
-def the_row(found: list[Board], model: str, **wanted: Any) -> Row:
+def the_row(found: list[Board], model: str, **wanted: Any) -> LeaderboardRow:
     rows = [row for board in found for group in board.groups for row in group.rows if row.model == model]
     rows = [row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())]
     assert len(rows) == 1

@@ -11,7 +11,7 @@ import torch
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.leaderboard.submission import check, submit
-from excb.transfer.reporting.report import Predictions
+from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write as write_all
 from excb.transfer.reporting.scoring import interval
 from tests.transfer.result_files import result, write

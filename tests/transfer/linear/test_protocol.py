@@ -26,7 +26,7 @@ from excb.transfer.linear.probe import Probe, scaled
 from excb.transfer.linear.protocol import evaluate
 from excb.transfer.linear.recipes import PROTOCOLS, choose
 from excb.transfer.linear.selection import held_out
-from excb.transfer.reporting.report import Predictions
+from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
 from tests.run_files import damage, tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, write_folder

@@ -9,7 +9,7 @@ from excb.hub.catalogue import find
 from excb.networks.architecture import Architecture
 from excb.pretrain.overrides import apply, find_recipe
 from excb.transfer.published.claim import Claim
-from excb.transfer.published.claims import claims, select
+from excb.transfer.published.registry import claims, select
 from excb.transfer.published.subjects import Subject, obstacle
 
 ABLATIONS = [claim for table in ("table3", "table6", "table7", "table8", "table9") for claim in select(table, claims())]

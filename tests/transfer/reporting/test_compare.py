@@ -15,7 +15,8 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.reporting.compare import compare
-from excb.transfer.reporting.report import Predictions, write
+from excb.transfer.reporting.predictions import Predictions
+from excb.transfer.reporting.report import write
 
 IMAGES, CLASSES = 300, ("ant", "bee", "cat", "dog", "eel", "fox")
 

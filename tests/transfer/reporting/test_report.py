@@ -17,7 +17,8 @@ from excb.errors import UserError
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 from excb.transfer.reporting import confusion
-from excb.transfer.reporting.report import Predictions, read, report, write
+from excb.transfer.reporting.predictions import Predictions
+from excb.transfer.reporting.report import read, report, write
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
@@ -43,7 +44,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 def reported(task: Task, **values: Any) -> Result:
-    given: dict[str, Any] = {"protocol": "knn", "settings": {"k": [1, 2]}, "predictions": KNOWN, "seconds": 1.2345}
+    given: dict[str, Any] = {"protocol": "knn", "settings": {"k": [1, 2]}, "scored": KNOWN, "seconds": 1.2345}
     return report(task, **given | values)
 
 

@@ -7,9 +7,11 @@ import pytest
 
 from excb.hub.catalogue import bundled_folder
 from excb.results.result import Result
-from excb.transfer.published.claims import claims
-from excb.transfer.reporting import comparable
-from excb.transfer.reporting.comparable import Kind, kind_of
+from excb.transfer.leaderboard import comparable
+from excb.transfer.protocol import FigureKind
+from excb.transfer.protocols import kind_of
+from excb.transfer.published.registry import claims
+from excb.transfer.reporting import fields as protocol_fields
 from tests.transfer.result_files import IMAGENET, linear, result
 
 KNN = result({"knn_top1_k20": 1})
@@ -25,17 +27,17 @@ def fields(found: Result, figure: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("figure", "kind"),
     [
-        ("knn_top1_k20", Kind("knn", "top-1", (("k", 20),))),
-        ("knn_top5_k200_T0.1", Kind("knn", "top-5", (("k", 200), ("T", 0.1)))),
-        ("linear_top1", Kind("linear", "top-1")),
-        ("semisup_10pct_frozen_top5", Kind("semisup_10pct_frozen", "top-5")),
-        ("segm_AP75", Kind("detection", "mask AP75")),
+        ("knn_top1_k20", FigureKind("knn", "top-1", (("k", 20),))),
+        ("knn_top5_k200_T0.1", FigureKind("knn", "top-5", (("k", 200), ("T", 0.1)))),
+        ("linear_top1", FigureKind("linear", "top-1")),
+        ("semisup_10pct_frozen_top5", FigureKind("semisup_10pct_frozen", "top-5")),
+        ("segm_AP75", FigureKind("detection", "mask AP75")),
         ("linear_top1_seed0", None),
         ("semisup_1pct_top1_sd", None),
         ("empty_clusters", None),
     ],
 )
-def test_kinds_of_figures(figure: str, kind: Kind | None) -> None:
+def test_kinds_of_figures(figure: str, kind: FigureKind | None) -> None:
     assert kind_of(figure) == kind
 
 
@@ -58,8 +60,8 @@ def test_kinds_of_figures(figure: str, kind: Kind | None) -> None:
 )
 def test_every_difference_is_named_alone(one: Result, other: Result, told: str) -> None:
     first, second = (fields(each, next(iter(each.figures))) for each in (one, other))
-    assert comparable.differences(first, second) == [told]
-    assert comparable.digest(first) != comparable.digest(second)
+    assert protocol_fields.differences(first, second) == [told]
+    assert protocol_fields.digest(first) != protocol_fields.digest(second)
 
 
 def test_a_grid_of_neighbours_compares_with_a_single_number() -> None:
@@ -88,22 +90,22 @@ def test_a_measured_figure_has_the_fields_of_the_published_one(claim: str, found
     kind = kind_of(CLAIMS[claim].figure)
     assert kind is not None
     assert comparable.of_claim(CLAIMS[claim], kind) == comparable.of_result(found, kind)
-    assert comparable.place_of_result(found).key == CLAIMS[claim].data.name == "imagenet"
+    assert comparable.images_of_result(found).key == CLAIMS[claim].data.name == "imagenet"
 
 
 def test_figures_of_our_own_checkpoint_are_on_the_registrys_images() -> None:
     folder = bundled_folder("tiny_grocery")
     assert folder is not None
     found = Result.from_json((folder / "results" / "linear.json").read_text(encoding="utf-8"))
-    assert comparable.place_of_result(found) == comparable.Place("grocery128", "grocery128", "all")
+    assert comparable.images_of_result(found) == comparable.ImagesKey("grocery128", "grocery128", "all")
     claim = CLAIMS["tiny_grocery/linear/linear_top1"]
-    assert comparable.of_claim(claim, Kind("linear", "top-1")) == fields(found, "linear_top1")
+    assert comparable.of_claim(claim, FigureKind("linear", "top-1")) == fields(found, "linear_top1")
     other = replace(found, data=found.data | {"train": found.data["train"] | {"fingerprint": "e" * 64}})
-    assert comparable.place_of_result(other) == comparable.Place("grocery128", "grocery128", "e" * 12)
+    assert comparable.images_of_result(other) == comparable.ImagesKey("grocery128", "grocery128", "e" * 12)
 
 
 def test_settings_that_nobody_states_stay_apart() -> None:
     stated, unstated = CLAIMS["table1/excb/linear_top1"], CLAIMS["table1/nnclr/linear_top1"]
-    kind = Kind("linear", "top-1")
-    told = comparable.differences(comparable.of_claim(unstated, kind), comparable.of_claim(stated, kind))
+    kind = FigureKind("linear", "top-1")
+    told = protocol_fields.differences(comparable.of_claim(unstated, kind), comparable.of_claim(stated, kind))
     assert told == ["epochs, batch and learning rate of the classifier: stated nowhere"]

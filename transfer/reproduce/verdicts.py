@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from excb.results.result import Result
 
-from .claim import Claim, Data
+from ..published.claim import Claim, ClaimImages
 
 Word = Literal["PASS", "FAIL", "CANNOT"]
 
@@ -66,7 +66,7 @@ def judge(claim: Claim, result: Result) -> Verdict:
     return Verdict(word="FAIL", why=told, **facts)
 
 
-def other_images(wanted: Data, data: Mapping[str, Any]) -> str:
+def other_images(wanted: ClaimImages, data: Mapping[str, Any]) -> str:
     """Why images are not those of a claim; empty where they are, as far as the registry knows.
 
     Args:

@@ -9,8 +9,9 @@ import pytest
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.transfer.export import describe, export, plan
 from excb.transfer.features import cache
+from excb.transfer.features.export import describe, export, plan
+from excb.transfer.features.extraction import Extraction
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, changed, features_by_loop, write_folder
@@ -30,8 +31,12 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return Task.prepare(str(place / "run"), place / "train", place / "test", device="cpu", batch=4, workers=0)
 
 
+def sets_of(task: Task) -> dict[str, Extraction]:
+    return {name: task.extraction(getattr(task, name)) for name in ("train", "test")}
+
+
 def test_exported_file_holds_both_sets(task: Task, tmp_path: Path) -> None:
-    file = export(task, tmp_path / "new" / "features.npz", QUIET)
+    file = export(sets_of(task), task.cache, tmp_path / "new" / "features.npz", QUIET)
     with np.load(file, allow_pickle=False) as found:
         for name in ("train", "test"):
             folder = getattr(task, name).root
@@ -52,18 +57,18 @@ def test_exported_file_needs_its_name(task: Task, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for name in ("features.json", "features", "folder.npz"):
         with pytest.raises(UserError, match=f"--out .*{name}: features are written to a file that ends in .npz"):
-            export(task, tmp_path / name, QUIET)
+            export(sets_of(task), task.cache, tmp_path / name, QUIET)
     with pytest.raises(UserError, match=r"cannot write .*features\.npz"):
-        export(task, tmp_path / "file" / "features.npz", QUIET)
+        export(sets_of(task), task.cache, tmp_path / "file" / "features.npz", QUIET)
 
 
 def test_plan_before_and_after(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SHARD_BYTES", 5 * 32 * 4)
     task = replace(task, cache=tmp_path / "cache")
-    found = plan(task)
+    found = plan(sets_of(task), task.cache)
     assert found["width"] == 32
-    assert found["train"] == {"images": 14, "cached": 0, "bytes": 14 * 32 * 4}
-    assert found["test"] == {"images": 3, "cached": 0, "bytes": 3 * 32 * 4}
+    assert found["sets"]["train"] == {"images": 14, "cached": 0, "bytes": 14 * 32 * 4}
+    assert found["sets"]["test"] == {"images": 3, "cached": 0, "bytes": 3 * 32 * 4}
     assert 0 < found["seconds_per_image"] < 5
     assert found["seconds"] == pytest.approx(17 * found["seconds_per_image"])
     assert not (tmp_path / "cache").exists()
@@ -73,20 +78,22 @@ def test_plan_before_and_after(task: Task, tmp_path: Path, monkeypatch: pytest.M
     for images in (task.train, task.test):
         task.features(images, "set", QUIET)
     (cache.entries(tmp_path / "cache")[0].folder / "00000.npy").unlink()
-    assert plan(task)["train"]["cached"] == 9
+    assert plan(sets_of(task), task.cache)["sets"]["train"]["cached"] == 9
     task.features(task.train, "train", QUIET)
-    found = plan(task)
-    assert [found[name]["cached"] for name in ("train", "test")] == [14, 3]
+    found = plan(sets_of(task), task.cache)
+    assert [found["sets"][name]["cached"] for name in ("train", "test")] == [14, 3]
     assert (found["seconds_per_image"], found["seconds"]) == (None, 0)
     assert describe(found).splitlines()[2] == "nothing to compute: all features are cached"
 
 
 def test_plan_without_a_cache(task: Task) -> None:
-    assert plan(task)["train"]["cached"] == 0
+    assert plan(sets_of(task), task.cache)["sets"]["train"]["cached"] == 0
 
 
 def test_plan_names_an_unreadable_image(task: Task, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "images", each=2, classes=("ant", "bee"))
     (folder / "ant" / "0.png").write_bytes(b"nothing")
+    broken = changed(task.train, root=folder, paths=["ant/0.png"], labels=np.zeros(1, int))
+    sets = sets_of(replace(task, train=broken))
     with pytest.raises(UserError, match=r"ant/0\.png cannot be read"):
-        plan(replace(task, train=changed(task.train, root=folder, paths=["ant/0.png"], labels=np.zeros(1, int))))
+        plan(sets, task.cache)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from excb.console import Reporter
 from excb.hub.catalogue import find
 
-from .claim import Claim
+from ..published.claim import Claim
 from .costs import describe
 from .verdicts import Verdict
 

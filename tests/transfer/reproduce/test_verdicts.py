@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from excb.results.result import Result
-from excb.transfer.published.claim import Claim, Data
-from excb.transfer.published.claims import claims, select
-from excb.transfer.published.verdicts import judge, other_images
+from excb.transfer.published.claim import Claim, ClaimImages
+from excb.transfer.published.registry import claims, select
+from excb.transfer.reproduce.verdicts import judge, other_images
 
 (KNN,) = select("table1/excb/knn_top1", claims())
 (UNSTATED,) = select("readme/rn50_400ep/knn_top1", claims())
@@ -70,7 +70,7 @@ def test_a_result_without_the_figure_tells_nothing() -> None:
 
 
 IMAGES = {"classes": 3, "train": {"images": 30, "fingerprint": "a"}, "test": {"images": 9, "fingerprint": "b"}}
-THESE = Data(name="x", title="X", classes=3, train=30, test=9, train_fingerprint="a", test_fingerprint="b")
+THESE = ClaimImages(name="x", title="X", classes=3, train=30, test=9, train_fingerprint="a", test_fingerprint="b")
 
 
 @pytest.mark.parametrize(

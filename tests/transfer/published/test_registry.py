@@ -13,7 +13,7 @@ from excb.hub.catalogue import BUNDLED, checkpoints, find
 from excb.pretrain.overrides import apply, find_recipe
 from excb.results.result import Result
 from excb.transfer.published.claim import Claim
-from excb.transfer.published.claims import claims, select, titles
+from excb.transfer.published.registry import claims, select, titles
 from tests import paper
 
 needs_paper = pytest.mark.skipif(not paper.PAPER.is_file(), reason="the paper's source is not beside the repository")

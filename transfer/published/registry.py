@@ -12,7 +12,7 @@ from typing import Any
 
 from excb.errors import UserError, nearest_name
 
-from .claim import MOST, Claim, Data, Protocol, checked
+from .claim import MOST, Claim, ClaimImages, ClaimProtocol, checked
 
 FOLDER = Path(__file__).with_name("claims")
 FILES = ("protocols.toml", "paper.toml", "repositories.toml", "bundled.toml")  # later ones use what earlier ones define
@@ -89,8 +89,8 @@ _OF_TABLE = {"title", "columns", "rows", "notes", "unstated"}
 class _Registry:
     """What files define. Protocols, data, recipes and titles are of all files so far, the claims of the last."""
 
-    protocols: dict[str, Protocol] = field(default_factory=dict)
-    data: dict[str, Data] = field(default_factory=dict)
+    protocols: dict[str, ClaimProtocol] = field(default_factory=dict)
+    data: dict[str, ClaimImages] = field(default_factory=dict)
     recipes: dict[str, str] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
@@ -105,8 +105,9 @@ class _Registry:
             tables = tomllib.loads(file.read_text(encoding="utf-8"))
             protocols, data, recipes = (tables.pop(name, {}) for name in ("protocols", "data", "recipes"))
             new = _Registry(
-                self.protocols | {name: Protocol.from_dict(each | {"name": name}) for name, each in protocols.items()},
-                self.data | {name: Data.from_dict(each | {"name": name}) for name, each in data.items()},
+                self.protocols
+                | {name: ClaimProtocol.from_dict(each | {"name": name}) for name, each in protocols.items()},
+                self.data | {name: ClaimImages.from_dict(each | {"name": name}) for name, each in data.items()},
                 self.recipes | recipes,
                 self.titles | {name: str(table["title"]) for name, table in tables.items()},
             )

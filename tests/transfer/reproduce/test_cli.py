@@ -15,7 +15,7 @@ from excb.hub.catalogue import bundled_folder
 from excb.remote.home import home
 from excb.results.result import Result
 from excb.transfer.cli import main
-from excb.transfer.published.claims import claims, select
+from excb.transfer.published.registry import claims, select
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -223,17 +223,17 @@ def test_what_cannot_be_fetched_cannot_be_checked(place: Path, reproduce: Callab
 
 def test_every_command_that_would_run_is_one_that_can(capsys: pytest.CaptureFixture[str]) -> None:
     """The parser takes each, and so do the protocols: what a plan prints may be copied."""
-    from excb.transfer.arguments import parser
     from excb.transfer.linear.recipes import choose
+    from excb.transfer.protocols import parse
 
     assert main(["reproduce", "--list", "--json", "--status", "runnable"]) == 0
     listed = json.loads(capsys.readouterr().out)["claims"]
     assert len(listed) > 100
     by_id = {claim.id: claim for claim in claims()}
     for entry in listed:
-        chosen = parser().parse_args([*by_id[entry["id"]].protocol.arguments(), "--ckpt", "x", "--data", "DIR"])
-        if chosen.protocol == "linear":
-            choose(chosen.recipe, epochs=chosen.epochs, batch=chosen.train_batch, lr=chosen.lr, weight_decay=chosen.wd)
+        _, args = parse([*by_id[entry["id"]].protocol.arguments(), "--ckpt", "x", "--data", "DIR"])
+        if args.command.name == "linear":
+            choose(args.recipe, epochs=args.epochs, batch=args.train_batch, lr=args.lr, weight_decay=args.wd)
 
 
 def test_filters(capsys: pytest.CaptureFixture[str]) -> None:

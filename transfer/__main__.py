@@ -1,0 +1,7 @@
+"""`python -m excb.transfer`: the same as `excb-eval`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,130 @@
+"""Export features, and say beforehand what computing them will take."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from excb.console import Reporter, duration
+from excb.distributed.collectives import rank, run_on_rank0, world_size
+from excb.errors import UserError
+from excb.files.atomic import new_file
+from excb.images.image_set import Images
+from excb.networks.features import Inputs, in_batches, stream
+
+from .extraction import Extraction, features_of
+
+TIMED = 16  # images that the estimate of the time is taken from
+
+
+def export(sets: Mapping[str, Extraction], cache: Path | None, file: Path, reporter: Reporter) -> Path:
+    """Write the features of labelled sets into one .npz file; all processes call this, rank 0 writes.
+
+    The file holds, for each SET, SET_rows [N, D] float32, SET_labels [N] int64 and SET_names [N] (paths below the
+    set's folder), and `classes`, the names of the labels. It is read without pickle.
+
+    Args:
+        sets: by name; the classes are those of the last, whose labels continue those of the others.
+        cache: where features are kept; None keeps none.
+        file: FILE.npz.
+        reporter: where to talk.
+
+    Raises:
+        UserError: an image cannot be read, or the file cannot be written.
+    """
+    if file.suffix != ".npz" or file.is_dir():
+        raise UserError(f"--out {file}: features are written to a file that ends in .npz")
+    arrays: dict[str, np.ndarray] = {"classes": np.array([*sets.values()][-1].images.classes)}
+    talk = reporter if rank() == 0 else Reporter(quiet=True)
+    for name, extraction in sets.items():
+        images = extraction.images
+        assert images.labels is not None
+        rows = features_of(extraction, cache, talk, name=name).all()
+        arrays |= {f"{name}_rows": rows.numpy(), f"{name}_labels": images.labels, f"{name}_names": _names(images)}
+    run_on_rank0(lambda: _write(arrays, file))
+    if rank() == 0:
+        reporter.note(f"wrote {file}")
+    return file
+
+
+def _names(images: Images) -> np.ndarray:
+    return np.array(list(images.paths))
+
+
+def _write(arrays: dict[str, np.ndarray], file: Path) -> None:
+    with new_file(file, advice="name another file") as made, made.open("wb") as stream:
+        np.savez(stream, **arrays)  # type: ignore[arg-type]
+
+
+def plan(sets: Mapping[str, Extraction], cache: Path | None) -> dict[str, Any]:
+    """What features will take; reads and passes a few images, and computes nothing that is kept.
+
+    Args:
+        sets: by name.
+        cache: where features are kept; None keeps none.
+
+    Returns:
+        `width`; `seconds_per_image`, timed on a few images of the first set, or None where nothing is left to compute;
+        `seconds`, the estimate for all that is left; and for each set the number of `images`, how many of these are
+        `cached`, and the `bytes` of all their features.
+
+    Raises:
+        UserError: the backbone has no such features, or an image cannot be read.
+    """
+    first = next(iter(sets.values()))
+    planned = {name: _plan_set(extraction, cache) for name, extraction in sets.items()}
+    left = sum(entry["images"] - entry["cached"] for entry in planned.values())
+    pace = _seconds_per_image(first) if left else None
+    return {
+        "width": first.width,
+        "seconds_per_image": pace,
+        "seconds": left * (pace or 0.0) / world_size(),
+        "sets": planned,
+    }
+
+
+def _plan_set(extraction: Extraction, cache: Path | None) -> dict[str, int]:
+    cached, images = 0, len(extraction.images)
+    if cache is not None:
+        missing = extraction.store(cache, extraction.description()).missing(lambda _line: None)
+        cached = images - sum(len(extraction.shards[number]) for number in missing)
+    return {"images": images, "cached": cached, "bytes": images * extraction.width * 4}
+
+
+def _seconds_per_image(extraction: Extraction) -> float:
+    """Seconds from file to feature, in the processes that will read; starting these does not count."""
+    images, device = extraction.images, extraction.device
+    few = range(0, len(images), max(1, len(images) // TIMED))[:TIMED]  # of all classes: sizes may differ
+    inputs = Inputs(images, extraction.preprocessing, chosen=few)
+    batches = in_batches(range(len(few)), extraction.batch)
+    for part in stream(extraction.reader, inputs, batches[:1], device=device):  # warms up, and opens the files
+        if part.broken:
+            path, reason = next(iter(part.broken.items()))
+            raise UserError(f"{path} cannot be read ({reason}): fix or remove it")
+    start = time.perf_counter()
+    items = [inputs[number][1] for number in range(len(few))]
+    read = (time.perf_counter() - start) / max(1, extraction.workers)
+    good = torch.stack([item for item in items if isinstance(item, torch.Tensor)])[: extraction.batch].to(device)
+    start = time.perf_counter()
+    with torch.no_grad():
+        extraction.reader(good).cpu()
+    # Workers read while the network computes, so that the slower of the two counts; alone, it is one after the other.
+    compute = (time.perf_counter() - start) * len(few) / len(good)
+    return (max(read, compute) if extraction.workers else read + compute) / len(few)
+
+
+def describe(planned: dict[str, Any]) -> str:
+    """A plan as people read it, for `--dry-run`."""
+    lines = []
+    for name, entry in planned["sets"].items():
+        cached = f"{entry['cached']:,} of them cached" if entry["cached"] else "none cached"
+        lines.append(f"{name}: {entry['images']:,} images, {cached}, {entry['bytes'] / 2**20:,.1f} MiB of features")
+    pace = planned["seconds_per_image"]
+    if pace is None:
+        return "\n".join([*lines, "nothing to compute: all features are cached"])
+    return "\n".join(
+        [*lines, f"estimate: {duration(planned['seconds'])} at {1000 * pace:.1f} ms an image, timed on a few of them"]
+    )

@@ -1,0 +1,80 @@
+"""`excb-eval knn`: its options and its record."""
+
+import argparse
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from excb.cli import Parser
+from excb.console import Reporter
+
+from ..options import add_task_options
+from ..parallel import in_parallel
+from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
+from ..reporting.fields import named
+from ..task_command import TaskCommand
+
+if TYPE_CHECKING:
+    from excb.results.result import Result
+
+    from ..reporting.predictions import Predictions
+    from ..task import Task
+
+_FIGURE = re.compile(r"knn_top([15])(?:_k(\d+))?(?:_T([\d.e+-]+))?")
+
+
+def _add_options(parser: Parser) -> None:
+    add_task_options(parser)
+    add = parser.add_argument
+    add("--k", type=int, nargs="+", metavar="K", help="neighbours that vote (default: 10 20 100 200)")
+    add("--temperature", type=float, nargs="+", default=[0.07], metavar="T", help="of the vote (default: 0.07)")
+    add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search; the answers are equal")
+
+
+def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
+    from .protocol import evaluate
+
+    return evaluate(task, reporter, ks=args.k, temperatures=args.temperature, backend=args.backend, table=table)
+
+
+def _kind_of(figure: str) -> FigureKind | None:
+    match = _FIGURE.fullmatch(figure)
+    if match is None:
+        return None
+    settings: list[tuple[str, Any]] = [("k", int(match[2]))] if match[2] else []
+    settings += [("T", float(match[3]))] if match[3] else []
+    return FigureKind("knn", f"top-{match[1]}", tuple(settings))
+
+
+def _result_fields(settings: Fields, kind: FigureKind) -> Fields:
+    return named(_of_one_figure(settings, kind))
+
+
+def _of_one_figure(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
+    """k and T of one figure of a grid: the figure's name holds what the settings have several of."""
+    return {"k": _only(settings.get("k")), "T": _only(settings.get("temperature"))} | dict(kind.settings)
+
+
+def _only(values: Any) -> Any:
+    return values[0] if isinstance(values, list) and len(values) == 1 else values
+
+
+def _steps(_task: "Task", _args: argparse.Namespace, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
+    return [SuiteStep("knn", "k-NN", ["knn"], depends_on=depends_on)]
+
+
+_COMMAND = TaskCommand(_measure)
+KNN = Protocol(
+    name="knn",
+    help="weighted k-nearest-neighbour vote on frozen features (DINO's protocol)",
+    add_options=_add_options,
+    run=in_parallel(_COMMAND.work),
+    open=_COMMAND.open,
+    families=(Family("knn", "k-NN on frozen features", "k-NN"),),
+    kind_of=_kind_of,
+    headline="knn_top1_k20",
+    cost=one_pass,
+    result_fields=_result_fields,
+    claim_fields=_of_one_figure,
+    in_suite=InSuite(names=("knn",), steps=_steps),
+)

@@ -1,0 +1,92 @@
+"""`excb-eval leaderboard`: result files beside published figures; or submissions, checked and written."""
+
+import argparse
+import json
+from pathlib import Path
+
+from excb.cli import Command, Parser, local_path
+from excb.console import Reporter
+from excb.errors import UserError
+
+FILES = ("leaderboard.md", "leaderboard.csv", "leaderboard.html")
+
+
+def _add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("results", nargs="*", type=Path, metavar="RESULTS", help="result files, or folders of them")
+    add("--out", type=local_path, metavar="DIR", help="write leaderboard.md, .csv and .html here")
+    add("--check", action="store_true", help="check that RESULTS may stand in a leaderboard, and write nothing")
+    add(
+        "--submit",
+        type=Path,
+        metavar="DIR",
+        help="check RESULTS, and write them here without the paths of this machine",
+    )
+    add("--claims", action="append", default=[], type=Path, metavar="FILE.toml", help="more published figures")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    add("--quiet", action="store_true", help="no notes")
+
+
+def _run(args: argparse.Namespace) -> int:
+    reporter = Reporter(quiet=args.quiet)
+    if args.check or args.submit is not None:
+        return _check(args, reporter)
+    if args.out is None and not args.json:
+        raise UserError("name the folder to write with --out DIR (or --json to see what is in it)")
+    if args.out is not None and args.out.exists() and not args.out.is_dir():
+        raise UserError(f"--out {args.out} is a file: name a folder")
+    from excb.files.atomic import write_text
+
+    from ..published.registry import claims
+    from . import figure, page, tables
+    from .board import MEASURED, PUBLISHED
+    from .gather import gather
+    from .sorting import boards
+
+    published = claims(args.claims)
+    measured = gather(args.results, args.out or Path())
+    made = boards(measured, published)
+    points, left_out = figure.points(published, made)
+    if args.out is not None:
+        texts = (
+            tables.markdown(made),
+            tables.to_csv(made),
+            page.render(made, points, left_out),
+        )
+        for name, text in zip(FILES, texts, strict=True):
+            write_text(text, args.out / name)
+        reporter.note(f"wrote {', '.join(str(args.out / name) for name in FILES)}")
+    if args.json:
+        reporter.answer(json.dumps(tables.to_dict(made), indent=2, ensure_ascii=False))
+        return 0
+    rows = []
+    for board in made:
+        statuses = [row.status for group in board.groups for row in group.rows]
+        own = sum(status != PUBLISHED for status in statuses)
+        rows.append([board.title, board.images, str(len(board.groups)), str(len(statuses) - own), str(own)])
+    reporter.table("Leaderboard", ["task", "images", "protocols", PUBLISHED, MEASURED], rows)
+    return 0
+
+
+def _check(args: argparse.Namespace, reporter: Reporter) -> int:
+    from .gather import results_of
+    from .submission import check, submit
+
+    if not args.results:
+        raise UserError("name the result files to check, or folders of them")
+    files = results_of(args.results)
+    done = {str(file): check(file) for file in files}
+    if args.submit is not None:
+        for file in files:
+            reporter.note(f"wrote {submit(file, args.submit)}")
+    if args.json:
+        reporter.answer(json.dumps({"checked": done}, indent=2, ensure_ascii=False))
+    else:
+        for name, words in done.items():
+            reporter.answer(f"{name}: {', '.join(words)}")
+    return 0
+
+
+LEADERBOARD = Command(
+    "leaderboard", "results beside published figures: Markdown, CSV and a web page", _add_options, _run
+)

@@ -1,0 +1,137 @@
+"""`excb-eval linear`: its options and its record."""
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from excb.cli import Parser
+from excb.console import Reporter
+from excb.errors import UserError
+
+from ..options import add_task_options
+from ..parallel import in_parallel
+from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
+from ..reporting.fields import named
+from ..task_command import TaskCommand
+from .recipes import PROTOCOLS, choose
+
+if TYPE_CHECKING:
+    from excb.networks.features import Kind
+    from excb.results.result import Result
+
+    from ..published.claim import ClaimImages
+    from ..reporting.predictions import Predictions
+    from ..task import Task
+
+_FIGURE = re.compile(r"linear_top([15])")
+
+
+def _add_options(parser: Parser) -> None:
+    add_task_options(parser)
+    add = parser.add_argument
+    add("--protocol", dest="recipe", default="fast", metavar="NAME", help="resnet, vit, moco, simsiam, fast, logreg")
+    add("--epochs", type=int, metavar="N", help="instead of the protocol's")
+    add("--train-batch", type=int, metavar="B", help="images per step, instead of the protocol's")
+    add("--lr", type=float, nargs="+", metavar="LR", help="learning rates to try, instead of the protocol's")
+    add("--wd", type=float, nargs="+", metavar="WD", help="weight decays to try, instead of the protocol's")
+    add("--C", type=float, nargs="+", metavar="C", help="of logreg: inverse strengths of the penalty")
+    add(
+        "--select",
+        choices=("holdout", "test"),
+        default="holdout",
+        help="what chooses among several heads: a held-out tenth of train (default), or the test images, as authors do",
+    )
+    add("--seed", type=int, default=0, metavar="S", help="default: 0")
+    add(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="save the heads here after every epoch and resume from it (protocols on precomputed features start anew)",
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.state is not None and args.state.is_dir():
+        raise UserError.on_all_ranks(f"--state {args.state} is a folder: name a file in it")
+
+
+def _features(args: argparse.Namespace) -> "Kind":
+    return PROTOCOLS[args.recipe].features if args.recipe in PROTOCOLS else "pooled"
+
+
+def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
+    from .protocol import evaluate
+
+    return evaluate(
+        task,
+        reporter,
+        protocol=args.recipe,
+        epochs=args.epochs,
+        batch=args.train_batch,
+        lr=args.lr,
+        wd=args.wd,
+        C=args.C,
+        select=args.select,
+        seed=args.seed,
+        state=args.state,
+        table=table,
+    )
+
+
+def _kind_of(figure: str) -> FigureKind | None:
+    match = _FIGURE.fullmatch(figure)
+    return None if match is None else FigureKind("linear", f"top-{match[1]}")
+
+
+def _cost(options: Mapping[str, Any], images: "ClaimImages") -> float | None:
+    recipe = PROTOCOLS[options["protocol"]]
+    if not recipe.augmented or images.train is None or images.test is None:
+        return one_pass(options, images)
+    return float(options.get("epochs", recipe.epochs) * images.train + images.test)
+
+
+def _result_fields(settings: Fields, _kind: FigureKind) -> Fields:
+    return named(settings)
+
+
+def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
+    recipe = choose(
+        options["protocol"],
+        epochs=options.get("epochs"),
+        batch=options.get("train-batch"),
+        lr=options.get("lr"),
+        weight_decay=options.get("wd"),
+    )
+    several = len(recipe.lr) * len(recipe.weight_decay) > 1
+    return named(asdict(recipe)) | ({"select": options.get("select", "holdout")} if several else {})
+
+
+def _add_suite_options(parser: Parser) -> None:
+    parser.add_argument("--linear", default="fast", metavar="NAME", help="protocol of the linear heads (default: fast)")
+
+
+def _steps(_task: "Task", args: argparse.Namespace, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
+    if args.linear != "logreg":
+        choose(args.linear)
+    return [SuiteStep("linear", f"Linear, {args.linear}", ["linear", "--protocol", args.linear], depends_on=depends_on)]
+
+
+_COMMAND = TaskCommand(_measure, _check, _features)
+LINEAR = Protocol(
+    name="linear",
+    help="linear heads on the frozen backbone",
+    add_options=_add_options,
+    run=in_parallel(_COMMAND.work),
+    open=_COMMAND.open,
+    families=(Family("linear", "Linear classification", "Linear"),),
+    kind_of=_kind_of,
+    state="--state",
+    state_suffix=".pt",
+    cost=_cost,
+    result_fields=_result_fields,
+    claim_fields=_claim_fields,
+    in_suite=InSuite(names=("linear",), steps=_steps, add_options=_add_suite_options),
+)

@@ -1,0 +1,200 @@
+"""A protocol as one record: what the commands, the leaderboard, `reproduce` and `all` need to know of it.
+
+Importing this module, or a module that makes such a record, loads no torch: `--help` reads all of them.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from typing import Protocol as Interface
+
+from excb.cli import Command, Parser
+
+if TYPE_CHECKING:
+    import torch
+
+    from excb.console import Reporter
+    from excb.results.result import Result
+
+    from .published.claim import ClaimImages
+    from .task import Task
+
+Fields = dict[str, Any]  # what defines a protocol, field by field: figures compare where all are equal
+# A result, and what writes it to FILE.json with the files beside it; the files are returned.
+Measured = tuple["Result", Callable[["Result", Path], list[Path]]]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Figures
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Family:
+    """The figures of one table of the leaderboard.
+
+    Args:
+        name: in the table's key, such as "semisup_1pct".
+        title: the table's.
+        short: what pages call it beside a figure.
+    """
+
+    name: str
+    title: str
+    short: str
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """What a figure measures.
+
+    Args:
+        family: name of its `Family`.
+        metric: its column: "top-1", "box AP50", "mAP", ...
+        settings: settings of the protocol that the figure's name holds, such as {"k": 20}.
+        unit: of its values; those in percent must lie between 0 and 100.
+        higher_is_better: the direction in which it ranks.
+    """
+
+    family: str
+    metric: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    unit: str = "percent"
+    higher_is_better: bool = True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A protocol with its checkpoint and images, checked and ready to run.
+
+    Args:
+        data: the images, as in `Result.data`.
+        measure: runs it and returns what it measured; prints a table if asked to.
+    """
+
+    data: Mapping[str, Any]
+    measure: Callable[[bool], Measured]
+
+
+class OpenEvaluation(Interface):
+    """Loads and checks what a command line names; all processes call this together."""
+
+    def __call__(
+        self,
+        args: argparse.Namespace,
+        device: "torch.device",
+        reporter: "Reporter",
+        *,
+        task: "Task | None" = None,
+        results: Path | None = None,
+    ) -> Evaluation:
+        """The evaluation.
+
+        Args:
+            args: the protocol's own options.
+            device: where to compute.
+            reporter: where to talk.
+            task: backbone and images that are loaded already, for protocols that take a `Task`.
+            results: the folder that results will be written to; it may not lie among the images.
+        """
+
+
+@dataclass(frozen=True)
+class SuiteStep:
+    """One evaluation of `excb-eval all`.
+
+    Args:
+        name: of its result file.
+        title: as people call it.
+        command: of `excb-eval`, without checkpoint and images.
+        skipped: why it does not apply; empty where it does.
+        depends_on: what its result depends on, beside the command; compared with that of a finished one.
+    """
+
+    name: str
+    title: str
+    command: list[str]
+    skipped: str = ""
+    depends_on: Mapping[str, Any] = field(default_factory=dict)
+
+
+def no_options(_parser: Parser) -> None:
+    """Add no option."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InSuite:
+    """A protocol's part in `excb-eval all`.
+
+    Args:
+        names: of its steps.
+        steps: its steps, given the task, the options of `all`, and what every result on the task depends on.
+        add_options: adds what `all` must be told for this protocol.
+    """
+
+    names: tuple[str, ...]
+    steps: "Callable[[Task, argparse.Namespace, Mapping[str, Any]], Sequence[SuiteStep]]"
+    add_options: Callable[[Parser], None] = no_options
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The record
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _settings_alone(settings: Fields, _kind: FigureKind) -> Fields:
+    return settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol(Command):
+    """One protocol; `transfer/protocols.py` lists them all.
+
+    Args:
+        families: of its figures, in the order of their tables.
+        kind_of: what a figure's name says; None of names that are no figure of it, such as those of single seeds.
+        open: see `OpenEvaluation`.
+        labels: what the images need: a class each, or boxes. With boxes a protocol resizes images by itself.
+        headline: the figure that pages show first where a result has it; by default its first.
+        state: the option that keeps an unfinished evaluation; empty where it starts anew.
+        state_suffix: what `all` appends to the name of that file or folder.
+        cost: forward passes of one image that a claim's options and images need, where a training pass counts as
+            three; a sentence where passes say little; None where it is not known.
+        result_fields: what defines a measured figure, given the result's settings as in JSON.
+        claim_fields: the same of a published figure, given the claim's options.
+        label: what a submitted result is called, after its checkpoint.
+        objection: why a result may not stand in a leaderboard; empty where it may.
+        missing: why the command cannot run on this machine; empty where it can.
+        in_suite: its part in `excb-eval all`; None has none.
+    """
+
+    families: tuple[Family, ...]
+    kind_of: Callable[[str], FigureKind | None]
+    open: OpenEvaluation
+    labels: Literal["classes", "boxes"] = "classes"
+    headline: str = ""
+    state: str = ""
+    state_suffix: str = ""
+    cost: "Callable[[Mapping[str, Any], ClaimImages], float | str | None]"
+    result_fields: Callable[[Fields, FigureKind], Fields] = _settings_alone
+    claim_fields: Callable[[Fields, FigureKind], Fields] = _settings_alone
+    label: "Callable[[Result], str]" = lambda result: result.protocol
+    objection: "Callable[[Result], str]" = lambda _result: ""
+    missing: Callable[[argparse.Namespace], str] = lambda _args: ""
+    in_suite: InSuite | None = None
+
+    def made(self, protocol: str) -> bool:
+        """Whether a result's `protocol` is this one: it has this name, or one that begins with it (linear_fast)."""
+        return protocol == self.name or protocol.startswith((f"{self.name}_", f"{self.name}-"))
+
+
+def one_pass(_options: Mapping[str, Any], images: "ClaimImages") -> float | None:
+    """The cost of protocols on frozen features: every image passes once."""
+    return None if images.train is None or images.test is None else float(images.train + images.test)

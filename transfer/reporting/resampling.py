@@ -1,0 +1,71 @@
+"""Statistics of scores that are numbers, such as average precision: means, bootstrap, a paired randomisation test."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.seeding import Purpose, generator
+
+from .scoring import RESAMPLES, class_names
+
+_AT_ONCE = 2**22  # most numbers drawn at once: 32 MiB
+
+
+def percent(scores: Tensor) -> float:
+    """100 times the mean of scores [Q] float64, without the NaN."""
+    return 100 * float(counted(scores).mean())
+
+
+def interval(scores: Tensor) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of `percent`: images that count are drawn with replacement.
+
+    Equal numbers of images draw the same images, so that the intervals of all figures of a result are of one set of
+    resamples.
+    """
+    values = counted(scores).numpy()
+    random = generator(Purpose.BOOTSTRAP, len(values))
+    means = np.concatenate(
+        [values[random.integers(len(values), size=(n, len(values)))].mean(1) for n in _blocks(len(values))]
+    )
+    low, high = 100 * np.percentile(means, [2.5, 97.5])
+    return round(float(low), 4), round(float(high), 4)
+
+
+def randomisation_test(differences: Tensor) -> float:
+    """The two-sided p-value of a paired randomisation test: were both equally good, each sign would be a fair coin.
+
+    Args:
+        differences: [Q] float64, second minus first of each image, without NaN.
+
+    Returns:
+        The share of `RESAMPLES` random signs, and the signs as they are, whose mean is as far from 0 as the true one.
+    """
+    values = differences[differences != 0].numpy()  # equal scores tell nothing
+    if len(values) == 0:
+        return 1.0
+    random = generator(Purpose.BOOTSTRAP, len(values), 1)
+    sums = np.concatenate([(2 * random.integers(2, size=(n, len(values))) - 1) @ values for n in _blocks(len(values))])
+    extreme = np.abs(sums) >= abs(values.sum()) - 1e-9
+    return float((1 + extreme.sum()) / (1 + RESAMPLES))
+
+
+def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:
+    """`percent` of each class's images, None for classes without one that counts (arguments as `scoring.by_class`)."""
+    means = {}
+    for index, name in enumerate(class_names(classes)):
+        own = counted(scores[targets == index])
+        means[name] = round(percent(own), 4) if len(own) else None
+    return means
+
+
+def counted(scores: Tensor) -> Tensor:
+    """The scores of the images that count, on the CPU."""
+    return scores[~scores.isnan()].cpu().to(torch.float64)
+
+
+def _blocks(images: int) -> list[int]:
+    """`RESAMPLES` in blocks that fit into memory."""
+    most = max(1, _AT_ONCE // images)
+    return [min(most, RESAMPLES - start) for start in range(0, RESAMPLES, most)]

@@ -1,0 +1,82 @@
+"""Statistics of scores of either kind: hits have exact formulas (`scoring`), numbers are resampled (`resampling`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import resampling, scoring
+
+
+def percent(scores: Tensor) -> float:
+    """100 times the mean of scores [Q]: bool, or float64 without the NaN."""
+    return scoring.percent(scores) if scores.dtype == torch.bool else resampling.percent(scores)
+
+
+def interval(scores: Tensor) -> tuple[float, float]:
+    """The 95 % bootstrap interval of `percent`, over the images."""
+    return scoring.interval(scores) if scores.dtype == torch.bool else resampling.interval(scores)
+
+
+def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:
+    """`percent` of each class's images; None of classes without any (arguments as `scoring.by_class`)."""
+    function = scoring.by_class if scores.dtype == torch.bool else resampling.by_class
+    return function(scores, targets, classes)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired test of two figures on the same images.
+
+    Args:
+        first: the first figure in percent.
+        second: the second.
+        difference: second minus first.
+        interval: its 95 % paired bootstrap interval.
+        only_first: images that only the first has right, or on which it scores higher.
+        only_second: the same of the second.
+        p_value: of the hypothesis that both are equally good.
+        test: the name of the test.
+    """
+
+    first: float
+    second: float
+    difference: float
+    interval: tuple[float, float]
+    only_first: int
+    only_second: int
+    p_value: float
+    test: str
+
+
+def compared(first: Tensor, second: Tensor) -> Comparison:
+    """Compare the scores [Q] of two results: hits by McNemar's test, anything else by a randomisation test.
+
+    Images count where they count in both.
+    """
+    if first.dtype == second.dtype == torch.bool:
+        only_first, only_second = scoring.discordant(first, second)
+        return Comparison(
+            scoring.percent(first),
+            scoring.percent(second),
+            100 * (only_second - only_first) / len(first),
+            scoring.difference_interval(first, second),
+            only_first,
+            only_second,
+            scoring.mcnemar(first, second),
+            "McNemar",
+        )
+    first, second = first.double(), second.double()
+    both = ~(first.isnan() | second.isnan())
+    first, second = first[both], second[both]
+    return Comparison(
+        resampling.percent(first),
+        resampling.percent(second),
+        resampling.percent(second - first),
+        resampling.interval(second - first),
+        int((first > second).sum()),
+        int((second > first).sum()),
+        resampling.randomisation_test(second - first),
+        "randomisation",
+    )

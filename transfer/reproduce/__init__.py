@@ -1,0 +1,1 @@
+"""`excb-eval reproduce`: do published figures hold?"""

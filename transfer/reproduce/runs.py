@@ -1,0 +1,105 @@
+"""Which evaluations answer which claims."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from excb.distributed.collectives import all_succeed
+from excb.errors import UserError, nearest_name
+from excb.hub.catalogue import Checkpoint, find
+from excb.hub.loading import load
+from excb.hub.resolve import local_folder
+
+from ..published import registry
+from ..published.claim import Claim
+from ..published.subjects import Subject, obstacle
+from .verdicts import Verdict
+
+FILTERS = ("table", "method", "protocol")
+
+
+@dataclass(frozen=True)
+class EvaluationRun:
+    """One evaluation, which may answer several claims."""
+
+    subject: str
+    claims: list[Claim]
+
+    @property
+    def name(self) -> str:
+        """What its files are called."""
+        label = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in Path(self.subject).name)
+        return f"{label}-{self.claims[0].protocol.name}"
+
+    def command(self, data: str) -> list[str]:
+        """The command line of `excb-eval`, without the program."""
+        first, *options = self.claims[0].protocol.arguments()
+        renames = [word for rename in self.claims[0].data.rename for word in ("--rename", rename)]
+        return [first, "--ckpt", self.subject, "--data", data, *options, *renames]
+
+
+def claims_of(args: argparse.Namespace) -> list[Claim]:
+    """The claims that a command line asks for.
+
+    Raises:
+        UserError: there are none, or nothing was named.
+    """
+    found = registry.claims(args.claims)
+    if args.what is not None:
+        found = registry.select(args.what, found)
+    elif not args.list and args.of_table is None:
+        raise UserError("name a claim, a table or a checkpoint (`excb-eval reproduce --list` shows all)")
+    for name in FILTERS:
+        wanted = getattr(args, f"of_{name}")
+        if wanted is not None:
+            known = dict.fromkeys(each for claim in found for each in _names(claim, name))
+            found = [claim for claim in found if wanted.casefold() in map(str.casefold, _names(claim, name))]
+            if not found:
+                raise UserError(f"no claim of these is of --{name} {wanted}{nearest_name(wanted, known)}")
+    return found
+
+
+def _names(claim: Claim, filtered: str) -> list[str]:
+    """What a filter may call a claim: a protocol has its own name and its command's."""
+    if filtered == "protocol":
+        return [claim.protocol.name, claim.protocol.command]
+    return [claim.table if filtered == "table" else claim.method]
+
+
+def plan(found: Sequence[Claim], checkpoint: str | None) -> tuple[list[EvaluationRun], list[Verdict]]:
+    """The runs that answer claims, each once, and verdicts of the claims that cannot be checked.
+
+    Args:
+        found: claims.
+        checkpoint: what to check them on; None is each one's own.
+
+    Raises:
+        UserError: the checkpoint cannot be loaded.
+    """
+    own = None if checkpoint is None else all_succeed(lambda: _subject(checkpoint))
+    runs: dict[tuple[str, ...], EvaluationRun] = {}
+    cannot = []
+    for claim in found:
+        subject = own or Subject.of_row(_row(claim.checkpoint))
+        if why := obstacle(claim, subject):
+            cannot.append(Verdict(claim=claim, word="CANNOT", why=why))
+            continue
+        key = (subject.name, claim.data.name, *claim.protocol.arguments())
+        runs.setdefault(key, EvaluationRun(subject.name, [])).claims.append(claim)
+    return list(runs.values()), cannot
+
+
+def _subject(name: str) -> Subject:
+    """A checkpoint of the user's choice: what lies on the disk tells more of itself than the catalogue does."""
+    row = find(name)
+    if row is not None and local_folder(row) is None:
+        return Subject.of_row(row)
+    return Subject.of_entry(name, load(name).entry)
+
+
+def _row(name: str) -> Checkpoint:
+    row = find(name)
+    if row is None:
+        raise UserError(f"a claim is about '{name}', which no catalogue knows: `excb-zoo import` can add it")
+    return row

@@ -1,0 +1,1 @@
+"""Retrieval protocol: images of the same class, ranked by cosine on frozen features."""

@@ -1,0 +1,95 @@
+"""Retrieval: how well cosine similarity of frozen features ranks images of a query's class before all others."""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+
+from excb.console import Reporter
+from excb.distributed.collectives import all_succeed, gather_objects, rank, world_size
+from excb.errors import require
+from excb.results.result import Result
+
+from ..reporting.predictions import ImageScores
+from ..reporting.report import report
+from ..task import Task
+from .ranking import average_precision, r_precision, recall_at, relevant_ranks
+
+KS = (1, 5, 10)
+# Each figure's score of a query, from the ranks of its relevant images. The first is the main one.
+MEASURES: dict[str, Callable[[np.ndarray], float]] = {
+    "retrieval_mAP": average_precision,
+    "retrieval_R_precision": r_precision,
+    **{f"retrieval_recall_at_{k}": lambda ranks, k=k: recall_at(ranks, k) for k in KS},  # type: ignore[misc]
+}
+
+
+def evaluate(
+    task: Task, reporter: Reporter, *, gallery: Literal["train", "test"] = "train", table: bool = True
+) -> tuple[Result, ImageScores]:
+    """Rank the whole gallery for every test image, and score where the images of its class stand.
+
+    A query without an image of its class in the gallery has no score, and a note says how many there are.
+
+    Args:
+        task: backbone and images.
+        reporter: where to talk.
+        gallery: "train" ranks the train images; "test" ranks the other test images, without the query itself.
+        table: print the table.
+
+    Returns:
+        Figures `retrieval_mAP`, `retrieval_R_precision` and `retrieval_recall_at_1`, `_5` and `_10` in percent, and
+        every query's scores.
+
+    Raises:
+        UserError: no query has an image of its class in the gallery, or an image cannot be read.
+    """
+    start = time.monotonic()
+    require(gallery in ("train", "test"), f"--gallery is 'train' or 'test', not '{gallery}'")
+    images = task.train if gallery == "train" else task.test
+    queries, targets = task.features(task.test, "test", reporter)
+    rows, labels = task.features(images, gallery, reporter)
+    first, end = (len(queries) * number // world_size() for number in (rank(), rank() + 1))
+    with reporter.progress("ranking", end - first) as bar:
+        ranks = all_succeed(
+            lambda: relevant_ranks(
+                rows,
+                queries[first:end],
+                labels.numpy(),
+                targets[first:end].numpy(),
+                range(first, end) if gallery == "test" else None,
+                device=task.device if task.device.type != "mps" else torch.device("cpu"),  # which has no float64
+                progress=bar.advance,
+            )
+        )
+    scores = np.array([[measure(own) if len(own) else np.nan for own in ranks] for measure in MEASURES.values()])
+    whole = torch.from_numpy(np.concatenate(gather_objects(scores), axis=1))
+    scored = ImageScores.of(task, dict(zip(MEASURES, whole, strict=True)))
+    without = int(whole[0].isnan().sum())
+    require(without < len(queries), f"no test image has another of its class among the {gallery} images to retrieve")
+    note = f"{without} of {len(queries)} test images have no image of their class in the gallery and do not count"
+    result = report(
+        task,
+        protocol="retrieval",
+        settings={"gallery": gallery, "similarity": "cosine", "ranking": "whole gallery", "recall_at": list(KS)},
+        scored=scored,
+        seconds=time.monotonic() - start,
+        notes=[note] if without else [],
+    )
+    if table and rank() == 0:
+        _print(result, reporter, queries=len(queries) - without, gallery=len(rows) - (gallery == "test"))
+    return result, scored
+
+
+def _print(result: Result, reporter: Reporter, *, queries: int, gallery: int) -> None:
+    rows = [
+        [name.removeprefix("retrieval_").replace("_", " "), f"{value:.2f}", "{:.1f} to {:.1f}".format(*interval)]
+        for (name, value), interval in zip(result.figures.items(), result.intervals.values(), strict=True)
+    ]
+    for note in result.notes:
+        reporter.note(note)
+    reporter.table(
+        f"Retrieval, {queries:,} queries in a gallery of {gallery:,} images", ["figure", "%", "95 % interval"], rows
+    )
