@@ -31,7 +31,8 @@ from torchvision.transforms import InterpolationMode
 
 from excb.images.image_set import ImageSet
 from excb.images.photographs import PHOTOGRAPHS, photograph
-from excb.pretrain.data.loader import SampleRef, TrainingViews
+from excb.pretrain.data.loader import TrainingViews
+from excb.pretrain.data.sampler import SampleRef
 from excb.pretrain.data.views import augment
 from excb.pretrain.recipe import ViewSettings
 from excb.pretrain.recipes import RECIPES

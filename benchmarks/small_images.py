@@ -20,7 +20,7 @@ from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.initialise import build_model
 from excb.pretrain.loop import train
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.quickstart import PIXELS, settle_statistics
+from excb.pretrain.quickstart import PIXELS, estimate_batchnorm
 from excb.transfer.data.classes import labelled, with_classes_of
 from excb.transfer.knn import protocol
 from excb.transfer.task import Task
@@ -59,7 +59,7 @@ def main() -> None:
     for seed in chosen.seeds:
         recipe = apply(find_recipe(chosen.recipe), [*chosen.overrides, f"run.seed={seed}"])
         untrained = build_model(recipe).teacher.backbone
-        settle_statistics(untrained, bank, recipe.views.preprocessing)
+        estimate_batchnorm(untrained, bank, recipe.views.preprocessing)
         before = top1(untrained, recipe.views.preprocessing)
         out = RUNS / f"{chosen.recipe}-{seed}"
         train(recipe, scan_folder(chosen.data / "train"), out, reporter, table=False)

@@ -30,7 +30,8 @@ from benchmarks.plain_step import Plain, plain_batches
 from excb.distributed.machine import choose_device
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
-from excb.pretrain.data.loader import Batch, loader
+from excb.pretrain.data.batch import Batch
+from excb.pretrain.data.loader import loader
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.flops import count
 from excb.pretrain.plan.speed import build_trainer, random_batch

@@ -1,4 +1,4 @@
-"""First weights: random ones, those of any loadable backbone, or a full checkpoint's both networks, centroids and s."""
+"""Initial weights: random, from any backbone, or from a full checkpoint (both networks, centroids and sizes s)."""
 
 import json
 import shlex
@@ -18,16 +18,16 @@ from excb.method import ExCB
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import check_resolution, uncompiled
 
-from .data.loader import Batch
+from .data.batch import Batch
 from .recipe import Recipe
 from .step import Trainer
 
 
 def build_model(recipe: Recipe) -> ExCB:
-    """Student and teacher with random weights that depend on the seed only.
+    """Build student and teacher with random weights that depend on the seed only.
 
     Raises:
-        UserError: no such backbone, or it cannot take views of the recipe's sizes.
+        UserError: the backbone does not exist, or cannot take views of the recipe's sizes.
     """
     architecture = Architecture(recipe.model.backbone, recipe.model.options)
     with torch.random.fork_rng(devices=[]):
@@ -43,32 +43,32 @@ def build_model(recipe: Recipe) -> ExCB:
 def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
     """Load what `recipe.init` names into a new model.
 
-    A backbone alone goes into both networks. A full checkpoint gives both networks and, where K is the same, centroids
-    and s; s starts anew where the images are others.
+    A backbone is loaded into both networks. A full checkpoint provides both networks and, for the same K, the centroids
+    and s. With other images s is reset.
 
     Returns:
-        What was taken, in one line.
+        A message that says what was loaded.
 
     Raises:
-        UserError: nothing loadable there, or of another architecture.
+        UserError: nothing can be loaded from there, or its architecture differs.
     """
     assert recipe.init is not None
-    found = loading.read(recipe.init)
+    checkpoint = loading.read(recipe.init)
     ours = Architecture(recipe.model.backbone, recipe.model.options)
-    if found.architecture != ours:
+    if checkpoint.architecture != ours:
         raise UserError(
-            f"init={recipe.init} is a {_describe(found.architecture)}, the recipe's backbone a {_describe(ours)}: "
-            f"set {_settings(found.architecture, ours)} or choose another checkpoint"
+            f"init={recipe.init} is a {_describe(checkpoint.architecture)}, the recipe's backbone a {_describe(ours)}: "
+            f"set {_overrides(checkpoint.architecture, ours)} or choose another checkpoint"
         )
-    if not found.full:
+    if not checkpoint.full:
         for network in (model.student, model.teacher):
-            stored.load_strictly(network.backbone, found.tensors, what=str(found.file))
-        return f"backbone from {found.file}; heads, centroids and s start anew"
-    return _continue(model, found, images)
+            stored.load_strictly(network.backbone, checkpoint.tensors, what=str(checkpoint.file))
+        return f"backbone from {checkpoint.file}; heads, centroids and s start anew"
+    return _continue(model, checkpoint, images)
 
 
-def _settings(wanted: Architecture, ours: Architecture) -> str:
-    """The overrides that make a recipe's backbone another one."""
+def _overrides(wanted: Architecture, ours: Architecture) -> str:
+    """The overrides that change a recipe's backbone to the wanted one."""
     options = shlex.quote(f"model.options={json.dumps(wanted.options)}")
     if wanted.name == ours.name:
         return options
@@ -76,16 +76,16 @@ def _settings(wanted: Architecture, ours: Architecture) -> str:
     return name if wanted.options == ours.options else f"{name} {options}"
 
 
-def _continue(model: ExCB, found: stored.Stored, images: Images) -> str:
-    """Go on from a full checkpoint: keep all that still has its meaning."""
-    tensors: dict[str, Tensor] = found.contents["model"]
+def _continue(model: ExCB, checkpoint: stored.Stored, images: Images) -> str:
+    """Load from a full checkpoint everything that is still valid for this model and these images."""
+    tensors: dict[str, Tensor] = checkpoint.contents["model"]
     new: dict[str, Tensor] = model.state_dict()
-    balance = {name for name in new if name.startswith("balancer.")}  # what a balancer remembers besides s
+    balance = {name for name in new if name.startswith("balancer.")}  # a balancer's state besides s
     fresh = balance - tensors.keys()
     clusters_changed = tensors["sizes"].shape != new["sizes"].shape
     if clusters_changed:
         fresh |= {"student.centroids.weight", "teacher.centroids.weight", "sizes"} | balance
-    elif found.contents["data"]["fingerprint"] != images.fingerprint:
+    elif checkpoint.contents["data"]["fingerprint"] != images.fingerprint:
         fresh |= {"sizes"} | balance
     had_predictor = any(name.startswith("student.predictor.") for name in tensors)
     if model.student.predictor is not None and not had_predictor:
@@ -94,12 +94,12 @@ def _continue(model: ExCB, found: stored.Stored, images: Images) -> str:
     kept = {name: value for name, value in tensors.items() if name not in fresh | foreign}
     if model.student.predictor is None:
         kept = {name: value for name, value in kept.items() if not name.startswith("student.predictor.")}
-    stored.load_strictly(model, kept | {name: new[name] for name in fresh}, what=f"{found.file} (full checkpoint)")
+    stored.load_strictly(model, kept | {name: new[name] for name in fresh}, what=f"{checkpoint.file} (full checkpoint)")
     parts = ["centroids and s" if clusters_changed else "s" if "sizes" in fresh else ""]
     parts += ["the balancer"] if balance & fresh and "sizes" not in fresh else []
     parts += ["predictor"] if any("predictor" in name for name in fresh) else []
-    anew = " and ".join(part for part in parts if part)
-    return f"both networks from {found.file}" + (f"; {anew} start anew" if anew else ", centroids and s too")
+    reset = " and ".join(part for part in parts if part)
+    return f"both networks from {checkpoint.file}" + (f"; {reset} start anew" if reset else ", centroids and s too")
 
 
 def _describe(architecture: Architecture) -> str:
@@ -115,17 +115,17 @@ def start_centroids(
     advance: Callable[[], None],
     asked: Callable[[], bool],
 ) -> str | None:
-    """Let the centroids start from k-means of projected training views: global views 1 and 2 in turn by batch.
+    """Initialise the centroids by k-means of projected training views, alternating between global views by batch.
 
     Args:
         trainer: holds the model.
-        batches: this process's part of the batches whose views are taken.
+        batches: this rank's part of the batches to project.
         recipe: the run's recipe.
-        advance: told after every batch.
-        asked: whether the run is asked to stop, the same in all processes.
+        advance: called after every batch.
+        asked: whether the run is asked to stop, the same on all ranks.
 
     Returns:
-        What was done, in one line; None if the run was asked to stop: then nothing has changed.
+        A message; None if the run was asked to stop, in which case nothing has changed.
     """
     model, rows = trainer.model, list[Tensor]()
     with uncompiled(model.teacher.backbone):
@@ -138,12 +138,12 @@ def start_centroids(
             if asked():
                 return None
     samples = torch.cat(rows)
-    # Sums on a GPU differ from process to process: one computes, and the others take its result.
+    # Sums on a GPU differ between ranks: rank 0 computes, and the others receive its result.
     run_on_rank0(lambda: model.start_centroids(samples, seed=recipe.run.seed))
     broadcast([model.student.centroids.weight, model.teacher.centroids.weight])
     return f"centroids start from k-means of {len(samples)} views"
 
 
 def state_tensors(model: nn.Module) -> dict[str, Any]:
-    """The model's state on the CPU, contiguous, ready to be saved."""
+    """The model's state dict on the CPU, contiguous, for a checkpoint."""
     return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}

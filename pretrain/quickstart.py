@@ -1,4 +1,4 @@
-"""`excb-pretrain quickstart`: images to judged representation, offline, in minutes on two CPU cores."""
+"""`excb-pretrain quickstart`: from images to an evaluated representation, offline, in minutes on two CPU cores."""
 
 import json
 import time
@@ -29,17 +29,17 @@ from .run.remote_mirror import Place
 from .run.run_folder import CURVES, REPORT, RunFolder
 
 K, TEMPERATURE = 20, 0.07
-PIXELS = Preprocessing(32, 32)  # what raw pixels are compared at
+PIXELS = Preprocessing(32, 32)  # raw pixels are compared at 32 x 32
 BINS = 4  # of the colour histogram, per channel
 
 
 def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True, profile: bool = False) -> int:
-    """Write patches of photographs, pretrain on the train patches, and compare what k-NN makes of several features.
+    """Write patches of photographs, pretrain on the train patches, and compare the k-NN accuracy of several features.
 
     Args:
         recipe: the quickstart recipe.
         out: the run folder; patches go into its `data`, and `report.json` gains `knn`.
-        reporter: where to talk.
+        reporter: for messages and progress.
         table: print the table.
         profile: record a few steps.
 
@@ -47,7 +47,7 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
         The exit code.
     """
     start = time.monotonic()
-    folder = RunFolder(Place(out), reporter.warn)  # only to fail early: training locks it again
+    folder = RunFolder(Place(out), reporter.warn)  # to fail early; training locks it again
     folder.close()
     data = out / "data"
     with reporter.progress("patches of photographs", len(PHOTOGRAPHS) * (TRAIN + TEST)) as bar:
@@ -55,13 +55,13 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
     bank, queries = scan_folder(data / "train"), scan_folder(data / "test")
     preprocessing = recipe.views.preprocessing
     untrained = build_model(recipe).teacher.backbone
-    settle_statistics(untrained, bank, preprocessing)
+    estimate_batchnorm(untrained, bank, preprocessing)
     figures = {
         "pixels": knn(nn.Flatten(), PIXELS, bank, queries),
         "colour_histogram": knn(nn.Identity(), colour_histogram, bank, queries),
         "untrained": knn(untrained, preprocessing, bank, queries),
     }
-    before = time.monotonic() - start
+    seconds_before = time.monotonic() - start
     if code := train(recipe, bank, out, reporter, table=False, profile=profile):
         return code
     after = time.monotonic()
@@ -71,14 +71,14 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
     report: dict[str, Any] = json.loads((out / REPORT).read_text(encoding="utf-8"))
     report["knn"] = {name: round(figure, 2) for name, figure in figures.items()}
     report["training_seconds"] = report["seconds"]
-    report["seconds"] = round(report["seconds"] + before + time.monotonic() - after, 1)
+    report["seconds"] = round(report["seconds"] + seconds_before + time.monotonic() - after, 1)
     folder.report(report)
     if table:
-        _tell(report, out, reporter)
+        _print_report(report, out, reporter)
     return 0
 
 
-def _tell(report: dict[str, Any], out: Path, reporter: Reporter) -> None:
+def _print_report(report: dict[str, Any], out: Path, reporter: Reporter) -> None:
     names = {
         "pixels": "raw pixels",
         "colour_histogram": "colour histogram",
@@ -95,19 +95,19 @@ def _tell(report: dict[str, Any], out: Path, reporter: Reporter) -> None:
 
 
 def knn(network: nn.Module, transform: Callable[[Image.Image], Tensor], bank: ImageSet, queries: ImageSet) -> float:
-    """Top-1 of the weighted vote of K neighbours, in percent."""
-    rows, wanted = (extract(network, Inputs(images, transform), batch=256).rows for images in (bank, queries))
+    """Top-1 accuracy of the weighted vote of K neighbours, in percent."""
+    rows, query_rows = (extract(network, Inputs(images, transform), batch=256).rows for images in (bank, queries))
     labels, targets = (torch.from_numpy(images.labels) for images in (bank, queries))
-    votes = vote(nearest(rows, wanted, K), labels, ks=[K], temperature=TEMPERATURE, classes=len(PHOTOGRAPHS))
+    votes = vote(nearest(rows, query_rows, K), labels, ks=[K], temperature=TEMPERATURE, classes=len(PHOTOGRAPHS))
     return accuracy(votes[K], targets)[0]
 
 
 @torch.no_grad()
-def settle_statistics(network: nn.Module, images: Images, preprocessing: Preprocessing) -> None:
-    """Give an untrained network's BatchNorms the statistics of the images: without them it would be judged too low."""
+def estimate_batchnorm(network: nn.Module, images: Images, preprocessing: Preprocessing) -> None:
+    """Estimate the BatchNorm statistics of an untrained network, which would score too low without them."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.momentum = None  # a plain average over the pass
+            module.momentum = None  # a cumulative average over one epoch
             module.reset_running_stats()
     network.train()
     device, generator = next(network.parameters()).device, torch.Generator().manual_seed(0)
@@ -118,11 +118,11 @@ def settle_statistics(network: nn.Module, images: Images, preprocessing: Preproc
 
 
 def _readable(batch: list[tuple[int, Tensor | str]]) -> Tensor:
-    """The inputs of a batch's images that can be read."""
+    """The inputs of a batch's readable images."""
     return torch.stack([item for _, item in batch if isinstance(item, Tensor)])
 
 
 def colour_histogram(image: Image.Image) -> Tensor:
-    """Square roots of the counts of BINS^3 colours: what colour alone tells (compared by cosine)."""
+    """Square roots of the counts of BINS^3 colours, compared by cosine: a baseline that sees nothing but colour."""
     pixels = torch.from_numpy(np.array(image)).long().flatten(0, 1) * BINS // 256
     return torch.bincount(pixels @ torch.tensor([BINS * BINS, BINS, 1]), minlength=BINS**3).float().sqrt()

@@ -1,8 +1,8 @@
 """Augmentation of whole batches of crops on any device, every row by its own parameters.
 
-What torchvision's functions do in floating point, each to 5e-6 and whole views to 5e-5, but where a value meets
-solarization's threshold. Few passes over memory: plane after plane, in place, and never choosing value by value, which
-costs more than all the arithmetic.
+The results are those of torchvision's functions in floating point, to 5e-6 for each operation and 5e-5 for whole views,
+except for values at solarization's threshold. Operations work plane by plane and in place, to make few passes over
+memory, and never branch on single values, which would cost more than all the arithmetic.
 
 Letters: R rows, S side in pixels, P parameters per row.
 """
@@ -20,15 +20,15 @@ from ..recipe import ViewSettings
 ORDERS = np.array(list(itertools.permutations(range(4))))  # of brightness, contrast, saturation, hue
 SOLARIZE_FROM = 128 / 255
 GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as torchvision
-NO_WEIGHT = 1e-12  # a blur's weights below are nothing: products with them would be denormal, which costs ten times
-TILE = 64  # rows or columns that a blur makes at once: it need not look further than its kernel
+NO_WEIGHT = 1e-12  # smaller weights of a blur become 0: products with them would be denormal, which is ten times slower
+TILE = 64  # rows or columns that a blur computes at once
 # Columns of a row of parameters.
 FLIP, JITTER, ORDER, BRIGHTNESS, CONTRAST, SATURATION, HUE, GREYED, SIGMA, SOLARIZE = range(10)
 PARAMETERS = 10
 
 # One number for each of P parameters: for one row a float, for R rows a tensor [R, 1, 1, 1].
 Numbers = Sequence[float] | Tensor
-# Changes images [R, 3, S, S] in place, by their parameters; may use the planes [R, 6, S, S] for itself.
+# Changes images [R, 3, S, S] in place by their parameters; the planes [R, 6, S, S] are scratch memory.
 Operation = Callable[[Tensor, Numbers, Tensor], object]
 
 
@@ -37,7 +37,7 @@ def augment(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> Tensor
 
     Args:
         crops: uint8 [R, S, S, 3], on the device to work on.
-        parameters: float32 [R, P], on the CPU: which rows an operation touches is decided without waiting for a GPU.
+        parameters: float32 [R, P], on the CPU, so that selecting the rows of an operation does not wait for a GPU.
         settings: the recipe's views.
 
     Returns:
@@ -45,15 +45,15 @@ def augment(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> Tensor
     """
     crops = crops.permute(0, 3, 1, 2)
     views = torch.empty(crops.shape, device=crops.device, memory_format=torch.channels_last)
-    mean, std = _moved(torch.tensor([settings.mean, settings.std]), crops.device)[..., None, None]
-    way = one_by_one if crops.device.type == "cpu" else together
-    for rows, images in way(crops, parameters, settings.blur_kernel):
+    mean, std = _to_device(torch.tensor([settings.mean, settings.std]), crops.device)[..., None, None]
+    apply = one_by_one if crops.device.type == "cpu" else together
+    for rows, images in apply(crops, parameters, settings.blur_kernel):
         views[rows] = images.sub_(mean).div_(std)
     return views
 
 
 def one_by_one(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple[slice, Tensor]]:
-    """All operations on one image, then on the next: it stays in the core's cache.
+    """Apply all operations to one image, then to the next: each stays in the CPU cache.
 
     Args:
         crops: uint8 [R, 3, S, S].
@@ -61,39 +61,39 @@ def one_by_one(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple
         kernel: side of the blur's kernel.
 
     Yields:
-        Which rows, and they augmented, float32 [rows, 3, S, S] in [0, 1], until the next ones are asked for.
+        Rows and their augmented images, float32 [rows, 3, S, S] in [0, 1], valid until the next iteration.
     """
-    operations, wanted = _operations(kernel), _wanted(parameters.numpy())
+    operations, mask = _operations(kernel), _mask(parameters.numpy())
     images = torch.empty(1, *crops.shape[1:])
     planes = torch.empty(1, 6, *crops.shape[2:])
     for row, numbers in enumerate(parameters.tolist()):
         rows = slice(row, row + 1)
         images.copy_(crops[rows].flip(3) if numbers[FLIP] else crops[rows]).div_(255)
-        for step in wanted[row].nonzero()[0]:
-            operations[step](images, numbers, planes)
+        for number in mask[row].nonzero()[0]:
+            operations[number](images, numbers, planes)
         yield rows, images
 
 
 def together(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple[slice, Tensor]]:
-    """One operation on all images that want it, then the next: fills a GPU, and never waits for it.
+    """Apply one operation to all images that need it, then the next: fills a GPU without synchronizing with it.
 
-    Arguments and what is yielded are those of `one_by_one`.
+    Arguments and yields are those of `one_by_one`.
     """
-    wanted = np.concatenate([parameters[:, [FLIP]].numpy() > 0, _wanted(parameters.numpy())], axis=1)
-    rows = _moved(torch.from_numpy(wanted.T.nonzero()[1]), crops.device).split(wanted.sum(0).tolist())
-    moved = _moved(parameters, crops.device)
+    mask = np.concatenate([parameters[:, [FLIP]].numpy() > 0, _mask(parameters.numpy())], axis=1)
+    rows = _to_device(torch.from_numpy(mask.T.nonzero()[1]), crops.device).split(mask.sum(0).tolist())
+    on_device = _to_device(parameters, crops.device)
     images = crops.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     images[rows[0]] = images[rows[0]].flip(3)
-    for operation, chosen in zip(_operations(kernel), rows[1:], strict=True):
-        if len(chosen):
-            some = images[chosen]
-            operation(some, moved[chosen].T[..., None, None, None], some.new_empty(len(some), 6, *some.shape[2:]))
-            images[chosen] = some
+    for operation, selected in zip(_operations(kernel), rows[1:], strict=True):
+        if len(selected):
+            some = images[selected]
+            operation(some, on_device[selected].T[..., None, None, None], some.new_empty(len(some), 6, *some.shape[2:]))
+            images[selected] = some
     yield slice(None), images
 
 
 def _operations(kernel: int) -> list[Operation]:
-    """All operations but the flip; of the four groups of four, each row takes part in one of each group."""
+    """All operations but the flip. The first 16 are the jitter: each row takes one from each group of four."""
 
     def blur(images: Tensor, numbers: Numbers, _: Tensor) -> None:
         images.copy_(gaussian_blur(images, torch.as_tensor(numbers[SIGMA]).view(-1), kernel))
@@ -101,15 +101,15 @@ def _operations(kernel: int) -> list[Operation]:
     return [*4 * [_brightness, _contrast, _saturation, _hue], _fade, blur, _solarize]
 
 
-def _wanted(parameters: np.ndarray) -> np.ndarray:
-    """Which of `_operations` each row takes part in, bool [R, 19]."""
+def _mask(parameters: np.ndarray) -> np.ndarray:
+    """Which of `_operations` apply to each row, bool [R, 19]."""
     order = ORDERS[parameters[:, ORDER].astype(int)]
     jitter = (order[:, :, None] == np.arange(4)) & (parameters[:, JITTER] > 0)[:, None, None]
     return np.concatenate([jitter.reshape(-1, 16), parameters[:, [GREYED, SIGMA, SOLARIZE]] > 0], axis=1)
 
 
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU's on a device; the CPU does not wait for a GPU."""
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to a device, asynchronously if that is a GPU."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
@@ -134,10 +134,10 @@ def _saturation(images: Tensor, numbers: Numbers, planes: Tensor) -> None:
 
 
 def _hue(images: Tensor, numbers: Numbers, planes: Tensor) -> None:
-    """Turn the hue by a share of a full turn, in HSV.
+    """Rotate the hue by a share of a full turn, in HSV.
 
-    Hues are angles in sixths of a turn, from red at 0 to cyan at 3 or -3, here multiplied by the chroma: so nothing is
-    divided by it. A channel is high where its own hue is at most 1 away, low from 2 on, and a straight line between.
+    Hues are angles in sixths of a turn, from red at 0 to cyan at 3 or -3, multiplied by the chroma to avoid a division.
+    A channel is high where its own hue is at most 1 away, low from 2 on, and linear in between.
     """
     red, green, blue = images.split(1, dim=1)
     high, low, chroma, double, hue, rest = planes.split(1, dim=1)
@@ -148,8 +148,8 @@ def _hue(images: Tensor, numbers: Numbers, planes: Tensor) -> None:
     torch.add(green, blue, out=hue).sub_(red).add_(high).sub_(low, alpha=2).copysign_(torch.sub(green, blue, out=rest))
     low.sub_(chroma)
     for number, plane in enumerate((red, green, blue)):
-        own = (2 * number - 6 * numbers[HUE] + 3) % 6 - 3  # the channel's own hue, seen from the turned one
-        # At d away, | |d| - 3 | is 3 less the angle the shorter way round.
+        own = (2 * number - 6 * numbers[HUE] + 3) % 6 - 3  # the channel's own hue, relative to the rotated one
+        # At distance d, | |d| - 3 | is 3 minus the smaller angle.
         torch.sub(hue, torch.mul(chroma, own, out=rest), out=plane).abs_().sub_(chroma, alpha=3).abs_()
         plane.clamp_(chroma, double).add_(low)
 
@@ -169,7 +169,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     Args:
         images: [R, 3, S, S].
         sigma: in pixels, [R].
-        kernel: side of the kernel, odd; cut to what reflection allows on small images.
+        kernel: side of the kernel, odd; clipped on small images to what reflection allows.
     """
     side = images.shape[-1]
     half = min(kernel // 2, side - 1)
@@ -177,7 +177,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     weights = torch.exp(-0.5 * (offsets / sigma.view(-1, 1)).square())
     weights *= weights > NO_WEIGHT
     weights /= weights.sum(1, keepdim=True)
-    # A band matrix [R, TILE, TILE + 2 half] makes TILE pixels of a line from those around them.
+    # A band matrix [R, TILE, TILE + 2 half] computes TILE pixels of a row from those around them.
     band = F.pad(weights, (TILE - 1, TILE - 1)).unfold(1, TILE + 2 * half, 1).flip(1)[:, None]
     tiles = [(start, min(TILE, side - start)) for start in range(0, side, TILE)]
     bands = [(slice(start, start + size + 2 * half), band[..., :size, : size + 2 * half]) for start, size in tiles]

@@ -1,4 +1,4 @@
-"""What `hf-stream:` names: the Parquet files of a data set of the Hugging Face Hub, read as a stream."""
+"""`hf-stream:ID`: the Parquet files of a data set of the Hugging Face Hub, read as a stream."""
 
 import importlib
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ _OPTIONS = ("split", "buffer")
 
 
 def open_training(data: str | None, listed: Path | None, note: Note) -> CodedImages | StreamImages:
-    """The images that a run trains on: a stream, or what `excb.images.opening.training_images` finds.
+    """Open the training images: a stream, or what `excb.images.opening.training_images` opens.
 
     Raises:
         UserError: there are none, or they cannot be used.
@@ -30,19 +30,20 @@ def open_training(data: str | None, listed: Path | None, note: Note) -> CodedIma
 
 
 def refuse_stream(data: str | None, command: str) -> None:
-    """Say which command needs images that can be asked for.
+    """Refuse a stream for a command that needs access to images by index.
 
     Raises:
         UserError: the data is a stream.
     """
     if data is not None and data.startswith(PREFIX):
         raise UserError(
-            f"{command} needs images in files or tar shards, and {data} is a stream: name a part of it there"
+            f"{command} needs images in files or tar shards, and {data} is a stream: store a part of "
+            "it there and name that"
         )
 
 
 def open_stream(text: str) -> StreamImages:
-    """A data set named as hf-stream:ID[@CONFIG][,split=train][,buffer=4096]; ID is one of the Hub's, or a folder.
+    """Open a data set named as hf-stream:ID[@CONFIG][,split=train][,buffer=4096]; ID is one of the Hub's, or a folder.
 
     Raises:
         UserError: it cannot be read, is not made of Parquet files, or has no images.
@@ -64,7 +65,7 @@ def open_stream(text: str) -> StreamImages:
     files = _find(text, name, config, options.get("split", "train"))
     try:
         with ThreadPoolExecutor(byte_ranges.ASK_TOGETHER) as pool:
-            sizes, columns = zip(*pool.map(_look, files), strict=True)
+            sizes, columns = zip(*pool.map(_inspect, files), strict=True)
     except trouble() as error:
         raise UserError(f"cannot read {text}: {byte_ranges.reason(error)}") from None
     require(bool(columns[0]) and sum(sizes) > 1, f"{text} has no images: choose a data set with a column of type Image")
@@ -83,21 +84,22 @@ def _find(text: str, name: str, config: str, split: str) -> tuple[str, ...]:
         raise UserError(f"{PREFIX} needs the package `datasets`: pip install 'excb[datasets]'") from None
     library.disable_progress_bars()
     try:
-        found = library.load_dataset_builder(name, config or None).config.data_files or {}
+        splits = library.load_dataset_builder(name, config or None).config.data_files or {}
     except trouble() as error:
         raise UserError(f"cannot open {text}: {byte_ranges.reason(error)}") from None
-    if split not in found:
-        raise UserError(f"{text} has no split {split!r}, only {', '.join(map(str, found))}: add ,split=NAME")
-    files = tuple(map(str, found[split]))
+    if split not in splits:
+        raise UserError(f"{text} has no split {split!r}, only {', '.join(map(str, splits))}: add ,split=NAME")
+    files = tuple(map(str, splits[split]))
     if wrong := [file for file in files if not file.endswith(".parquet")]:
         raise UserError(
-            f"{text} is not made of Parquet files ({wrong[0].rpartition('/')[2]}): convert it, or make tar shards of it"
+            f"{text} is not made of Parquet files ({wrong[0].rpartition('/')[2]}): convert it, or write "
+            "tar shards of it"
         )
     return files
 
 
-def _look(file: str) -> tuple[int, str]:
-    """How many rows a Parquet file has, and which column holds images, by its type; empty if there is none."""
+def _inspect(file: str) -> tuple[int, str]:
+    """Number of rows of a Parquet file, and name of its first column of images (by type), empty if there is none."""
     import pyarrow.parquet
     from pyarrow import types
 

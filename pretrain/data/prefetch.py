@@ -1,21 +1,21 @@
-"""The next batch's crops travel to the GPU while a step runs, on a stream of their own."""
+"""Prefetch to the GPU: the next batch's crops are copied on a stream of their own while a step runs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
 
-from .loader import Batch
+from .batch import Batch
 
 
 def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """The same batches in the same order; on a GPU, their crops are there when their step begins.
+    """Yield the same batches in the same order; on a GPU, with their crops already copied to it.
 
-    One batch is read ahead, since its copy must start before the step that it hides behind: the crops of two batches,
-    as bytes, are then in the GPU's memory. Parameters stay where they are: what they say decides on the CPU.
+    One batch is prefetched, because its copy must start before the step that hides it. The GPU's memory then holds the
+    crops of two batches, as bytes. Parameters stay on the CPU, which decides by them which operations to launch.
 
     Args:
-        batches: in pinned memory, or copies wait.
+        batches: in pinned memory; otherwise the copies are synchronous.
         device: where the steps run.
     """
     if device.type != "cuda":
@@ -24,16 +24,16 @@ def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Iterat
     stream, waiting = torch.cuda.Stream(device), None
     for batch in batches:
         with torch.cuda.stream(stream):
-            following = _moved(batch, device), stream.record_event()
+            following = _start_copy(batch, device), stream.record_event()
         if waiting is not None:
-            yield _arrived(*waiting)
+            yield _wait_for_copy(*waiting)
         waiting = following
     if waiting is not None:
-        yield _arrived(*waiting)
+        yield _wait_for_copy(*waiting)
 
 
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    """Start the copies."""
+def _start_copy(batch: Batch, device: torch.device) -> Batch:
+    """Start the copies of a batch's crops."""
     local = batch.local_crops
     return replace(
         batch,
@@ -42,8 +42,8 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
     )
 
 
-def _arrived(batch: Batch, copied: torch.cuda.Event) -> Batch:
-    """Let the step's stream wait for the copies, and the memory's owner know that it uses them."""
+def _wait_for_copy(batch: Batch, copied: torch.cuda.Event) -> Batch:
+    """Let the step's stream wait for the copies, and record in the allocator that it uses them."""
     step = torch.cuda.current_stream()
     step.wait_event(copied)
     for crops in (batch.global_crops, batch.local_crops):

@@ -1,7 +1,7 @@
-"""Images of Parquet files that come one after another, shard by shard, and a few of them that are kept.
+"""Images of Parquet files, read sequentially shard by shard, and a few of them that are kept in memory.
 
-Rows are read here, a row group at a time: the iterators of `datasets` hold whole files in memory, and hang at the end
-of a process that leaves one of them open.
+Rows are read here, one row group at a time: the iterators of `datasets` hold whole files in memory, and hang when a
+process ends while one of them is open.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from excb.errors import UserError, require
 from excb.images.decoding import BrokenImageError, open_image
 from excb.remote import byte_ranges
 
-KEPT = 2048  # images, that figures are measured on and that stand in for broken ones
+KEPT = 2048  # images, for the monitor and as replacements of broken ones
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class KeptImages:
 
     Args:
         root: name of the stream.
-        contents: the images as they are stored.
+        contents: the encoded images.
         paths: their names.
         fingerprint: the stream's.
     """
@@ -45,11 +45,11 @@ class KeptImages:
         return len(self.contents)
 
     def stamp(self, _index: int) -> str:
-        """Nothing: they do not change."""
+        """An empty stamp: they do not change."""
         return ""
 
     def source(self, index: int) -> io.BytesIO:
-        """One image as it is stored."""
+        """One encoded image."""
         return io.BytesIO(self.contents[index])
 
     def open(self, index: int) -> Image.Image:
@@ -63,14 +63,14 @@ class KeptImages:
 
 @dataclass(frozen=True)
 class StreamImages:
-    """Images that come one after another, shard by shard; none can be asked for by its number.
+    """Images that are read sequentially, shard by shard; there is no access by index.
 
     Args:
         root: as the user named it.
         files: the shards, paths or URLs of Parquet files.
         sizes: images in each.
-        column: that holds the images.
-        buffer: images that wait to be drawn from, over all lanes.
+        column: name of the column that holds the images.
+        buffer: images in the shuffle buffers of all shard readers together.
     """
 
     root: str
@@ -87,7 +87,7 @@ class StreamImages:
         return sum(self.sizes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # not the images that are kept
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # without the images kept in memory
 
     @property
     def shards(self) -> int:
@@ -96,21 +96,21 @@ class StreamImages:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what the order of images depends on, but for the seed."""
-        names = [file.rpartition("/")[2] for file in self.files]  # wherever they lie
+        """A hash of everything but the seed that determines the order of images."""
+        names = [file.rpartition("/")[2] for file in self.files]  # in any folder
         return hashlib.sha256(repr((names, self.sizes, self.column, self.buffer)).encode()).hexdigest()
 
     def stamp(self, _index: int) -> str:
-        """Nothing is known."""
+        """An empty stamp."""
         return ""
 
     def source(self, _index: int) -> io.BytesIO:
-        """A stream gives no image by its number.
+        """Refuse: a stream has no access by index.
 
         Raises:
             BrokenImageError: always.
         """
-        raise BrokenImageError(f"{self.root} is a stream: no image of it can be asked for")
+        raise BrokenImageError(f"{self.root} is a stream: its images have no index")
 
     def open(self, index: int) -> Image.Image:
         """See `source`.
@@ -121,7 +121,7 @@ class StreamImages:
         return open_image(self.source(index))
 
     def rows(self, shard: int, first: int = 0) -> Generator[bytes]:
-        """A shard's images as they are stored, from a row on; an image that is missing is empty.
+        """A shard's encoded images from row `first` on; a missing image is empty.
 
         Raises:
             UserError: the shard cannot be read.
@@ -148,31 +148,31 @@ class StreamImages:
 
     @cached_property
     def kept(self) -> KeptImages:
-        """The first images of all shards in turn, `KEPT` at most."""
+        """The first images of the shards, interleaved, at most `KEPT`."""
         each = -(-KEPT // self.shards)
-        found = [
+        first = [
             (row, shard, content)
             for shard in range(min(self.shards, KEPT))
             for row, content in enumerate(itertools.islice(self.rows(shard), each))
         ]
-        chosen = sorted(found)[:KEPT]
-        require(len(chosen) > 1, f"{self.root} holds {len(chosen)} image: pretraining needs many")
-        names = [image_name(shard, row) for row, shard, _ in chosen]
-        return KeptImages(self.root, [content for _, _, content in chosen], names, self.fingerprint)
+        kept = sorted(first)[:KEPT]
+        require(len(kept) > 1, f"{self.root} holds {len(kept)} image: pretraining needs many")
+        names = [image_name(shard, row) for row, shard, _ in kept]
+        return KeptImages(self.root, [content for _, _, content in kept], names, self.fingerprint)
 
 
 def image_name(shard: int, row: int) -> str:
-    """What an image of a stream is called in messages."""
+    """Name of a stream's image, for messages."""
     return f"shard {shard}, row {row}"
 
 
 def trouble() -> tuple[type[Exception], ...]:
-    """What the libraries raise where a data set cannot be read."""
+    """Exceptions of the libraries for data sets that cannot be read."""
     own: type[Exception] = importlib.import_module("datasets").exceptions.DatasetsError
     arrow: type[Exception] = importlib.import_module("pyarrow").ArrowException
     return (*byte_ranges.failures(), own, arrow)
 
 
 def _content(value: dict[str, Any] | None) -> bytes:
-    """An image's bytes; none where the row holds no image or only a path, which is told when it is decoded."""
+    """An image's bytes; empty if the row holds no image or only a path, which decoding then reports."""
     return bytes((value or {}).get("bytes") or b"")

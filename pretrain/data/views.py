@@ -1,8 +1,8 @@
-"""Multi-crop views: which box of an image each shows, its pixels, and the random numbers of its augmentation.
+"""Multi-crop views: the box of an image that each view shows, its pixels, and the parameters of its augmentation.
 
-Every random number is named by (seed, epoch, sample, view); a view's whole augmentation is one row of parameters, drawn
-where the image is read and applied where the network runs (`augmentation`). The distributions are those of
-torchvision's transforms as BYOL and DINO use them: crop, flip, colour jitter, grey, blur, solarize, normalise.
+The RNG key of a view is (seed, epoch, sample, view). Its whole augmentation is one row of parameters, drawn where the
+image is read and applied where the network runs (`augmentation`). The distributions are those of torchvision's
+transforms as BYOL and DINO use them: crop, flip, colour jitter, grey, blur, solarize, normalise.
 
 Letters: S side in pixels, P parameters per row.
 """
@@ -41,7 +41,7 @@ class ViewMaker:
     Args:
         settings: the recipe's views.
         seed: the run's seed.
-        epochs: length of the run, which the crops' scale may follow.
+        epochs: length of the run; the scale of the crops may depend on it.
     """
 
     def __init__(self, settings: ViewSettings, *, seed: int, epochs: int) -> None:
@@ -65,33 +65,33 @@ class ViewMaker:
             epoch: the epoch.
             sample: the image's index in its set.
             views: which views; 0 to G - 1 are the global ones, the local ones follow.
-            size: width and height of the whole image where `image` was decoded smaller (see `shrink`): the edges of
-                its crops move to those of the nearest pixels.
+            size: width and height of the full image if `image` was decoded at a reduced size (see `shrink`); edges of
+                crops are rounded to its pixels.
 
         Returns:
-            Crops [views, S, S, 3] uint8 and parameters [views, P] float32 of the global views, if any are wanted, then
-            of the local ones, if any are.
+            Crops [views, S, S, 3] uint8 and parameters [views, P] float32: of the global views among `views`, if any,
+            then of the local ones, if any.
         """
         pixels = np.asarray(image)
         width, height = size or (pixels.shape[1], pixels.shape[0])
-        divisor = 2 ** round(math.log2(width / pixels.shape[1]))  # the last pixel may stand for fewer than the others
-        # All are drawn before any is cut: the code for either stays in the core's cache.
+        divisor = 2 ** round(math.log2(width / pixels.shape[1]))  # rounded, because the last pixel may stand for fewer
+        # All are drawn before any is cut, which keeps the code of each in the instruction cache.
         drawn = {view: self._draw((width, height), epoch, sample, view) for view in views}
         arrays: list[np.ndarray] = []
         count = self._settings.global_views
         for kind in (range(count), range(count, count + self._settings.local_views)):
-            chosen = [view for view in views if view in kind]
-            if chosen:
-                side = self._side(chosen[0])
-                crops = np.empty((len(chosen), side, side, 3), np.uint8)
-                for row, view in enumerate(chosen):
+            selected = [view for view in views if view in kind]
+            if selected:
+                side = self._side(selected[0])
+                crops = np.empty((len(selected), side, side, 3), np.uint8)
+                for row, view in enumerate(selected):
                     left, top, right, bottom = (round(edge / divisor) for edge in drawn[view][0])
                     crops[row] = resize(pixels[top:bottom, left:right], side, self._settings.interpolation)
-                arrays += [crops, np.array([drawn[view][1] for view in chosen], np.float32)]
+                arrays += [crops, np.array([drawn[view][1] for view in selected], np.float32)]
         return arrays
 
     def shrink(self, size: tuple[int, int], *, epoch: int, sample: int) -> int:
-        """By how much an image can be decoded smaller: each view's crop keeps at least the pixels that the view has.
+        """The divisor by which an image can be decoded smaller without upsampling any view's crop.
 
         Args:
             size: width and height.
@@ -103,7 +103,7 @@ class ViewMaker:
         """
         settings = self._settings
         if min(size) < 2 * settings.global_size:
-            return 1  # as most images of ImageNet: no need to draw
+            return 1  # as most images of ImageNet: boxes need not be drawn
         views = range(settings.global_views + settings.local_views)
         boxes = [self._draw(size, epoch, sample, view)[0] for view in views]
         shares = [
@@ -119,7 +119,7 @@ class ViewMaker:
         """A view's box in an image of this size, and its row of parameters."""
         settings = self._settings
         scales = settings.scales(epoch, self._epochs)[0 if view < settings.global_views else 1]
-        # `seeding.generator` of this name, without its making, which would take five times as long.
+        # What `seeding.generator` returns for this key. Constructing it would take five times as long.
         self._fresh["state"]["key"][0] = seeding.fold(seeding.Purpose.VIEW, self._seed, epoch, sample, view)
         self._random.bit_generator.state = self._fresh
         draws = self._random.random(BOX_DRAWS + PARAMETERS + 1).tolist()
@@ -127,7 +127,7 @@ class ViewMaker:
         return box, self._parameters(draws[BOX_DRAWS:], view)
 
     def _parameters(self, draws: list[float], view: int) -> list[float]:
-        """One row of parameters from uniform numbers, each with its own meaning."""
+        """One row of parameters from uniform numbers, one for each column."""
         settings = self._settings
         is_global = view < settings.global_views
         blur = settings.blur[view % 2] if is_global else settings.blur_local
@@ -150,11 +150,10 @@ class ViewMaker:
 def resize(pixels: np.ndarray, side: int, interpolation: str) -> np.ndarray:
     """Pixels [H, W, 3] uint8 at [side, side, 3], antialiased.
 
-    Pillow's algorithm in vector instructions, four times as fast. Weights have fewer bits: of the values of
-    photographs, less than one in a hundred is one step of 255 away from Pillow's, hardly any is two.
+    Pillow's algorithm in vector instructions, four times as fast. Its weights have fewer bits: on photographs, less
+    than 1 % of the values differ from Pillow's by 1 of 255, and hardly any by 2.
     """
-    # The copy may be written to, as torch wants it, and has the batch's axis first in memory: so torch knows it for
-    # channels-last and turns nothing around.
+    # A writable copy, as torch requires, whose batch dimension makes torch treat it as channels-last: no transpose.
     rows = torch.from_numpy(pixels[None].copy().transpose(0, 3, 1, 2))
     resized = F.interpolate(rows, (side, side), mode=interpolation, antialias=True)[0].permute(1, 2, 0)
     pixels_resized: np.ndarray = resized.numpy()

@@ -92,7 +92,7 @@ def examine(
     """
     from excb.distributed.workers import worker_count
 
-    from ..data.loader import BROKEN_SHARE
+    from ..data.broken_files import MAX_SHARE
     from .accelerator import check_accelerator
     from .files import check_files
     from .limits import check_cores, check_open_files, check_shared_memory
@@ -121,7 +121,7 @@ def examine(
             checks.append(check_space(run.folder, checkpoint_bytes(recipe, len(images)), recipe.run.keep))
         checks += _step(recipe, processes, gpus, checks)
     side = recipe.views.global_size if recipe else None
-    return checks + check_files(images, reporter, bearable=BROKEN_SHARE, side=side, everything=everything)
+    return checks + check_files(images, reporter, bearable=MAX_SHARE, side=side, everything=everything)
 
 
 def _refuse_folder(images: "CodedImages", recipe: Recipe | None, run: Place) -> None:

@@ -12,7 +12,9 @@ from excb import seeding
 from excb.distributed.machine import peak_memory
 from excb.images.image_set import CodedImages
 
-from ..data.loader import Batch, Broken, SampleRef, collate, loader
+from ..data.batch import Batch, Broken, collate
+from ..data.loader import loader
+from ..data.sampler import SampleRef
 from ..data.views import ViewMaker
 from ..initialise import build_model
 from ..optim import Schedules, build_optimizer

@@ -1,11 +1,12 @@
-"""Signs of illness in a run's epochs, each with advice: a loss at chance, emptying clusters, certainty, collapse.
+"""Alarms of unhealthy runs, each with advice: loss at chance, empty clusters, overconfidence, collapse.
 
-The thresholds stand between what healthy and broken runs were seen to do: docs/is-my-run-normal.md shows both.
+The thresholds lie between the figures of healthy and of broken runs; docs/is-my-run-normal.md shows both.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -14,22 +15,22 @@ from excb.neighbours.nearest import nearest
 
 from ..recipe import Recipe
 
-AT_CHANCE = 0.01  # a loss this close to ln K, relatively, rests there
-ABOVE_CHANCE = 0.02  # a loss this far above ln K, relatively, and above what it was: an untrained one may be above too
-EMPTY_SHARE = 0.5  # clusters without an image, beyond those that chance leaves empty
+AT_CHANCE = 0.01  # a loss this close to ln K, relatively, is at chance
+ABOVE_CHANCE = 0.02  # a loss this far above ln K, relatively, and above its lowest (an untrained one may be above too)
+EMPTY_SHARE = 0.5  # clusters without an image, beyond those that are empty by chance
 LARGEST_SHARE = 0.25  # of all assignments, in one cluster
-COINCIDENT = 0.95  # cosine from which two centroids ask for the same images
-COINCIDENT_SHARE = 0.1  # of the centroids, with another one that near
+COINCIDENT = 0.95  # cosine above which two centroids attract the same images
+COINCIDENT_SHARE = 0.1  # of the centroids have another one that close
 CERTAIN = 0.9  # mean confidence c_avg (the paper's runs end below 0.3)
-LOW_AGREEMENT = 0.1  # a_avg, of the way from chance, 1/K, to 1
-RISE = 1.1  # how much a_avg must grow from the first half of a window to the second, while it is low
-WINDOW = 6  # epochs of that window at least; a tenth of the schedule in long runs, which rise as slowly
+LOW_AGREEMENT = 0.1  # a_avg, as a share of the range from chance, 1/K, to 1
+RISE = 1.1  # factor by which a low a_avg must grow from the first half of a window to the second
+WINDOW = 6  # least epochs of that window; in long runs, which rise slowly, a tenth of the schedule
 RANK = 2.0  # effective rank of the features
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something is wrong with a run."""
+    """A problem of a run, with advice."""
 
     name: str
     message: str
@@ -38,29 +39,39 @@ class Alarm:
 def coincident(centroids: Tensor) -> float:
     """Share of the centroids [K, D] whose nearest other one has a cosine above `COINCIDENT`; exact.
 
-    All processes call it together, each searches a part, and all get the same answer. NaN where a centroid is.
+    All ranks call it; each searches a part, and all get the same result. NaN if a centroid is not finite.
     """
     if len(centroids) < 2:
         return 0.0
     if not centroids.isfinite().all():
         return math.nan
-    found = nearest(centroids, centroids, 1, exclude_self=True, share=True)
-    return float((found.similarities > COINCIDENT).double().mean())
+    nearest_other = nearest(centroids, centroids, 1, exclude_self=True, share=True)
+    return float((nearest_other.similarities > COINCIDENT).double().mean())
 
 
 @dataclass
-class Memory:
-    """What a judgement takes from earlier epochs; a checkpoint holds it.
+class AlarmState:
+    """What judging an epoch needs of earlier ones; checkpoints hold it.
 
     Attributes:
-        ringing: names of the alarms that the last epoch raised; only those that begin are told.
+        active: names of the alarms of the last epoch; only new alarms are reported.
         agreement: a_avg of the newest epochs after warm-up.
         lowest_loss: of all epochs.
     """
 
-    ringing: list[str] = field(default_factory=list)
+    active: list[str] = field(default_factory=list)
     agreement: list[float] = field(default_factory=list)
     lowest_loss: float = math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state in a checkpoint's words."""
+        return {"ringing": self.active, "agreement": self.agreement, "lowest_loss": self.lowest_loss}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "AlarmState":
+        """The inverse of `to_dict`; fields that are missing have their defaults."""
+        names = {"ringing": "active"}
+        return cls(**{names.get(name, name): value for name, value in stored.items()})
 
 
 class Health:
@@ -69,11 +80,11 @@ class Health:
     Args:
         recipe: the run's recipe.
         assignments: of one epoch: images times global views.
-        memory: of the epochs before; changed by every judgement.
+        state: of the epochs before; updated by `judge`.
     """
 
-    def __init__(self, recipe: Recipe, *, assignments: int, memory: Memory | None = None) -> None:
-        self.memory = memory or Memory()
+    def __init__(self, recipe: Recipe, *, assignments: int, state: AlarmState | None = None) -> None:
+        self.state = state or AlarmState()
         self._window = max(WINDOW, math.ceil(recipe.optim.epochs / 10))
         self._recipe, self._clusters, self._assignments = recipe, recipe.method.clusters, assignments
         views, method = recipe.views, recipe.method
@@ -84,11 +95,11 @@ class Health:
             predictor=method.predictor,
             projector_on_local=method.projector_on_local,
         )
-        # What the loss is when the student cannot tell one cluster from another.
+        # The loss of a student that cannot distinguish the clusters.
         self.chance = float(sum(half.sum() for half in halves)) * math.log(max(2, method.clusters))
 
     def judge(self, figures: Mapping[str, float]) -> list[Alarm]:
-        """The alarms that begin with this epoch.
+        """The alarms that are new in this epoch.
 
         Args:
             figures: of `EpochStatistics.summary` and, where it was measured, of `Monitor.measure`; with `epoch` and
@@ -104,32 +115,32 @@ class Health:
         alarms = [alarm for alarm in judged if alarm]
         if "effective_rank" in figures:
             alarms += self._rank(figures)
-        elif "collapse" in self.memory.ringing:
-            alarms.append(Alarm("collapse", ""))  # not measured again yet
-        new = [alarm for alarm in alarms if alarm.name not in self.memory.ringing]
-        self.memory.ringing = [alarm.name for alarm in alarms]
-        self.memory.lowest_loss = min(self.memory.lowest_loss, figures["loss"])
+        elif "collapse" in self.state.active:
+            alarms.append(Alarm("collapse", ""))  # stays active until it is measured again
+        new = [alarm for alarm in alarms if alarm.name not in self.state.active]
+        self.state.active = [alarm.name for alarm in alarms]
+        self.state.lowest_loss = min(self.state.lowest_loss, figures["loss"])
         return new
 
     def _loss(self, figures: Mapping[str, float]) -> Alarm | None:
         loss, optim = figures["loss"], self._recipe.optim
-        if loss > (1 + ABOVE_CHANCE) * max(self.chance, self.memory.lowest_loss):
+        if loss > (1 + ABOVE_CHANCE) * max(self.chance, self.state.lowest_loss):
             return Alarm(
                 "diverging",
-                f"the loss of {loss:.3f} has risen from {self.memory.lowest_loss:.3f} to above chance ("
-                f"{self.chance:.3f}: no cluster told from another): lower optim.base_lr (now {optim.base_lr:g})",
+                f"the loss of {loss:.3f} has risen from {self.state.lowest_loss:.3f} to above chance ("
+                f"{self.chance:.3f}: clusters are not told apart): lower optim.base_lr (now {optim.base_lr:g})",
             )
         if loss > self.chance * (1 - AT_CHANCE) and not self._early(figures):
             return Alarm(
                 "chance",
-                f"the loss of {loss:.3f} is no better than chance ({self.chance:.3f}: no cluster told from another): "
+                f"the loss of {loss:.3f} is no better than chance ({self.chance:.3f}: clusters are not told apart): "
                 "check the images and views, then try fewer method.clusters, a higher method.teacher_momentum, or "
                 f"another optim.base_lr (now {optim.base_lr:g}: higher if the loss never moved, else lower)",
             )
         return None
 
     def _early(self, figures: Mapping[str, float]) -> bool:
-        """In the first epoch and in warm-up little has been learned yet, and that is no illness."""
+        """The first epoch and warm-up, in which healthy runs have not learned much either."""
         return figures["epoch"] <= max(1.0, self._recipe.optim.warmup_epochs)
 
     def _clusters_of(self, figures: Mapping[str, float]) -> Alarm | None:
@@ -139,9 +150,9 @@ class Health:
         largest = figures["largest_cluster"] / clusters
         balancing = self._recipe.method.balancing
         advice = (
-            f"method.balancing={balancing} does not hold them: use linear"
+            f"method.balancing={balancing} does not keep them balanced: use linear"
             if balancing != "linear"
-            else "assignments move faster than s follows: lower optim.base_lr, raise method.teacher_momentum, or "
+            else "assignments change faster than s follows: lower optim.base_lr, raise method.teacher_momentum, or "
             "lower method.sizes_momentum or method.clusters"
         )
         if clusters > 1 / LARGEST_SHARE and largest > LARGEST_SHARE:
@@ -155,8 +166,8 @@ class Health:
             return None
         return Alarm(
             "certain",
-            f"the teacher's mean confidence is {figures['confidence']:.3f}: assignments carry no doubt any more; look "
-            "at the cluster sizes, and raise method.teacher_temperature "
+            f"the teacher's mean confidence is {figures['confidence']:.3f}: the assignments are one-hot; check "
+            "the cluster sizes, and raise method.teacher_temperature "
             f"(now {self._recipe.method.teacher_temperature:g}) or method.clusters",
         )
 
@@ -166,20 +177,20 @@ class Health:
             return None
         return Alarm(
             "coincide",
-            f"{100 * share:.0f} % of the centroids coincide with another one (cosine above {COINCIDENT}): they ask for "
+            f"{100 * share:.0f} % of the centroids coincide with another one (cosine above {COINCIDENT}): they attract "
             "the same images; lower optim.base_lr or method.clusters",
         )
 
     def _agreement(self, figures: Mapping[str, float]) -> Alarm | None:
-        """Low is not wrong while it rises: it starts low."""
+        """Agreement starts low; it is an alarm only if it also stops rising."""
         if self._early(figures):
             return None
-        self.memory.agreement = [*self.memory.agreement, figures["agreement"]][-self._window :]
+        self.state.agreement = [*self.state.agreement, figures["agreement"]][-self._window :]
         chance = 1 / self._clusters
-        if len(self.memory.agreement) < self._window or figures["agreement"] > chance + LOW_AGREEMENT * (1 - chance):
+        if len(self.state.agreement) < self._window or figures["agreement"] > chance + LOW_AGREEMENT * (1 - chance):
             return None
         half = self._window // 2
-        if sum(self.memory.agreement[-half:]) > RISE * sum(self.memory.agreement[:half]):
+        if sum(self.state.agreement[-half:]) > RISE * sum(self.state.agreement[:half]):
             return None
         return Alarm(
             "stalled",
@@ -195,7 +206,7 @@ class Health:
         return [
             Alarm(
                 "collapse",
-                f"the features' effective rank is {figures['effective_rank']:.2f}: they have collapsed; start anew "
+                f"the features' effective rank is {figures['effective_rank']:.2f}: they have collapsed; restart "
                 "with a lower optim.base_lr or a higher method.teacher_momentum",
             )
         ]

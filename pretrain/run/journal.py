@@ -1,4 +1,4 @@
-"""What a run writes down: `metrics.jsonl`, TensorBoard, and the statistics of an epoch, all equal after a resume."""
+"""A run's records: `metrics.jsonl`, TensorBoard and the statistics of an epoch, all equal after a resume."""
 
 import hashlib
 import json
@@ -19,27 +19,27 @@ from excb.files.atomic import write_text
 from excb.images.image_set import Images
 from excb.method import Step
 
-from ..data.loader import Batch
+from ..data.batch import Batch
 
 METRICS = "metrics.jsonl"
 
 
 class EpochStatistics:
-    """Sums over the steps of an epoch, kept on the device so that no step waits for them.
+    """Sums over the steps of an epoch, kept on the device so that no step synchronizes with the CPU.
 
     Args:
         images: the training images.
         globals_: G, the global views.
         clusters: K.
-        slots: images of a whole epoch that this process sees.
+        samples: images of a whole epoch that this rank sees.
         device: where the steps run.
     """
 
-    def __init__(self, images: Images, *, globals_: int, clusters: int, slots: int, device: torch.device) -> None:
+    def __init__(self, images: Images, *, globals_: int, clusters: int, samples: int, device: torch.device) -> None:
         self._labels, self._clusters = images.labels, clusters
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, confidence, agreement
-        self._winners = torch.zeros(globals_, slots, dtype=torch.int32, device=device)
-        self._used = torch.zeros(slots, dtype=torch.int64)
+        self._winners = torch.zeros(globals_, samples, dtype=torch.int32, device=device)
+        self._used = torch.zeros(samples, dtype=torch.int64)
         self._filled = self._steps = 0
         self._before = self._sums.clone(), 0, 0  # the newest step
 
@@ -62,7 +62,7 @@ class EpochStatistics:
         Cluster sizes are counted over the epoch's assignments and relative to 1/K: 1 is balanced.
 
         Args:
-            state: of `state`, where it is at hand: all processes gather for it.
+            state: result of `state`, to save the gathering if it was called already.
         """
         state = state or self.state()
         loss, confidence, agreement = (state["sums"] / max(1, self._steps)).tolist()
@@ -83,12 +83,12 @@ class EpochStatistics:
         return figures
 
     def counts(self, state: dict[str, Any]) -> torch.Tensor:
-        """Assignments to every cluster in a `state`, all processes together: [K] int64 on the CPU."""
+        """Assignments to every cluster in a `state`, over all ranks: [K] int64 on the CPU."""
         return torch.bincount(state["winners"].flatten(), minlength=self._clusters)
 
     @property
     def complete(self) -> bool:
-        """Whether a whole epoch is counted, and waits to be summed up."""
+        """Whether a whole epoch is counted and not summed up yet."""
         return self._filled == len(self._used)
 
     def reset(self) -> None:
@@ -97,7 +97,7 @@ class EpochStatistics:
         self._filled = self._steps = 0
 
     def state(self) -> dict[str, Any]:
-        """Tensors and numbers of all processes, from which any number of them goes on by `restore`."""
+        """Tensors and numbers of all ranks, which `restore` takes on any number of ranks."""
         return {
             "sums": mean_over_ranks(self._sums.clone()).cpu(),
             "winners": gather_rows(self._winners[:, : self._filled].T).T.cpu(),
@@ -106,7 +106,7 @@ class EpochStatistics:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`: each process takes an equal part of the images."""
+        """Resume from `state`: each rank takes an equal part of the images."""
         self._sums.copy_(state["sums"])
         self._filled, self._steps = len(state["used"]) // world_size(), state["steps"]
         mine = slice(rank() * self._filled, (rank() + 1) * self._filled)
@@ -126,8 +126,8 @@ class Journal:
     """Appends lines to `metrics.jsonl` and scalars to TensorBoard and, if wanted, Weights & Biases.
 
     Args:
-        folder: the run folder; None in processes that write nothing.
-        step: the step the run goes on from; what an interrupted process wrote beyond it is dropped.
+        folder: the run folder; None on ranks that write nothing.
+        step: the step the run resumes from; what an interrupted process wrote after it is dropped.
         wandb: arguments of `wandb.init`, or None.
 
     Raises:
@@ -147,13 +147,15 @@ class Journal:
                 raise UserError(
                     "monitor.wandb needs Weights & Biases: run `pip install wandb`", rank_local=True
                 ) from None
-            # One run folder is one run there, however often it is started.
+            # The id depends on the run folder alone, so that a resumed run is the same run there.
             name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
             self._wandb = weights_and_biases.init(id=name, resume="allow", dir=str(folder), **wandb)
         self._file = folder / METRICS
         kept = [line for line in read_metrics(folder) if line["step"] <= step] if step else []
-        with _telling(self._file):
-            write_text("".join(json.dumps(line) + "\n" for line in kept), self._file)  # whole, whenever it is killed
+        with _write_errors(self._file):
+            write_text(
+                "".join(json.dumps(line) + "\n" for line in kept), self._file
+            )  # atomic: a kill leaves the old file or the new one
             self._tensorboard = TensorBoardWriter(folder / "tensorboard", purge_step=step + 1)
 
     def __enter__(self) -> "Journal":
@@ -171,7 +173,7 @@ class Journal:
         if self._file is None or self._tensorboard is None:
             return
         numbers = {f"{kind}/{name}": value for name, value in figures.items() if not isinstance(value, str)}
-        with _telling(self._file):
+        with _write_errors(self._file):
             with self._file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({"kind": kind, "step": step} | figures) + "\n")
             if kind != "alarm":
@@ -183,17 +185,17 @@ class Journal:
                 self._wandb.log(numbers, step=step)
 
     def flush(self) -> None:
-        """Have the disk hold all lines: a checkpoint written next never knows of more steps than they tell.
+        """Sync all lines to disk, so that a checkpoint written next never holds steps that they lack.
 
         Raises:
             UserError: the disk is full or the folder cannot be written.
         """
         if self._file is not None:
-            with _telling(self._file), self._file.open("rb") as stream:
+            with _write_errors(self._file), self._file.open("rb") as stream:
                 os.fsync(stream.fileno())
 
     def close(self) -> None:
-        """End what is written to."""
+        """Close TensorBoard and Weights & Biases."""
         if self._tensorboard is not None:
             self._tensorboard.close()
         if self._wandb is not None:
@@ -201,14 +203,14 @@ class Journal:
 
 
 @contextmanager
-def _telling(file: Path) -> Iterator[None]:
-    """Turn a failure to write into one line; process 0 alone knows of it."""
+def _write_errors(file: Path) -> Iterator[None]:
+    """Turn a failure to write into a UserError, which only rank 0 knows of."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write {file} ({error}): make room, or let it be written; the same command then goes on from the "
-            "newest checkpoint",
+            f"cannot write {file} ({error}): make room, or make it writable, then repeat the command to resume "
+            "from the newest checkpoint",
             rank_local=True,
         ) from None
     except UserError as error:
@@ -217,7 +219,7 @@ def _telling(file: Path) -> Iterator[None]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; one cut short by a kill, or that no run writes, is passed over."""
+    """The lines of a run's `metrics.jsonl`; incomplete lines and lines that no run writes are skipped."""
     file = folder / METRICS
     lines = []
     if file.is_file():

@@ -1,8 +1,8 @@
-"""How good the representation is while it is learned: k-NN where labels exist, and two figures that need none.
+"""Figures of the representation during training: k-NN where labels exist, and two figures that need none.
 
-The effective rank (RankMe; Garrido et al., 2023) falls when features collapse. The agreement of neighbours is the share
-of an image's nearest neighbours that stay the same when every image is seen through an augmented view: it grows as
-features come to follow content. Their product says which checkpoint to keep where there are no labels.
+The effective rank (RankMe; Garrido et al., 2023) falls when features collapse. The neighbour agreement is the share of
+an image's nearest neighbours that stay the same when every image is replaced by an augmented view. It grows as the
+features come to follow the content. Without labels, the product of both selects the best checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ KNN_TEMPERATURE = 0.07  # DINO's
 
 
 class StoppedError(Exception):
-    """A measurement is to end early, without a result."""
+    """A measurement ends early, without a result."""
 
 
 class AugmentedInputs(Inputs):
@@ -50,7 +50,7 @@ class AugmentedInputs(Inputs):
 
 
 class Monitor:
-    """Measures a backbone on a fixed choice of the training images; each process passes its part of them through it.
+    """Measures a backbone on a fixed subset of the training images; each rank extracts features of its part.
 
     Args:
         images: the training images.
@@ -58,7 +58,7 @@ class Monitor:
         views: the recipe's views.
         seed: the run's seed.
         device: where the backbone is.
-        workers: processes that read.
+        workers: processes that read images.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Monitor:
 
     @property
     def passes(self) -> int:
-        """Images that one measurement reads in this process, for progress."""
+        """Images that one measurement reads on this rank, for progress."""
         return 2 * len(self._mine)
 
     def measure(
@@ -94,26 +94,26 @@ class Monitor:
 
         Args:
             backbone: [B, 3, H, W] -> [B, D].
-            progress: told the number of images done after every batch; it may raise StoppedError.
-            agreed: asked by all processes together, whether any of them was stopped.
+            progress: called with the number of images done after every batch; it may raise StoppedError.
+            agreed: called on all ranks: whether any of them was stopped.
 
         Returns:
             effective_rank; neighbour_agreement in percent; knn_top1 in percent, leave-one-out, where labels exist; and
-            score, the figure to choose a checkpoint by: knn_top1, or else neighbour_agreement x effective_rank / D.
+            score, which selects the best checkpoint: knn_top1, or else neighbour_agreement x effective_rank / D.
 
         Raises:
-            StoppedError: `agreed` said so.
+            StoppedError: `agreed` returned True.
         """
         mine: list[Features] = []
         with uncompiled(backbone), suppress(StoppedError):
             mine += self._features(backbone, progress)
         if agreed():
             raise StoppedError
-        plain, seen = map(self._all, mine)
-        return run_on_rank0(lambda: self._figures(plain, seen))
+        plain, augmented = map(self._all, mine)
+        return run_on_rank0(lambda: self._figures(plain, augmented))
 
     def _features(self, backbone: nn.Module, progress: Callable[[int], None]) -> Iterator[Features]:
-        """Of this process's plain images and of the augmented ones."""
+        """Features of this rank's plain images, then of the augmented ones."""
         for inputs in (
             Inputs(self._images, self._views.preprocessing, chosen=self._mine),
             AugmentedInputs(self._images, self._views, seed=self._seed, chosen=self._mine),
@@ -121,7 +121,7 @@ class Monitor:
             yield extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress)
 
     def _all(self, features: Features) -> Features:
-        """The features of all processes, in the order of the images."""
+        """The features of all ranks, in the order of the images."""
         if world_size() == 1:
             return features
         parts = gather_objects((features.rows, features.samples, features.broken))
@@ -130,14 +130,14 @@ class Monitor:
         order = samples.argsort()
         return Features(rows[order], samples[order], {name: why for part in parts for name, why in part[2].items()})
 
-    def _figures(self, plain: Features, seen: Features) -> dict[str, float]:
+    def _figures(self, plain: Features, augmented: Features) -> dict[str, float]:
         rows = plain.rows
         if len(rows) < 2 or not rows.isfinite().all():
             return {"effective_rank": 0.0, "neighbour_agreement": 0.0, "score": 0.0}
         k = min(self._k, len(rows) - 1)
         rank = effective_rank(rows)
         neighbours = nearest(rows, rows, k, exclude_self=True)
-        others = nearest(seen.rows, seen.rows, k, exclude_self=True)
+        others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)
         agreement = 100 * shared(neighbours.indices, others.indices)
         figures = {"effective_rank": rank, "neighbour_agreement": agreement, "score": agreement * rank / rows.shape[1]}
         if self._images.labels is not None and self._images.classes is not None:
@@ -156,6 +156,6 @@ def effective_rank(rows: Tensor) -> float:
 
 
 def shared(first: Tensor, second: Tensor) -> float:
-    """Mean share of neighbours in common: two lists of indices [N, k] -> a number from 0 to 1."""
+    """Mean share of common neighbours of two lists of indices [N, k], from 0 to 1."""
     equal = (first[:, :, None] == second[:, None, :]).any(2)
     return float(equal.double().mean())

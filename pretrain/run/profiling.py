@@ -1,4 +1,4 @@
-"""Where a step's time goes: a few steps under torch's profiler, written as a trace and summed up in lines."""
+"""Where a step's time goes: a trace of a few steps by torch's profiler, and a summary of it."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ ROWS = 8  # operations named in the summary
 
 
 class StepProfile:
-    """Records some of the first steps of this process.
+    """Records some of the first steps of this rank.
 
     Args:
         folder: the run folder; the trace goes into its `profile` (open it in chrome://tracing or ui.perfetto.dev).
@@ -22,18 +22,18 @@ class StepProfile:
         self._profiler = profile(
             activities=activities,
             schedule=schedule(wait=SKIPPED - 1, warmup=1, active=RECORDED, repeat=1),
-            acc_events=True,  # there is one cycle; without it, some versions of torch warn of losing others
+            acc_events=True,  # without it, some versions of torch warn of lost cycles, although there is only one
         )
         self._profiler.start()
         self._step, self._clock = 0, time.monotonic()
         self._waiting = self._working = 0.0
 
-    def data_came(self) -> None:
-        """Note that the batch is here."""
+    def batch_ready(self) -> None:
+        """Note that the batch is there: the time since the last step was spent waiting."""
         self._waiting += self._lap()
 
     def step_done(self) -> str:
-        """Note that a step is done; after the last recorded one, return the summary, otherwise an empty string."""
+        """Note that a step is done; return the summary after the last recorded step, otherwise an empty string."""
         if self._step > SKIPPED + RECORDED:
             return ""
         self._working += self._lap()
@@ -50,7 +50,7 @@ class StepProfile:
         return self._summary()
 
     def close(self) -> str:
-        """Say that a run had too few steps, if it had."""
+        """Return a message if the run had too few steps, otherwise an empty string."""
         if self._step > SKIPPED + RECORDED:
             return ""
         self._profiler.stop()
@@ -63,7 +63,7 @@ class StepProfile:
 
     def _summary(self) -> str:
         events = [event for event in self._profiler.key_averages() if not event.is_user_annotation]
-        # Kernels by themselves: the operations that launched them carry the same time once more.
+        # Kernels only: the operations that launch them carry the same time again.
         kernels = [event for event in events if event.device_type.name == "CUDA"]
         on_gpu = bool(kernels)
         times = {e.key: e.self_device_time_total for e in kernels} or {e.key: e.self_cpu_time_total for e in events}

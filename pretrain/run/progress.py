@@ -1,4 +1,4 @@
-"""How far a run is, and what is told at its end: `report.json`, a table, and a line."""
+"""How far a run is, and its final report: `report.json`, a table and a message."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +18,14 @@ from .run_folder import CURVES
 
 @dataclass
 class Progress:
-    """How far a run is; with the networks' and the optimizer's state, all that a checkpoint holds."""
+    """How far a run is; checkpoints hold every field."""
 
     step: int = 0
     seconds: float = 0.0
     images: int = 0  # seen so far, for images per second
     best: dict[str, Any] | None = None  # the epoch with the highest score
     last: dict[str, Any] | None = None  # the newest epoch's figures
-    health: dict[str, Any] = field(default_factory=dict)  # what the next epoch's alarms need to know
+    health: dict[str, Any] = field(default_factory=dict)  # `AlarmState` as a dict
     counts: Tensor | None = None  # the newest whole epoch's assignments to every cluster, [K]
 
     @property
@@ -41,8 +41,8 @@ def report(progress: Progress, recipe: Recipe, *, images: int, broken: int, devi
         progress: of the finished run.
         recipe: the run's recipe.
         images: number of training images.
-        broken: how many of them could not be read.
-        device: where this process trained.
+        broken: number of them that could not be read.
+        device: where this rank trained.
     """
     best = progress.best and {**progress.best, "checkpoint": _checkpoint(progress.best["step"])}
     return {
@@ -65,14 +65,14 @@ def report(progress: Progress, recipe: Recipe, *, images: int, broken: int, devi
 def sum_up(
     progress: Progress, recipe: Recipe, reporter: Reporter, *, device: torch.device, place: object, table: bool
 ) -> None:
-    """Show the last epoch's figures, how long all took, and where it is.
+    """Print the last epoch's figures, the time taken, and where the run is.
 
     Args:
         progress: of the finished run.
         recipe: the run's recipe.
-        reporter: where to talk.
-        device: where this process trained.
-        place: the run folder, or the URL where it is kept.
+        reporter: prints it.
+        device: where this rank trained.
+        place: the run folder, or its URL.
         table: whether to show the figures.
     """
     if table:
@@ -80,14 +80,14 @@ def sum_up(
         reporter.table(f"{recipe.name}, seed {recipe.run.seed}", ["last epoch", ""], rows)
     several = world_size() > 1
     where = f"{world_size()} x {device.type}" if several else device.type
-    said = [
+    parts = [
         f"{progress.step} steps in {duration(progress.seconds)}",
         f"{progress.images_per_second:,.0f} images/s on {where}",
         f"{peak_memory(device) / 2**30:.1f} GiB{' a process' if several else ''} at most",
     ]
     if progress.best is not None:
-        said.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
-    reporter.note("; ".join(said))
+        parts.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
+    reporter.note("; ".join(parts))
     reporter.note(f"run folder {place}: {_checkpoint(progress.step)}, {CURVES}, metrics.jsonl, report.json")
 
 

@@ -1,4 +1,4 @@
-"""A run kept at a URL: it works in a folder of this machine, and a thread sends what has changed after every save."""
+"""A run at a URL: it works in a local folder, and a thread uploads what has changed after every checkpoint."""
 
 import hashlib
 import json
@@ -21,8 +21,8 @@ from excb.remote.home import cache_root
 from excb.remote.object_store import Store, StoreError
 
 OWNER, MARK = "owner.json", ".kept-at"
-FOLDERS = ("", "tensorboard", "diverged", "profile")  # whose files are sent, besides checkpoints
-FETCHED = ("", "tensorboard")  # what a run that goes on needs of them
+FOLDERS = ("", "tensorboard", "diverged", "profile")  # uploaded besides checkpoints
+FETCHED = ("", "tensorboard")  # those of them that a resumed run needs
 
 
 class Place(NamedTuple):
@@ -49,15 +49,15 @@ def run_place(text: str) -> Place:
 
 
 class Mirror:
-    """Keeps the copy at a URL as the run folder is. One process uses it; a thread of its own does the sending.
+    """Keeps the copy at a URL equal to the run folder. Only rank 0 uses it; a thread of its own uploads.
 
-    A checkpoint that is there has all lines of `metrics.jsonl` up to its step beside it: they are sent before it. Older
-    ones are removed there after a newer one has arrived, and only those that this run knows.
+    Metrics are uploaded before the checkpoint of their step, so a remote checkpoint never lacks any. Older checkpoints
+    are removed after a newer one was uploaded, and only those that this run has written.
 
     Args:
-        url: where to.
+        url: of the copy.
         folder: the run folder, locked.
-        warn: told of what fails; the run goes on.
+        warn: called when an upload fails; the run continues.
 
     Raises:
         UserError: there is no such store.
@@ -66,7 +66,7 @@ class Mirror:
     def __init__(self, url: str, folder: Path, warn: Callable[[str], None]) -> None:
         self.url, self._folder, self._warn = url, folder, warn
         self._store = Store(url)
-        self._sent: dict[str, tuple[int, int]] = {}  # size and time of what is there
+        self._sent: dict[str, tuple[int, int]] = {}  # size and time of what was uploaded
         self._token, self._successor = uuid.uuid4().hex, ""
         self._thread = ThreadPoolExecutor(1, "mirror")
         self._latest: Future[str] | None = None
@@ -76,7 +76,7 @@ class Mirror:
     # -----------------------------------------------------------------------------------------------------------------
 
     def text(self, name: str) -> str | None:
-        """The text of the file that every run has, or None where there is no run.
+        """The text of a file that every run has, or None if there is no run at the URL.
 
         Args:
             name: of the file.
@@ -96,21 +96,21 @@ class Mirror:
         return None if text is None else text.decode("utf-8", "replace")
 
     def receive(self) -> None:
-        """Fetch the checkpoints that are missing here and, where the newest is among them, all else.
+        """Download the checkpoints that are missing locally and, if the newest is among them, the other files too.
 
         Raises:
             UserError: something cannot be read.
         """
         try:
-            there = {f"{run_checkpoint.FOLDER}/{name}": size for name, size in self._checkpoints().items()}
-            newest = max(map(_step, there), default=-1)
-            here = max(map(run_checkpoint.step_of, run_checkpoint.in_run(self._folder)), default=-1)
-            if newest > here:
+            remote = {f"{run_checkpoint.FOLDER}/{name}": size for name, size in self._checkpoints().items()}
+            newest = max(map(_step, remote), default=-1)
+            local = max(map(run_checkpoint.step_of, run_checkpoint.in_run(self._folder)), default=-1)
+            if newest > local:
                 names = [f"{folder}/{name}".lstrip("/") for folder in FETCHED for name in self._store.sizes(folder)]
                 for name in names:
                     if name != OWNER:
                         self._store.fetch(name, self._folder / name)
-            for name, size in there.items():
+            for name, size in remote.items():
                 file = self._folder / name
                 if not file.is_file() or file.stat().st_size != size:
                     self._store.fetch(name, file)
@@ -126,7 +126,7 @@ class Mirror:
         }
 
     def claim(self, name: str) -> None:
-        """Say there who writes from now on, and send the file that every run has.
+        """Write there that this process owns the run from now on, and upload the file that every run has.
 
         Args:
             name: of the file.
@@ -154,20 +154,20 @@ class Mirror:
     def _owner(self) -> dict[str, str] | None:
         text = self._store.read(OWNER)
         try:
-            found = {name: str(value) for name, value in json_text.parse(text or b"null").items()}
+            owner = {name: str(value) for name, value in json_text.parse(text or b"null").items()}
         except (ValueError, AttributeError):
             return None
-        return found if found.keys() >= {"host", "process", "since", "token"} else None
+        return owner if owner.keys() >= {"host", "process", "since", "token"} else None
 
     # -----------------------------------------------------------------------------------------------------------------
     # During the run
     # -----------------------------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """Have the thread send what has changed; of several requests that wait, it sees the newest state.
+        """Have the thread upload what has changed; requests that wait are merged into one.
 
         Raises:
-            UserError: another process writes there now.
+            UserError: another process owns the run at the URL now.
         """
         if self._successor:
             raise UserError(f"{self._successor} has taken over the run at {self.url}: this one stops")
@@ -175,22 +175,22 @@ class Mirror:
             self._latest = self._thread.submit(self._send)
 
     def flush(self) -> str:
-        """Wait until everything is there; why something is not, or nothing."""
+        """Wait until everything is uploaded; return why something is not, or an empty string."""
         return self._thread.submit(self._send).result()
 
     def finish(self) -> None:
-        """Wait until everything is there, and leave.
+        """Wait until everything is uploaded, and give up the ownership.
 
         Raises:
-            UserError: something could not be sent.
+            UserError: something could not be uploaded.
         """
         problem = self.flush()
         if self._successor:
-            raise UserError(f"{self._successor} has taken over the run at {self.url}: this one's is in {self._folder}")
+            raise UserError(f"{self._successor} has taken over the run at {self.url}: this one is in {self._folder}")
         if problem:
             raise UserError(
-                f"the run is whole in {self._folder}, but not at {self.url} ({problem}): the same command, on this "
-                "machine, sends the rest"
+                f"the run is complete in {self._folder}, but not at {self.url} ({problem}): repeat the command on this "
+                "machine to upload the rest"
             )
         try:
             self._store.remove(OWNER)
@@ -198,17 +198,19 @@ class Mirror:
             self._warn(str(error))
 
     def close(self) -> None:
-        """End the thread after what it was asked to send."""
+        """End the thread after the uploads it was asked for."""
         self._thread.shutdown()
 
     def _send(self) -> str:
-        """Send what has changed: small files, then checkpoints; why that failed, or nothing."""
+        """Upload what has changed, small files before checkpoints; return why that failed, or an empty string."""
         try:
             owner = self._owner()
             if owner is not None and owner["token"] != self._token:
                 self._successor = f"process {owner['process']} on {owner['host']}"
                 return self._successor
-            checkpoints = run_checkpoint.in_run(self._folder)  # before metrics are read: these are as new, or newer
+            checkpoints = run_checkpoint.in_run(
+                self._folder
+            )  # listed before metrics are read, which are then as new or newer
             for file in (file for folder in FOLDERS for file in sorted((self._folder / folder).glob("*"))):
                 self._send_file(file)
             for file in checkpoints:
@@ -217,12 +219,12 @@ class Mirror:
                 self._store.remove(name)
                 del self._sent[name]
         except (StoreError, OSError) as error:
-            self._warn(f"{error}; the run goes on in {self._folder}, and sends it with the next checkpoint")
+            self._warn(f"{error}; the run continues in {self._folder} and tries again at the next checkpoint")
             return str(error)
         return ""
 
     def _send_file(self, file: Path) -> None:
-        """Send a file unless it is there, hidden, or gone meanwhile."""
+        """Upload a file unless it is unchanged, hidden, or gone meanwhile."""
         name = file.relative_to(self._folder).as_posix()
         try:
             if file.name.startswith(".") or not file.is_file() or self._sent.get(name) == (stamp := _stamp(file)):
@@ -230,7 +232,7 @@ class Mirror:
             if file.suffix == ".pt":
                 self._store.put(file, name)
             else:
-                self._store.write(file.read_bytes(), name)  # read at once: the run goes on writing to it
+                self._store.write(file.read_bytes(), name)  # read at once, because the run keeps appending to it
         except (FileNotFoundError, StoreError):
             if file.exists():
                 raise

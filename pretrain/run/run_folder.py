@@ -1,4 +1,4 @@
-"""A run folder: its recipe, its checkpoints, which of them are kept, and one process at a time."""
+"""A run folder: its recipe, its checkpoints, and the lock that admits one process at a time."""
 
 import fcntl
 import json
@@ -25,7 +25,7 @@ from .journal import METRICS
 from .remote_mirror import Mirror, Place
 
 RECIPE, REPORT, CURVES, DIVERGED = "recipe.json", "report.json", "curves.png", "diverged"
-# What may change between two starts of one run: none of it moves the weights.
+# What may change between two starts of a run, because no weight depends on it.
 RESUMABLE_CHANGES = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
 
 
@@ -33,8 +33,8 @@ class RunFolder:
     """The folder of one run.
 
     Args:
-        place: the folder, which is made; with a URL, what is written goes there as well.
-        warn: told of what could not be sent to the URL.
+        place: the folder, which is created; with a URL, everything is copied there too.
+        warn: called when something could not be sent to the URL.
 
     Raises:
         UserError: it cannot be written, or another process is training in it.
@@ -49,14 +49,14 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error}") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it however the process ends
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it however the process ends
         except BlockingIOError:
             self._lock.close()
             raise UserError(f"another process is training in {path}: wait for it, or choose another --out") from None
         except OSError as error:
             self._lock.close()
             raise UserError(f"cannot lock the run folder {path} ({error}): choose an --out on another disk") from None
-        # A forked data worker holds the lock as well, and may outlive a process that was killed by some seconds.
+        # A forked data worker would inherit the lock, and may outlive a killed process by some seconds.
         lock = weakref.ref(self._lock)
         os.register_at_fork(after_in_child=lambda: file.close() if (file := lock()) is not None else None)
         try:
@@ -66,7 +66,7 @@ class RunFolder:
             raise
 
     def finish(self) -> None:
-        """Wait until all that was written is at the URL, if there is one.
+        """Wait until everything is at the URL, if there is one.
 
         Raises:
             UserError: something could not be sent.
@@ -75,21 +75,21 @@ class RunFolder:
             self._mirror.finish()
 
     def close(self) -> None:
-        """Let other processes train here."""
+        """Release the lock."""
         if self._mirror is not None:
             self._mirror.close()
         self._lock.close()
 
     def begin(self, recipe: Recipe, images: Images) -> None:
-        """Write `recipe.json`, or hold the one that is there against recipe and images; fetch what is at the URL only.
+        """Write `recipe.json` in a new run, or check that a stored run is the same one; fetch what only the URL has.
 
         Raises:
             UserError: the folder belongs to a run with another recipe or other images; or the URL cannot be used.
         """
         data, file = describe(images), self.path / RECIPE
-        there = self._mirror.text(RECIPE) if self._mirror is not None else None
-        if there is not None:
-            _refuse_others(there, recipe, data, str(self.place))
+        remote = self._mirror.text(RECIPE) if self._mirror is not None else None
+        if remote is not None:
+            _refuse_others(remote, recipe, data, str(self.place))
         refuse_other_run(self.path, recipe, data)
         if self._mirror is not None:
             self._mirror.receive()
@@ -116,7 +116,7 @@ class RunFolder:
         return file
 
     def save_diverged(self, contents: dict[str, Any], *, step: int) -> Path:
-        """Write the state of a run that cannot go on; it is for people to look at, no run goes on from it by itself."""
+        """Write the state of a run that cannot continue, for inspection; it is never resumed from automatically."""
         file = self.path / DIVERGED / run_checkpoint.name_of(step)
         run_checkpoint.write(contents, file)
         if self._mirror is not None:
@@ -124,7 +124,9 @@ class RunFolder:
         return file
 
     def resume(self, warn: Any) -> dict[str, Any] | None:
-        """The newest intact checkpoint's contents, or None in a new run; half-written and damaged files are removed.
+        """Contents of the newest intact checkpoint, or None in a new run.
+
+        Temporary files are removed, and damaged checkpoints renamed to `.damaged`.
 
         Raises:
             UserError: there are checkpoints, but none is intact, or the folder cannot be written.
@@ -133,10 +135,10 @@ class RunFolder:
         with _changing(folder):
             for leftover in folder.glob(".*.tmp"):
                 leftover.unlink()
-        found = run_checkpoint.read_newest(self.path, warn)
-        if found is None:
+        newest = run_checkpoint.read_newest(self.path, warn)
+        if newest is None:
             return None
-        file, contents = found
+        file, contents = newest
         with _changing(folder):
             for newer in run_checkpoint.in_run(self.path):
                 if run_checkpoint.step_of(newer) > run_checkpoint.step_of(file):
@@ -149,24 +151,29 @@ class RunFolder:
 
 
 def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any]) -> None:
-    """Hold the run in a folder, if there is one, against a recipe and what `describe` says of its images.
+    """Refuse a folder that holds a run with another recipe or other images.
 
-    A run that was refused before its first step (a wrong init=) left its recipe and no result: it holds nobody up.
+    A run that was refused before its first step (a wrong init=) left a recipe but no result, and does not count.
+
+    Args:
+        folder: the run folder.
+        recipe: of the run to start.
+        data: `describe` of its images.
 
     Raises:
         UserError: the folder belongs to a run with another recipe or other images.
     """
     file, metrics = folder / RECIPE, folder / METRICS
-    worked = any((folder / name).is_dir() for name in (run_checkpoint.FOLDER, DIVERGED))
-    if file.is_file() and (worked or (metrics.is_file() and metrics.stat().st_size)):
+    trained = any((folder / name).is_dir() for name in (run_checkpoint.FOLDER, DIVERGED))
+    if file.is_file() and (trained or (metrics.is_file() and metrics.stat().st_size)):
         _refuse_others(file.read_text(encoding="utf-8"), recipe, data, os.fspath(folder))
 
 
 def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) -> None:
-    """Hold what a run remembers against recipe and images.
+    """Compare a stored `recipe.json` with recipe and images.
 
     Raises:
-        UserError: it is another run, or the text is none of ours.
+        UserError: it is another run, or the text is damaged.
     """
     try:
         old = json_text.parse(text)
@@ -195,11 +202,11 @@ def _changing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot change {folder} ({error}): let it be written, then start again") from None
+        raise UserError(f"cannot change {folder} ({error}): make it writable, then start again") from None
 
 
-def arithmetic(device: torch.device) -> dict[str, Any]:
-    """What the last bits of a run depend on, besides its recipe and images."""
+def numerics(device: torch.device) -> dict[str, Any]:
+    """What the last bits of a run's figures depend on, besides its recipe and images."""
     gpu = device.type == "cuda"
     return {
         "processes": world_size(),
@@ -210,18 +217,18 @@ def arithmetic(device: torch.device) -> dict[str, Any]:
 
 
 def numerics_changed(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What to say where a run goes on with another `arithmetic`, or an empty string; what is not known is not told."""
+    """A message if a run resumes with other `numerics`, or an empty string; fields that were not stored are skipped."""
     changed = [f"{name} {old[name]}, now {value}" for name, value in new.items() if old.get(name, value) != value]
     if not changed:
         return ""
     return (
-        f"until here {'; '.join(changed)}: the order of images stays, but sums are rounded otherwise, so that the run "
-        "is no longer equal to the last bit to one that went through"
+        f"so far {'; '.join(changed)}: images keep their order, but sums are rounded differently, so the run is no "
+        "longer bit-exact with an uninterrupted one"
     )
 
 
 def describe(images: Images) -> dict[str, Any]:
-    """What a run remembers of its images."""
+    """What a run stores about its images."""
     return {
         "root": os.fspath(images.root),
         "images": len(images),

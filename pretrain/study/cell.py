@@ -29,7 +29,7 @@ from excb.results.result import environment
 
 from ..initialise import build_model
 from ..loop import train
-from ..quickstart import settle_statistics
+from ..quickstart import estimate_batchnorm
 from ..recipe import Recipe
 from ..run.monitor import KNN_TEMPERATURE, Monitor
 from ..run.run_folder import RECIPE, REPORT, RESUMABLE_CHANGES, differences
@@ -200,7 +200,7 @@ def _judge_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, An
     recipe, images = job.recipe, sets.train
     backbone = build_model(recipe).teacher.backbone.to(device)
     every = -(-len(images) // SETTLED_ON)
-    settle_statistics(backbone, Subset(images, np.arange(0, len(images), every)), recipe.views.preprocessing)
+    estimate_batchnorm(backbone, Subset(images, np.arange(0, len(images), every)), recipe.views.preprocessing)
     monitor = Monitor(
         images,
         recipe.monitor,

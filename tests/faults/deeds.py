@@ -22,7 +22,8 @@ from torch.utils.data._utils import worker as torch_worker
 from excb.networks import features
 from excb.pretrain import step
 from excb.pretrain.__main__ import main
-from excb.pretrain.data.loader import SampleRef, TrainingViews
+from excb.pretrain.data.loader import TrainingViews
+from excb.pretrain.data.sampler import SampleRef
 from excb.pretrain.run import monitor
 from tests import ordinary_user
 

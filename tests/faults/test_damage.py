@@ -47,7 +47,7 @@ def test_the_checkpoint_before_is_used(
     # Where all that changed is what no reader looks at, the checkpoint is the same one.
     if "the run is finished" not in ended.said or damage is not flip:
         assert f"{newest} is damaged" in ended.said
-        assert f"going on from step {run_checkpoint.step_of(before)}" in ended.said
+        assert f"resuming from step {run_checkpoint.step_of(before)}" in ended.said
         assert (newest.with_suffix(".damaged")).is_file()
     assert_equal(undisturbed, out)
 

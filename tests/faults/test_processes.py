@@ -96,11 +96,11 @@ def test_another_number_of_processes_keeps_the_order_and_says_what_is_lost(
         part = samples(folder, processes)
         assert not part.keys() & seen.keys()  # a stop by signal loses no step
         seen |= part
-        told = {1: "", 2: "until here processes 1, now 2", 3: "until here processes 2, now 3"}[processes]
+        told = {1: "", 2: "so far processes 1, now 2", 3: "so far processes 2, now 3"}[processes]
         assert told in ended.said
-        assert ("until here" in ended.said) == bool(told)
+        assert ("so far processes" in ended.said) == bool(told)
         if told:
-            assert "the order of images stays, but sums are rounded otherwise" in ended.said
+            assert "images keep their order, but sums are rounded differently" in ended.said
     assert seen == samples(undisturbed.parent, 1)
     assert_same_run(undisturbed, out)
 
@@ -233,7 +233,7 @@ def test_a_data_worker_killed_in_one_process_stops_all(images: Path, undisturbed
     ended = begin(images, out, deed="worker_killed=20").wait()
     assert ended.code == 2
     assert "a process that reads images was killed by SIGKILL" in ended.error
-    assert ended.error.endswith("the same command goes on")
+    assert ended.error.endswith("repeat the command to resume")
     check_whole(out)
     assert main(command(images, out)) == 0
     assert_same_run(undisturbed, out)

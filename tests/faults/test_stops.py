@@ -10,7 +10,7 @@ import pytest
 from excb.distributed.signals import ONE_REQUEST
 from tests.faults.runs import assert_equal, at_step, check_whole, newest, run, start, steps
 
-ASK_AGAIN = 128 + signal.SIGTERM  # exit code: saved, the same command goes on
+ASK_AGAIN = 128 + signal.SIGTERM  # exit code: saved, the same command resumes
 STEP = 1.0  # seconds that a step takes here
 LEAVING = 4.0  # seconds to save a small checkpoint and to leave, on a busy machine
 
@@ -27,7 +27,7 @@ def test_a_run_leaves_in_time_and_loses_no_step(images: Path, undisturbed: Path,
     assert ended.code == ASK_AGAIN, ended.said
     assert running.alive() == []
     assert newest(out) == steps(out)[-1] == 3  # the step under way was finished, and is not lost
-    assert "stopped by SIGTERM after step 3: the same command goes on" in ended.said
+    assert "stopped by SIGTERM after step 3: repeat the command to resume" in ended.said
     assert run(images, out).code == 0
     assert_equal(undisturbed, out)
 

@@ -65,7 +65,7 @@ def test_more_than_a_hundredth_is_refused_until_they_are_mended(many: Path, tmp_
     ended = damaged(many, out, files)
     assert ended.code == 2, ended.said
     assert "images seen are broken (more than 1 %), such as class" in ended.error
-    assert "mend them, and the same command goes on" in ended.error
+    assert "fix them and repeat the command to resume" in ended.error
     last = check_whole(out)
     assert last >= 8  # judged from the 200th image on
     missing = run(many, out, *ONE_EPOCH)
@@ -84,7 +84,7 @@ def test_more_than_a_hundredth_is_refused_until_they_are_mended(many: Path, tmp_
 
 
 def test_a_folder_that_is_unmounted_and_comes_back(images: Path, undisturbed: Path, tmp_path: Path) -> None:
-    """No image can be read, none takes its place: refused before a step is taken with nothing to see."""
+    """No image can be read, nor any replacement: refused before a step is taken without images."""
     data, out = shutil.copytree(images, tmp_path / "data"), tmp_path / "run"
     running = start(data, out, deed="pause_at=4")
     running.until_stopped()

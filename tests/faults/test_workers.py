@@ -31,7 +31,7 @@ def test_a_lost_worker_is_one_line_and_no_step_is_lost(
     assert ended.code == 2, ended.said
     assert f"a process that reads images {words}" in ended.error
     trained = steps(out)
-    assert ended.error.endswith(f"step {len(trained)} is saved: the same command goes on")
+    assert ended.error.endswith(f"step {len(trained)} is saved: repeat the command to resume")
     assert check_whole(out) == len(trained)
     running.until_gone(GONE)
     assert run(images, out).code == 0

@@ -15,7 +15,9 @@ from excb.images.scanning import scan_folder
 from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main
-from excb.pretrain.data.loader import NO_IMAGE, SampleRef, TrainingViews
+from excb.pretrain.data.batch import NO_IMAGE
+from excb.pretrain.data.loader import TrainingViews
+from excb.pretrain.data.sampler import SampleRef
 from excb.transfer.data import splits
 from excb.transfer.data.sources import train_and_test
 from excb.transfer.features.extraction import files_hash

@@ -16,7 +16,8 @@ from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
-from excb.pretrain.data.loader import SampleRef, TrainingViews
+from excb.pretrain.data.loader import TrainingViews
+from excb.pretrain.data.sampler import SampleRef
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from excb.pretrain import loop
-from excb.pretrain.data.loader import Batch
+from excb.pretrain.data.batch import Batch
 
 OVERRIDES = (
     'model.options={"channels": [8, 8, 16, 16], "stem_width": 4}',

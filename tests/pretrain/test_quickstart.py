@@ -54,7 +54,7 @@ def test_settled_statistics_are_those_of_the_images(tmp_path: Path) -> None:
         Image.fromarray(random.integers(0, 256, (20, 20, 3), np.uint8)).save(photographs_of_noise / f"{number}.png")
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
     images = scan_folder(photographs_of_noise)
-    quickstart.settle_statistics(network, images, quickstart.PIXELS)
+    quickstart.estimate_batchnorm(network, images, quickstart.PIXELS)
     inputs = torch.stack([quickstart.PIXELS(open_image(images.file(index))) for index in range(6)])
     torch.testing.assert_close(network[1].running_mean, network[0](inputs).mean((0, 2, 3)))
     assert not network.training

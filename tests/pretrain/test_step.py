@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from excb.errors import UserError
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.architecture import Architecture
-from excb.pretrain.data.loader import Batch
+from excb.pretrain.data.batch import Batch
 from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.initialise import build_model
 from excb.pretrain.optim import Schedules, build_optimizer

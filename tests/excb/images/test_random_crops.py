@@ -150,7 +150,8 @@ def test_drawing_takes_no_more_numbers_than_it_needs() -> None:
     share, _ = again.random(), again.random()
     side = round(math.sqrt((0.2 + 0.2 * share) * 12e6))
     assert (right - left, bottom - top) == (side, side)
-    assert (left, top) == (again.integers(4000 - side + 1), again.integers(3000 - side + 1))
+    assert left == int(again.integers(4000 - side + 1))
+    assert top == int(again.integers(3000 - side + 1))
     assert random.random() == again.random()
 
 

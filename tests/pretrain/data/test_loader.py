@@ -19,19 +19,10 @@ from excb.images.image_set import ImageSet
 from excb.images.photographs import photograph
 from excb.images.scanning import scan_folder
 from excb.pretrain.data.augmentation import PARAMETERS
-from excb.pretrain.data.loader import (
-    NO_IMAGE,
-    REPLACEMENTS,
-    Batch,
-    Broken,
-    BrokenFiles,
-    SampleRef,
-    Schedule,
-    TrainingViews,
-    collate,
-    epoch_order,
-    loader,
-)
+from excb.pretrain.data.batch import NO_IMAGE, Batch, Broken, collate
+from excb.pretrain.data.broken_files import BrokenFiles
+from excb.pretrain.data.loader import REPLACEMENTS, TrainingViews, loader
+from excb.pretrain.data.sampler import BatchSampler, SampleRef, epoch_order
 from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.recipe import EfficiencySettings, ViewSettings
 
@@ -139,15 +130,15 @@ def test_every_image_is_anywhere_as_often() -> None:
 
 
 def test_schedule_goes_through_every_epochs_order() -> None:
-    steps = list(Schedule(IMAGES, BATCH, seed=SEED, start=0, stop=EPOCHS * PER_EPOCH))
+    steps = list(BatchSampler(IMAGES, BATCH, seed=SEED, start=0, stop=EPOCHS * PER_EPOCH))
     assert len(steps) == 9
-    for step, slots in enumerate(steps):
+    for step, refs in enumerate(steps):
         epoch, place = divmod(step, 3)
         order = epoch_order(IMAGES, seed=SEED, epoch=epoch)
-        assert slots == [SampleRef(epoch, p, order[p]) for p in range(3 * place, 3 * place + 3)]
+        assert refs == [SampleRef(epoch, p, order[p]) for p in range(3 * place, 3 * place + 3)]
     # Two of eleven images are left out of every epoch, others each time.
     left_out = [
-        set(range(IMAGES)) - {slot.sample for slots in steps if slots[0].epoch == epoch for slot in slots}
+        set(range(IMAGES)) - {ref.sample for refs in steps if refs[0].epoch == epoch for ref in refs}
         for epoch in range(EPOCHS)
     ]
     assert [len(missing) for missing in left_out] == [2, 2, 2]
@@ -156,19 +147,19 @@ def test_schedule_goes_through_every_epochs_order() -> None:
 
 @pytest.mark.parametrize("start", range(10))
 def test_a_later_start_gives_the_rest_of_the_run(start: int) -> None:
-    whole = list(Schedule(IMAGES, BATCH, seed=SEED, start=0, stop=9))
-    rest = Schedule(IMAGES, BATCH, seed=SEED, start=start, stop=9)
+    whole = list(BatchSampler(IMAGES, BATCH, seed=SEED, start=0, stop=9))
+    rest = BatchSampler(IMAGES, BATCH, seed=SEED, start=start, stop=9)
     assert list(rest) == whole[start:]
     assert len(rest) == len(whole[start:])
     assert list(rest) == whole[start:]  # a second pass is the same
-    assert list(Schedule(IMAGES, BATCH, seed=SEED, start=0, stop=start)) == whole[:start]
+    assert list(BatchSampler(IMAGES, BATCH, seed=SEED, start=0, stop=start)) == whole[:start]
 
 
 def test_a_batch_of_all_images_is_the_whole_epoch() -> None:
-    (slots,) = Schedule(5, 5, seed=0, start=3, stop=4)
-    assert sorted(slot.sample for slot in slots) == list(range(5))
-    assert {slot.epoch for slot in slots} == {3}
-    assert [slot.position for slot in slots] == list(range(5))
+    (refs,) = BatchSampler(5, 5, seed=0, start=3, stop=4)
+    assert sorted(ref.sample for ref in refs) == list(range(5))
+    assert {ref.epoch for ref in refs} == {3}
+    assert [ref.position for ref in refs] == list(range(5))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -313,11 +304,11 @@ def test_pinned_batches_are_the_same(damaged: ImageSet) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def replacements(slot: SampleRef, *, bad: set[int], seed: int = SEED, count: int = IMAGES) -> list[int]:
+def replacements(ref: SampleRef, *, bad: set[int], seed: int = SEED, count: int = IMAGES) -> list[int]:
     """What takes the place of a broken image: numbers named by (seed, epoch, position, attempt) until one is good."""
     tried: list[int] = []
     for attempt in range(REPLACEMENTS):
-        random = seeding.generator(seeding.Purpose.REPLACEMENT, seed, slot.epoch, slot.position, attempt)
+        random = seeding.generator(seeding.Purpose.REPLACEMENT, seed, ref.epoch, ref.position, attempt)
         tried.append(int(random.integers(count)))
         if tried[-1] not in bad:
             break
@@ -326,42 +317,42 @@ def replacements(slot: SampleRef, *, bad: set[int], seed: int = SEED, count: int
 
 def test_a_broken_image_is_replaced_in_its_place(images: ImageSet, damaged: ImageSet) -> None:
     whole, mended = batches(images), batches(damaged)
-    schedule = list(Schedule(IMAGES, BATCH, seed=SEED, start=0, stop=9))
+    sampler = list(BatchSampler(IMAGES, BATCH, seed=SEED, start=0, stop=9))
     maker = ViewMaker(SETTINGS, seed=SEED, epochs=EPOCHS)
-    broken_slots = 0
-    for slots, expected, batch in zip(schedule, whole, mended, strict=True):
+    broken_refs = 0
+    for refs, expected, batch in zip(sampler, whole, mended, strict=True):
         assert torch.equal(batch.samples, expected.samples)  # what was scheduled, in its order
         names: list[tuple[str, str]] = []
-        for place, slot in enumerate(slots):
-            if slot.sample not in (2, 7):
-                assert batch.used[place] == slot.sample
+        for place, ref in enumerate(refs):
+            if ref.sample not in (2, 7):
+                assert batch.used[place] == ref.sample
                 assert torch.equal(batch.global_crops[:, place], expected.global_crops[:, place])
                 continue
-            broken_slots += 1
-            tried = replacements(slot, bad={2, 7})
+            broken_refs += 1
+            tried = replacements(ref, bad={2, 7})
             assert batch.used[place] == tried[-1]
-            chain = [slot.sample, *tried]
+            chain = [ref.sample, *tried]
             names += [(f"{bad:02}.png", f"{good:02}.png") for bad, good in itertools.pairwise(chain)]
             # The views are the replacement's pixels, named by the scheduled image.
             with Image.open(damaged.file(tried[-1])) as image:
-                crops, parameters = maker.cut(image, epoch=slot.epoch, sample=slot.sample, views=range(2))
+                crops, parameters = maker.cut(image, epoch=ref.epoch, sample=ref.sample, views=range(2))
             assert np.array_equal(batch.global_crops[:, place].numpy(), crops)
             assert np.array_equal(batch.global_parameters[:, place].numpy(), parameters)
         assert [(broken.path, broken.replacement) for broken in batch.broken] == names
         assert all("UnidentifiedImageError" in broken.reason for broken in batch.broken)
-    assert broken_slots >= 4
+    assert broken_refs >= 4
 
 
 def test_a_replacement_depends_on_seed_epoch_and_position_only(damaged: ImageSet) -> None:
-    def used(slot: SampleRef, *, seed: int = SEED, settings: ViewSettings = SETTINGS, epochs: int = EPOCHS) -> int:
-        return TrainingViews(damaged, settings, seed=seed, epochs=epochs)[slot][1]
+    def used(ref: SampleRef, *, seed: int = SEED, settings: ViewSettings = SETTINGS, epochs: int = EPOCHS) -> int:
+        return TrainingViews(damaged, settings, seed=seed, epochs=epochs)[ref][1]
 
-    slots = [SampleRef(epoch, position, 2) for epoch in range(4) for position in range(6)]
-    expected = [replacements(slot, bad={2, 7})[-1] for slot in slots]
-    assert [used(slot) for slot in slots] == expected
-    assert [used(slot._replace(sample=7)) for slot in slots] == expected  # not on which image is broken
-    assert [used(slot, settings=dataclasses.replace(SETTINGS, local_views=0), epochs=9) for slot in slots] == expected
-    assert [used(slot, seed=SEED + 1) for slot in slots] != expected
+    refs = [SampleRef(epoch, position, 2) for epoch in range(4) for position in range(6)]
+    expected = [replacements(ref, bad={2, 7})[-1] for ref in refs]
+    assert [used(ref) for ref in refs] == expected
+    assert [used(ref._replace(sample=7)) for ref in refs] == expected  # not on which image is broken
+    assert [used(ref, settings=dataclasses.replace(SETTINGS, local_views=0), epochs=9) for ref in refs] == expected
+    assert [used(ref, seed=SEED + 1) for ref in refs] != expected
     assert len(set(expected)) >= 6
     assert {2, 7}.isdisjoint(expected)
 
@@ -458,15 +449,15 @@ def test_a_single_image_that_nothing_replaces_is_refused_at_once() -> None:
 
 
 def test_replacements_that_are_broken_too_do_not_count_twice(damaged: ImageSet) -> None:
-    counter, slots = BrokenFiles(), 0
+    counter, refs = BrokenFiles(), 0
     chains = 0
     for batch in batches(damaged):
-        slots += sum(sample in (2, 7) for sample in batch.samples.tolist())
+        refs += sum(sample in (2, 7) for sample in batch.samples.tolist())
         chains += len(batch.broken)
         counter.count(batch)
-    assert counter.found == slots
+    assert counter.found == refs
     assert counter.seen == 27
-    assert chains >= slots
+    assert chains >= refs
 
 
 def test_counts_go_on_from_a_checkpoint(damaged: ImageSet) -> None:

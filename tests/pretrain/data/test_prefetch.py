@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from excb.pretrain.data.loader import Batch
+from excb.pretrain.data.batch import Batch
 from excb.pretrain.data.prefetch import prefetch_to_device
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -22,9 +22,9 @@ from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.pretrain.__main__ import main
 from excb.pretrain.data.hub_stream import open_stream
-from excb.pretrain.data.loader import SampleRef
+from excb.pretrain.data.sampler import SampleRef
 from excb.pretrain.data.stream_images import StreamImages
-from excb.pretrain.data.stream_order import Lane, State, StreamSchedule, lanes_of
+from excb.pretrain.data.stream_order import ShardReader, State, StreamBatchSampler, reader_count
 from tests.pretrain.small_runs import OVERRIDES, stopped_before
 from tests.pretrain.stream_files import stored_picture, write_parquet
 from tests.pretrain.test_parallel import EXACT, assert_same_run
@@ -61,44 +61,44 @@ def numbers(buffer: int, sizes: tuple[int, ...] = SIZES) -> StreamImages:
     return Numbers("hf-stream:numbers", tuple(map(str, range(len(sizes)))), sizes, "picture", buffer)
 
 
-def images(slots: list[SampleRef]) -> list[str]:
-    return [(slot.content or b"").decode() for slot in slots]
+def images(refs: list[SampleRef]) -> list[str]:
+    return [(ref.content or b"").decode() for ref in refs]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One lane
+# One shard reader
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def in_turns(shards: list[int], lane: int, seed: int) -> Iterator[str]:
-    """The rows of a lane's shards, turn after turn, by plain loops."""
+def in_turns(shards: list[int], reader: int, seed: int) -> Iterator[str]:
+    """The rows of a reader's shards, pass after pass, by plain loops."""
     for turn in itertools.count():
-        order = seeding.generator(seeding.Purpose.STREAM, seed, lane, turn, 1).permutation(len(shards))
+        order = seeding.generator(seeding.Purpose.STREAM, seed, reader, turn, 1).permutation(len(shards))
         for place in order:
             for row in range(SIZES[shards[place]]):
                 yield f"{shards[place]}/{row}"
 
 
-@pytest.mark.parametrize(("lane", "lanes_", "buffer"), [(0, 1, 5), (1, 2, 8), (0, 2, 1), (0, 1, 100)])
-def test_a_lane_is_a_shuffle_buffer_over_its_shards(lane: int, lanes_: int, buffer: int) -> None:
-    source = in_turns(list(range(lane, len(SIZES), lanes_)), lane, seed=3)
-    waiting = [next(source) for _ in range(max(1, buffer // lanes_))]
-    drawn = Lane(numbers(buffer), lane, lanes_, seed=3)
+@pytest.mark.parametrize(("reader", "readers", "buffer"), [(0, 1, 5), (1, 2, 8), (0, 2, 1), (0, 1, 100)])
+def test_a_shard_reader_is_a_shuffle_buffer_over_its_shards(reader: int, readers: int, buffer: int) -> None:
+    source = in_turns(list(range(reader, len(SIZES), readers)), reader, seed=3)
+    waiting = [next(source) for _ in range(max(1, buffer // readers))]
+    drawn = ShardReader(numbers(buffer), reader, readers, seed=3)
     for draw in range(200):
-        place = int(seeding.generator(seeding.Purpose.STREAM, 3, lane, draw).integers(len(waiting)))
+        place = int(seeding.generator(seeding.Purpose.STREAM, 3, reader, draw).integers(len(waiting)))
         shard, row, content = drawn.draw()
         assert content.decode() == f"{shard}/{row}" == waiting[place]
         waiting[place] = next(source)
 
 
 def test_no_image_comes_too_early_and_none_is_lost() -> None:
-    lane, buffer = Lane(numbers(6), 0, 1, seed=0), 6
+    reader, buffer = ShardReader(numbers(6), 0, 1, seed=0), 6
     places: dict[str, list[int]] = {}
     for place, name in enumerate(itertools.islice(in_turns([0, 1, 2, 3], 0, seed=0), 1000)):
         places.setdefault(name, []).append(place)
     seen: Counter[str] = Counter()
     for place in range(600):
-        name = lane.draw()[2].decode()
+        name = reader.draw()[2].decode()
         assert place > places[name][seen[name]] - buffer
         seen[name] += 1
     assert len(seen) == sum(SIZES)
@@ -111,19 +111,21 @@ def test_no_image_comes_too_early_and_none_is_lost() -> None:
 
 
 def batches(
-    stream: StreamImages, steps: range, share: tuple[int, int] = (0, 1), state: State | None = None
-) -> StreamSchedule:
-    return StreamSchedule(stream, 8, seed=1, start=steps.start, stop=steps.stop, share=share, state=state)
+    stream: StreamImages, steps: range, rank: int = 0, world_size: int = 1, *, state: State | None = None
+) -> StreamBatchSampler:
+    return StreamBatchSampler(
+        stream, 8, seed=1, start=steps.start, stop=steps.stop, rank=rank, world_size=world_size, state=state
+    )
 
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_share_the_batches_of_one(processes: int) -> None:
     whole = list(batches(numbers(12), range(20)))
-    parts = [list(batches(numbers(12), range(20), (number, processes))) for number in range(processes)]
+    parts = [list(batches(numbers(12), range(20), number, processes)) for number in range(processes)]
     assert [list(itertools.chain(*each)) for each in zip(*parts, strict=True)] == whole
-    assert [[slot.position for slot in slots] for slots in whole[:3]] == [list(range(n, n + 8)) for n in (0, 8, 16)]
-    assert [slots[0].epoch for slots in whole[:7]] == [0, 0, 0, 1, 1, 1, 2]
-    assert len({slot.sample for slots in whole for slot in slots}) == sum(SIZES)
+    assert [[ref.position for ref in refs] for refs in whole[:3]] == [list(range(n, n + 8)) for n in (0, 8, 16)]
+    assert [refs[0].epoch for refs in whole[:7]] == [0, 0, 0, 1, 1, 1, 2]
+    assert len({ref.sample for refs in whole for ref in refs}) == sum(SIZES)
 
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 13])
@@ -134,35 +136,35 @@ def test_a_state_is_gone_on_from_exactly(stop: int) -> None:
         pass
     state = {name: torch.tensor(part.tolist()) for name, part in begun.state_after(stop).items()}
     assert list(batches(numbers(12), range(stop, 20), state=state)) == whole[stop:]
-    halves = [list(batches(numbers(12), range(stop, 20), (number, 2), state)) for number in range(2)]
+    halves = [list(batches(numbers(12), range(stop, 20), number, 2, state=state)) for number in range(2)]
     assert [one + other for one, other in zip(*halves, strict=True)] == whole[stop:]
 
 
 def test_states_that_nobody_will_ask_for_are_forgotten() -> None:
-    schedule = batches(numbers(12), range(40))
-    for step, _ in enumerate(schedule, start=1):
-        schedule.passed(step)
-        assert len(schedule._states) < 12  # those read ahead and a few behind, however long the run
-    assert schedule.state_after(40).keys() == {"counts", "waiting"}
+    sampler = batches(numbers(12), range(40))
+    for step, _ in enumerate(sampler, start=1):
+        sampler.step_done(step)
+        assert len(sampler._states) < 12  # those read ahead and a few behind, however long the run
+    assert sampler.state_after(40).keys() == {"counts", "waiting"}
 
 
 def test_an_error_in_the_thread_is_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = numbers(4, (40,))
-    schedule = batches(stream, range(20))
+    sampler = batches(stream, range(20))
 
-    def fail(_lane: Lane) -> None:
+    def fail(_reader: ShardReader) -> None:
         raise UserError("the network is gone")
 
-    monkeypatch.setattr(Lane, "draw", fail)
+    monkeypatch.setattr(ShardReader, "draw", fail)
     with pytest.raises(ReadingError, match="the network is gone") as caught:
-        list(schedule)
+        list(sampler)
     assert caught.value.rank_local
 
 
 def test_shards_that_hold_nothing() -> None:
     with pytest.raises(UserError, match=r"shards \[0, 2\] of hf-stream:numbers hold no image"):
-        Lane(numbers(4, (0, 3, 0, 3)), 0, 2, seed=0)
-    assert Lane(numbers(4, (0, 3, 1)), 0, 2, seed=0).draw()[2] == b"2/0"
+        ShardReader(numbers(4, (0, 3, 0, 3)), 0, 2, seed=0)
+    assert ShardReader(numbers(4, (0, 3, 1)), 0, 2, seed=0).draw()[2] == b"2/0"
 
 
 def test_a_stream_that_has_lost_rows() -> None:
@@ -172,11 +174,13 @@ def test_a_stream_that_has_lost_rows() -> None:
         batches(numbers(12, (1, 1, 1, 1)), range(3, 4), state=begun.state_after(3))
 
 
-def test_processes_that_cannot_share_the_lanes() -> None:
-    assert lanes_of(numbers(12), 8, 2) == 4
-    assert lanes_of(numbers(12), 9, 1) == 3
-    with pytest.raises(UserError, match=r"4 shards, which for a batch of 9 are 3 lanes: 2 processes .* 1, 3 can"):
-        lanes_of(numbers(12), 9, 2)
+def test_ranks_that_cannot_share_the_readers() -> None:
+    assert reader_count(numbers(12), 8, 2) == 4
+    assert reader_count(numbers(12), 9, 1) == 3
+    with pytest.raises(
+        UserError, match=r"4 shards, which for a batch of 9 means 3 shard readers: 2 processes .* 1, 3 can"
+    ):
+        reader_count(numbers(12), 9, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -266,7 +270,9 @@ def test_a_stopped_run_goes_on_as_the_undisturbed_one(
 ) -> None:
     assert main(command(folder, tmp_path / "whole")) == 0
     told = capsys.readouterr().err
-    assert "4 shards in 4 lanes, with a shuffle buffer of 1 images in each. Its order is no whole permutation" in told
+    assert (
+        "a stream of 4 shards, 4 shard readers and a shuffle buffer of 1 images in each. The shuffle is local" in told
+    )
     with stopped_before(4):
         assert main(command(folder, tmp_path / "run", f"efficiency.workers={workers}")) == 143
     assert main(command(folder, tmp_path / "run")) == 0
@@ -280,13 +286,13 @@ def test_broken_images_are_replaced_counted_and_named(tmp_path: Path, capsys: py
     assert main(command(folder, tmp_path / "run", "optim.epochs=1")) == 0
     told = capsys.readouterr().err
     assert "shard 1, row 1 cannot be read (UnidentifiedImageError" in told
-    assert "takes its place" in told
-    drawn = StreamSchedule(open_stream(f"hf-stream:{folder},buffer=6"), 8, seed=0, start=0, stop=3)
-    names = [slot.name for slots in drawn for slot in slots]
+    assert "replaces it" in told
+    drawn = StreamBatchSampler(open_stream(f"hf-stream:{folder},buffer=6"), 8, seed=0, start=0, stop=3)
+    names = [ref.name for refs in drawn for ref in refs]
     broken = ["shard 1, row 1", "shard 2, row 1"]
     found = run_checkpoint.read(run_checkpoint.in_run(tmp_path / "run")[0])["broken"]
     assert found == {"seen": 24, "found": sum(map(names.count, broken))}
-    assert told.count("takes its place") == len({*names} & {*broken})  # each is named once
+    assert told.count("replaces it") == len({*names} & {*broken})  # each is named once
 
 
 def test_another_buffer_is_another_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,19 +320,19 @@ def test_a_shard_that_fails_during_the_run_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    usual = Lane._next
+    usual = ShardReader._next
 
-    def fail(lane: Lane) -> tuple[int, int, bytes]:
-        if lane._draws == 60:  # 2 images of each lane a step
+    def fail(reader: ShardReader) -> tuple[int, int, bytes]:
+        if reader._draws == 60:  # 2 images of each reader a step
             raise UserError("cannot read the shard")
-        return usual(lane)
+        return usual(reader)
 
     words = ("optim.epochs=20", f"efficiency.workers={workers}")
     with monkeypatch.context() as patch:
-        patch.setattr(Lane, "_next", fail)
+        patch.setattr(ShardReader, "_next", fail)
         assert main(command(folder, tmp_path / "run", *words)) == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    found = re.search(r"error: cannot read the shard; step (\d+) is saved: the same command goes on", told)
+    found = re.search(r"error: cannot read the shard; step (\d+) is saved: repeat the command to resume", told)
     assert found is not None
     assert 24 <= int(found[1]) <= 30  # but for what workers had not read yet
     assert main(command(folder, tmp_path / "run", *words)) == 0

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.figures.curves import Curves, statistics
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipes import RECIPES
-from excb.pretrain.run.alarms import COINCIDENT, Health, Memory, coincident
+from excb.pretrain.run.alarms import COINCIDENT, AlarmState, Health, coincident
 from excb.pretrain.run.journal import read_metrics
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
@@ -87,13 +86,13 @@ def test_a_loss_above_chance_diverges_only_if_it_was_lower() -> None:
     ]
 
 
-def test_an_alarm_is_told_when_it_begins_and_when_it_comes_back() -> None:
+def test_an_alarm_is_reported_when_it_begins_and_when_it_comes_back() -> None:
     judge = health()
     assert names(judge, confidence=0.99) == ["certain"]
     assert names(judge, confidence=0.99) == []
     assert names(judge) == []
     assert names(judge, confidence=0.99) == ["certain"]
-    resumed = Health(find_recipe("quickstart"), assignments=5632, memory=judge.memory)
+    resumed = Health(find_recipe("quickstart"), assignments=5632, state=judge.state)
     assert names(resumed, confidence=0.99) == []
 
 
@@ -102,7 +101,7 @@ def test_a_collapse_rings_on_until_it_is_measured_again() -> None:
     unmeasured = {name: value for name, value in WELL.items() if name != "effective_rank"}
     assert names(judge, effective_rank=1.0) == ["collapse"]
     assert [alarm.name for alarm in judge.judge(unmeasured)] == []
-    assert judge.memory.ringing == ["collapse"]
+    assert judge.state.active == ["collapse"]
     assert names(judge, effective_rank=1.0) == []
 
 
@@ -137,8 +136,8 @@ def test_a_resumed_run_judges_as_one_that_went_through(stop: int) -> None:
     whole, half = health(), health()
     for epoch, value in enumerate(course, 1):
         if epoch == stop:
-            memory = Memory(**json.loads(json.dumps(asdict(half.memory))))
-            half = Health(find_recipe("quickstart"), assignments=5632, memory=memory)
+            state = AlarmState.from_dict(json.loads(json.dumps(half.state.to_dict())))
+            half = Health(find_recipe("quickstart"), assignments=5632, state=state)
         assert names(half, agreement=value, epoch=epoch) == names(whole, agreement=value, epoch=epoch)
 
 

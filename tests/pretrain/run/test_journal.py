@@ -14,7 +14,7 @@ from PIL import Image
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.method import Step
-from excb.pretrain.data.loader import Batch
+from excb.pretrain.data.batch import Batch
 from excb.pretrain.figures import curves
 from excb.pretrain.run.journal import METRICS, EpochStatistics, Journal, purity, read_metrics
 
@@ -39,7 +39,7 @@ def fill(statistics: EpochStatistics, steps: int, start: int = 0) -> None:
 
 def statistics() -> EpochStatistics:
     images = ImageSet(Path(), [str(i) for i in range(8)], LABELS, ("a", "b", "c"))
-    return EpochStatistics(images, globals_=2, clusters=5, slots=8, device=torch.device("cpu"))
+    return EpochStatistics(images, globals_=2, clusters=5, samples=8, device=torch.device("cpu"))
 
 
 def test_epoch_statistics_against_loops() -> None:

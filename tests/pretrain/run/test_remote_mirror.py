@@ -12,7 +12,7 @@ import torch
 from excb.checkpoint import run_checkpoint
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
-from excb.pretrain.data.loader import Batch
+from excb.pretrain.data.batch import Batch
 from excb.pretrain.run.journal import read_metrics
 from excb.pretrain.run.remote_mirror import Mirror, run_place
 from excb.remote import object_store
@@ -196,10 +196,10 @@ def test_a_store_that_goes_down_stops_nothing_and_is_told(
         assert main(command(images, URL)) == 2
     told = capsys.readouterr().err.splitlines()
     assert any("warning: cannot write faulty://bucket/run/" in line and "the run goes on" in line for line in told)
-    assert f"excb-pretrain: error: the run is whole in {local()}, but not at {URL}" in told[-1]
+    assert f"excb-pretrain: error: the run is complete in {local()}, but not at {URL}" in told[-1]
     assert_same_run(undisturbed, local())
     FaultyStore.fails.clear()
-    assert main(command(images, URL)) == 0  # sends the rest
+    assert main(command(images, URL)) == 0  # uploads the rest
     assert_same_run(undisturbed, download(tmp_path / "copy"))
 
 
@@ -237,7 +237,7 @@ def test_a_damaged_checkpoint_there_is_named_and_the_one_before_used(
     assert main(command(images, URL)) == 0
     told = capsys.readouterr().err
     assert "step-6.pt is damaged" in told
-    assert "going on from step 4" in told
+    assert "resuming from step 4" in told
     assert_same_run(undisturbed, download(tmp_path / "copy"))
 
 

@@ -1,0 +1,51 @@
+"""Unreadable training images: each is named once, all are counted, and a set with too many of them is refused."""
+
+from excb.distributed.collectives import gather_numbers, gather_objects
+from excb.errors import UserError
+
+from .batch import NO_IMAGE, Batch, Broken
+
+MAX_SHARE = 0.01  # of the images seen may be broken ...
+JUDGED_FROM = 200  # ... once this many were seen
+
+
+class BrokenFiles:
+    """Counts unreadable images over all ranks, and names those of this rank.
+
+    Args:
+        seen: images that earlier starts of the run have seen.
+        found: how many of them were broken. They are not judged again, because the set may have been fixed.
+    """
+
+    def __init__(self, seen: int = 0, found: int = 0) -> None:
+        self.seen, self.found = seen, found
+        self._before = seen, found
+        self._named: set[str] = set()
+
+    def count(self, batch: Batch) -> list[Broken]:
+        """Count a batch of all ranks.
+
+        Returns:
+            This rank's broken files that were not named before.
+
+        Raises:
+            UserError: too many are broken; raised on all ranks.
+        """
+        new: list[Broken] = []
+        for broken in batch.broken:
+            if broken.path not in self._named:
+                self._named.add(broken.path)
+                new.append(broken)
+        # A replacement that is broken too counts when its own turn comes.
+        mine = [len(batch.samples), int((batch.used != batch.samples).sum()), int((batch.used == NO_IMAGE).any())]
+        seen, found, hopeless = gather_numbers(mine).sum(0).tolist()
+        self.seen += seen
+        self.found += found
+        seen, found = self.seen - self._before[0], self.found - self._before[1]
+        if hopeless or (seen >= JUDGED_FROM and found > MAX_SHARE * seen):
+            names = ", ".join(sorted(set().union(*gather_objects(self._named)))[:3])
+            raise UserError.on_all_ranks(
+                f"{found} of {seen} images seen are broken (more than 1 %), such as {names}: fix them and repeat the "
+                "command to resume, or start another run without them (another --out, init=RUN for its weights)",
+            )
+        return new

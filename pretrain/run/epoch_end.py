@@ -1,0 +1,87 @@
+"""The end of an epoch: its statistics, the monitor's figures when they are due, alarms, and the best epoch so far."""
+
+from typing import Any
+
+from excb.console import Reporter
+from excb.distributed.signals import StopRequest
+
+from .alarms import Alarm, AlarmState, Health, coincident
+from .journal import Journal
+from .monitor import Monitor, StoppedError
+from .state import RunState
+
+
+class EpochEnd:
+    """Sums up epochs.
+
+    Args:
+        state: the run's.
+        reporter: for progress and alarms.
+    """
+
+    def __init__(self, state: RunState, reporter: Reporter) -> None:
+        recipe, self._state, self._reporter = state.recipe, state, reporter
+        self._monitor = Monitor(
+            state.feed.indexed,
+            recipe.monitor,
+            recipe.views,
+            seed=recipe.run.seed,
+            device=state.trainer.device,
+            workers=state.feed.workers,
+        )
+        assignments = state.trainer.schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
+        alarms = AlarmState.from_dict(state.progress.health)
+        self._health = Health(recipe, assignments=assignments, state=alarms)
+
+    def sum_up(self, journal: Journal, stop: StopRequest) -> tuple[bool, bool]:
+        """Sum up the epoch that is complete, and write its figures down.
+
+        Returns:
+            Whether a checkpoint is due, and whether the run was asked to stop meanwhile, in which case nothing
+            has changed.
+        """
+        progress, recipe, statistics = self._state.progress, self._state.recipe, self._state.statistics
+        epoch = progress.step // self._state.trainer.schedules.steps_per_epoch
+        sums = statistics.state()
+        figures: dict[str, Any] = {"epoch": epoch} | statistics.summary(sums)
+        figures["coincident_centroids"] = coincident(self._state.trainer.model.teacher.centroids.weight)
+        last = epoch == recipe.optim.epochs
+        if last or epoch % recipe.monitor.every_epochs == 0:
+            try:
+                figures |= self._measure(epoch, stop)
+            except StoppedError:
+                return False, True
+        progress.counts = statistics.counts(sums)
+        statistics.reset()
+        alarms = self._health.judge(figures)
+        progress.health = self._health.state.to_dict()
+        # The figures of an earlier measurement stay visible when this epoch was not measured.
+        progress.last = (progress.last or {}) | figures
+        measured = "score" in figures
+        if measured and (progress.best is None or figures["score"] >= progress.best["score"]):
+            progress.best = {"step": progress.step} | figures
+        journal.write("epoch", progress.step, figures)
+        for alarm in alarms:
+            self._report(alarm, epoch, journal)
+        return measured or last or epoch % recipe.run.save_epochs == 0, False
+
+    def _report(self, alarm: Alarm, epoch: int, journal: Journal) -> None:
+        self._reporter.warn(f"epoch {epoch}: {alarm.message}")
+        entry = {"epoch": epoch, "name": alarm.name, "message": alarm.message}
+        journal.write("alarm", self._state.progress.step, entry)
+
+    def _measure(self, epoch: int, stop: StopRequest) -> dict[str, float]:
+        """The monitor's figures.
+
+        Raises:
+            StoppedError: the run was asked to stop.
+        """
+        with self._reporter.progress(f"measuring epoch {epoch}", self._monitor.passes) as bar:
+
+            def advance(images: int) -> None:
+                bar.advance(images)
+                if stop.received is not None:
+                    raise StoppedError
+
+            backbone = self._state.trainer.model.teacher.backbone
+            return self._monitor.measure(backbone, advance, agreed=stop.agreed)

@@ -1,0 +1,93 @@
+"""The start of a run: refuse what cannot train, then build a new run or restore an unfinished one."""
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from excb.console import Reporter
+from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0, world_size
+from excb.errors import UserError
+from excb.images.image_set import CodedImages
+from excb.method import ExCB
+
+from ..data.feed import BatchFeed
+from ..data.stream_images import StreamImages
+from ..data.stream_order import reader_count
+from ..initialise import build_model, start_from
+from ..optim import Schedules, build_optimizer
+from ..recipe import Recipe
+from ..step import Trainer, prepare
+from .journal import EpochStatistics
+from .run_folder import RunFolder
+from .state import RunState
+
+
+def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
+    """Refuse what cannot make a run.
+
+    Raises:
+        UserError: there are too few images, or batch, processes and micro-batches do not fit each other.
+    """
+    if len(images) < 2:
+        raise UserError(f"{images.root} holds one image: pretraining needs many, at least a few thousand")
+    recipe.steps_per_epoch(len(images))
+    recipe.micro_batch(world_size())
+    if isinstance(images, StreamImages):
+        reader_count(images, recipe.optim.batch, world_size())
+
+
+def start(
+    recipe: Recipe,
+    images: CodedImages | StreamImages,
+    folder: RunFolder | None,
+    reporter: Reporter,
+    device: torch.device,
+) -> RunState:
+    """Build the state of a run: that of the folder's newest checkpoint, or a new one.
+
+    Args:
+        recipe: the run's recipe.
+        images: the training images.
+        folder: the run folder, locked; None on ranks other than 0.
+        reporter: for notes.
+        device: where this rank trains.
+
+    Raises:
+        UserError: recipe, images and folder do not fit each other, or `init` cannot be loaded.
+    """
+
+    def resume() -> dict[str, object] | None:
+        assert folder is not None
+        folder.begin(recipe, images)
+        return folder.resume(reporter.warn)
+
+    feed = BatchFeed(images, recipe, pin_memory=device.type == "cuda")
+    model = all_succeed(lambda: _build(recipe))
+    contents = run_on_rank0(resume)
+    if contents is None and recipe.init is not None:
+        reporter.note(run_on_rank0(lambda: start_from(model, recipe, images)))
+    schedules = Schedules(recipe.optim, recipe.method, recipe.steps_per_epoch(len(images)))
+    model = prepare(model, recipe, device)
+    optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused)
+    trainer = Trainer(model, optimizer, schedules, recipe, device)
+    statistics = EpochStatistics(
+        images,
+        globals_=recipe.views.global_views,
+        clusters=recipe.method.clusters,
+        samples=schedules.steps_per_epoch * recipe.optim.batch // world_size(),
+        device=device,
+    )
+    state = RunState(recipe, images, trainer, statistics, feed)
+    if contents is not None:
+        state.restore(contents, reporter)
+    broadcast(model.state_dict().values())
+    return state
+
+
+def _build(recipe: Recipe) -> ExCB:
+    """The model of a recipe, unless its micro-batches are too small for BatchNorm."""
+    model, accumulate = build_model(recipe), recipe.efficiency.accumulate
+    if recipe.optim.batch // accumulate < 2 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise UserError(
+            f"BatchNorm needs two images at once: raise optim.batch to {2 * accumulate}, or lower efficiency.accumulate"
+        )
+    return model

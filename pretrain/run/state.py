@@ -1,0 +1,95 @@
+"""The state of a run: all that a checkpoint holds, gathered from its parts and restored into them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from excb.console import Reporter
+from excb.distributed.collectives import rank
+from excb.images.image_set import Images
+
+from ..data.broken_files import BrokenFiles
+from ..data.feed import BatchFeed
+from ..initialise import state_tensors
+from ..recipe import Recipe
+from ..step import Trainer
+from .journal import EpochStatistics
+from .progress import Progress
+from .run_folder import describe, numerics, numerics_changed
+
+
+@dataclass
+class RunState:
+    """The parts of a run that change while it trains.
+
+    Args:
+        recipe: the run's recipe.
+        images: the training images.
+        trainer: model, optimizer and schedules.
+        statistics: of the current epoch.
+        feed: the batches.
+        progress: how far the run is.
+        broken: the unreadable images so far.
+    """
+
+    recipe: Recipe
+    images: Images
+    trainer: Trainer
+    statistics: EpochStatistics
+    feed: BatchFeed
+    progress: Progress = field(default_factory=Progress)
+    broken: BrokenFiles = field(default_factory=BrokenFiles)
+
+    @property
+    def epochs_done(self) -> float:
+        """How far the run is, in epochs."""
+        return self.progress.step / self.trainer.schedules.steps_per_epoch
+
+    def contents(self) -> dict[str, Any]:
+        """The contents of a checkpoint, on rank 0; empty on other ranks, which all call it too.
+
+        Nothing but `arithmetic` depends on the number of ranks.
+        """
+        recipe, progress = self.recipe, self.progress
+        statistics, stream = self.statistics.state(), self.feed.stream_state(progress.step)
+        if rank() > 0:
+            return {}
+        return {
+            "step": progress.step,
+            "epoch": self.epochs_done,
+            "architecture": {"name": recipe.model.backbone, "options": recipe.model.options},
+            "preprocessing": recipe.views.preprocessing.to_dict(),
+            "recipe": recipe.to_dict(),
+            "data": describe(self.images),
+            "model": state_tensors(self.trainer.model),
+            **self.trainer.state(),
+            "statistics": statistics,
+            "stream": stream,
+            "broken": {"seen": self.broken.seen, "found": self.broken.found},
+            "seconds": progress.seconds,
+            "images": progress.images,
+            "best": progress.best,
+            "last": progress.last,
+            "health": progress.health,
+            "counts": progress.counts,
+            "arithmetic": numerics(self.trainer.device),
+        }
+
+    def restore(self, contents: dict[str, Any], reporter: Reporter) -> None:
+        """Resume from the contents of a checkpoint, and say what makes the rest of the run no longer bit-exact."""
+        self.trainer.model.load_state_dict(contents["model"])
+        self.trainer.restore(contents)
+        self.statistics.restore(contents["statistics"])
+        self.feed.restore(contents.get("stream"))
+        self.broken = BrokenFiles(**contents["broken"])
+        stored = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints hold fewer
+        self.progress = Progress(**{name: contents[name] for name in stored})
+        if changed := numerics_changed(contents.get("arithmetic", {}), numerics(self.trainer.device)):
+            reporter.note(changed)
+
+    def not_finite(self) -> str | None:
+        """Name of a model tensor that holds NaN or infinity, if there is one."""
+        state = {name: value for name, value in self.trainer.model.state_dict().items() if value.is_floating_point()}
+        finite = torch.stack([value.isfinite().all() for value in state.values()]).tolist()
+        return next((name for name, good in zip(state, finite, strict=True) if not good), None)
