@@ -81,7 +81,7 @@ def blueprint(architecture: Architecture) -> dict[str, Tensor]:
 
 
 def recognise(tensors: Mapping[str, Tensor]) -> Architecture | None:
-    """The architecture that names and shapes of tensors tell: a ResNet of torchvision, or a ViT of three sizes."""
+    """The architecture by names and shapes of tensors: a ResNet of torchvision, or a ViT of three sizes."""
     stages = tuple(_length(tensors, rf"layer{stage}\.(\d+)\.") for stage in range(1, 5))
     if resnet := _RESNETS.get((stages, any(name.endswith(".conv3.weight") for name in tensors))):
         return Architecture(resnet)
@@ -187,7 +187,7 @@ def _cause(coverage: Coverage, tensors: Mapping[str, Tensor], architecture: Arch
         (not unexpected, "the file is incomplete, or --arch is a larger network"),
         (not missing, "the file holds another network, or more than one: use excb-zoo import --arch or --layout"),
     )
-    return next((told for holds, told in causes if holds), "wrong --arch, or a layout that is not known")
+    return next((cause for holds, cause in causes if holds), "wrong --arch, or an unknown layout")
 
 
 def _transposed(row: Row) -> bool:

@@ -44,7 +44,7 @@ class Exported:
     """A folder as read, not yet built.
 
     Args:
-        folder: where it lies.
+        folder: its path.
         tensors: of the backbone alone.
         architecture: of the backbone.
         preprocessing: of its images.
@@ -76,7 +76,7 @@ def write(
 ) -> Path:
     """Write a folder that `read` and timm understand; it appears whole, or what was there before stays.
 
-    An older export of the same name goes with all that it holds: its card and results tell of other weights.
+    An older export of the same name is removed with its card and results, which are about other weights.
 
     Args:
         folder: where to.
@@ -176,7 +176,7 @@ def read_heads(folder: Path, *, verify: bool = True) -> dict[str, Tensor] | None
     """Read the heads of both networks and s beside a backbone, named as in `excb.method.ExCB`; None without any.
 
     Raises:
-        UserError: they are damaged, or not those that config.json tells of.
+        UserError: they are damaged, or not those in config.json.
     """
     return read_part(folder, HEADS, verify=verify)
 
@@ -185,7 +185,7 @@ def read_part(folder: Path, name: str, *, verify: bool = True) -> dict[str, Tens
     """Read one of a folder's safetensors files, such as `SELFTEST`; None where there is none of that name.
 
     Raises:
-        UserError: it is damaged, or not the one that config.json tells of.
+        UserError: it is damaged, or not the one in config.json.
     """
     return _read_tensors(folder / name, read_config(folder), verify=verify)
 
@@ -219,7 +219,7 @@ def _read_tensors(file: Path, config: dict[str, Any], *, verify: bool) -> dict[s
     stated = hashes.get(file.name) if isinstance(hashes, dict) else None
     if not file.exists():
         if stated is not None:
-            raise UserError(f"{file} is missing, but {CONFIG} tells of it: export it again or fetch it again")
+            raise UserError(f"{file} is missing, but {CONFIG} lists it: export it again or fetch it again")
         return None
     try:
         if verify and hashes is not None and (found := sha256_of(file)) != stated:

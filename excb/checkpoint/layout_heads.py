@@ -42,7 +42,8 @@ def heads_of_authors(dictionaries: Dictionaries) -> dict[str, Tensor]:
 def heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
     """Heads in full files of facebookresearch/dino, by our names: its last layer's rows are its centroids.
 
-    The layer is weight-normalised; where training was told not to, the rows' lengths are learned, and kept as `gain`.
+    The layer is weight-normalised. Where training learned the rows' lengths (`norm_last_layer` off), they are kept as
+    `gain`.
     A head with BatchNorm (`use_bn_in_head`), which no published file has, is left out: it is none of `excb.heads`.
     """
     found: dict[str, Tensor] = {}

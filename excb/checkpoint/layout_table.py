@@ -24,8 +24,8 @@ class Layout:
         name: of the layout.
         teacher: places of the network that is evaluated, the first that exists is taken.
         student: places of the other network; empty where files hold only one.
-        keys: of the outermost dictionary that tell this layout.
-        marks: how names beside the network's begin that tell this layout.
+        keys: of the outermost dictionary that identify this layout.
+        marks: how names beside the network's begin that identify this layout.
         others: how names beside the network's may begin; "" is anything.
         spare: how names of the network's own heads begin, besides classifiers.
         renames: beginnings of names and what they become.
@@ -51,12 +51,12 @@ class Layout:
 _STD_228 = Preprocessing(std=(0.228, 0.224, 0.225))  # SwAV's, and so DeepCluster-v2's and ExCB's
 CLASSIFIERS = ("fc.", "head.", "heads.", "head_dist.", "classifier.")  # where a network's own tensors have other names
 
-# A backbone by itself: also those of DINO, Barlow Twins, VICReg, TWIST and of converters. timm too prefers the averaged
+# A backbone alone: also those of DINO, Barlow Twins, VICReg, TWIST and of converters. timm too prefers the averaged
 # weights of its training checkpoints.
 _PLAIN = ("state_dict_ema:", "model_ema:", "state_dict:", "model:", ":")
 _PLAIN_STUDENT = ("state_dict:", "model:")
 
-# In order: what tells more comes first, so that the network that was evaluated wins over any that is only there.
+# In order: the more specific comes first, so that the evaluated network wins over others in the file.
 LAYOUTS = (
     Layout(
         "excb-run",

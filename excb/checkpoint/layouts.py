@@ -54,7 +54,7 @@ def map_file(
         contents: of the file, as `excb.checkpoint.untrusted.read` gives them.
         source: what to call the file in messages.
         layout: a name in `LAYOUTS`, "order", or a place such as "state_dict:encoder."; recognised if None.
-        architecture: of the backbone; told by the tensors if None.
+        architecture: of the backbone; recognised by the tensors if None.
         network: of a file that holds two. The teacher is what the authors evaluate, also where they have no teacher.
 
     Raises:

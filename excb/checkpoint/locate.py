@@ -1,4 +1,4 @@
-"""Find a network in the contents of a checkpoint file, wherever it lies; without a known layout, the only one there."""
+"""Find a network in the contents of a checkpoint file, wherever it is; without a known layout, the only one there."""
 
 import re
 from collections import Counter, deque
@@ -32,7 +32,7 @@ class File(NamedTuple):
     network: str
 
     def looks_like_network(self, place: Place) -> bool:
-        """Whether a ResNet, a ViT or the wanted network seems to lie at a place."""
+        """Whether a ResNet, a ViT or the wanted network seems to be at a place."""
         return place.prefix in _prefixes(self.dictionaries.get(place.path, {}), self.wanted)
 
     def unrecognisable(self, tensors: Iterable[str]) -> UserError:
@@ -45,7 +45,7 @@ class File(NamedTuple):
             )
         return UserError(
             f"{self.source} holds no tensors named as those of {self.architecture.name} (but {names}): wrong --arch, "
-            "or a layout that is not known"
+            "or an unknown layout"
         )
 
 
@@ -61,7 +61,7 @@ class Found(NamedTuple):
 
 
 def dictionaries_of(contents: Any) -> Dictionaries:
-    """Every dictionary that holds tensors, wherever it lies; one that stands in several places, once.
+    """Every dictionary that holds tensors, wherever it is; one that is in several places, once.
 
     What DistributedDataParallel and torch.compile put before all names of a dictionary is cut. Sparse and quantised
     tensors, and those without values, are no weights.
@@ -93,7 +93,7 @@ def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _prefixes(names: Iterable[str], wanted: Mapping[str, Tensor] | None) -> set[str]:
-    """How names begin where a network may lie: before a ResNet's or a ViT's layers, or before half of `wanted`."""
+    """How names begin where a network may be: before a ResNet's or a ViT's layers, or before half of `wanted`."""
     found = {match[1] for name in names if (match := _ANCHOR.fullmatch(name))}
     if wanted is not None:
         starts = ((name, start) for name in names for start in (0, *(m.end() for m in re.finditer(r"\.", name))))
@@ -165,13 +165,13 @@ def _kind(name: str) -> str:
 
 
 def _only(candidates: list[Found], file: File) -> Found:
-    """The one that was asked for, if names tell teacher from student; otherwise the one that all of them are."""
+    """The one asked for, if names distinguish teacher and student; otherwise the one that all of them equal."""
     asked = [candidate for candidate in candidates if file.network in candidate.place.words]
     if not asked and file.network == "teacher":
         asked = [candidate for candidate in candidates if "student" not in candidate.place.words]
     if not asked:
-        told = "no student that its names tell" if file.network == "student" else "the student's tensors only"
-        raise UserError(f"{file.source} holds {told}: ask for the other network")
+        holds = "no tensors named as a student's" if file.network == "student" else "the student's tensors only"
+        raise UserError(f"{file.source} holds {holds}: ask for the other network")
     first = asked[0]
     if any(not _same(first, other) for other in asked[1:]):
         places = " or ".join(f"--layout '{candidate.place}'" for candidate in asked)

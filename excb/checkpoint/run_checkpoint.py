@@ -65,15 +65,15 @@ def read(file: Path) -> dict[str, Any]:
         raise UserError(f"no checkpoint file {file}")
     _check(file)
     try:
-        # Of a path torch would look at the name's end first; and its warnings of odd files are not the user's to mend.
+        # Given a path, torch would look at its suffix first. Its warnings of odd files are nothing a user could fix.
         with warnings.catch_warnings(action="ignore"), file.open("rb") as stream:
             contents = torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ForeignFileError(f"{file} holds more than tensors and plain values and could run code: refused") from None
     except REFUSALS as error:
         raise DamagedFileError(f"{file} is damaged ({first_line(error)})") from None
-    if told := repeated(contents):
-        raise ForeignFileError(f"{file} {told}")
+    if reason := repeated(contents):
+        raise ForeignFileError(f"{file} {reason}")
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise ForeignFileError(f"{file} is not a run checkpoint of excb: expected a file that excb-pretrain wrote")
     version = contents.get("version")
@@ -113,7 +113,7 @@ def _starts_like_ours(file: Path) -> bool:
 
 
 def step_of(file: Path) -> int:
-    """The step that a checkpoint's name tells."""
+    """The step in a checkpoint's name."""
     match = _NAME.fullmatch(file.name)
     assert match is not None
     return int(match[1])
@@ -143,7 +143,7 @@ def among(folder: Path) -> list[Path]:
 
 
 def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
-    """Read a run folder's newest intact checkpoint; damaged ones are named through `warn` and passed over.
+    """Read a run folder's newest intact checkpoint; damaged ones are reported through `warn` and skipped.
 
     Returns:
         The file and its contents, or None where the run has no checkpoint yet.
@@ -158,5 +158,5 @@ def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str,
         except DamagedFileError as error:
             warn(f"{error}; trying the one before")
     if files:
-        raise UserError(f"every checkpoint in {run / FOLDER} is damaged: move that folder away to start anew")
+        raise UserError(f"every checkpoint in {run / FOLDER} is damaged: move that folder away to start over")
     return None

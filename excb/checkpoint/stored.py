@@ -47,7 +47,7 @@ class Stored:
 
 
 def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (), heads: bool = False) -> Stored:
-    """Read what lies at a path.
+    """Read the checkpoint at a path.
 
     Args:
         path: a run folder (its newest intact checkpoint), an exported folder, or a file of either or of other code.
@@ -70,12 +70,12 @@ def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (),
         run = (
             path.parent if path.name == run_checkpoint.FOLDER and not (path / run_checkpoint.FOLDER).is_dir() else path
         )
-        found = run_checkpoint.read_newest(
+        newest = run_checkpoint.read_newest(
             run, lambda text: warnings.warn(text, stacklevel=6)
-        )  # where `load` is called
-        if found is None:
+        )  # at the call of `load`
+        if newest is None:
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
-        return _from_run(*found, network)
+        return _from_run(*newest, network)
     if not path.exists():
         raise UserError(f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder")
     try:
@@ -112,12 +112,19 @@ def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
 def _from_exported(folder: Path, network: Which, *, heads: bool) -> Stored:
     from excb.checkpoint import exported
 
-    found = exported.read(folder)
-    held = found.facts.get("network", network)
+    folder_contents = exported.read(folder)
+    held = folder_contents.facts.get("network", network)
     if held != network and held in ("teacher", "student"):
         raise UserError(f"{folder} holds the {held}, not the {network}: load it from the run folder")
     kept = (exported.read_heads(folder) or {}) if heads else {}
-    return Stored(folder / exported.WEIGHTS, found.tensors, found.architecture, found.preprocessing, kept, found.facts)
+    return Stored(
+        folder / exported.WEIGHTS,
+        folder_contents.tensors,
+        folder_contents.architecture,
+        folder_contents.preprocessing,
+        kept,
+        folder_contents.facts,
+    )
 
 
 def from_foreign(
@@ -133,8 +140,8 @@ def from_foreign(
     Args:
         file: of any layout in `excb.checkpoint.layouts`.
         network: of a file that holds two.
-        layout: which one it is; recognised by itself if None.
-        architecture: of the backbone; told by the tensors if None.
+        layout: recognised if None.
+        architecture: of the backbone; recognised by the tensors if None.
         allow: what the file may need besides tensors and plain values; see `excb.checkpoint.untrusted`.
 
     Raises:
@@ -174,8 +181,8 @@ def check_fit(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, 
     ]
     if missing or unexpected or misshapen:
         parts = [("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)]
-        found = "; ".join(f"{len(names)} {kind} ({_few(names)})" for kind, names in parts if names)
-        raise UserError(f"{what} does not fit the network, nothing was loaded: {found}")
+        listing = "; ".join(f"{len(names)} {kind} ({_few(names)})" for kind, names in parts if names)
+        raise UserError(f"{what} does not fit the network, nothing was loaded: {listing}")
 
 
 def _few(names: list[str]) -> str:

@@ -60,7 +60,7 @@ def _model_args(architecture: Architecture) -> dict[str, Any]:
         stated["img_size"] = known.input_size[1]  # timm would take the side in `input_size`, or a default of its own
     if isinstance(network, VisionTransformer):
         blocks: Any = network.blocks
-        # No tensor's shape tells it: a ViT with another number of heads would take the weights too, and be wrong.
+        # No tensor's shape shows it: a ViT with another number of heads would take the weights too, and be wrong.
         stated["num_heads"] = blocks[0].attn.num_heads
     return stated | architecture.options
 
@@ -99,7 +99,7 @@ def block_of(config: dict[str, Any]) -> dict[str, Any]:
         if known is None or tuple(known.input_size[1:]) != (height, width):
             options["img_size"] = height
     if options.get("dynamic_img_size"):
-        del options["dynamic_img_size"]  # `Architecture.build` asks for it by itself
+        del options["dynamic_img_size"]  # `Architecture.build` always asks for it
     if channels != 3 or width != height:
         raise ValueError(f"its images are {channels} x {height} x {width}, not square and RGB")
     return {

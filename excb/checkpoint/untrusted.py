@@ -14,7 +14,7 @@ from excb.errors import UserError, first_line
 
 
 class Inert:
-    """Stands where a file names an object that is neither tensor nor plain value: takes anything, does nothing."""
+    """Stands in for an object in a file that is neither tensor nor plain value: takes anything, does nothing."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ ADMISSIBLE: dict[str, type] = {"argparse.Namespace": argparse.Namespace} | dict.
     Inert,
 )
 
-# How files of other kinds are known, and what to tell who brings one.
+# How files of other kinds are recognised, and what the message says.
 _SIGNATURES = {
     b"version https://git-lfs": "is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`",
     b"\x89HDF": "is an HDF5 file, as Keras writes: convert it to PyTorch first",
@@ -59,7 +59,7 @@ _HTML = (b"<!doctype", b"<html", b"<head", b"<?xml")
 _WEB_PAGE = "is a web page, not a checkpoint (share links often give one): fetch the file itself with a browser"
 _TENSORFLOW = re.compile(r".*(\.index|\.meta|\.pb|\.pbtxt|\.data-\d+-of-\d+)")
 _TENSORFLOW_INDEX = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # at its end
-_TENSORFLOW_TOLD = "is a TensorFlow checkpoint: convert it to PyTorch first"
+_TENSORFLOW_REASON = "is a TensorFlow checkpoint: convert it to PyTorch first"
 _TORCH_PICKLE = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the number at the start of torch's files before version 1.6
 _OTHER_PICKLE = (
     "is a pickle that torch.save did not write (Detectron2, JAX, dill and NumPy write such): refused, since reading it "
@@ -108,21 +108,21 @@ def read(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]:
             tail = stream.read()
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
-    if told := _told(file, head, tail):
-        raise UserError(f"{file} {told}")
+    if reason := _why_refused(file, head, tail):
+        raise UserError(f"{file} {reason}")
     try:
         contents = _read_safetensors(file) if _is_safetensors(file, head) else _read_torch(file, head, set(allow))
     except REFUSALS as error:
         raise UserError(f"{file} is damaged or incomplete ({first_line(error)}): fetch it again") from None
     if not isinstance(contents, Mapping):
         raise UserError(f"{file} holds a {type(contents).__name__}, not tensors by name: save the model's state_dict()")
-    if told := repeated(contents):
-        raise UserError(f"{file} {told}")
+    if reason := repeated(contents):
+        raise UserError(f"{file} {reason}")
     return dict(contents)
 
 
 def repeated(contents: Any) -> str | None:
-    """What to tell of contents whose tensors repeat what memory they have: copied, they would fill any machine's.
+    """Why contents are refused whose tensors repeat their memory: copied, they would fill any machine's.
 
     A pickle states sizes and strides of a tensor: with strides of zero, a few bytes are terabytes. None where tensors
     share no more than those of several networks in one file do.
@@ -146,19 +146,19 @@ def repeated(contents: Any) -> str | None:
     return f"holds tensors of {whole / 1e9:,.1f} GB in {held / 1e9:,.3f} GB, which repeat themselves: refused"
 
 
-def _told(file: Path, head: bytes, tail: bytes) -> str | None:
-    """What to tell who brings a file that is of another kind by its first bytes, its last or its name."""
+def _why_refused(file: Path, head: bytes, tail: bytes) -> str | None:
+    """Why a file is refused that is of another kind by its first bytes, its last bytes or its name."""
     known = head.startswith(b"PK\x03\x04") or _TORCH_PICKLE in head[:32] or _is_safetensors(file, head)
     kinds = (
         (not head, "is empty: fetch it again"),
         (head.lstrip().lower().startswith(_HTML), _WEB_PAGE),
-        *((head.startswith(start), told) for start, told in _SIGNATURES.items()),
-        (tail == _TENSORFLOW_INDEX or _TENSORFLOW.fullmatch(file.name) is not None, _TENSORFLOW_TOLD),
+        *((head.startswith(start), reason) for start, reason in _SIGNATURES.items()),
+        (tail == _TENSORFLOW_INDEX or _TENSORFLOW.fullmatch(file.name) is not None, _TENSORFLOW_REASON),
         (head[257:262] == b"ustar", "is a tar archive: unpack it and name the file inside"),
         (head.startswith(b"\x80") and not known, _OTHER_PICKLE),
         (not known, "is no checkpoint: expected a safetensors file or one that torch.save wrote"),
     )
-    return next((told for holds, told in kinds if holds), None)
+    return next((reason for holds, reason in kinds if holds), None)
 
 
 def _is_safetensors(file: Path, head: bytes) -> bool:
@@ -213,8 +213,8 @@ def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:
     found = re.search(r"GLOBAL ([^\s:]+)", message)
     if found is None:
         reason = re.search(r"Unpickler error: (.*)", message)
-        told = reason[1].strip() if reason else message.partition("\n")[0]
-        return UserError(f"{file} holds more than tensors and plain values, or is damaged ({told}): refused")
+        what = reason[1].strip() if reason else message.partition("\n")[0]
+        return UserError(f"{file} holds more than tensors and plain values, or is damaged ({what}): refused")
     names = {found[1]}
     if zipped:
         try:
@@ -224,7 +224,7 @@ def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:
     if harmful := sorted(names - ADMISSIBLE.keys()):
         return UserError(
             f"{file} holds {', '.join(harmful)}: refused, since it could run code; where you trust its origin, save "
-            "the model's state_dict() by itself"
+            "only the model's state_dict()"
         )
     options = " ".join(f"--allow-global {name}" for name in sorted(names))
     return UserError(f"{file} holds more than tensors and plain values; it is harmless: repeat with {options}")

@@ -1,4 +1,4 @@
-"""Checkpoints at s3://, gs:// and all that fsspec reaches: fetched into the cache, and again once they change."""
+"""Checkpoints at s3://, gs:// and all that fsspec reaches: fetched into the cache, and again when they change."""
 
 import hashlib
 from pathlib import Path
@@ -16,45 +16,45 @@ FOLDER = "checkpoints"  # in the cache
 
 
 def fetch_kept(url: str, reporter: Reporter) -> Path:
-    """What lies at a URL, on this machine: a run's newest intact checkpoint, an exported folder, or a file.
+    """Fetch the checkpoint at a URL: a run's newest intact checkpoint, an exported folder, or a file.
 
     Raises:
         UserError: there is no checkpoint, or it cannot be read.
     """
     store = Store(url)
-    here = cache_root() / FOLDER / hashlib.sha256(store.url.encode()).hexdigest()[:32]
+    target = cache_root() / FOLDER / hashlib.sha256(store.url.encode()).hexdigest()[:32]
     try:
         if steps := [name for name in store.sizes(run_checkpoint.FOLDER) if run_checkpoint.is_name(name)]:
-            return _newest(store, steps, here, reporter)
+            return _newest(store, steps, target, reporter)
         names = store.sizes()
         if CONFIG in names:
             for name in FILES & names.keys():
-                _fetch(store, name, here / name, reporter)
-            return here
+                _fetch(store, name, target / name, reporter)
+            return target
         folder, _, name = store.url.rpartition("/")
         if not names or set(names) == {name}:  # what some stores list for a file is the file
             above = Store(folder)
             if name in above.sizes():
-                _fetch(above, name, here / name, reporter)
-                return here / name
+                _fetch(above, name, target / name, reporter)
+                return target / name
     except StoreError as error:
         raise UserError(f"{error}: check the name, and your access to it") from None
     raise UserError(f"no checkpoint at {url}: name a run, a checkpoint file or an exported folder")
 
 
-def _newest(store: Store, names: list[str], here: Path, reporter: Reporter) -> Path:
+def _newest(store: Store, names: list[str], folder: Path, reporter: Reporter) -> Path:
     """A run's newest intact checkpoint; the others in the cache are removed."""
     for name in sorted(names, key=lambda name: run_checkpoint.step_of(Path(name)), reverse=True):
-        _fetch(store, f"{run_checkpoint.FOLDER}/{name}", here / name, reporter)
+        _fetch(store, f"{run_checkpoint.FOLDER}/{name}", folder / name, reporter)
         try:
-            run_checkpoint.read(here / name)
+            run_checkpoint.read(folder / name)
         except run_checkpoint.DamagedFileError:
             reporter.warn(f"{store.url}/{run_checkpoint.FOLDER}/{name} is damaged; trying the one before")
             continue
-        for other in run_checkpoint.among(here):
+        for other in run_checkpoint.among(folder):
             if other.name != name:
                 other.unlink(missing_ok=True)
-        return here / name
+        return folder / name
     raise UserError(f"every checkpoint of {store.url} is damaged")
 
 
@@ -71,5 +71,5 @@ def _fetch(store: Store, name: str, target: Path, reporter: Reporter) -> None:
 
 
 def _stamp_of(file: Path) -> Path:
-    """Where it is kept what the store told of a file: not beside it, for an exported folder holds nothing else."""
+    """Where the store's stamp of a file is kept: not beside it, because an exported folder holds nothing else."""
     return file.parent.with_name(f"{file.parent.name}-{file.name}.stamp")

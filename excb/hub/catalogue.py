@@ -1,4 +1,4 @@
-"""The catalogue: what is known of every checkpoint by name, as data; the table itself is `catalogue.toml`."""
+"""The catalogue: the facts of every checkpoint that has a name; the table itself is `catalogue.toml`."""
 
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -114,7 +114,7 @@ class Checkpoint:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Which there are
+# Listing
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +171,7 @@ def _users(home: Path) -> tuple[dict[str, Checkpoint], list[str]]:
             continue
         known = built_in.get(row.name)
         if known is None or (known.architecture, known.preprocessing) != (row.architecture, row.preprocessing):
-            rows[row.name] = replace(row, aliases=())  # which are those of the row that it was imported as
+            rows[row.name] = replace(row, aliases=())  # they belong to the row that it was imported as
     try:
         tables = _tables(home / USERS)
     except UserError as error:
@@ -240,9 +240,9 @@ def _tables(file: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (OSError, RecursionError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({error}): mend it, or move it away") from None
+        raise UserError(f"{file} cannot be read ({error}): fix it, or move it away") from None
     if loose := [name for name, values in tables.items() if not isinstance(values, dict)]:
-        raise UserError(f"{file}: {loose[0]!r} stands outside the tables of checkpoints: mend it, or move it away")
+        raise UserError(f"{file}: {loose[0]!r} is outside the tables of checkpoints: fix it, or move it away")
     return tables
 
 

@@ -72,7 +72,7 @@ def _path(name: str) -> Path:
     try:
         exists = Path(name).exists()
     except OSError as error:  # such as a name that is too long
-        raise UserError(f"no checkpoint can lie at '{name}': {error.strerror}") from None
+        raise UserError(f"no checkpoint can be at '{name}': {error.strerror}") from None
     if not exists and "/" not in name and not Path(name).suffix:
         names = [row.name for row in checkpoints()]
         raise UserError(

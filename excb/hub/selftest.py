@@ -90,11 +90,11 @@ def check(backbone: Backbone, stored: Mapping[str, Tensor]) -> None:
 
     Args:
         backbone: as `excb.load` gives it.
-        stored: what `expected` returned once, as `exported.read_part` reads it.
+        stored: what `expected` returned at export, as `exported.read_part` reads it.
 
     Raises:
-        PhotographError: the installed photographs are others than those, so that nothing can be told.
-        UserError: the network, or its preprocessing, is another one.
+        PhotographError: the installed photographs are not the same ones, so nothing can be compared.
+        UserError: the network or its preprocessing is a different one.
     """
     found = expected(backbone)
     kinds = {name: (value.shape, value.dtype) for name, value in stored.items()}

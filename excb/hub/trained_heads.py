@@ -62,20 +62,20 @@ class Heads(nn.Module):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], *, source: str) -> "Heads":
-        """Build the heads that tensors belong to, named as in `excb.method.ExCB`; their shapes tell the layers.
+        """Build the heads that tensors belong to, named as in `excb.method.ExCB`; their shapes determine the layers.
 
         Raises:
             UserError: they are not heads of ExCB or DINO.
         """
         try:
-            found = cls(_network(tensors, "student"), _network(tensors, "teacher"), tensors.get("sizes"))
-            found.load_state_dict(dict(tensors))
+            heads = cls(_network(tensors, "student"), _network(tensors, "teacher"), tensors.get("sizes"))
+            heads.load_state_dict(dict(tensors))
         except (IndexError, KeyError, RuntimeError) as error:
             reason = str(error).strip().replace("\n", " ")
             raise UserError(
                 f"the heads in {source} are not those of ExCB or DINO ({reason}): load without heads=True"
             ) from None
-        return found.eval().requires_grad_(False)
+        return heads.eval().requires_grad_(False)
 
 
 def _network(tensors: Mapping[str, Tensor], network: str) -> NetworkHeads | None:

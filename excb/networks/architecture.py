@@ -33,7 +33,7 @@ MOST_TENSORS = 5_000  # of a network; the largest ones that are known have 1,400
 
 
 class EndlessError(UserError):
-    """Options of which no network is made."""
+    """Options that would make an endless network."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Architecture:
             drop_path: stochastic depth, largest rate (timm's networks only).
 
         Returns:
-            A module [B, 3, H, W] -> [B, width], `width` as `feature_width` tells. Torchvision's ResNets start with the
-            last BatchNorm of every block at zero.
+            A module [B, 3, H, W] -> [B, width], `width` as `feature_width` gives it. Torchvision's ResNets start with
+            the last BatchNorm of every block at zero.
 
         Raises:
             UserError: unknown name, or options that the network does not take.
@@ -143,7 +143,7 @@ class Architecture:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Stop the building of a network that would go on for hours, as with a depth of millions in a file's options."""
+    """Stop building a network that would take hours, as with a depth of millions in a file's options."""
     from torch.nn.modules.module import register_module_parameter_registration_hook
 
     number = 0

@@ -122,7 +122,7 @@ def extract(
         device: where the backbone is.
         batch: images at once.
         workers: processes that read images besides this one.
-        progress: told the number of images done after every batch.
+        progress: called with the number of images done after every batch.
     """
     parts: list[Features] = []
     for part in stream(backbone, inputs, in_batches(range(len(inputs)), batch), device=device, workers=workers):

@@ -1,4 +1,4 @@
-"""Files read by range, wherever they lie: on this machine's disks, or anywhere that fsspec reaches (s3://, https://)."""
+"""Files read by range, wherever they are: on this machine's disks, or anywhere that fsspec reaches (s3://, https://)."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ PAUSES = (1.0, 4.0)  # seconds before a remote read is tried again
 ASK_TOGETHER = 16  # remote files asked about, or indexed, at once
 READ_AHEAD = 8 * 2**20  # bytes asked for at once while a remote file is read from one end to the other
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "https", "https": "https"}  # of pyproject.toml
-# What stores tell of a file that changes with it.
+# What stores report of a file that changes with it.
 _CHANGES = (
     *("size", "ETag", "etag", "generation", "md5Hash", "crc32c", "Content-MD5"),
     *("mtime", "created", "updated", "LastModified", "Last-Modified", "last_modified"),
@@ -61,8 +61,8 @@ def filesystem(place: str) -> tuple[Any, str]:
         return fsspec.url_to_fs(place)  # type: ignore[no-any-return]
     except ImportError as error:
         extra = _EXTRAS.get(protocol := place.partition("://")[0])
-        mend = f"pip install 'excb[{extra}]'" if extra else reason(error)
-        raise UserError(f"{protocol}:// needs a package that is not installed: {mend}") from None
+        advice = f"pip install 'excb[{extra}]'" if extra else reason(error)
+        raise UserError(f"{protocol}:// needs a package that is not installed: {advice}") from None
 
 
 def stream(place: str) -> AbstractContextManager[IO[bytes]]:

@@ -1,4 +1,4 @@
-"""One file brought here from an address: resumed where it was cut, hashed on its way, errors of one clear line."""
+"""One file brought here from an address: resumed where it was cut, hashed as it arrives, with one-line errors."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ from excb.remote.home import VARIABLE
 
 CHUNK = 1 << 20  # bytes
 MB = 1_000_000
-TIMEOUT = 30.0  # seconds without a sign of life
+TIMEOUT = 30.0  # seconds without any data
 ATTEMPTS = 4
 BACKOFF = 2.0  # seconds before the second attempt, twice as long before each further one
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -62,22 +62,22 @@ def direct(url: str) -> str:
 def download(
     url: str, part: Path, *, algorithms: Collection[str], reporter: Reporter, name: str
 ) -> tuple[str, dict[str, str]]:
-    """Bring the file at `url` to `part`, going on from what an earlier call left there.
+    """Bring the file at `url` to `part`, resuming what an earlier call left there.
 
-    What is needed to go on lies beside the part, in a small file whose name ends in .json instead.
+    What is needed to resume is beside the part, in a small file whose name ends in .json instead.
 
     Args:
         url: of the file, or a share link to it.
         part: where the bytes go; its folder exists, and no other process uses it.
         algorithms: of the hashes to return, such as "sha256".
-        reporter: told of progress, in MB, and of further attempts.
+        reporter: shows progress, in MB, and further attempts.
         name: of the checkpoint, for messages.
 
     Returns:
         The file's name, which is safe to use here, and its hashes in hexadecimal digits.
 
     Raises:
-        UserError: the file cannot be had, or not be written. What came of it stays, unless it is no part of the file.
+        UserError: the file cannot be fetched or written. What arrived stays, unless it is no part of the file.
     """
     task = _Download(_checked(direct(url)), part, algorithms, reporter, name)
     wait = BACKOFF
@@ -86,7 +86,7 @@ def download(
             return task.attempt()
         except _CutError as error:
             if attempt == ATTEMPTS:
-                raise UserError(f"{name}: {error}, in {ATTEMPTS} attempts: run again, it goes on from there") from None
+                raise UserError(f"{name}: {error}, in {ATTEMPTS} attempts: run again to resume from there") from None
             reporter.warn(f"{name}: {error}: trying again")
         except OSError as error:
             raise _unwritable(name, part.parent, error) from None
@@ -148,9 +148,9 @@ class _Download:
                 known, have, hashes = said, 0, Hashes(self.algorithms)
                 self.part.unlink(missing_ok=True)
                 write_text(json.dumps(asdict(known)), _beside(self.part))
-            elif not _goes_on(response, have, known.total) or said.version not in (None, known.version):
+            elif not _continues(response, have, known.total) or said.version not in (None, known.version):
                 _forget(self.part)
-                raise _CutError(f"{urlsplit(self.address).hostname} goes on with another file")
+                raise _CutError(f"{urlsplit(self.address).hostname} continued with another file")
             _check_room(self.part.parent, (known.total or have) - have)
             have = self._write(response, have, known.total, hashes)
         if not have or have < (known.total or 0):
@@ -162,10 +162,10 @@ class _Download:
 
         Not atomic, on purpose: what a killed download leaves is where the next one resumes.
         """
-        told = self.reporter if total is None or total >= MB else Reporter(quiet=True)  # no bar for a moment
+        reporter = self.reporter if total is None or total >= MB else Reporter(quiet=True)  # no bar for a moment
         with (
             self.part.open("ab") as stream,
-            told.progress(f"{self.name}, MB", (total or 0) // MB, done=have // MB) as progress,
+            reporter.progress(f"{self.name}, MB", (total or 0) // MB, done=have // MB) as progress,
         ):
             for chunk in _chunks(response):
                 stream.write(chunk)
@@ -215,7 +215,7 @@ def _unwritable(name: str, folder: Path, error: OSError) -> UserError:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What lies beside the part
+# The file beside the part
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +323,7 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", last).lstrip(".")[-100:].lstrip(".") or "file"
 
 
-def _goes_on(response: HTTPResponse, have: int, total: int | None) -> bool:
+def _continues(response: HTTPResponse, have: int, total: int | None) -> bool:
     """Whether a partial answer begins where the part ends, in a file of the same size where one was said."""
     found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
     return found is not None and int(found[1]) == have and total in (None, int(found[2]))

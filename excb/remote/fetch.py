@@ -1,4 +1,4 @@
-"""Fetching a checkpoint's file from any address: verified, kept, and had again with no network."""
+"""Fetching a checkpoint's file from any address: verified, kept, and usable again without a network."""
 
 import hashlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from excb.remote.hashes import WRONG, hashes_of, parse, verify
 from excb.remote.hf_repository import endpoint, fetch_repo, offline
 from excb.remote.home import DOWNLOADS, VARIABLE, home
 
-__all__ = ["direct", "endpoint", "fetch_repo", "fetch_url", "offline"]  # all of fetching from one module
+__all__ = ["direct", "endpoint", "fetch_repo", "fetch_url", "offline"]  # everything about fetching from one module
 
 
 def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) -> Path:
@@ -24,11 +24,11 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
     Args:
         url: https address, or share link of Google Drive or Dropbox; http only of this machine's own servers.
         digest: published, "sha256:HEX" or "md5:HEX"; fewer digits than a whole hash has are its beginning.
-        reporter: told of progress, of waiting, and of a hash that is recorded.
+        reporter: shows progress, waiting, and a hash that is recorded.
         name: of the checkpoint, for messages.
 
     Raises:
-        UserError: the file cannot be had or written, or its hash is wrong; it is then kept aside.
+        UserError: the file cannot be fetched or written, or its hash is wrong; it is then kept aside.
     """
     published = None if digest is None else parse(digest)
     algorithms = {"sha256", published.algorithm if published else "sha256"}
@@ -47,7 +47,7 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
                 part = folder / f"{key}.part"
                 said, hashes = download(url, part, algorithms=algorithms, reporter=reporter, name=name)
                 file = folder / f"{key}-{said}"
-                part.with_suffix(".json").unlink()  # there is nothing to go on with
+                part.with_suffix(".json").unlink()  # nothing to resume
                 verified(part, hashes, aside=file.with_name(file.name + WRONG))
                 part.replace(file)  # `download` has flushed it: resumable parts are no work of `files.atomic`
                 return file

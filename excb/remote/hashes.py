@@ -22,7 +22,7 @@ class Published(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it alone tells one file from all others: MD5 does not, nor does a beginning."""
+        """Whether it alone identifies a file: MD5 does not, nor does a beginning."""
         return len(self.digits) == 64
 
 
@@ -49,12 +49,12 @@ class Hashes:
         self._hashes = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
 
     def add(self, chunk: bytes) -> None:
-        """Go on with more bytes."""
+        """Add more bytes."""
         for value in self._hashes.values():
             value.update(chunk)
 
     def add_file(self, file: Path) -> int:
-        """Go on with a whole file, and return its size in bytes."""
+        """Add a whole file, and return its size in bytes."""
         size = 0
         with file.open("rb") as stream:
             while chunk := stream.read(_CHUNK):
@@ -99,7 +99,7 @@ def verify(
         published: unless it is whole, the hash recorded of `source` counts as well.
         source: the address.
         aside: where a wrong file is kept.
-        reporter: told of a hash that nobody has published.
+        reporter: shows a hash that nobody has published.
         name: of the checkpoint, for messages.
 
     Raises:

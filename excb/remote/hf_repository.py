@@ -50,12 +50,12 @@ def endpoint() -> str | None:
 def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter) -> Path:
     """A folder with a repository's config.json, model.safetensors and whichever of our other files it has.
 
-    It lies in the cache of huggingface_hub's client, and serves as well where the hub cannot be reached.
+    It is in the cache of huggingface_hub's client, and is used as well if the hub cannot be reached.
 
     Args:
         repo: "user/name".
         revision: branch, tag or commit; the main branch if None.
-        reporter: told of progress, and of a hub that cannot be reached.
+        reporter: shows progress, and a hub that cannot be reached.
 
     Raises:
         UserError: no such repository, revision or file, no right to read it, neither network nor a cached copy, no
@@ -81,16 +81,16 @@ def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter) -> Path:
 
 
 def kept_copy(repo: str, reporter: Reporter) -> Path | None:
-    """The weights of a repository as they lie in the cache, where the client's own hub cannot be reached.
+    """The cached weights of a repository, if the client's own hub cannot be reached.
 
     It is asked once: the client itself tries again for most of a minute, in words of its own, before it takes a copy.
 
     Args:
         repo: "user/name", at the hub that HF_ENDPOINT names or else huggingface.co.
-        reporter: told that a copy is taken.
+        reporter: says that a copy is used.
 
     Returns:
-        The copy; None where the client can be left to itself.
+        The copy; None if the client can fetch them.
 
     Raises:
         UserError: the hub cannot be reached, and there is no copy.
@@ -175,8 +175,8 @@ def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", report
         cache.mkdir(parents=True, exist_ok=True)
         if (free := shutil.disk_usage(cache).free) < sum(sizes):
             raise OSError(ENOSPC, f"{sum(sizes) / MB:,.1f} MB are needed and {free / MB:,.1f} MB free")
-        told = reporter if sum(sizes) >= MB else Reporter(quiet=True)  # no bar for a moment
-        with told.progress(f"{where}, MB", sum(sizes) // MB) as progress:
+        shown = reporter if sum(sizes) >= MB else Reporter(quiet=True)  # no bar for a moment
+        with shown.progress(f"{where}, MB", sum(sizes) // MB) as progress:
             return Path(
                 snapshot_download(
                     repo,
@@ -242,7 +242,7 @@ def _quiet_client() -> Iterator[None]:
     client_logging.set_verbosity(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Not enough free disk space")  # checked before, or an error by itself
+            warnings.filterwarnings("ignore", "Not enough free disk space")  # checked before, or an error anyway
             yield
     finally:
         client_logging.set_verbosity(level)
@@ -290,4 +290,4 @@ def _answer(error: "HfHubHTTPError", repo: str) -> str:
         return f"does not exist at {hub} or is private: check the name, or set HF_TOKEN to a token that may read it"
     if isinstance(error, errors.EntryNotFoundError):
         return f"lacks a file that it lists ({error.response.url}): name another revision"
-    return f"cannot be had: {hub} answers {status}: try again later, or set HF_TOKEN to a token that may read it"
+    return f"cannot be fetched: {hub} answers {status}: try again later, or set HF_TOKEN to a token that may read it"

@@ -27,8 +27,8 @@ def home() -> Path:
 
 def cache_root() -> Path:
     """What can be made again, such as features: $EXCB_CACHE, else `excb` in the user's folder for caches."""
-    if chosen := os.environ.get("EXCB_CACHE"):
-        return Path(chosen).expanduser()
+    if cache := os.environ.get("EXCB_CACHE"):
+        return Path(cache).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "excb"
 
 
@@ -92,5 +92,5 @@ def _hashes() -> dict[str, dict[str, str | int]]:
     except OSError as error:
         raise UserError(f"cannot read {file} ({error})") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error!r}): mend it, or delete it to trust downloads afresh") from None
+        raise UserError(f"{file} is damaged ({error!r}): fix it, or delete it to trust new downloads") from None
     return dict(hashes)

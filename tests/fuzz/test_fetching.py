@@ -99,7 +99,7 @@ def test_downloads(guard: Guard, **drawn: object) -> None:
     waits = mock.patch.multiple(download, BACKOFF=0.0, TIMEOUT=2.0, ATTEMPTS=2)
     with serving(lambda _request: answer) as address, online(), waits:
         url = f"{address}/{drawn['path']}"
-        for _ in range(2):  # the second goes on from what the first left
+        for _ in range(2):  # the second resumes what the first left
             found = guard.run(
                 lambda: fetch_url(url, digest=drawn["digest"], reporter=Reporter(quiet=True), name="net")  # type: ignore[arg-type]
             )

@@ -420,11 +420,11 @@ def test_files_of_two_exports_do_not_mix(tmp_path: Path) -> None:
 def test_missing_files(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder")
     (folder / "excb_head.safetensors").unlink()
-    with pytest.raises(UserError, match=r"excb_head\.safetensors is missing, but config\.json tells of it"):
+    with pytest.raises(UserError, match=r"excb_head\.safetensors is missing, but config\.json lists it"):
         exported.read_heads(folder)
     assert exported.read(folder).tensors.keys() == {"a", "b"}
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model\.safetensors is missing, but config\.json tells of it"):
+    with pytest.raises(UserError, match=r"model\.safetensors is missing, but config\.json lists it"):
         exported.read(folder)
     rewrite(folder, {"architecture": "resnet18", "pretrained_cfg": {}})
     with pytest.raises(UserError, match=r"folder has no model\.safetensors: export it again or fetch it again"):

@@ -590,7 +590,7 @@ def test_a_network_that_is_not_there(evaluated: Tensors, other: Tensors) -> None
     del contents["teacher"]
     with pytest.raises(UserError, match="it holds the student's tensors only: ask for the other network"):
         map_file(contents, source="it")
-    with pytest.raises(UserError, match="it holds no student that its names tell"):
+    with pytest.raises(UserError, match="it holds no tensors named as a student's"):
         map_file(moco(evaluated, other), source="it", network="student")
     with pytest.raises(UserError, match="files of the layout moco hold one network only: leave out which"):
         map_file(moco(evaluated, other), source="it", network="student", layout="moco")
@@ -745,7 +745,8 @@ def test_a_new_layout_is_one_row_of_the_table(tmp_path: Path, monkeypatch: pytes
     """Its place, its mark, its preprocessing and its heads: nothing else needs to know of it."""
     network = Architecture("resnet18").build().eval()
     weights, twin = network.state_dict(), Architecture("resnet18").build().state_dict()
-    heads = {"net.projector.0.weight": torch.randn(8, 512), "net.projector.2.weight": torch.randn(4, 8)}
+    heads = {"net.projector.0.weight": torch.randn(8, 512), "net.projector.0.bias": torch.zeros(8)}
+    heads |= {"net.projector.2.weight": torch.randn(4, 8), "net.projector.2.bias": torch.zeros(4)}
     heads |= {"net.prototypes": torch.randn(16, 4), "net.ours": torch.ones(1)}
     contents = {"run": {**{f"net.encoder.{name}": value for name, value in weights.items()}, **heads}, "twin": twin}
     torch.save(contents, tmp_path / "net.pth")
@@ -754,7 +755,7 @@ def test_a_new_layout_is_one_row_of_the_table(tmp_path: Path, monkeypatch: pytes
 
     def heads_of(dictionaries: dict[tuple[str, ...], Tensors]) -> Tensors:
         names = {"net.prototypes": "teacher.centroids.weight"}
-        names |= {f"net.projector.{i}.weight": f"teacher.projector.{i}.weight" for i in (0, 2)}
+        names |= {name: f"teacher.{name.removeprefix('net.')}" for name in heads if "projector" in name}
         return {ours: dictionaries["run",][theirs] for theirs, ours in names.items()}
 
     row = layout_table.Layout(

@@ -482,7 +482,7 @@ def test_a_damaged_catalogue_is_named_and_never_written_over(zoo: Path, text: st
     (zoo / "catalogue.toml").write_text(text, encoding="latin-1")
     assert [entry.name for entry in checkpoints()] == [*ROWS]
     assert [line.split(":")[0].split(" ")[0] for line in damaged()] == [str(zoo / "catalogue.toml")]
-    with pytest.raises(UserError, match="mend it"):
+    with pytest.raises(UserError, match="fix it"):
         add(row(), zoo / "catalogue.toml")
     assert (zoo / "catalogue.toml").read_text(encoding="latin-1") == text
 

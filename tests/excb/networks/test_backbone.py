@@ -49,7 +49,7 @@ def test_resolutions_that_fit_change_nothing(training: bool) -> None:
         (Architecture("timm:vit_tiny_patch16_224", TINY_VIT.options | {"dynamic_img_size": False}), [224, 96], 96),
     ],
 )
-def test_a_resolution_that_does_not_fit_is_the_users_to_mend(
+def test_a_resolution_that_does_not_fit_is_the_users_to_fix(
     architecture: Architecture, sizes: list[int], wrong: int
 ) -> None:
     network = architecture.build()
