@@ -250,7 +250,7 @@ def full(*_arguments: Any) -> None:
 def test_memory_that_does_not_suffice_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = prepare(place, None)
     monkeypatch.setattr(task.backbone.network, "forward", full)
-    with pytest.raises(UserError, match="3 images at once do not fit into the memory of cpu: name a smaller"):
+    with pytest.raises(UserError, match="3 images at once do not fit into the memory of cpu: use a smaller"):
         task.features(task.test, "test", QUIET)
 
 
