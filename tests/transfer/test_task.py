@@ -75,7 +75,7 @@ def test_broken_image_is_an_error_that_names_it(place: Path, tmp_path: Path, har
     file = folder / "bee" / "1.png"
     data = {"empty": b"", "cut short": file.read_bytes()[:200], "text": b"no image"}[harm]
     file.write_bytes(data)
-    with pytest.raises(UserError, match=r"1 of 4 images in .* cannot be read, such as bee/1\.png \(.+\): mend or"):
+    with pytest.raises(UserError, match=r"1 of 4 images in .* cannot be read, such as bee/1\.png \(.+\): fix or"):
         prepare(place).features(labelled(folder), "train", Reporter(quiet=True))
 
 

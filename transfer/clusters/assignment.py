@@ -1,4 +1,4 @@
-"""Hard assignment of images to centroids, and how centroids lie to one another.
+"""Hard assignment of images to centroids, and similarities between centroids.
 
 Letters: N images, K clusters, D width of the bottleneck.
 """
@@ -19,7 +19,7 @@ from excb.hub.trained_heads import NetworkHeads
 from excb.networks.features import in_batches
 
 TILE = 2**24  # similarities held at once: 64 MiB
-MOST_ROWS = 1024  # that pass the projector at once; no user's batch size, so that figures do not depend on it
+MOST_ROWS = 1024  # through the projector at once; not the user's batch size, so that figures do not depend on it
 
 
 class Rows(Protocol):
@@ -64,7 +64,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """How the directions of centroids lie.
+    """Similarities between centroids.
 
     Args:
         nearest: [K, M] int64, every centroid's nearest others, nearest first.
@@ -87,15 +87,15 @@ def assign(
     device: torch.device | str = "cpu",
     progress: Callable[[int], None] = lambda _done: None,
 ) -> Assignment:
-    """Assign images to the centroid with the largest similarity; no more than a tile of N x K is ever held.
+    """Assign images to the centroid with the largest similarity, one tile of N x K at a time.
 
-    All processes call this together, share the work, and get all of it.
+    All ranks call this together, share the work, and get the whole result.
 
     Args:
         heads: projector and centroids, in eval mode, on `device`.
         features: of the backbone.
         device: where to compute.
-        progress: told the number of images done after every tile.
+        progress: called with the number of images done after every tile.
 
     Raises:
         UserError: there is one cluster only.
@@ -129,13 +129,13 @@ def neighbours(
     threshold: float,
     progress: Callable[[int], None] = lambda _done: None,
 ) -> Neighbours:
-    """Find every centroid's nearest others, and count the pairs that nearly coincide, tile by tile.
+    """Find the nearest neighbours of every centroid and count near duplicates, tile by tile.
 
     Args:
         centroids: unit rows [K, D].
         most: M, how many nearest ones; fewer where there are fewer.
         threshold: cosine above which two centroids count as duplicates.
-        progress: told the number of centroids done after every tile.
+        progress: called with the number of centroids done after every tile.
     """
     clusters = len(centroids)
     most = min(most, clusters - 1)
@@ -149,8 +149,8 @@ def neighbours(
         close = similarities > threshold
         twins.append(close.any(1).cpu())
         pairs += int((close & (numbers > own)).sum())  # each pair once
-        found = similarities.topk(most, dim=1)
-        nearest.append(found.indices.cpu())
-        cosines.append(found.values.cpu())
+        top = similarities.topk(most, dim=1)
+        nearest.append(top.indices.cpu())
+        cosines.append(top.values.cpu())
         progress(len(tile))
     return Neighbours(torch.cat(nearest).numpy(), torch.cat(cosines).numpy(), pairs, torch.cat(twins).numpy())

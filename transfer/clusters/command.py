@@ -52,7 +52,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Clusters:
-    """What an evaluation found, before it is written."""
+    """The result of an evaluation, before it is written."""
 
     result: Result
     assignment: Assignment
@@ -84,7 +84,7 @@ def evaluate(
     options: Options | None = None,
     table: bool = True,
 ) -> Clusters:
-    """Assign images to clusters and say what these are like. All processes call this together.
+    """Assign images to clusters and measure the clusters. All ranks call this together.
 
     Args:
         heads: of the network whose features these are.
@@ -92,7 +92,7 @@ def evaluate(
         images: the set, with or without labels.
         checkpoint: what is evaluated, for the result.
         device: where the heads are.
-        reporter: where to talk.
+        reporter: for messages and progress.
         options: what the user chose.
         table: print the figures.
 
@@ -135,7 +135,7 @@ def evaluate(
 
 
 def _notes(images: int, clusters: int, *, labelled: bool) -> list[str]:
-    """What a reader of the figures must know."""
+    """Notes that a reader of the figures needs."""
     ratio = images / clusters
     notes = [
         f"{ratio:.3g} images a cluster: dealt evenly at random they would leave {100 * math.exp(-ratio):.1f} % of the "
@@ -157,7 +157,7 @@ def write(
         found: what `evaluate` returned.
         images: the set.
         folder: where to; files of these names in it are replaced.
-        reporter: where to talk.
+        reporter: for messages and progress.
         name: of the checkpoint, for people.
         options: what the user chose.
 
@@ -213,12 +213,12 @@ def _atlas(found: Clusters, images: Images, reporter: Reporter, name: str, optio
         pictures = exemplars.pictures(images, wanted, budget=round(1e6 * options.megabytes), progress=bar.advance)
     notes = list(found.result.notes)
     if missing := len(wanted) - len(pictures):
-        told = (
+        note = (
             f"{missing:,} of {len(wanted):,} exemplars have no picture: {options.megabytes:g} MB are full "
             "(--atlas-mb takes more, --exemplars fewer)"
         )
-        reporter.note(f"atlas: {told}")
-        notes.append(told)
+        reporter.note(f"atlas: {note}")
+        notes.append(note)
     shown = atlas.contents(
         assignment,
         images,

@@ -59,7 +59,7 @@ def pictures(
         images: the set.
         wanted: indices, the most important first.
         budget: characters.
-        progress: told of every picture.
+        progress: called after every picture.
     """
     found: dict[int, str] = {}
     spent = 0

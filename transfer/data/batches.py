@@ -60,26 +60,26 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Batch:
-    """This process's share of a training batch."""
+    """This rank's share of a training batch."""
 
     images: Tensor  # [b, 3, S, S]
     labels: Tensor  # [b] int64
     samples: Tensor  # [b] int64
-    whole: int  # images of the whole batch, all processes together: divide sums by this
+    whole: int  # images of the global batch; divide sums by this
 
 
 class TrainingBatches:
-    """The batches of a training run over a set; every image once an epoch, also those of the last, smaller batch.
+    """The batches of a training run; every epoch has every image once, the last batch may be smaller.
 
-    With many processes each takes every so-many-th image of a batch, so shares may differ by one and be empty:
-    gradients are sums divided by `Batch.whole`, added up over processes.
+    A batch is strided by rank, so that shares may differ by one image or be empty. Gradients are therefore sums divided
+    by `Batch.whole`, all-reduced as sums.
 
     Args:
         images: labelled images.
         augmentation: of every image.
-        batch: images per step, all processes together.
-        seed: names order, crops and flips.
-        workers: processes that read images.
+        batch: global batch size.
+        seed: fixes order, crops and flips.
+        workers: number of data loading processes.
         chosen: indices of the images to use; all by default.
     """
 
@@ -119,7 +119,7 @@ class TrainingBatches:
         for number, (views, samples, reasons) in enumerate(watch_workers(loader)):
             if reasons:
                 path, reason = reasons[0]
-                raise UserError(f"{path} cannot be read ({reason}): mend or remove it")
+                raise UserError(f"{path} cannot be read ({reason}): fix or remove it")
             step = number % self.steps
             whole = min(self._batch, len(self._chosen) - step * self._batch)
             assert self._images.labels is not None
@@ -127,7 +127,7 @@ class TrainingBatches:
 
 
 class _Order(Sampler[list[tuple[int, int]]]):
-    """(epoch, sample) of this process's share of every batch."""
+    """(epoch, sample) of this rank's share of every batch."""
 
     def __init__(self, chosen: np.ndarray, batch: int, seed: int, first: int, last: int) -> None:
         self._chosen, self._batch, self._seed, self._epochs = chosen, batch, seed, range(first, last)

@@ -1,4 +1,4 @@
-"""The classes of labelled images: one folder each, and a test set's numbered as the train set's."""
+"""Classes of labelled images: one folder each; a test set gets the train set's class indices."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ FixedImages = TypeVar("FixedImages", bound=ImageSet | ShardImages)
 
 
 def labelled(folder: Path) -> ImageSet:
-    """The images of a folder that has one sub-folder a class.
+    """The images of a folder with one sub-folder per class.
 
     Raises:
         UserError: there are fewer than two class folders.
@@ -25,25 +25,25 @@ def labelled(folder: Path) -> ImageSet:
     if images.labels is None:
         only, below, _ = images.paths[0].partition("/")
         if below and all(path.startswith(f"{only}/") for path in images.paths):
-            raise UserError(f"{folder} has one class only ({only}), so there is nothing to tell apart: add another")
+            raise UserError(f"{folder} has one class only ({only}): classification needs at least two")
         raise _no_classes(folder)
     return images
 
 
 def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, str] | None = None) -> FixedImages:
-    """The test set with the train set's class indices; it may lack any of them.
+    """The test set with the train set's class indices; some classes may have no test image.
 
-    Classes that only the test set has are numbered after train's: no vote can reach them, so that their images count,
-    as wrong. `Task.unknown` names them.
+    Classes that only the test set has are numbered after the train set's. Nothing can predict them, so that their
+    images count as errors. `Task.unknown` lists them.
 
     Args:
         test: labelled by its folders, or shards with labels.
         train: labelled images.
-        rename: folders of the test set that are called otherwise in the train set.
+        rename: new names of test folders that are named differently in the train set.
 
     Raises:
-        UserError: an image of the test set lies in no folder of a class, most lie in classes that the train set has
-            not, or a folder to be renamed does not exist.
+        UserError: a test image is in no class folder, most are of classes that the train set does not have, or a folder
+            to rename does not exist.
     """
     assert train.classes is not None
     if isinstance(test, ImageSet):
@@ -56,14 +56,17 @@ def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, st
         folders = [test.classes[label] for label in test.labels]
     rename = rename or {}
     for old, new in rename.items():
-        for name, known, root in ((old, set(folders), test.root), (new, train.classes, train.root)):
-            require(name in known, f"--rename {old}={new}: {root} has no class {name}{nearest_name(name, known)}")
+        for name, classes_of, root in ((old, set(folders), test.root), (new, train.classes, train.root)):
+            require(
+                name in classes_of, f"--rename {old}={new}: {root} has no class {name}{nearest_name(name, classes_of)}"
+            )
     names = [rename.get(folder, folder) for folder in folders]
     unknown = sorted(set(names) - set(train.classes))
     if 2 * sum(name in unknown for name in names) > len(names):
         few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
         raise UserError(
-            f"most images in {test.root} are of classes that {train.root} has not ({few}): both need the same folders"
+            f"most images in {test.root} are of classes that {train.root} does not have ({few}): both need the same "
+            "folders"
         )
     classes = (*train.classes, *unknown)
     index = {name: number for number, name in enumerate(classes)}

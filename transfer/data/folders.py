@@ -70,7 +70,7 @@ def _has_folders(folder: Path) -> bool:
 
 
 def labelled_images(folder: Path | str, note: Note) -> ImageSet | ShardImages:
-    """Class folders or labelled shards, the classes in order: by number if all are numbers, else by name."""
+    """Images of class folders or labelled shards, with classes ordered by number if all are numbers, else by name."""
     images = _labelled_shards(str(folder), note) if is_shards(str(folder)) else labelled(Path(folder))
     assert images.labels is not None
     classes = images.classes or ()
@@ -95,7 +95,7 @@ def _labelled_shards(text: str, note: Note) -> ShardImages:
 
 
 def _are_wnids(classes: Sequence[str]) -> bool:
-    """Whether these are called as ImageNet's class folders are; their order by name is then the usual one."""
+    """Whether these are names of ImageNet's class folders, whose usual order is by name."""
     return all(re.fullmatch(r"n\d{8}", name) for name in classes)
 
 

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub: their image column, and the finest of their label columns."""
+"""Data sets of the Hugging Face Hub: their image column and the finest of their label columns."""
 
 import functools
 import hashlib
@@ -16,7 +16,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.images.decoding import open_image
 
-from .named_sets import Note, NumberedImages, Source, Split, first_then_all, one_line
+from .named_sets import Note, NumberedImages, Source, Split, one_line, rank0_then_all
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class HubImages(NumberedImages):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the data set's own fingerprint, the split and the labels."""
+        """SHA-256 of the data set's own fingerprint, the split and the labels."""
         digest = hashlib.sha256(f"{self.origin}\n{self.split}\n{self.column}\n".encode())
         digest.update(self.labels.astype("<i8").tobytes())
         return digest.hexdigest()
 
 
 def open_hub(text: str, split: Split, _root: Path | None, note: Note) -> HubImages:
-    """A split whose labels are public: some test sets have none, validation then takes their place.
+    """A split with labels; where the test split has none, as of some benchmarks, the validation split replaces it.
 
     Args:
         text: ID or ID@CONFIG.
         split: which images.
-        note: told what the user should know.
+        note: called with messages for the user.
 
     Raises:
-        UserError: there is no such set, or no such split, or it cannot be had.
+        UserError: there is no such data set or split, or it cannot be loaded.
     """
     name, _, config = text.partition("@")
     require(bool(name), "hf: needs a data set's name, as in hf:ethz/food101")
@@ -84,19 +84,19 @@ def open_hub(text: str, split: Split, _root: Path | None, note: Note) -> HubImag
         except trouble as error:
             raise UserError(f"cannot load hf:{text}: {one_line(error)}") from None
 
-    there = run_on_rank0(lambda: list(ask("get_dataset_split_names")))
-    wanted = ("train",) if split == "train" else ("test", "validation", "valid", "val")
-    for part in (part for part in wanted if part in there):
-        data = first_then_all(functools.partial(ask, "load_dataset", split=part))
+    available = run_on_rank0(lambda: list(ask("get_dataset_split_names")))
+    candidates = ("train",) if split == "train" else ("test", "validation", "valid", "val")
+    for part in (part for part in candidates if part in available):
+        data = rank0_then_all(functools.partial(ask, "load_dataset", split=part))
         images = _hub_images(f"hf:{text}", part, data, library)
         if images.labels.min() >= 0:
             return images
         note(f"the split '{part}' of hf:{text} has no labels")
-    raise UserError(f"hf:{text} has no labelled split '{split}', only {', '.join(there)}: choose another data set")
+    raise UserError(f"hf:{text} has no labelled split '{split}', only {', '.join(available)}: choose another data set")
 
 
 def _hub_images(source: str, split: str, data: Any, library: Any) -> HubImages:
-    """The image column, and the finest of the label columns (CIFAR-100 has two), found by their types."""
+    """The image column and the finest of the label columns (CIFAR-100 has two), identified by their types."""
     columns = data.features.items()
     images = [key for key, feature in columns if isinstance(feature, library.Image)]
     labels = [key for key, feature in columns if isinstance(feature, library.ClassLabel)]

@@ -51,13 +51,13 @@ class Source:
 
 
 def numbered(split: str, count: int) -> list[str]:
-    """Names that sort as the numbers do."""
+    """Names that sort in the order of their numbers."""
     digits = max(5, len(str(count - 1)))
     return [f"{split}/{number:0{digits}}" for number in range(count)]
 
 
 class NumberedImages:
-    """What sets of images without names share: numbers instead, and a fingerprint that covers the images themselves."""
+    """Images without file names: they are numbered, and the set's fingerprint covers their contents."""
 
     split: str
     labels: np.ndarray
@@ -67,7 +67,7 @@ class NumberedImages:
         return len(self.labels)
 
     def stamp(self, _index: int) -> str:
-        """Nothing: the fingerprint covers the images."""
+        """Empty, because the fingerprint covers the images."""
         return ""
 
     @cached_property
@@ -76,14 +76,14 @@ class NumberedImages:
         return numbered(self.split, len(self))
 
 
-def first_then_all(load: Callable[[], T]) -> T:
-    """Load in process 0, which may have to download, and then in the others from its disk."""
+def rank0_then_all(load: Callable[[], T]) -> T:
+    """Load on rank 0, which may have to download, and then on the other ranks from its disk."""
     loaded: list[T] = []
     run_on_rank0(lambda: loaded.append(load()))
     return loaded[0] if loaded else load()
 
 
 def one_line(error: Exception) -> str:
-    """What a library says of its failure, in one line that is not too long."""
+    """An error of a library as one line of at most 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]}..."

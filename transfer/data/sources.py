@@ -30,32 +30,36 @@ def train_and_test(
     data_root: Path | None = None,
     note: Note = lambda _line: None,
 ) -> tuple[Images, Images]:
-    """The two sets that a command line names, with the train set's class indices in both.
+    """The train and test set of a command line, both with the train set's class indices.
 
     Args:
         data: what `open_source` takes.
         train: a folder of training images, or shards (`excb.images.shards.open_shards`), instead of the source's.
         test: a folder of test images, or shards, instead of the source's. A folder without class folders may have a
             list beside it: FOLDER.txt or imagenet_FOLDER.txt, with a line "NAME INDEX" or "NAME CLASS" for every image.
-        rename: folders of the test set that are called otherwise in the train set.
-        data_root: where torchvision's data sets lie.
-        note: told what the user should know.
+        rename: new names of test folders that are named differently in the train set.
+        data_root: folder of torchvision's data sets.
+        note: called with messages for the user.
 
     Raises:
         UserError: one of the sets is missing or unusable, or their classes do not match.
     """
     if data is None and (train is None or test is None):
         raise UserError(_NO_IMAGES)
-    known = labelled_images(train, note) if train else open_source(data or "", "train", data_root=data_root, note=note)
+    train_set = (
+        labelled_images(train, note) if train else open_source(data or "", "train", data_root=data_root, note=note)
+    )
     if test is None and data is not None and _named(data) is None:
         test = held_out_place(_existing(data))
     if test is not None:
-        return known, test_images(test, known, rename or {}, note)
+        return train_set, test_images(test, train_set, rename or {}, note)
     require(not rename, "--rename is for folders of test images: name them with --test DIR")
     held_out = open_source(data or "", "test", data_root=data_root, note=note)
-    if held_out.classes != known.classes:
-        raise UserError(f"{held_out.root} and {known.root} have other classes: name a test set with the same ones")
-    return known, held_out
+    if held_out.classes != train_set.classes:
+        raise UserError(
+            f"{held_out.root} and {train_set.root} have different classes: name a test set with the same ones"
+        )
+    return train_set, held_out
 
 
 def open_source(text: str, split: Split, *, data_root: Path | None = None, note: Note = lambda _line: None) -> Images:
@@ -66,11 +70,11 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
             hf:ID or hf:ID@CONFIG. Where a data set of torchvision has train and validation images, both are for
             training, as Kornblith et al. (2019) do.
         split: which images.
-        data_root: where torchvision's data sets lie; else $EXCB_DATA, else ~/.cache/excb/datasets.
-        note: told what the user should know.
+        data_root: folder of torchvision's data sets; else $EXCB_DATA, else ~/.cache/excb/datasets.
+        note: called with messages for the user.
 
     Raises:
-        UserError: there is no such source, or it cannot be had.
+        UserError: there is no such source, or it cannot be loaded.
     """
     if (named := _named(text)) is not None:
         source, name = named
@@ -82,13 +86,13 @@ def images_of(text: str, *, data_root: Path | None = None, note: Note = lambda _
     """The images of one source, with labels where it has classes.
 
     Args:
-        text: a folder of images, or one that holds train/ beside test/ or val/, whose train/ is then taken; shards; or
-            a data set, as `open_source` takes it, whose training images are taken.
-        data_root: where torchvision's data sets lie.
-        note: told what the user should know.
+        text: a folder of images; a folder with train/ and test/ or val/, of which train/ is used; shards; or a data set
+            as in `open_source`, of which the training images are used.
+        data_root: folder of torchvision's data sets.
+        note: called with messages for the user.
 
     Raises:
-        UserError: there is no such source, or it cannot be had.
+        UserError: there is no such source, or it cannot be loaded.
     """
     if _named(text) is not None:
         return open_source(text, "train", data_root=data_root, note=note)

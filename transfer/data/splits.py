@@ -1,4 +1,4 @@
-"""Parts of a training set for semi-supervised evaluation: SimCLR's 1 % and 10 % of ImageNet, and seeded shares."""
+"""Subsets of a training set for semi-supervised evaluation: SimCLR's 1 % and 10 % of ImageNet, and seeded fractions."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ from excb.images.opening import read_list
 from excb.seeding import Purpose, generator
 
 ADDRESS = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/{}"
-TIMEOUT = 30  # seconds without a sign of life
+TIMEOUT = 30  # seconds without an answer
 
 
 @dataclass(frozen=True)
@@ -51,45 +51,44 @@ _PUBLISHED = {
 def simclr_split(percent: int, images: Images, *, file: Path | None = None, cache: Path) -> np.ndarray:
     """The images of SimCLR's 1 % or 10 % of ImageNet, or of any other list.
 
-    The published list is downloaded once and verified by its number of lines and its sha256. With several processes
-    the first one reads the list for all.
+    The published list is downloaded once and verified by its number of lines and its SHA-256. Rank 0 reads the list for
+    all ranks.
 
     Args:
-        percent: 1 or 10; with a list of one's own it has no meaning.
+        percent: 1 or 10; ignored with another list.
         images: the whole training set.
-        file: a list to use instead, of file names or paths below the set's root, one a line. A copy of a published
-            list is verified all the same.
-        cache: folder that keeps what was downloaded.
+        file: a list to use instead, with one file name or path below the set's root per line. A copy of a published
+            list is verified, too.
+        cache: folder for downloads.
 
     Returns:
         Sorted int64 indices into `images`.
 
     Raises:
-        UserError: the list cannot be had, is damaged, names an image twice or one that the set has not.
+        UserError: the list cannot be loaded, is damaged, or names an image twice or one that is not in the set.
     """
     names = run_on_rank0(lambda: _published(percent, cache) if file is None else _given(percent, file))
     return _find(names, images, source="SimCLR's list" if file is None else str(file))
 
 
 def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """A seeded share of every class, as large as the class's share of the set.
+    """A seeded fraction of the images, stratified by class.
 
-    All images are put into one order, of which the split is the beginning: so a smaller share is a subset of every
-    larger one of the same seed, and the total is exact, round(fraction * N). In that order the first image of each
-    class comes first, then the image number p of a class of n at (p + 1/2) / n: Webster's rounding, by which a class
-    gives round(fraction * n) images but for what the exact total asks for. Classes of one size give numbers that
-    differ by at most 1, as in SimCLR's lists of ImageNet.
+    The split is the beginning of one order of all images. A smaller fraction is therefore a subset of every larger one
+    of the same seed, and the total is exactly round(fraction * N). The order starts with one image of each class. Image
+    p of a class of n follows at (p + 1/2) / n, which is Webster's rounding: a class gives round(fraction * n) images,
+    up to what the exact total requires. Counts of equally large classes differ by at most 1, as in SimCLR's lists.
 
     Args:
         labels: class index of every image, [N].
         fraction: share of the images, above 0 and at most 1.
-        seed: names the choice.
+        seed: fixes the selection.
 
     Returns:
         Sorted int64 indices, at least one of every class.
 
     Raises:
-        UserError: the fraction is none.
+        UserError: the fraction is out of range.
     """
     require(0 < fraction <= 1, f"--fraction {fraction:g}: it must be above 0 and at most 1")
     place = np.empty(len(labels))
@@ -100,7 +99,7 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> np.ndarr
         members = random.permutation(np.flatnonzero(labels == label))
         place[members] = (np.arange(len(members)) + 0.5) / len(members)
         place[members[0]] = 0
-        draw[members] = random.random()  # which of two equal classes gives one more is a matter of chance, too
+        draw[members] = random.random()  # which of two equally large classes gives one more is random, too
     order = np.lexsort((draw, place))
     return np.sort(order[: max(len(classes), round(fraction * len(labels)))])
 

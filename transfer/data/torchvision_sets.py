@@ -1,4 +1,4 @@
-"""torchvision's data sets that have a split to train on and one to test on: an array's images, or lists of files."""
+"""torchvision's data sets with a train and a test split: images of one array, or lists of files."""
 
 import hashlib
 import os
@@ -15,9 +15,9 @@ from excb.errors import UserError, nearest_name
 from excb.images.decoding import to_rgb
 from excb.images.image_set import Images, ImageSet
 
-from .named_sets import Note, NumberedImages, Source, Split, first_then_all, one_line
+from .named_sets import Note, NumberedImages, Source, Split, one_line, rank0_then_all
 
-# How torchvision calls the splits to train on, and the one to test on. Sets without a test split are left out.
+# torchvision's names of the train splits and of the test split. Sets without a test split are left out.
 SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
     "CIFAR10": ((True,), False),
     "CIFAR100": ((True,), False),
@@ -62,7 +62,7 @@ class ArrayImages(NumberedImages):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all pixels and labels."""
+        """SHA-256 of all pixels and labels."""
         digest = hashlib.sha256(repr(self.pixels.shape).encode())
         digest.update(np.ascontiguousarray(self.pixels).data)
         digest.update(self.labels.astype("<i8").tobytes())
@@ -70,7 +70,7 @@ class ArrayImages(NumberedImages):
 
 
 def torchvision_name(text: str) -> str | None:
-    """A data set's name as torchvision writes it, whatever the case."""
+    """A data set's name in torchvision's spelling, from any case; None if there is none."""
     return next((name for name in SETS if name.lower() == text.lower()), None)
 
 
@@ -80,11 +80,11 @@ def open_torchvision(text: str, split: Split, root: Path | None, note: Note) -> 
     Args:
         text: the data set's name, in any case.
         split: which images.
-        root: where torchvision's data sets lie, or are downloaded to; else $EXCB_DATA, else ~/.cache/excb/datasets.
-        note: told what the user should know.
+        root: folder of torchvision's data sets, for downloads too; else $EXCB_DATA, else ~/.cache/excb/datasets.
+        note: called with messages for the user.
 
     Raises:
-        UserError: there is no such set, or it cannot be had.
+        UserError: there is no such set, or it cannot be loaded.
     """
     name = torchvision_name(text)
     if name is None:
@@ -93,7 +93,7 @@ def open_torchvision(text: str, split: Split, root: Path | None, note: Note) -> 
     train, test = SETS[name]
     root = root or _data_root()
     parts = train if split == "train" else (test,)
-    sets = first_then_all(lambda: [_load(name, part, root, note) for part in parts])
+    sets = rank0_then_all(lambda: [_load(name, part, root, note) for part in parts])
     return _arrays(name, split, sets[0]) if hasattr(sets[0], "data") else _files(sets, root)
 
 
@@ -108,7 +108,7 @@ def _load(name: str, part: str | bool, root: Path, note: Note) -> Any:
     build = getattr(datasets, name)
     options: dict[str, Any] = {"train": part} if isinstance(part, bool) else {"split": part}
     if not isinstance(part, bool) and name not in ("OxfordIIITPet", "STL10", "SVHN"):
-        options["loader"] = Path  # an item is then the image's file and label: listing them opens no image
+        options["loader"] = Path  # items are then file and label, so that listing them opens no image
     try:
         return build(root, **options)
     except (RuntimeError, OSError):
@@ -134,7 +134,7 @@ def _files(sets: Sequence[Any], root: Path) -> ImageSet:
     """Files and labels of one or several splits, one after the other."""
     pairs: list[tuple[Any, int]] = []
     for data in sets:
-        # The Pets alone of these sets have no `loader` to ask for the file with.
+        # Of these sets, only Pets has no `loader` that could return the file.
         listed = hasattr(data, "loader")
         pairs += [data[i] for i in range(len(data))] if listed else zip(data._images, data._labels, strict=True)
     paths = [Path(file).relative_to(root).as_posix() for file, _ in pairs]
@@ -143,7 +143,7 @@ def _files(sets: Sequence[Any], root: Path) -> ImageSet:
 
 
 def _class_names(data: Any, labels: np.ndarray) -> tuple[str, ...]:
-    """The names that torchvision gives; some sets have numbers only."""
+    """torchvision's class names; numbers for sets without names."""
     names = getattr(data, "classes", None) or range(int(labels.max()) + 1)
     return tuple(str(name) for name in names)
 

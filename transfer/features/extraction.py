@@ -1,4 +1,4 @@
-"""Features of a set: what they depend on, computed by all processes together, or taken from the cache."""
+"""Features of a set: what they depend on, computed by all ranks together or read from the cache."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ PACKAGES = ("torch", "torchvision", "timm", "pillow")
 
 
 def modules_hash(network: nn.Module) -> str:
-    """SHA-256 of a module's settings that are no weights, such as padding or a norm's epsilon."""
+    """SHA-256 of a module's settings other than weights, such as padding or a norm's epsilon."""
     return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", repr(network)).encode()).hexdigest()
 
 
@@ -42,14 +42,14 @@ def refuse_broken(broken: Mapping[str, str], images: Images, *, already_reported
     if broken:
         path, reason = next(iter(broken.items()))
         raise UserError(
-            f"{len(broken)} of {len(images)} images in {images.root} cannot be read, such as {path} ({reason}): mend "
+            f"{len(broken)} of {len(images)} images in {images.root} cannot be read, such as {path} ({reason}): fix "
             "or remove them",
             already_reported=already_reported,
         )
 
 
 def files_hash(images: Images) -> str:
-    """SHA-256 of what says whether stored images have changed; of a source without files, of nothing."""
+    """SHA-256 of the stamps that show whether image files have changed; of nothing for a source without files."""
     digest = hashlib.sha256()
     for index in range(len(images)):
         if stamp := images.stamp(index):
@@ -59,7 +59,7 @@ def files_hash(images: Images) -> str:
 
 @dataclass(frozen=True)
 class Extraction:
-    """What it takes to compute the features of a set.
+    """Everything needed to compute the features of a set.
 
     Args:
         backbone: in eval mode, on `device`.
@@ -67,8 +67,8 @@ class Extraction:
         images: the set.
         kind: which features (`excb.networks.features.Kind`).
         device: where to compute.
-        batch: images at once, in each process.
-        workers: processes that read images.
+        batch: images at once on each rank.
+        workers: number of data loading processes.
     """
 
     backbone: Backbone
@@ -100,7 +100,7 @@ class Extraction:
         return in_batches(range(len(self.images)), max(1, cache.SHARD_BYTES // (4 * self.width)))
 
     def description(self) -> dict[str, Any]:
-        """All that the features depend on."""
+        """Everything that the features depend on."""
         backbone = self.backbone
         dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
         return {
@@ -121,21 +121,21 @@ class Extraction:
         return Store(root / cache.FOLDER / key, self.shards, self.width)
 
     def run(self, numbers: Sequence[int], progress: Callable[[int], None]) -> Iterator[tuple[int, np.ndarray]]:
-        """Compute some of the shards; each process passes every so-many-th batch, and all get all rows.
+        """Compute some of the shards. Batches are strided by rank, and every rank gets all rows.
 
-        Batches are cut alike for any number of processes, so that the rows are equal to the bit.
+        Batch boundaries do not depend on the world size, so that the rows are bit-exact for any number of ranks.
 
         Raises:
-            UserError: an image cannot be read (all are tried first, and shards without such an image are given), or the
-                memory does not suffice.
+            UserError: an image cannot be read (all are tried first, and shards without broken images are returned), or
+                memory is too small.
         """
-        batch = int(gather_numbers([self.batch]).min())  # processes may have chosen their own
+        batch = int(gather_numbers([self.batch]).min())  # automatic batch sizes may differ between ranks
         batches = {number: in_batches(self.shards[number], batch) for number in numbers}
-        mine = [chosen for number in numbers for chosen in batches[number][rank() :: world_size()]]
+        mine = [part for number in numbers for part in batches[number][rank() :: world_size()]]
         passed = self._pass(mine)
         broken: dict[str, str] = {}
         for number, whole in batches.items():
-            # Memory may not suffice in one process alone: the others must hear of it where they wait for its rows.
+            # One rank may run out of memory: the others must learn of it while they wait for its rows.
             everywhere = gather_objects(all_succeed(partial(self._parts, passed, whole, progress)))
             in_order = [everywhere[turn % world_size()][turn // world_size()] for turn in range(len(whole))]
             bad = {path: reason for part in in_order for path, reason in part.broken.items()}
@@ -146,7 +146,7 @@ class Extraction:
 
     @staticmethod
     def _parts(passed: Iterator[Features], whole: Sequence[range], progress: Callable[[int], None]) -> list[Features]:
-        """This process's part of a shard's batches."""
+        """This rank's features of a shard's batches."""
         parts = []
         for turn, part in enumerate(islice(passed, len(whole[rank() :: world_size()]))):
             parts.append(part)
@@ -159,23 +159,23 @@ class Extraction:
             yield from stream(self.reader, inputs, batches, device=self.device, workers=self.workers)
         except torch.OutOfMemoryError:
             raise UserError(
-                f"{self.batch} images at once do not fit into the memory of {self.device}: name a smaller --batch-size"
+                f"{self.batch} images at once do not fit into the memory of {self.device}: use a smaller --batch-size"
             ) from None
 
 
 def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *, name: str) -> CachedFeatures:
     """The features of a set: read from the cache, or computed and kept there.
 
-    An extraction that was interrupted goes on at its first missing shard. All processes call this together.
+    An interrupted extraction resumes at its first missing shard. All ranks call this together.
 
     Args:
         extraction: what to compute.
-        root: of the cache; None keeps nothing, and every process holds all rows in memory.
-        reporter: where to talk.
-        name: of the set, for the reader.
+        root: of the cache; None keeps nothing on disk, and every rank holds all rows in memory.
+        reporter: for messages and progress.
+        name: of the set, for messages.
 
     Raises:
-        UserError: an image cannot be read, or the cache not be written.
+        UserError: an image cannot be read, or the cache cannot be written.
     """
     total, sizes = len(extraction.images), list(map(len, extraction.shards))
     if root is None:

@@ -472,7 +472,7 @@ def test_sources_can_be_mixed_with_folders(hub: dict[str, FakeDataset], tmp_path
     train, test = train_and_test("hf:some/set", None, tmp_path / "photos")
     assert train.classes == ("oak", "ant", "bee")
     assert by_path(test) == {f"{name}/1.png": name for name in ("ant", "bee", "elm", "oak")}
-    with pytest.raises(UserError, match="have other classes: name a test set with the same ones"):
+    with pytest.raises(UserError, match="have different classes: name a test set with the same ones"):
         train_and_test("hf:some/set", tmp_path / "photos")
     with pytest.raises(UserError, match="--rename is for folders of test images"):
         train_and_test("hf:some/set", rename={"a": "b"})

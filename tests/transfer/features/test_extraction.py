@@ -130,7 +130,7 @@ def test_stop_before_the_last_word(place: Path, tmp_path: Path, opened: list[int
     assert entries(tmp_path)[0].complete
 
 
-def test_damage_is_mended_with_a_warning(
+def test_damage_is_recomputed_with_a_warning(
     place: Path, tmp_path: Path, opened: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = prepare(place, tmp_path)
@@ -152,7 +152,7 @@ def test_unreadable_images_are_all_counted(place: Path, tmp_path: Path) -> None:
     for name in ("ant/1.png", "bee/0.png", "cat/2.png"):
         (folder / name).write_bytes(b"nothing")
     task = Task.prepare(str(place / "run"), folder, folder, device="cpu", batch=2, workers=0, cache=tmp_path)
-    with pytest.raises(UserError, match=r"3 of 12 images in .* cannot be read, such as ant/1\.png \(.+\): mend or"):
+    with pytest.raises(UserError, match=r"3 of 12 images in .* cannot be read, such as ant/1\.png \(.+\): fix or"):
         task.features(task.train, "train", QUIET)
     assert not entries(tmp_path)[0].complete
 
@@ -250,7 +250,7 @@ def full(*_arguments: Any) -> None:
 def test_memory_that_does_not_suffice_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = prepare(place, None)
     monkeypatch.setattr(task.backbone.network, "forward", full)
-    with pytest.raises(UserError, match="3 images at once do not fit into the memory of cpu: name a smaller"):
+    with pytest.raises(UserError, match="3 images at once do not fit into the memory of cpu: use a smaller"):
         task.features(task.test, "test", QUIET)
 
 

@@ -1,4 +1,4 @@
-"""Detectron2 as an engine: its trainer and hooks around our stream of images; a resumed run goes on to the bit."""
+"""Detectron2 as an engine: its trainer and hooks on the project's batches; runs resume bit-exactly."""
 
 import logging
 import warnings
@@ -24,10 +24,10 @@ from ..coco.annotations import CocoSet
 from ..core.job import Job
 from ..core.samples import evaluation_samples, training_sample
 from ..core.settings import DetectionSettings, rescaled
-from .hooks import Batches, Checkpoints, NamedStep, ProgressLine, ScalarWriter, StopHook, StoppedError
+from .hooks import Batches, Checkpoints, ProgressLine, ScalarWriter, SeedStep, StopHook, StoppedError
 from .model import configuration, detector, inputs
 
-# Only after detectron2_model, which keeps the warnings of Detectron2's first import quiet.
+# After .model, which silences the warnings of Detectron2's first import.
 from detectron2.config import CfgNode  # isort: skip
 from detectron2.engine import AMPTrainer, HookBase, SimpleTrainer, hooks  # isort: skip
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json  # isort: skip
@@ -35,34 +35,31 @@ from detectron2.solver import build_lr_scheduler, build_optimizer, get_default_o
 from detectron2.utils.events import EventStorage  # isort: skip
 
 differences: tuple[str, ...] = (
-    "targets of masks are cut from bit masks of the image's training size, as with Detectron2's INPUT.MASK_FORMAT "
-    "bitmask; its own recipes cut them from polygons",
-    "order, sizes and flips of images, and the regions drawn, depend on seed and step alone, so that a resumed run "
-    "goes on to the bit; Detectron2 draws anew",
-    "a CPU trains in one process, where BatchNorm stands for SyncBN",
+    "mask targets are cropped from bit masks of the image's training size, as with Detectron2's INPUT.MASK_FORMAT "
+    "bitmask; its own recipes crop them from polygons",
+    "order, sizes and flips of images, and the sampled regions, depend on seed and step alone, so that a run resumes "
+    "bit-exactly; Detectron2 draws new ones",
+    "a CPU trains in one process, with BatchNorm in place of SyncBN",
 )
 TENSORBOARD, LOG, CONFIG = "tensorboard", "detectron2.log", "detectron2.yaml"
-WRITE_EVERY = 20  # steps between points in TensorBoard, as Detectron2
+WRITE_EVERY = 20  # steps between points in TensorBoard, as in Detectron2
 
 
 def train(job: Job, stop: StopRequest) -> bool:
-    """Train to the end; go on from the newest checkpoint in the folder, if there is one.
-
-    Returns:
-        Whether the end was reached: else a signal asked to stop, and the state is saved.
+    """As `Engine.train`.
 
     Raises:
-        UserError: the settings cannot run here, memory does not suffice, the loss diverges, or the folder holds another
-            training.
+        UserError: the settings cannot run on this machine, memory is too small, the loss diverges, or the folder holds
+            another run.
     """
     settings, config = job.settings, _configuration(job)
-    with _log(job.folder / LOG if rank() == 0 else None), _mistakes_told(job):
+    with _log(job.folder / LOG if rank() == 0 else None), _errors_reported(job):
         network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone)
         optimizer = _optimizer(config, settings, network)
         trainer = _trainer(average_gradients(network) or network, optimizer, amp=settings.precision == "amp")
         checkpoints, line = Checkpoints(network, job, trainer), ProgressLine()
         rates = hooks.LRScheduler(scheduler=build_lr_scheduler(config, optimizer))
-        trainer.register_hooks([NamedStep(settings.seed), hooks.IterationTimer(), line, rates])
+        trainer.register_hooks([SeedStep(settings.seed), hooks.IterationTimer(), line, rates])
         start = checkpoints.restore()
         if start == settings.iterations:
             return True
@@ -80,56 +77,51 @@ def train(job: Job, stop: StopRequest) -> bool:
 
 
 def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
-    """What the trained detector sees: COCO's result dicts, with the set's own category ids.
-
-    Every process calls this; process 0 gets all results, the others an empty list.
+    """As `Engine.predict`.
 
     Raises:
-        UserError: nothing is trained in the folder, or memory does not suffice.
+        UserError: the folder holds no trained detector, or memory is too small.
     """
     settings, config = job.settings, _configuration(job)
-    found: list[dict[str, Any]] = []
-    with _log(None), _mistakes_told(job), torch.no_grad():
+    detections: list[dict[str, Any]] = []
+    with _log(None), _errors_reported(job), torch.no_grad():
         network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone).eval()
         require(Checkpoints(network, job).restore() > 0, f"{job.folder} holds no trained detector: train first")
         samples = evaluation_samples(images, settings, rank=rank(), world=world_size(), workers=job.workers)
         share = range(rank(), len(images), world_size())
         with _reporter(job).progress("detection: evaluation", len(share)) as bar:
             for sample in samples:
-                seen = network(inputs([sample], settings, training=False))[0]["instances"].to("cpu")
-                found += instances_to_coco_json(seen, sample.image_id)
+                instances = network(inputs([sample], settings, training=False))[0]["instances"].to("cpu")
+                detections += instances_to_coco_json(instances, sample.image_id)
                 bar.advance()
-    for result in found:
+    for result in detections:
         result["category_id"] = images.category_ids[result["category_id"]]
-    everywhere = [result for part in gather_objects(found) for result in part]
-    return sorted(everywhere, key=lambda result: int(result["image_id"])) if rank() == 0 else []
+    gathered = [result for part in gather_objects(detections) for result in part]
+    return sorted(gathered, key=lambda result: int(result["image_id"])) if rank() == 0 else []
 
 
 def first_losses(job: Job, images: int, iterations: int) -> list[float]:
-    """Train new weights on the first few training images for a moment, and return the loss of every step.
-
-    Nothing is written, and random numbers elsewhere stay what they were. Whoever calls this is alone with it: no other
-    process is waited for. The learning rate follows the smaller batch and is warmed up over a quarter of the steps.
+    """As `Engine.first_losses`; the learning rate scales with the smaller batch and is warmed up for a quarter.
 
     Raises:
-        UserError: the settings cannot run here, or memory does not suffice.
+        UserError: the settings cannot run on this machine, or memory is too small.
     """
-    chosen = range(min(images, len(job.train.trainable)))
-    settings = rescaled(job.settings, len(chosen))
+    indices = range(min(images, len(job.train.trainable)))
+    settings = rescaled(job.settings, len(indices))
     if settings.norm != "FrozenBN":
         settings = replace(settings, norm="BN")
     config = _configuration(replace(job, settings=settings))
     samples = []
-    for index in chosen:
+    for index in indices:
         random = seeding.generator(seeding.Purpose.TRANSFER_VIEW, settings.seed, 0, index)
         samples.append(training_sample(job.train.trainable, index, settings, random))
     losses = []
     devices = [job.device] if job.device.type == "cuda" else []
-    with _log(None), _mistakes_told(job), torch.random.fork_rng(devices), EventStorage():
+    with _log(None), _errors_reported(job), torch.random.fork_rng(devices), EventStorage():
         network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone).train()
         optimizer = _optimizer(config, settings, network)
         for step in range(iterations):
-            # The same regions in every step: what changes the loss is what was learnt.
+            # The same regions in every step, so that only learning changes the loss.
             torch.manual_seed(seeding.fold(seeding.Purpose.STEP, settings.seed))
             loss = torch.stack(list(network(inputs(samples, settings, training=True)).values())).sum()
             optimizer.zero_grad()
@@ -147,13 +139,17 @@ def first_losses(job: Job, images: int, iterations: int) -> list[float]:
 
 
 def _configuration(job: Job) -> CfgNode:
-    """Detectron2's configuration, of what can run here."""
+    """Detectron2's configuration.
+
+    Raises:
+        UserError: the settings cannot run on this machine.
+    """
     on_cpu = job.device.type == "cpu"
     if on_cpu and world_size() > 1:
         raise UserError.on_all_ranks(
-            "Detectron2 trains in one process on a CPU: start one, or take --engine torchvision",
+            "Detectron2 trains in one process on a CPU: start one, or use --engine torchvision",
         )
-    require(not (on_cpu and job.settings.precision == "amp"), "precision=amp needs a GPU: choose fp32")
+    require(not (on_cpu and job.settings.precision == "amp"), "precision=amp needs a GPU: use precision=fp32")
     return configuration(job.settings, depth=job.depth, classes=len(job.train.classes), device=job.device)
 
 
@@ -166,28 +162,28 @@ def _optimizer(config: CfgNode, settings: DetectionSettings, network: nn.Module)
 
 
 def _trainer(model: nn.Module, optimizer: torch.optim.Optimizer, *, amp: bool) -> SimpleTrainer:
-    """Detectron2's loop; it gets its images later, when it is known where to go on."""
+    """Detectron2's loop, without a data loader: that depends on the step to resume from."""
     if amp:
         return AMPTrainer(model, (), optimizer, grad_scaler=torch.amp.GradScaler("cuda"))
     return SimpleTrainer(model, (), optimizer)
 
 
 def _hooks_of_results(job: Job, trainer: SimpleTrainer, checkpoints: Checkpoints, start: int) -> list[HookBase]:
-    """Detectron2's own that make what stays: statistics before the checkpoint, then points in TensorBoard."""
-    settings, chosen = job.settings, []
+    """Detectron2's hooks that write results: BatchNorm statistics before the checkpoint, then TensorBoard."""
+    settings, registered = job.settings, []
     if settings.precise_bn:
-        note = f"measuring BatchNorm's statistics on {settings.precise_bn_iterations} batches"
-        later = Batches(job, settings.iterations, note)  # behind those of training, wherever that was interrupted
-        chosen.append(hooks.PreciseBN(0, trainer.model, later, settings.precise_bn_iterations))
+        note = f"recomputing BatchNorm's statistics on {settings.precise_bn_iterations} batches"
+        later = Batches(job, settings.iterations, note)  # the batches after training's, wherever it was interrupted
+        registered.append(hooks.PreciseBN(0, trainer.model, later, settings.precise_bn_iterations))
     if rank() == 0:
-        chosen.append(hooks.PeriodicCheckpointer(checkpoints, settings.save_every))
+        registered.append(hooks.PeriodicCheckpointer(checkpoints, settings.save_every))
         scalars = ScalarWriter(TensorBoardWriter(job.folder / TENSORBOARD, purge_step=start))
-        chosen.append(hooks.PeriodicWriter([scalars], WRITE_EVERY))
-    return chosen
+        registered.append(hooks.PeriodicWriter([scalars], WRITE_EVERY))
+    return registered
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What people see
+# Output and errors
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +193,7 @@ def _reporter(job: Job) -> Reporter:
 
 @contextmanager
 def _log(file: Path | None) -> Iterator[None]:
-    """Send what Detectron2 logs to a file, or nowhere: the terminal is ours."""
+    """Redirect Detectron2's log to a file, or drop it, so that it does not reach the terminal."""
     handler = logging.NullHandler() if file is None else _handler(file)
     loggers = [logging.getLogger(name) for name in ("detectron2", "fvcore", "torch.fx._symbolic_trace")]
     before = [(logger.level, logger.propagate) for logger in loggers]
@@ -207,7 +203,7 @@ def _log(file: Path | None) -> Iterator[None]:
         logger.propagate = False
     try:
         with warnings.catch_warnings():
-            # Of calls inside Detectron2 that newer versions of torch and NumPy want written otherwise.
+            # Detectron2 uses calls that newer versions of torch and NumPy deprecate.
             warnings.filterwarnings("ignore", "torch.meshgrid", UserWarning)
             for category in (DeprecationWarning, FutureWarning):
                 warnings.filterwarnings("ignore", category=category, module=r"detectron2\.")
@@ -231,8 +227,8 @@ def _handler(file: Path) -> logging.Handler:
 
 
 @contextmanager
-def _mistakes_told(job: Job) -> Iterator[None]:
-    """Say in one line that memory does not suffice, or that training diverged."""
+def _errors_reported(job: Job) -> Iterator[None]:
+    """Turn out-of-memory errors and divergence into a UserError."""
     settings = job.settings
     try:
         yield
@@ -240,8 +236,8 @@ def _mistakes_told(job: Job) -> Iterator[None]:
         reason = str(error).splitlines()[0]
         raise UserError.on_all_ranks(f"training diverged ({reason}): lower base_lr or lengthen warmup") from None
     except (MemoryError, RuntimeError) as error:
-        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not known and "can't allocate memory" not in str(error):  # a CPU's allocator has no class of its own
+        out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not out_of_memory and "can't allocate memory" not in str(error):  # the CPU allocator raises RuntimeError
             raise
         raise UserError(
             f"out of memory on {job.device}: lower the batch ({settings.batch}), rois ({settings.rois}) or image sizes"

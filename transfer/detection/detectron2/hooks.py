@@ -1,4 +1,4 @@
-"""What happens around the steps of Detectron2's trainer: named random numbers, progress, checkpoints, the way out."""
+"""Hooks around the steps of Detectron2's trainer: seeding, progress, checkpoints, stopping."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,23 +21,23 @@ from ..core.job import Job
 from ..core.samples import Loader
 from .model import inputs
 
-# Only after detectron2_model, which keeps the warnings of Detectron2's first import quiet.
+# After .model, which silences the warnings of Detectron2's first import.
 from detectron2.checkpoint import DetectionCheckpointer  # isort: skip
 from detectron2.engine import HookBase, SimpleTrainer  # isort: skip
 from detectron2.utils.events import EventWriter, get_event_storage  # isort: skip
 
 CHECKPOINTS = "checkpoints"
-KEPT = 2  # newest checkpoints
+KEPT = 2  # number of newest checkpoints kept
 SMOOTHED = 20  # newest values of a scalar, whose median is written
 
 
 class Batches:
-    """This process's training batches from a step on, as Detectron2 takes them; reading starts when one is asked for.
+    """This rank's training batches from a step on, in Detectron2's format; reading starts with the first one.
 
     Args:
         job: the run.
         start: the first step.
-        note: what to tell when reading starts.
+        note: message printed when reading starts.
     """
 
     def __init__(self, job: Job, start: int, note: str = "") -> None:
@@ -55,14 +55,14 @@ class Batches:
             yield inputs(batch, job.settings, training=True)
 
 
-class NamedStep(HookBase):  # type: ignore[misc]
-    """Makes what a step draws (regions to train on) a function of seed, step and process."""
+class SeedStep(HookBase):  # type: ignore[misc]
+    """Seeds every step, so that the sampled regions are a function of seed, step and rank."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def before_step(self) -> None:
-        """Seed torch's generators, of all devices."""
+        """Seed torch's generators on all devices."""
         torch.manual_seed(seeding.fold(seeding.Purpose.STEP, self._seed, self.trainer.iter, rank()))
 
 
@@ -73,7 +73,7 @@ class ProgressLine(HookBase):  # type: ignore[misc]
 
     def after_step(self) -> None:
         """Count the step."""
-        loss = self.trainer.storage.latest().get("total_loss")  # process 0 alone has it
+        loss = self.trainer.storage.latest().get("total_loss")  # only rank 0 has it
         self.bar.status = f"loss {loss[0]:.3f}" if loss else ""
         self.bar.advance()
 
@@ -102,11 +102,11 @@ class ScalarWriter(EventWriter):  # type: ignore[misc]
 
 
 class StoppedError(BaseException):
-    """A signal asked to stop, and the state is saved. No `Exception`: Detectron2's loop would log these as failures."""
+    """A signal asked to stop, and a checkpoint is saved. Detectron2 would log an `Exception` as a failure."""
 
 
 class StopHook(HookBase):  # type: ignore[misc]
-    """Leaves the loop after a step in which a signal came; the last step just ends.
+    """Leaves the loop after a step during which a signal arrived, except after the last step.
 
     Args:
         checkpoints: where to save.
@@ -117,10 +117,10 @@ class StopHook(HookBase):  # type: ignore[misc]
         self._checkpoints, self._stop = checkpoints, stop
 
     def after_step(self) -> None:
-        """Save and leave, if asked to.
+        """Save a checkpoint and leave the loop if a signal arrived.
 
         Raises:
-            StoppedError: that is how one leaves.
+            StoppedError: to leave the loop.
         """
         step = self.trainer.iter
         if step + 1 < self.trainer.max_iter and self._stop.agreed():
@@ -129,12 +129,12 @@ class StopHook(HookBase):  # type: ignore[misc]
 
 
 class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
-    """Detectron2's checkpoints, written and read as the project's: atomically, without running code, of one training.
+    """Detectron2's checkpoints, written atomically, read without running code, and refused if of another run.
 
     Args:
-        network: what is trained, not wrapped.
-        job: names the folder, and what must be equal to go on.
-        trainer: its state belongs to a checkpoint; None where it only predicts.
+        network: the model, not wrapped in DDP.
+        job: has the folder and the identity of the run.
+        trainer: whose state is saved too; None for prediction only.
     """
 
     def __init__(self, network: nn.Module, job: Job, trainer: SimpleTrainer | None = None) -> None:
@@ -142,7 +142,7 @@ class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
         self._identity = job.training | {"engine": "detectron2"}
 
     def save(self, name: str, **extra: Any) -> None:
-        """Write a checkpoint, and remove all but the newest few.
+        """Write a checkpoint and remove all but the newest ones.
 
         Raises:
             UserError: it cannot be written; older ones are untouched.
@@ -158,14 +158,14 @@ class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
             old.unlink()
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
-        """Name the newest checkpoint where Detectron2 looks for it."""
+        """Write the newest checkpoint's name into the file that Detectron2 reads."""
         write_text(last_filename_basename, Path(self.save_dir) / "last_checkpoint")
 
     def restore(self) -> int:
-        """Load the newest checkpoint, if there is one, and return the number of steps done.
+        """Load the newest checkpoint, if there is one, and return the number of completed steps.
 
         Raises:
-            UserError: it is damaged, or of another training.
+            UserError: it is damaged, or of another run.
         """
         if not (newest := self.get_checkpoint_file()):
             return 0

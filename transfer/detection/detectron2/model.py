@@ -1,4 +1,4 @@
-"""Detectron2's Mask R-CNN as the settings say: its configuration, its network, and the pretrained backbone put in."""
+"""Detectron2's Mask R-CNN from the settings: configuration, network with pretrained backbone, inputs."""
 
 import re
 import warnings
@@ -15,27 +15,27 @@ from excb.errors import UserError
 from ..core.samples import Sample
 from ..core.settings import DetectionSettings
 
-with warnings.catch_warnings(action="ignore", category=FutureWarning):  # its many uses of torch.jit, at import
+with warnings.catch_warnings(action="ignore", category=FutureWarning):  # it uses torch.jit at import
     from detectron2.config import CfgNode, get_cfg
     from detectron2.layers import get_norm
     from detectron2.modeling import build_model
     from detectron2.structures import BitMasks, Boxes, Instances
 
-# Where Detectron2 keeps a ResNet's tensors: in C4 the last stage is the heads', in FPN the ResNet lies inside.
+# Names of a ResNet's tensors in Detectron2: in C4 the last stage belongs to the heads, in FPN the ResNet is nested.
 _PLACE = re.compile(r"(?:backbone(?:\.bottom_up)?|roi_heads)\.(?P<name>(?:stem|res[2-5]\.\d+)\..+)")
 _PYRAMID = ["p2", "p3", "p4", "p5"]
 
 
 def configuration(settings: DetectionSettings, *, depth: int, classes: int, device: torch.device) -> CfgNode:
-    """Detectron2's configuration of a run; what is not named here has Detectron2's default.
+    """Detectron2's configuration of a run; everything not set here keeps Detectron2's default.
 
     Args:
-        settings: the run's definition.
+        settings: of the run.
         depth: of the ResNet.
-        classes: categories C, without the background.
+        classes: number of categories without background.
         device: where to compute.
     """
-    reverse = settings.input_format == "BGR"  # Detectron2 counts mean and deviation in the order of the input
+    reverse = settings.input_format == "BGR"  # Detectron2 expects mean and std in the order of the input's channels
     norm = norm_on(settings.norm, device)
     values: dict[str, Any] = {
         # The network
@@ -52,7 +52,7 @@ def configuration(settings: DetectionSettings, *, depth: int, classes: int, devi
         **(_fpn(settings, norm) if settings.architecture == "fpn" else _c4(settings)),
         "TEST.PRECISE_BN.ENABLED": settings.precise_bn,
         "TEST.PRECISE_BN.NUM_ITER": settings.precise_bn_iterations,
-        # Images, which `mapping` reads: for whoever reads the configuration
+        # Images. core/samples.py reads them; these values document the run.
         "INPUT.FORMAT": settings.input_format,
         "INPUT.MASK_FORMAT": "bitmask",
         "INPUT.MIN_SIZE_TRAIN": settings.min_sizes,
@@ -72,21 +72,17 @@ def configuration(settings: DetectionSettings, *, depth: int, classes: int, devi
         "SEED": settings.seed,
     }
     config = get_cfg()
-    config.merge_from_list([part for item in values.items() for part in item])  # refuses names that are none
+    config.merge_from_list([part for item in values.items() for part in item])  # refuses unknown names
     return config
 
 
 def norm_on(norm: str, device: torch.device) -> str:
-    """The norm that does on a device what the settings ask for: torch's SyncBN refuses CPUs, where one process trains.
-
-    Returns:
-        A name that Detectron2 knows.
-    """
+    """Detectron2's name of the norm on a device: BN for SyncBN on a CPU, which one process trains on."""
     return "BN" if norm == "SyncBN" and device.type == "cpu" else norm
 
 
 def _c4(settings: DetectionSettings) -> dict[str, Any]:
-    """What Detectron2's Base-RCNN-C4 says."""
+    """As in Detectron2's Base-RCNN-C4."""
     return {
         "MODEL.ROI_HEADS.NAME": "Res5ROIHeads",
         "MODEL.RPN.PRE_NMS_TOPK_TEST": settings.rpn_pre_test,
@@ -95,7 +91,7 @@ def _c4(settings: DetectionSettings) -> dict[str, Any]:
 
 
 def _fpn(settings: DetectionSettings, norm: str) -> dict[str, Any]:
-    """What Detectron2's Base-RCNN-FPN says; unless the backbone's norm is frozen, the pyramid has it too, as MoCo's."""
+    """As in Detectron2's Base-RCNN-FPN. Like MoCo's, the pyramid has the backbone's norm unless that is frozen."""
     stages = ["res2", "res3", "res4", "res5"]
     return {
         "MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone",
@@ -105,7 +101,7 @@ def _fpn(settings: DetectionSettings, norm: str) -> dict[str, Any]:
         "MODEL.ANCHOR_GENERATOR.SIZES": [[32], [64], [128], [256], [512]],
         "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],
         "MODEL.RPN.IN_FEATURES": [*_PYRAMID, "p6"],
-        "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 2000,  # of every level
+        "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 2000,  # per level
         "MODEL.RPN.PRE_NMS_TOPK_TEST": min(1000, settings.rpn_pre_test),
         "MODEL.RPN.POST_NMS_TOPK_TRAIN": 1000,
         "MODEL.RPN.POST_NMS_TOPK_TEST": settings.rpn_post_test,
@@ -120,44 +116,44 @@ def _fpn(settings: DetectionSettings, norm: str) -> dict[str, Any]:
 
 
 def detector(config: CfgNode, *, extra_norm: bool, backbone: Mapping[str, Tensor]) -> nn.Module:
-    """The network, its new weights named by the configuration's seed, with the pretrained backbone in it.
+    """The network with the pretrained backbone; its new weights depend on the configuration's seed alone.
 
     Args:
         config: Detectron2's.
-        extra_norm: in C4, whether one more norm follows the last stage in the heads.
+        extra_norm: in C4, whether a norm follows the last stage in the heads.
         backbone: a ResNet's tensors in torchvision's names, without a classifier.
 
     Raises:
-        UserError: the backbone is of another shape.
+        UserError: the backbone does not fit.
     """
     device = torch.device(config.MODEL.DEVICE)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seeding.fold(seeding.Purpose.TRANSFER_WEIGHTS, config.SEED))
         built = build_model(config)
     if extra_norm and config.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
-        # The heads run the stage as one Sequential: what is appended sees the last block's output, for boxes and masks.
+        # The heads call the stage as a Sequential, so that an appended module gets the last block's output.
         stage = built.roi_heads.res5
         stage.add_module("norm", get_norm(config.MODEL.RESNETS.NORM, stage[-1].out_channels).to(device))
     network: nn.Module = built
-    put_in(network, backbone)
+    load_backbone(network, backbone)
     return network
 
 
 @torch.no_grad()
-def put_in(network: nn.Module, backbone: Mapping[str, Tensor]) -> None:
-    """Copy a pretrained ResNet into a network: every tensor has exactly one place, and every place its tensor.
+def load_backbone(network: nn.Module, backbone: Mapping[str, Tensor]) -> None:
+    """Copy a pretrained ResNet into a network. Every tensor must have exactly one place, and every place a tensor.
 
     Args:
         network: Detectron2's, C4 or FPN.
         backbone: tensors in torchvision's names, without a classifier.
 
     Raises:
-        UserError: one is left over, missing, of another shape, or not finite; nothing is copied then.
+        UserError: a tensor is left over, missing, of another shape, or not finite; nothing is copied then.
     """
     places = {
-        found["name"]: tensor
+        match["name"]: tensor
         for name, tensor in network.state_dict().items()
-        if (found := _PLACE.fullmatch(name)) and not name.endswith("num_batches_tracked")
+        if (match := _PLACE.fullmatch(name)) and not name.endswith("num_batches_tracked")
     }
     tensors = detectron2_names(backbone)
     shared = places.keys() & tensors.keys()
@@ -167,19 +163,21 @@ def put_in(network: nn.Module, backbone: Mapping[str, Tensor]) -> None:
         "differ in shape": {name for name in shared if tensors[name].shape != places[name].shape},
         "are not finite": {name for name in shared if not bool(tensors[name].isfinite().all())},
     }
-    if told := [f"{len(names)} {what} ({min(names)}, ...)" for what, names in faults.items() if names]:
-        raise UserError(f"the weights do not fit Detectron2's network: {'; '.join(told)}; name a ResNet-50, 101 or 152")
+    if reasons := [f"{len(names)} {what} ({min(names)}, ...)" for what, names in faults.items() if names]:
+        raise UserError(
+            f"the weights do not fit Detectron2's network ({'; '.join(reasons)}): choose a ResNet-50, -101 or -152"
+        )
     for name, place in places.items():
         place.copy_(tensors[name])
 
 
 def inputs(samples: Sequence[Sample], settings: DetectionSettings, *, training: bool) -> list[dict[str, Any]]:
-    """Samples as Detectron2's networks take them; results come in each image's original size.
+    """Samples in the format of Detectron2's networks, which return results in each image's original size.
 
     Args:
         samples: images and objects.
-        settings: say the order of colours.
-        training: whether to give the objects.
+        settings: of the run, for the order of channels.
+        training: whether to include the objects.
     """
     batch = []
     for sample in samples:

@@ -1,4 +1,4 @@
-"""The engine that needs torchvision only: a loop around Mask R-CNN from torchvision's parts, resumed to the bit."""
+"""torchvision as an engine: a loop around Mask R-CNN from torchvision's parts; runs resume bit-exactly."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,15 +26,15 @@ from .training import Training, learning_rate, losses_of, memory_for, new_detect
 
 differences: tuple[str, ...] = (
     "box losses are smooth L1 with beta 1/9, Detectron2's are L1 (beta 0)",
-    "masks to learn are cut out with soft edges, Detectron2 rounds them to 0 or 1",
-    "the RPN's losses are divided by the number of anchors drawn, Detectron2's by 256 an image even if there are fewer",
+    "mask targets are cropped with soft edges, Detectron2 rounds them to 0 or 1",
+    "the RPN's losses are divided by the number of sampled anchors, Detectron2's by 256 per image even if fewer",
     "batches are padded to multiples of 16 pixels (fpn: 64), Detectron2 pads C4's to the largest image (fpn: 32)",
     "fpn: regions are aligned without Detectron2's shift by half a pixel",
-    "precise BN counts all batches alike, Detectron2 by their pixels",
-    "naiveSyncBN is SyncBN; on CPUs each process's mean counts alike, whatever its number of regions",
+    "precise BN weights all batches equally, Detectron2 by their pixels",
+    "naiveSyncBN is SyncBN; on CPUs every rank's mean has the same weight, whatever its number of regions",
 )
 
-KEPT = 2  # checkpoints
+KEPT = 2  # number of newest checkpoints kept
 WRITTEN = 20  # steps from one entry in TensorBoard to the next, as Detectron2; in short runs every step has one
 
 
@@ -95,46 +95,45 @@ def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
 def detect(model: Detector, sample: Sample, images: CocoSet) -> list[dict[str, Any]]:
     """One image's detections as COCO's results."""
     with memory_for("the detections of an image"):
-        found = model([sample.image.to(model.get_buffer("mean").device)])
-    seen = sample.image.shape[1], sample.image.shape[2]
-    return as_results(images, sample.image_id, **to_original(found[0], seen, sample.size))
+        detections = model([sample.image.to(model.get_buffer("mean").device)])
+    input_size = sample.image.shape[1], sample.image.shape[2]
+    return as_results(images, sample.image_id, **to_original(detections[0], input_size, sample.size))
 
 
 def first_losses(job: Job, images: int, iterations: int) -> list[float]:
-    """As `Engine.first_losses`; whoever calls this is alone with it, no other process is waited for.
+    """As `Engine.first_losses`; the learning rate scales with the smaller batch and is warmed up for a quarter.
 
-    The same images and regions come in every step: what changes the loss is what was learned. The learning rate follows
-    the smaller batch and is warmed up over a quarter of the steps.
+    Every step has the same images and regions, so that only learning changes the loss.
     """
     settings, train = job.settings, job.train.trainable
-    chosen = range(min(images, len(train)))
-    rate, warmup = settings.base_lr * len(chosen) / settings.batch, max(1, iterations // 4)
-    views = [seeding.generator(seeding.Purpose.TRANSFER_VIEW, settings.seed, 0, index) for index in chosen]
-    samples = [training_sample(train, index, settings, view) for index, view in zip(chosen, views, strict=True)]
+    indices = range(min(images, len(train)))
+    rate, warmup = settings.base_lr * len(indices) / settings.batch, max(1, iterations // 4)
+    views = [seeding.generator(seeding.Purpose.TRANSFER_VIEW, settings.seed, 0, index) for index in indices]
+    samples = [training_sample(train, index, settings, view) for index, view in zip(indices, views, strict=True)]
     losses = []
     with torch.random.fork_rng([job.device] if job.device.type == "cuda" else []):
         model = new_detector(job).to(job.device).train()
-        moves = optimizer(model, settings)
+        updates = optimizer(model, settings)
         for step in range(iterations):
-            for group in moves.param_groups:
+            for group in updates.param_groups:
                 group["lr"] = rate * min(1.0, (step + 1) / warmup)
             torch.manual_seed(seeding.fold(seeding.Purpose.STEP, settings.seed))
-            moves.zero_grad()
+            updates.zero_grad()
             with memory_for(f"{len(samples)} images at once"):
                 loss = torch.stack(list(losses_of(model, samples, job.device).values())).sum()
                 loss.backward()
-            moves.step()
+            updates.step()
             losses.append(float(loss.detach()))
     return losses
 
 
 def _batches(job: Job, *, start: int) -> Iterator[list[Sample]]:
-    """This process's share of the batches, from a step on."""
+    """This rank's share of the batches, from a step on."""
     return iter(Loader(job.train, job.settings, start=start, rank=rank(), world=world_size(), workers=job.workers))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is kept
+# Checkpoints and TensorBoard
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -142,12 +141,12 @@ def _newest(job: Job) -> dict[str, Any] | None:
     """The newest intact checkpoint, or None where there is none yet.
 
     Raises:
-        UserError: it is of another training.
+        UserError: it is of another run.
     """
-    found = run_checkpoint.read_newest(job.folder, job.reporter.warn)
-    if found is None:
+    newest = run_checkpoint.read_newest(job.folder, job.reporter.warn)
+    if newest is None:
         return None
-    file, contents = found
+    file, contents = newest
     require_same_run(file, contents.get("detection"), job.training, advice="choose another folder")
     return contents
 

@@ -1,4 +1,4 @@
-"""C4's heads: conv5 is applied to regions, once for boxes and masks together."""
+"""C4's heads: conv5 runs on each region once, shared by boxes and masks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, mask
 
 
 class SharedHeads(RoIHeads):
-    """Heads that read both the box and the mask of a region from what conv5 finds there.
+    """Heads that predict a region's box and mask from the same conv5 features.
 
-    torchvision's own class would send the foreground through conv5 a second time for the masks.
+    torchvision's class would run conv5 on the foreground a second time for the masks.
     """
 
     def __init__(self, *parts: nn.Module, **options: Any) -> None:
@@ -24,16 +24,16 @@ class SharedHeads(RoIHeads):
         image_shapes: list[tuple[int, int]],
         targets: list[dict[str, Tensor]] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """As torchvision's class: detections of every image when evaluating, losses in training."""
+        """As in torchvision's class: detections of every image in evaluation, losses in training."""
         if self.training:
             assert targets is not None
             return [], self._losses(features, proposals, targets)
         scores, shifts = self._boxes(self._regions(features, proposals))
-        found = self.postprocess_detections(scores, shifts, proposals, image_shapes)
-        boxes, _, labels = found
+        detections = self.postprocess_detections(scores, shifts, proposals, image_shapes)
+        boxes, _, labels = detections
         masks = maskrcnn_inference(self.mask_predictor(self._regions(features, boxes)), labels)
         names = ("boxes", "scores", "labels", "masks")
-        return [dict(zip(names, image, strict=True)) for image in zip(*found, masks, strict=True)], {}
+        return [dict(zip(names, image, strict=True)) for image in zip(*detections, masks, strict=True)], {}
 
     def _losses(
         self, features: Mapping[str, Tensor], proposals: list[Tensor], targets: list[dict[str, Tensor]]
@@ -44,19 +44,19 @@ class SharedHeads(RoIHeads):
         foreground = [each > 0 for each in labels]
         masks = maskrcnn_loss(
             self.mask_predictor(regions[torch.cat(foreground)]),
-            [each[chosen] for each, chosen in zip(proposals, foreground, strict=True)],
+            [each[kept] for each, kept in zip(proposals, foreground, strict=True)],
             [target["masks"] for target in targets],
             [target["labels"] for target in targets],
-            [each[chosen] for each, chosen in zip(matched, foreground, strict=True)],
+            [each[kept] for each, kept in zip(matched, foreground, strict=True)],
         )
         return {"loss_classifier": classes, "loss_box_reg": boxes, "loss_mask": masks}
 
     def _regions(self, features: Mapping[str, Tensor], boxes: list[Tensor]) -> Tensor:
-        """What conv5 finds in boxes: [R, 2048, 7, 7]."""
+        """conv5 features of boxes, [R, 2048, 7, 7]."""
         regions: Tensor = self.box_head(self.box_roi_pool(features["0"], boxes))
         return regions
 
     def _boxes(self, regions: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [R, classes] and shifts [R, classes * 4]."""
+        """Scores [R, classes] and box regression [R, classes * 4]."""
         scores, shifts = self.box_predictor(regions.mean((2, 3)))
         return scores, shifts

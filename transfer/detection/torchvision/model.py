@@ -1,4 +1,4 @@
-"""Mask R-CNN on a ResNet, put together from torchvision's parts: Detectron2's C4 and FPN, as near as the parts come."""
+"""Mask R-CNN on a ResNet from torchvision's parts, as close to Detectron2's C4 and FPN as they allow."""
 
 import math
 from collections import OrderedDict
@@ -24,20 +24,20 @@ from ..core.settings import DetectionSettings
 from .heads import SharedHeads
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}  # of each stage, by depth
-STAGES = (("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",))  # in the order of freeze_at
+STAGES = (("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",))  # as `freeze_at` counts them
 SIZES, RATIOS = (32, 64, 128, 256, 512), (0.5, 1.0, 2.0)  # of anchors
 C4_STRIDE = 16
 
 
 class Detector(nn.Module):
-    """Images to losses, or to detections.
+    """A detector: images to losses in training, to detections in evaluation.
 
     Args:
         body: normalised images [B, 3, H, W] to features, by name of the level.
         rpn: features to proposals.
         heads: proposals to classes, boxes and masks.
-        settings: mean, std and order of colours.
-        divisor: sides of batches are multiples of it, so that every level's stride is exact.
+        settings: of the run, for mean, std and order of channels.
+        divisor: sides of batches are padded to multiples of it, so that every level's stride is exact.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Detector(nn.Module):
         """Losses by name in training, otherwise detections of every image.
 
         Args:
-            images: RGB, uint8 [3, H, W] each, as large as they are to be looked at.
+            images: RGB, uint8 [3, H, W] each, already resized.
             targets: in training, `boxes` [N, 4], `labels` [N] from 1 (0 is background) and `masks` [N, H, W] of each.
 
         Returns:
@@ -63,14 +63,14 @@ class Detector(nn.Module):
         batch = self.batch(images)
         levels = self.body(batch.tensors)
         levels = levels if isinstance(levels, dict) else {"0": levels}
-        # Anchors take over the features' type: half a precision would move them by pixels in large images.
+        # Anchors get the features' dtype, and half precision would shift them by pixels in large images.
         features = OrderedDict((name, level.float()) for name, level in levels.items())
         proposals, proposal_losses = self.rpn(batch, features, targets)
         detections, losses = self.heads(features, proposals, batch.image_sizes, targets)
         return proposal_losses | losses if self.training else detections
 
     def batch(self, images: Sequence[Tensor]) -> ImageList:
-        """Normalise images, and put them into the upper left of a tensor [B, 3, H, W] of zeros: nothing is resized."""
+        """Normalise images and pad them at the right and the bottom to one tensor [B, 3, H, W]."""
         sizes = [(image.shape[1], image.shape[2]) for image in images]
         height, width = (-(-max(side) // self.divisor) * self.divisor for side in zip(*sizes, strict=True))
         rows = self.get_buffer("mean").new_zeros(len(images), 3, height, width)
@@ -80,7 +80,7 @@ class Detector(nn.Module):
 
 
 def build(settings: DetectionSettings, depth: int, backbone: Mapping[str, Tensor], classes: int) -> Detector:
-    """A detector with a pretrained backbone and new heads, whose weights are drawn from torch's generator.
+    """A detector with a pretrained backbone and new heads, initialised with torch's generator.
 
     Args:
         settings: of the network.
@@ -109,27 +109,27 @@ def resnet(depth: int, norm: Callable[[int], nn.Module]) -> ResNet:
 
 
 def load(network: ResNet, depth: int, backbone: Mapping[str, Tensor]) -> None:
-    """Give a ResNet its weights.
+    """Load a ResNet's weights.
 
     Raises:
         UserError: a tensor is missing, has another shape, or has no place.
     """
-    counts = "num_batches_tracked"  # which a frozen norm does not have, and nobody needs
-    wanted = {name: value for name, value in network.state_dict().items() if not name.startswith("fc.")}
-    given = {name: value for name, value in backbone.items() if not name.endswith(counts)}
-    for name, value in wanted.items():
+    counts = "num_batches_tracked"  # frozen norms have none, and nothing uses it
+    expected = {name: value for name, value in network.state_dict().items() if not name.startswith("fc.")}
+    tensors = {name: value for name, value in backbone.items() if not name.endswith(counts)}
+    for name, value in expected.items():
         if name.endswith(counts):
             continue
-        if name not in given:
-            raise UserError(f"the checkpoint's backbone has no tensor '{name}': it is no torchvision ResNet-{depth}")
-        if given[name].shape != value.shape:
+        if name not in tensors:
+            raise UserError(f"the checkpoint's backbone has no tensor '{name}': it is not a torchvision ResNet-{depth}")
+        if tensors[name].shape != value.shape:
             raise UserError(
-                f"the checkpoint's '{name}' has shape {tuple(given[name].shape)}, torchvision's ResNet-{depth} "
+                f"the checkpoint's '{name}' has shape {tuple(tensors[name].shape)}, torchvision's ResNet-{depth} "
                 f"{tuple(value.shape)}: choose a checkpoint of that network"
             )
-    if foreign := [name for name in given if name not in wanted]:
-        raise UserError(f"the checkpoint's '{foreign[0]}' has no place in torchvision's ResNet-{depth}")
-    network.load_state_dict(given, strict=False)
+    if unknown := [name for name in tensors if name not in expected]:
+        raise UserError(f"the checkpoint's '{unknown[0]}' has no place in torchvision's ResNet-{depth}")
+    network.load_state_dict(tensors, strict=False)
 
 
 def _stride_first(network: ResNet) -> None:
@@ -141,7 +141,7 @@ def _stride_first(network: ResNet) -> None:
 
 
 def _freeze(network: ResNet, name: str) -> None:
-    """Keep a part as it is: its weights, and its norms' statistics."""
+    """Freeze a part of the network: its weights and its norms' statistics."""
     part = frozen_norms(getattr(network, name))
     part.requires_grad_(False)
     setattr(network, name, part)
@@ -172,10 +172,10 @@ def _c4(network: ResNet, settings: DetectionSettings, norm: Callable[[int], nn.M
         head,
         FastRCNNPredictor(width, classes + 1),
         mask_predictor=MaskRCNNPredictor(width, 256, classes + 1),
-        **_of_heads(settings),
+        **_head_options(settings),
     )
     rpn = _rpn(settings, middle, [SIZES], pre=12_000, post=2000, pre_test=settings.rpn_pre_test)
-    return _finished(Detector(body, rpn, heads, settings, C4_STRIDE))
+    return _initialised(Detector(body, rpn, heads, settings, C4_STRIDE))
 
 
 def _fpn(network: ResNet, settings: DetectionSettings, norm: Callable[[int], nn.Module], classes: int) -> Detector:
@@ -192,20 +192,20 @@ def _fpn(network: ResNet, settings: DetectionSettings, norm: Callable[[int], nn.
         mask_roi_pool=align(14),
         mask_head=MaskRCNNHeads(256, (256,) * 4, 1),
         mask_predictor=MaskRCNNPredictor(256, 256, classes + 1),
-        **_of_heads(settings),
+        **_head_options(settings),
     )
     sizes = [(size,) for size in SIZES]
     rpn = _rpn(settings, 256, sizes, pre=2000, post=1000, pre_test=min(1000, settings.rpn_pre_test))
-    return _finished(Detector(body, rpn, heads, settings, 64))
+    return _initialised(Detector(body, rpn, heads, settings, 64))
 
 
 def _width(stage: nn.Module) -> int:
-    """Channels that a stage gives."""
+    """Output channels of a stage."""
     return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
 
 
 def _anchors(sizes: Sequence[tuple[int, ...]]) -> AnchorGenerator:
-    """Anchors of each level's sizes, with Detectron2's fractions of pixels: torchvision rounds its own."""
+    """Anchors of each level's sizes, with fractions of pixels as in Detectron2: torchvision rounds its own."""
     generator = AnchorGenerator(tuple(sizes), (RATIOS,) * len(sizes))
     generator.cell_anchors = [
         torch.tensor([[-size / r, -size * r, size / r, size * r] for r in map(math.sqrt, RATIOS) for size in level]) / 2
@@ -217,7 +217,7 @@ def _anchors(sizes: Sequence[tuple[int, ...]]) -> AnchorGenerator:
 def _rpn(
     settings: DetectionSettings, width: int, sizes: Sequence[tuple[int, ...]], *, pre: int, post: int, pre_test: int
 ) -> RegionProposalNetwork:
-    """The proposal network; `pre` boxes of each level go into suppression, `post` of all levels come out."""
+    """The region proposal network: in training NMS gets `pre` boxes of each level and keeps `post` of all levels."""
     anchors = _anchors(sizes)
     return RegionProposalNetwork(
         anchors,
@@ -232,8 +232,8 @@ def _rpn(
     )
 
 
-def _of_heads(settings: DetectionSettings) -> dict[str, Any]:
-    """What both architectures' heads have in common."""
+def _head_options(settings: DetectionSettings) -> dict[str, Any]:
+    """Options that the heads of both architectures share."""
     return {
         "fg_iou_thresh": 0.5,
         "bg_iou_thresh": 0.5,
@@ -246,8 +246,8 @@ def _of_heads(settings: DetectionSettings) -> dict[str, Any]:
     }
 
 
-def _finished(detector: Detector) -> Detector:
-    """A detector whose last layers start as Detectron2's: torchvision's defaults are larger."""
+def _initialised(detector: Detector) -> Detector:
+    """Initialise the last layers as Detectron2 does; torchvision's defaults are larger."""
     boxes, masks = detector.heads.box_predictor, detector.heads.mask_predictor
     for layer, std in ((boxes.cls_score, 0.01), (boxes.bbox_pred, 0.001), (masks.mask_fcn_logits, 0.001)):
         nn.init.normal_(layer.weight, std=std)

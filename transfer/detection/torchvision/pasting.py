@@ -1,4 +1,4 @@
-"""Detections brought back to the original image: boxes rescaled, masks pasted where their boxes are."""
+"""Detections in the original image: boxes rescaled, masks pasted into their boxes."""
 
 from collections.abc import Mapping
 
@@ -6,22 +6,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-THRESHOLD = 0.5  # of a mask's probability
+THRESHOLD = 0.5  # of a mask's probabilities
 
 
-def to_original(found: Mapping[str, Tensor], seen: tuple[int, int], original: tuple[int, int]) -> dict[str, Tensor]:
-    """Detections of a resized image as those of the original one; boxes without a surface are dropped.
+def to_original(
+    detections: Mapping[str, Tensor], resized: tuple[int, int], original: tuple[int, int]
+) -> dict[str, Tensor]:
+    """Map detections of a resized image to the original one; boxes without area are dropped.
 
     Args:
-        found: `boxes` [D, 4], `labels` [D] from 1, `scores` [D] and `masks` [D, 1, M, M], probabilities over the box.
-        seen: height and width of the image that the detector saw.
-        original: those of the original one.
+        detections: `boxes` [D, 4], `labels` [D] from 1, `scores` [D], and `masks` [D, 1, M, M] of probabilities.
+        resized: height and width of the detector's input.
+        original: height and width of the original image.
 
     Returns:
         `boxes` in original pixels, `labels` from 0, `scores`, and `masks` [D, height, width] bool, all on the CPU.
     """
-    boxes, labels, scores, masks = (found[name].cpu() for name in ("boxes", "labels", "scores", "masks"))
-    (height, width), (rows, columns) = original, seen
+    boxes, labels, scores, masks = (detections[name].cpu() for name in ("boxes", "labels", "scores", "masks"))
+    (height, width), (rows, columns) = original, resized
     scale = torch.tensor([width / columns, height / rows])
     boxes = (boxes.float().view(-1, 2, 2) * scale).clamp(min=0).minimum(torch.tensor([width, height])).view(-1, 4)
     kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
@@ -33,9 +35,9 @@ def to_original(found: Mapping[str, Tensor], seen: tuple[int, int], original: tu
 
 
 def paste(canvas: Tensor, box: Tensor, mask: Tensor) -> None:
-    """Set the pixels whose centres lie in a mask; between the mask's cells it is interpolated linearly.
+    """Set the pixels whose centres lie in a mask, with the mask interpolated bilinearly.
 
-    As in Detectron2 the box keeps its fractions of pixels; torchvision's own function rounds it.
+    As in Detectron2, the box keeps its fractions of pixels; torchvision's function rounds them.
 
     Args:
         canvas: [height, width] bool.

@@ -1,4 +1,4 @@
-"""How the torchvision engine trains: one step after another, each a function of the seed and its number."""
+"""Training steps of the torchvision engine; a step's randomness is a function of the seed and its number."""
 
 import math
 from bisect import bisect_right
@@ -25,20 +25,20 @@ from .model import Detector, build
 
 
 class Training:
-    """What a step moves: a detector and its optimizer.
+    """A detector and its optimizer, with the training step.
 
     Args:
         job: the run.
 
     Raises:
-        UserError: the settings cannot run here, or the backbone is of another network.
+        UserError: the settings cannot run on this machine, or the backbone is of another network.
     """
 
     def __init__(self, job: Job) -> None:
         settings = job.settings
         amp = settings.precision == "amp"
         if amp and job.device.type == "cpu":
-            raise UserError.on_all_ranks("precision=amp needs a GPU: choose fp32")
+            raise UserError.on_all_ranks("precision=amp needs a GPU: use precision=fp32")
         model = new_detector(job).to(job.device)
         if settings.norm in ("SyncBN", "naiveSyncBN"):
             synchronise_batchnorm(model, job.device)
@@ -49,17 +49,17 @@ class Training:
         self._autocast = torch.autocast(job.device.type, torch.float16 if amp else None, enabled=amp)
 
     def step(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
-        """Take one step on all processes' images together.
+        """Take one step on the global batch.
 
         Args:
-            samples: this process's images.
-            step: its number from 0, which names with the seed what is drawn in it.
+            samples: this rank's images.
+            step: its number from 0; with the seed it fixes all random numbers of the step.
 
         Returns:
-            The `loss` and its parts, means over the processes.
+            The `loss` and its parts, averaged over the ranks.
 
         Raises:
-            UserError: the loss is not finite (no weight has moved then), or memory does not suffice.
+            UserError: the loss is not finite (weights are unchanged then), or memory is too small.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._job.settings, step)
@@ -81,7 +81,7 @@ class Training:
 
     def _losses(self, samples: Sequence[Sample], step: int) -> dict[str, Tensor]:
         """The parts of the loss, by name."""
-        # Regions and anchors are drawn by torch's generator: make that a function of the step.
+        # Regions and anchors are sampled with torch's generator: seed it by the step.
         torch.manual_seed(seeding.fold(seeding.Purpose.STEP, self._job.settings.seed, step, rank()))
         model = self.model if self._parallel is None or not torch.is_grad_enabled() else self._parallel
         with self._autocast:
@@ -89,10 +89,10 @@ class Training:
 
     @torch.no_grad()
     def measure_batchnorm(self, batches: Iterator[Sequence[Sample]], stop: StopRequest, reporter: Reporter) -> bool:
-        """Give BatchNorm the mean statistics of the next batches ("precise BN"; Wu and Johnson, 2021).
+        """Set BatchNorm's statistics to their means over the next batches ("precise BN"; Wu and Johnson, 2021).
 
         Returns:
-            Whether it was done; else a signal asked to stop.
+            Whether it finished. If not, a signal asked to stop.
         """
         layers = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
         count = self._job.settings.precise_bn_iterations
@@ -100,7 +100,7 @@ class Training:
             return True
         momenta = [layer.momentum for layer in layers]
         for layer in layers:
-            layer.momentum = 1.0  # what runs is then the newest batch's statistics
+            layer.momentum = 1.0  # the running statistics are then those of the newest batch
         sums = [torch.zeros(2, layer.num_features, dtype=torch.float64, device=self._job.device) for layer in layers]
         with reporter.progress("BatchNorm's statistics", count) as bar:
             for step in range(self._done, self._done + count):
@@ -120,7 +120,7 @@ class Training:
         return True
 
     def state(self) -> dict[str, Any]:
-        """What `restore` goes on from."""
+        """Everything that `restore` needs."""
         return {
             "step": self._done,
             "model": self.model.state_dict(),
@@ -129,7 +129,7 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any]) -> int:
-        """Go on from a state, and return the number of steps done."""
+        """Load a state, and return the number of completed steps."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
@@ -138,7 +138,7 @@ class Training:
 
 
 def losses_of(model: nn.Module, samples: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
-    """What a detector in training makes of images and their objects: the parts of the loss, by name."""
+    """The parts of a detector's loss on images and their objects, by name."""
     targets = [
         {"boxes": each.boxes.to(device), "labels": each.labels.to(device) + 1, "masks": each.masks.to(device)}
         for each in samples
@@ -148,7 +148,7 @@ def losses_of(model: nn.Module, samples: Sequence[Sample], device: torch.device)
 
 
 def optimizer(model: nn.Module, settings: DetectionSettings) -> torch.optim.Optimizer:
-    """SGD or AdamW over all that is trained; norms have no weight decay, biases have, as in Detectron2."""
+    """SGD or AdamW over all trainable weights; weight decay for all but norms, as in Detectron2."""
     norms = {
         id(weight) for module in model.modules() if isinstance(module, _BatchNorm) for weight in module.parameters()
     }
@@ -164,13 +164,13 @@ def optimizer(model: nn.Module, settings: DetectionSettings) -> torch.optim.Opti
 
 
 def learning_rate(settings: DetectionSettings, step: int) -> float:
-    """The rate of one step, counted from 0: linear from a thousandth, then a tenth at each of `steps`."""
-    share = min(1.0, step / settings.warmup) if settings.warmup else 1.0
-    return settings.base_lr * (0.001 + 0.999 * share) * 0.1 ** bisect_right(settings.steps, step)
+    """The learning rate of a step, from 0: linear warm-up from base_lr / 1000, divided by 10 at each of `steps`."""
+    progress = min(1.0, step / settings.warmup) if settings.warmup else 1.0
+    return settings.base_lr * (0.001 + 0.999 * progress) * 0.1 ** bisect_right(settings.steps, step)
 
 
 def new_detector(job: Job) -> Detector:
-    """The detector before training, on the CPU; its new weights are named by the seed."""
+    """The detector before training, on the CPU; its new weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.fold(seeding.Purpose.TRANSFER_WEIGHTS, job.settings.seed))
         return build(job.settings, job.depth, job.backbone, len(job.train.classes))
@@ -178,10 +178,17 @@ def new_detector(job: Job) -> Detector:
 
 @contextmanager
 def memory_for(what: str) -> Iterator[None]:
-    """Turn a lack of memory into one line."""
+    """Turn an out-of-memory error into a UserError.
+
+    Args:
+        what: needs the memory, for the message.
+
+    Raises:
+        UserError: memory is too small.
+    """
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        raise UserError(f"{what} do not fit into memory: choose a smaller batch, or smaller images") from None
+        raise UserError(f"{what} do not fit into memory: use a smaller batch or smaller images") from None

@@ -261,7 +261,7 @@ def test_weights_that_do_not_fit(resnet: nn.Module) -> None:
         (left_over, r"1 have no place \(res4.6.conv1.weight, ...\)"),
         (shape, r"1 differ in shape \(stem.conv1.weight, ...\)"),
         (broken, r"1 are not finite \(stem.conv1.norm.bias, ...\)"),
-        (backbone(resnet18()), "name a ResNet-50"),
+        (backbone(resnet18()), "choose a ResNet-50"),
         ({"blocks.0.attn.qkv.weight": torch.zeros(1)}, "no tensor of a torchvision ResNet"),
     ):
         with pytest.raises(UserError, match=told) as error:

@@ -91,7 +91,7 @@ def test_a_resnet_50_is_a_resnet_50(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"layer3.0.bn2.running_var": None}, "no tensor 'layer3.0.bn2.running_var': it is no torchvision ResNet-50"),
+        ({"layer3.0.bn2.running_var": None}, "no tensor 'layer3.0.bn2.running_var': it is not a torchvision ResNet-50"),
         (
             {"layer3.0.conv2.weight": torch.zeros(3)},
             r"'layer3.0.conv2.weight' has shape \(3,\), torchvision's ResNet-50",

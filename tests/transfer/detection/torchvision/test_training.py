@@ -85,7 +85,7 @@ def test_divergence_is_told(data: Path, tmp_path: Path) -> None:
 
 
 def test_mixed_precision_needs_a_gpu(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="needs a GPU: choose fp32"):
+    with pytest.raises(UserError, match="needs a GPU: use precision=fp32"):
         train(make_job(data, tmp_path, precision="amp"))
 
 
@@ -103,5 +103,5 @@ def test_too_little_memory_is_told(
         raise error
 
     monkeypatch.setattr(model.Detector, "batch", full)
-    with pytest.raises(UserError, match="2 images at once do not fit into memory: choose a smaller batch"):
+    with pytest.raises(UserError, match="2 images at once do not fit into memory: use a smaller batch"):
         train(make_job(data, tmp_path))
