@@ -324,7 +324,7 @@ class CountingBatchNorm(SyncBatchNorm):
         deviations = wide - mean.view(shape)
         variance: Tensor = MeanOverRanks.apply(deviations.square().sum(others)) / count
         if self.track_running_stats:
-            self._follow(mean.detach(), variance.detach(), values)
+            self._update_running(mean.detach(), variance.detach(), values)
         scale = torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight

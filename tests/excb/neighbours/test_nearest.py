@@ -23,6 +23,7 @@ from excb.errors import UserError
 from excb.neighbours import backends, search
 from excb.neighbours import tiling as sizes
 from excb.neighbours.nearest import Neighbours, nearest
+from excb.neighbours.proposals import propose_with_torch
 from excb.neighbours.unit_rows import UnitRows
 from tests.excb.neighbours.features import (
     Backend,
@@ -389,7 +390,7 @@ def test_every_precision_proposes_what_is_nearest(kind: torch.dtype, monkeypatch
     bank, queries = random_features(6000, 32), random_features(90, 32, seed=1)
     queries[7], bank[500:900] = bank[3], bank[3]  # too many equals for the table
     ways: list[int] = []
-    propose = search.propose_with_torch
+    propose = propose_with_torch
 
     def counted(bank: UnitRows, wanted: int, queries: Tensor, **options: Any) -> Any:
         ways.append(len(queries))
