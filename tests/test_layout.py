@@ -27,6 +27,14 @@ SCRIPTS: dict[str, str] = PYPROJECT["project"]["scripts"]
 MOST_MODULES = 15  # in one folder, `__init__.py` apart
 VAGUE_NAMES = {"common", "misc", "util", "utils"}
 HEAVY_MODULES = {"detectron2", "faiss", "matplotlib", "skimage", "sklearn", "timm", "torch", "torchvision"}
+# Words of a dialect that this project once had, and what a PyTorch engineer says.
+DIALECT = {
+    r"from_first": "run_on_rank0",
+    r"moved_ahead": "prefetch_to_device",
+    r"may not be had|to be had": "is not available",
+    r"of whom": "whose",
+    r"such as it is": "as it is",
+}
 
 PRINT_MODULES_AFTER_IMPORT = """
 import sys
@@ -166,6 +174,13 @@ def test_every_file_says_its_purpose_in_its_first_line() -> None:
 def test_no_file_or_folder_has_a_vague_name() -> None:
     paths = (path for folder in FOLDERS for path in ((ROOT / folder), *(ROOT / folder).rglob("*")))
     assert [where(path) for path in paths if path.stem.lower() in VAGUE_NAMES] == []
+
+
+@pytest.mark.parametrize(("word", "better"), DIALECT.items())
+def test_words_of_the_old_dialect_are_gone(word: str, better: str) -> None:
+    files = [*sources(CORE, *LEAVES), *documents()]
+    offences = [where(file) for file in files if re.search(rf"\b({word})\b", file.read_text(encoding="utf-8"))]
+    assert offences == [], f"write {better}"
 
 
 def test_the_architecture_page_lists_every_folder() -> None:
