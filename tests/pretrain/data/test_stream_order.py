@@ -303,23 +303,11 @@ def test_another_buffer_is_another_run(folder: Path, tmp_path: Path, capsys: pyt
     assert "belongs to another run (other images)" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 20 epochs that nothing happens to."""
-    out = tmp_path_factory.mktemp("whole")
-    assert main(command(folder, out, "optim.epochs=20")) == 0
-    return out
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shard_that_fails_during_the_run_loses_nothing(
-    folder: Path,
-    whole: Path,
-    tmp_path: Path,
-    workers: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main(command(folder, tmp_path / "whole", "optim.epochs=20")) == 0
     usual = ShardReader._next
 
     def fail(reader: ShardReader) -> tuple[int, int, bytes]:
@@ -336,7 +324,7 @@ def test_a_shard_that_fails_during_the_run_loses_nothing(
     assert found is not None
     assert 24 <= int(found[1]) <= 30  # but for what workers had not read yet
     assert main(command(folder, tmp_path / "run", *words)) == 0
-    one, other = state(whole), state(tmp_path / "run")
+    one, other = state(tmp_path / "whole"), state(tmp_path / "run")
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
