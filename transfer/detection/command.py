@@ -185,7 +185,11 @@ def _is_new(folder: Path, identity: dict[str, Any]) -> bool:
 def _for_message(identity: Any) -> dict[str, Any]:
     """A run's identity with names that a user knows."""
     names = {"weights": "checkpoint", "train": "training set"}
-    return {names.get(name, name): value for name, value in identity.items()} if isinstance(identity, dict) else {}
+    return (
+        {names.get(str(name), str(name)): value for name, value in identity.items()}
+        if isinstance(identity, dict)
+        else {}
+    )
 
 
 def _report(
