@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Opener(Protocol):
     """Opens one split of a named data set."""
 
-    def __call__(self, name: str, split: Split, root: Path | None, note: Note) -> Images:
+    def __call__(self, name: str, split: Split, root: Path | None, note: Note, /) -> Images:
         """The images, with labels.
 
         Args:

@@ -187,7 +187,11 @@ def _for_message(identity: Any) -> dict[str, Any]:
     if not isinstance(identity, dict):
         return {}
     names = {"weights": "checkpoint", "train": "training set"}
-    return {names.get(name, str(name)): value for name, value in identity.items()}
+    return (
+        {names.get(str(name), str(name)): value for name, value in identity.items()}
+        if isinstance(identity, dict)
+        else {}
+    )
 
 
 def _report(
