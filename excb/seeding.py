@@ -1,8 +1,8 @@
-"""Random numbers as functions of what they are for, so that only a position is ever stored.
+"""Counter-based random numbers: each is a function of its key, so that only a position is ever stored.
 
-A choice is named by integers, such as (seed, epoch, sample, view), and its random number depends on nothing else: not
-on the worker that draws it, the process, the batch, or what was drawn before. `generator` gives a NumPy generator for
-one name; `uniform` gives one number for each of many names at once, on any device.
+A key is a tuple of integers, such as (seed, epoch, sample, view). Its random number depends on nothing else: not on the
+worker that draws it, the process, the batch, or what was drawn before. `generator` returns a NumPy generator for
+one key. `uniform` returns one number for each of many keys at once, on any device.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """What a random number is for: the first integer of its name, so that no two purposes share a stream."""
+    """What a random number is for: the first integer of its key, so that no two purposes share a stream."""
 
     ORDER = 1
     VIEW = 2
@@ -47,10 +47,10 @@ _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 
 
-def fold(*name: int) -> int:
-    """Fold a name into one well-mixed 64-bit integer."""
+def fold(*key: int) -> int:
+    """Fold a key into one well-mixed 64-bit integer."""
     state = 0
-    for part in name:
+    for part in key:
         state = (state ^ (part & _MASK)) + _GAMMA & _MASK
         state = (state ^ (state >> 30)) * _MIX1 & _MASK
         state = (state ^ (state >> 27)) * _MIX2 & _MASK
@@ -59,14 +59,14 @@ def fold(*name: int) -> int:
 
 
 def fold_tensor(state: int | Tensor, part: Tensor) -> Tensor:
-    """`fold` one more integer, different for every element, into a folded name.
+    """`fold` one more integer, different for every element, into a folded key.
 
     Args:
-        state: what `fold` or `fold_tensor` returned for the first part of the name.
-        part: int64 tensor of any shape, the name's next integer for every element.
+        state: what `fold` or `fold_tensor` returned for the first part of the key.
+        part: int64 tensor of any shape, the key's next integer for every element.
 
     Returns:
-        int64 tensor of the same shape, equal to `fold(*name, part[i])` as signed 64-bit integers.
+        int64 tensor of the same shape, equal to `fold(*key, part[i])` as signed 64-bit integers.
     """
     mixed = (part ^ (_signed(state) if isinstance(state, int) else state)) + _signed(_GAMMA)
     mixed = (mixed ^ _shift(mixed, 30)) * _signed(_MIX1)
@@ -80,10 +80,10 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 
 
 def uniform(state: int | Tensor, part: Tensor) -> Tensor:
-    """Uniform float64 numbers in [0, 1), one for each name, on `part`'s device (arguments as `fold_tensor`)."""
+    """Uniform float64 numbers in [0, 1), one for each key, on `part`'s device (arguments as `fold_tensor`)."""
     return _shift(fold_tensor(state, part), 11).to(torch.float64) * 2.0**-53
 
 
-def generator(*name: int) -> np.random.Generator:
-    """A NumPy generator for one name (counter-based Philox: 10 microseconds to make, nothing to store)."""
-    return np.random.Generator(np.random.Philox(key=fold(*name)))
+def generator(*key: int) -> np.random.Generator:
+    """A NumPy generator for one key (counter-based Philox: 10 microseconds to make, nothing to store)."""
+    return np.random.Generator(np.random.Philox(key=fold(*key)))

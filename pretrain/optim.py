@@ -1,4 +1,4 @@
-"""Parameter groups, optimizers, and schedules as pure functions of the step: nothing of them is stored."""
+"""Parameter groups, optimizers, and schedules as pure functions of the step, so that no schedule is stored."""
 
 import math
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Schedules:
         return cosine(self.method.teacher_momentum, self.method.teacher_momentum_end, step / self.steps)
 
     def centroids_frozen(self, step: int) -> bool:
-        """Whether the centroids stay as they are in this step (DINO's freeze_last_layer)."""
+        """Whether the centroids are frozen in this step (DINO's freeze_last_layer)."""
         return step < self.optim.frozen_centroid_epochs * self.steps_per_epoch
 
 
@@ -69,7 +69,7 @@ def build_optimizer(student: nn.Module, settings: OptimSettings, *, fused: bool 
     Args:
         student: on the device where it trains.
         settings: the recipe's optimizer.
-        fused: update all tensors in one kernel; otherwise list by list (torch's foreach).
+        fused: update all tensors in one kernel; if False, list by list (torch's foreach).
     """
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "centroids": []}
     for name, parameter in student.named_parameters():
@@ -81,16 +81,16 @@ def build_optimizer(student: nn.Module, settings: OptimSettings, *, fused: bool 
         return AdamW(parameters, lr=0.0, betas=betas, weight_decay=0.0, fused=fused, foreach=not fused)
     sgd = SGD(parameters, lr=0.0, momentum=settings.momentum, weight_decay=0.0, fused=fused, foreach=not fused)
     if settings.momentum:
-        # As from a first step, but written: a first step that is left out would leave the fused kernel's unwritten.
+        # As after a first step. If the first step were skipped, the fused kernel would leave these buffers unwritten.
         for parameter in student.parameters():
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return sgd
 
 
 def conditional_step(optimizer: Optimizer, taken: Tensor) -> None:
-    """Let the optimizer take its step where `taken` [] is true; only one that is not fused must wait to learn it."""
+    """Take the optimizer's step if `taken` [] is true. Only an optimizer that is not fused waits for its value."""
     if optimizer.defaults["fused"]:
-        # How torch's GradScaler tells a fused optimizer to leave a step out.
+        # This is how torch's GradScaler makes a fused optimizer skip a step.
         optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]
         optimizer.step()
     elif taken:
@@ -98,7 +98,7 @@ def conditional_step(optimizer: Optimizer, taken: Tensor) -> None:
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Go on from an optimizer's `state_dict`; how updates run and how numbers lie in memory is decided anew."""
+    """Load an optimizer's `state_dict`, except how updates run and how tensors are laid out in memory."""
     own = [{name: group[name] for name in ("fused", "foreach")} for group in optimizer.param_groups]
     groups = [saved | how for saved, how in zip(state["param_groups"], own, strict=True)]
     optimizer.load_state_dict(state | {"param_groups": groups})

@@ -1,4 +1,4 @@
-"""What defines a pretraining run besides its images: a frozen dataclass of sections, options beside the paper's values.
+"""The recipe of a pretraining run: frozen dataclasses of options, each with the paper's value.
 
 The method's own options are in `excb.settings`, the recipes that have names in `pretrain.recipes`. Importing this file
 needs no torch.
@@ -159,7 +159,7 @@ class OptimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorSettings:
-    """What is measured during the run, on frozen features of the teacher."""
+    """Measurements during the run, on frozen features of the teacher."""
 
     every_epochs: int = option(10, "epochs between measurements; the last epoch is always measured", source="ours")
     images: int = option(10_000, "training images used at most, the same ones every time", source="ours")
@@ -175,7 +175,7 @@ class MonitorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencySettings:
-    """What changes speed, never the result's definition."""
+    """Options that change speed, never what is computed."""
 
     device: str = option("auto", "cpu, cuda, or auto: cuda where there is one", source="ours")
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = option(
@@ -202,7 +202,7 @@ class EfficiencySettings:
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
     prefetch: int = option(2, "batches that each of these processes reads ahead", source="ours")
     decoder: Literal["torchvision", "pillow"] = option(
-        "torchvision", "who decodes JPEGs; both give the same pixels, torchvision in less time", source="ours"
+        "torchvision", "decoder of JPEGs; both give the same pixels, torchvision in less time", source="ours"
     )
     scaled_decoding: bool = option(
         False, "decode JPEGs much larger than every crop smaller: less time, pixels differ a little", source="ours"
@@ -227,7 +227,7 @@ class EfficiencySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """The run's seed, and what it writes when."""
+    """The run's seed, and when it writes what."""
 
     seed: int = option(0, "names every random choice of the run", source="ours")
     save_epochs: int = option(1, "epochs between checkpoints", source="ours")
@@ -263,10 +263,10 @@ class Recipe:
         return replace(self, **{name: replace(getattr(self, name), **values) for name, values in sections.items()})
 
     def steps_per_epoch(self, images: int) -> int:
-        """Whole batches in so many images.
+        """Number of whole batches in `images` images.
 
         Raises:
-            UserError: there is none.
+            UserError: the batch is larger than the set.
         """
         batch = self.optim.batch
         require(batch <= images, f"the batch of {batch} is larger than the set of {images} images: lower optim.batch")
@@ -276,7 +276,7 @@ class Recipe:
         """Images of a micro-batch of one process.
 
         Raises:
-            UserError: so many processes cannot train by this recipe.
+            UserError: this number of processes cannot train by this recipe.
         """
         batch, accumulate = self.optim.batch, self.efficiency.accumulate
         parts = processes * accumulate

@@ -107,7 +107,7 @@ def rn18_small() -> Recipe:
 
 
 def quickstart() -> Recipe:
-    """A small ResNet on patches of photographs: the whole road offline, minutes on two CPU cores."""
+    """A small ResNet on patches of photographs: end to end and offline, minutes on two CPU cores."""
     return Recipe(name="quickstart").change(
         model={
             "backbone": "timm:resnet10t",

@@ -153,9 +153,9 @@ def objective(h: Rows, g: Rows | None, centroids: list[Tensor], p_t: Rows, setti
     globals_, views, images = range(len(p_t)), range(len(h)), range(len(h[0]))
     fixed = [c.detach() for c in centroids]  # sg(C)
 
-    def p_s(rows: list[Tensor], chosen: list[Tensor]) -> list[Tensor]:
+    def p_s(rows: list[Tensor], matched: list[Tensor]) -> list[Tensor]:
         """Eq. 5 for all images of one view."""
-        return [softmax(similarities(row, chosen), settings.student_temperature) for row in rows]
+        return [softmax(similarities(row, matched), settings.student_temperature) for row in rows]
 
     # "we ... only update cluster centroids through global views" (Sec. 4.1), and the predictor never does (Eq. 2).
     moving = views if settings.centroid_gradient_from_local else globals_

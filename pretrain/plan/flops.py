@@ -1,4 +1,4 @@
-"""What a step takes, counted without computing: parameters, FLOPs, bytes that processes exchange.
+"""The cost of a step, counted without computing: parameters, FLOPs, bytes that processes exchange.
 
 Networks pass on fake tensors, which have shapes and no values. The loss head is counted by formulas, from its letters:
 V views, G of them global, B images, K clusters, D width; so the networks counted have few clusters.
@@ -90,7 +90,7 @@ def fake_networks(recipe: Recipe) -> tuple[FakeTensorMode, ExCB]:
 
 
 def fake_views(recipe: Recipe, images: int) -> tuple[Tensor, Tensor | None]:
-    """Views [G, B, 3, S, S] and [L, B, 3, s, s] of so many images; to be called in the networks' mode."""
+    """Views [G, B, 3, S, S] and [L, B, 3, s, s] of `images` images; call it in the networks' fake mode."""
     views, dtype = recipe.views, torch.float64 if value_bytes(recipe) == 8 else torch.float32
 
     def empty(count: int, side: int) -> Tensor:

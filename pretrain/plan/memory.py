@@ -1,4 +1,4 @@
-"""How much memory a step takes, by part, known before it runs: its operations are done on tensors without values.
+"""Memory of a step by part, before it runs: its operations are traced on fake tensors, which have no values.
 
 Fake tensors are the CPU's: autocast and attention save there what they save on a GPU. The loss head is counted by
 formulas, from its letters: V views, G of them global, B images, K clusters, D width.
@@ -52,7 +52,7 @@ class Memory:
 
 
 def step_memory(recipe: Recipe, images: int) -> Memory:
-    """Memory of a step with micro-batches of so many images.
+    """Memory of a step with micro-batches of `images` images.
 
     Raises:
         UserError: no such backbone, it cannot take views of the recipe's sizes, or has no blocks to recompute.
@@ -91,7 +91,7 @@ def step_memory(recipe: Recipe, images: int) -> Memory:
 
 
 def plain_loss_head(recipe: Recipe, images: int) -> int:
-    """Bytes that the equations as they are written hold at the least, of so many images.
+    """Bytes that the loss as printed holds at least, for `images` images.
 
     These are p_t [G, B, K], log p_s [V, B, K] of projector and predictor, and the gradient of one of the latter.
     """
@@ -105,10 +105,10 @@ def _pass(model: ExCB, views: tuple[Tensor, Tensor | None], autocast: torch.dtyp
     """Bytes saved for the backward pass, and the most that is alive beside them until its end."""
     student = list(model.student.parameters())
     for parameter in student:
-        parameter.grad = torch.empty_like(parameter)  # so that gradients made in the backward pass are not kept
+        parameter.grad = torch.empty_like(parameter)  # so that gradients of the backward pass are not kept
     gradients = [parameter.grad for parameter in student]
-    known = [*views, *model.parameters(), *model.buffers(), *gradients]
-    alive = Alive(tensor.untyped_storage() for tensor in known if tensor is not None)
+    existing = [*views, *model.parameters(), *model.buffers(), *gradients]
+    alive = Alive(tensor.untyped_storage() for tensor in existing if tensor is not None)
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def _pass(model: ExCB, views: tuple[Tensor, Tensor | None], autocast: torch.dtyp
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of tensors made in its block, from their making to their end.
+    """Count the bytes of tensors created in its block, while they are alive.
 
     Args:
         ignored: storages that do not count.
@@ -139,7 +139,7 @@ class Alive(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.highest = 0
         self._ignored = {id(storage): storage for storage in ignored}
-        self._known: set[int] = set()
+        self._counted: set[int] = set()
 
     def ignores(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage does not count."""
@@ -148,22 +148,22 @@ class Alive(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Callable[..., Any], _types: Any, inputs: Any = (), keywords: Any = None
     ) -> Any:
-        """Run an operation and look at what it made."""
-        made = function(*inputs, **(keywords or {}))
-        for tensor in tree_leaves(made):
+        """Run an operation and count its outputs."""
+        outputs = function(*inputs, **(keywords or {}))
+        for tensor in tree_leaves(outputs):
             if isinstance(tensor, Tensor):
                 self._see(tensor.untyped_storage())
-        return made
+        return outputs
 
     def _see(self, storage: torch.UntypedStorage) -> None:
         name, size = id(storage), storage.nbytes()
-        if name in self._known or name in self._ignored:
+        if name in self._counted or name in self._ignored:
             return
-        self._known.add(name)
+        self._counted.add(name)
         self.now += size
         self.highest = max(self.highest, self.now)
         weakref.finalize(storage, self._end, name, size)
 
     def _end(self, name: int, size: int) -> None:
-        self._known.remove(name)
+        self._counted.remove(name)
         self.now -= size

@@ -1,4 +1,4 @@
-"""`excb-pretrain plan`: what a recipe's run takes before it starts: parameters, FLOPs, memory, communication, hours."""
+"""`excb-pretrain plan`: what a recipe's run will cost: parameters, FLOPs, memory, communication, hours."""
 
 import json
 import os
@@ -35,24 +35,24 @@ def plan(
         recipe: with overrides applied.
         gpus: processes, one on each GPU; None or 0 for one process.
         images: the training images, if they are there.
-        reporter: where to talk.
+        reporter: prints the answer.
         measure: measure on the CPU where there is no GPU.
         as_json: print the report as JSON.
 
     Raises:
-        UserError: the recipe cannot make a run with so many processes, or these images.
+        UserError: the recipe cannot run with this number of processes, or on these images.
     """
     report = count_run(recipe, max(1, gpus or 1), images)
     report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure))
     if as_json:
         reporter.answer(json.dumps(report, indent=2))
     else:
-        _tell(report, reporter)
+        _print(report, reporter)
     return 0
 
 
 def count_run(recipe: Recipe, processes: int, images: CodedImages | None) -> Report:
-    """All that can be known without running anything."""
+    """The report without measurements: everything that needs no run."""
     share, optim = recipe.micro_batch(processes), recipe.optim
     size = len(images) if images is not None else IMAGENET
     steps = optim.epochs * recipe.steps_per_epoch(size)
@@ -126,7 +126,7 @@ def _workers(recipe: Recipe, processes: int) -> int:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _tell(report: Report, reporter: Reporter) -> None:
+def _print(report: Report, reporter: Reporter) -> None:
     """Print a report as tables."""
     processes, share = report["processes"], report["micro_batch"]
     again = ", blocks recomputed in the backward pass" if report["checkpointing"] else ""
@@ -154,11 +154,11 @@ def _tell(report: Report, reporter: Reporter) -> None:
     reporter.answer(f"not counted: {report['memory_not_counted']}")
     plain = _bytes(report["plain_loss_head"])
     reporter.answer(f"the equations as written would hold {plain} of rows x clusters at least")
-    _tell_communication(report, reporter)
-    _tell_measured(report, reporter)
+    _print_communication(report, reporter)
+    _print_measured(report, reporter)
 
 
-def _tell_communication(report: Report, reporter: Reporter) -> None:
+def _print_communication(report: Report, reporter: Reporter) -> None:
     sent = report["communication"]
     if report["processes"] == 1:
         reporter.answer("\nCommunication: none, one process")
@@ -173,7 +173,7 @@ def _tell_communication(report: Report, reporter: Reporter) -> None:
     reporter.table("\nSent by each process in a step", ["", "bytes"], rows)
 
 
-def _tell_measured(report: Report, reporter: Reporter) -> None:
+def _print_measured(report: Report, reporter: Reporter) -> None:
     measured, processes = report["measured"], report["processes"]
     if measured["missing"] is not None:
         reporter.answer(f"\nnothing was measured: {measured['missing']}")

@@ -1,4 +1,4 @@
-"""How fast this machine takes steps and reads images, each by itself, measured for some seconds."""
+"""Speed of training steps alone and of the image loader alone, measured for some seconds."""
 
 import itertools
 import time
@@ -29,7 +29,7 @@ READ_TOGETHER = 32  # images that a worker reads before it hands them over
 
 @dataclass(frozen=True)
 class StepSpeed:
-    """Steps on images that are there already."""
+    """Steps on images in memory."""
 
     images_per_second: float
     images: int  # in each step
@@ -39,7 +39,7 @@ class StepSpeed:
 
 @dataclass(frozen=True)
 class LoaderSpeed:
-    """The loader with nobody else at work."""
+    """The loader alone."""
 
     images_per_second: float
     workers: int

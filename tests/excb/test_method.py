@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from excb import seeding
+from excb.balancing.interface import Balancer, TeacherBatch
+from excb.balancing.table import BALANCERS, Entry
 from excb.errors import UserError
 from excb.method import (
     EMPTY,
@@ -84,11 +86,14 @@ class Stub(nn.Module):
         return rows + self.drop_path(self.branch(rows.tanh()))
 
 
-def build(*, batchnorm: bool = False, drop_path: float = 0.0, spread: float = 0.5, **options: Any) -> ExCB:
+def build(
+    *, batchnorm: bool = False, drop_path: float = 0.0, spread: float = 0.5, backend: str = "auto", **options: Any
+) -> ExCB:
     """A tiny ExCB whose teacher differs from its student; all weights are normal with standard deviation `spread`."""
     torch.manual_seed(1)
     options = {"clusters": 7, "width": 4, "hidden": 5} | options
-    model = ExCB(Stub(batchnorm=batchnorm, drop_path=drop_path), Stub(batchnorm=batchnorm), MethodSettings(**options))
+    networks = Stub(batchnorm=batchnorm, drop_path=drop_path), Stub(batchnorm=batchnorm)
+    model = ExCB(*networks, MethodSettings(**options), backend=backend)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=spread)
     return model
@@ -314,6 +319,50 @@ def test_double_precision_does_not_hang_on_torchs_default() -> None:
     with default_dtype(torch.float32):
         step = model(global_views, local_views, step_key=0)
     assert_close(step.loss, expected.loss)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(f"{k}={v}" for k, v in options.items()))
+def test_every_option_equals_the_oracle_with_the_plain_backend(options: dict[str, Any]) -> None:
+    model = build(**options, backend="plain")
+    model.sizes.copy_(mixed_sizes(7))
+    assert_equal_to_oracle(model, views=(2, 2))
+
+
+class Tanh(Balancer):
+    """A toy balancer that is not affine per cluster: p_t = softmax(tanh(3 z) / tau_t)."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self._temperature = temperature
+
+    def probabilities(self, batch: TeacherBatch) -> Tensor:
+        return torch.softmax((3 * batch.similarities()).tanh() / self._temperature, 1)
+
+
+@pytest.mark.parametrize("backend", ["auto", "plain"])
+def test_a_balancer_that_is_not_affine_needs_no_other_backward_pass(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setitem(BALANCERS, "tanh", Entry(__name__, "Tanh", ("teacher_temperature",)))
+    model = build(balancing="tanh", backend=backend)
+    assert not model.balancer.is_affine
+    views = images(2, 2, 3)
+    theirs = oracle.Oracle(model)
+    ours = model(*views, step_key=0)
+    h, g = theirs._student_rows(*views)
+    with torch.no_grad():
+        rows = oracle.by_view(theirs.teacher.projector(theirs.teacher.backbone(torch.cat(list(views[0])))), 3)
+        z = [[oracle.similarities(row, list(theirs.teacher.centroids.weight)) for row in view] for view in rows]
+    p_t = [[oracle.softmax(torch.tanh(3 * row), 0.04) for row in view] for view in z]
+    loss = oracle.objective(h, g, list(theirs.student.centroids.weight), p_t, model.settings)
+    assert_close(ours.loss, loss)
+    assert ours.winners.tolist() == [[oracle.argmax(row.tolist()) for row in view] for view in p_t]
+    ours.loss.backward()
+    loss.backward()
+    assert_close(gradients(model.student), gradients(theirs.student))
+    before = model.sizes.clone()
+    model.update(ours.counted, 0.9, ours.balance)
+    assert not torch.equal(model.sizes, before)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -152,6 +152,17 @@ def test_the_plain_loss_head_holds_at_least_what_is_said() -> None:
     assert said <= alive.highest
 
 
+@pytest.mark.parametrize("values", [(), ("method.predictor=false",)])
+def test_the_plain_backend_holds_at_most_what_is_counted(values: tuple[str, ...]) -> None:
+    plain, *few = (
+        small(f"method.clusters={clusters}", "method.width=2", "efficiency.objective=plain", *values)
+        for clusters in (65_536, FEW)
+    )
+    held = highest_of_a_pass(plain) - highest_of_a_pass(few[0])
+    counted = [step_memory(recipe, 2).loss_head for recipe in (plain, plain.change(efficiency={"objective": "auto"}))]
+    assert counted[1] < plain_loss_head(plain, 2) < held < counted[0]
+
+
 def test_alive_counts_storages_once_from_making_to_end() -> None:
     there = torch.zeros(100)
     with Alive([there.untyped_storage()]) as alive:
