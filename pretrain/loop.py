@@ -25,14 +25,14 @@ from .data.stream_order import describe_order, reader_count
 from .figures import curves
 from .initialise import start_centroids
 from .recipe import Recipe
-from .run.epoch_end import EpochEnd
 from .run.journal import Journal
 from .run.profiling import StepProfile
 from .run.progress import report, sum_up
 from .run.remote_mirror import Place
 from .run.run_folder import RunFolder
-from .run.start import check, start
 from .step import NotFiniteError
+from .training.epoch_end import EpochEnd
+from .training.start import check, start
 
 T = TypeVar("T")
 CURVES_SECONDS = 30.0  # least time between two drawings of curves.png during training

@@ -128,12 +128,12 @@ class Health:
             return Alarm(
                 "diverging",
                 f"the loss of {loss:.3f} has risen from {self.state.lowest_loss:.3f} to above chance ("
-                f"{self.chance:.3f}: clusters are not told apart): lower optim.base_lr (now {optim.base_lr:g})",
+                f"{self.chance:.3f}: clusters are indistinguishable): lower optim.base_lr (now {optim.base_lr:g})",
             )
         if loss > self.chance * (1 - AT_CHANCE) and not self._early(figures):
             return Alarm(
                 "chance",
-                f"the loss of {loss:.3f} is no better than chance ({self.chance:.3f}: clusters are not told apart): "
+                f"the loss of {loss:.3f} is no better than chance ({self.chance:.3f}: clusters are indistinguishable): "
                 "check the images and views, then try fewer method.clusters, a higher method.teacher_momentum, or "
                 f"another optim.base_lr (now {optim.base_lr:g}: higher if the loss never moved, else lower)",
             )

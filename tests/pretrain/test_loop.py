@@ -20,7 +20,7 @@ from excb.errors import UserError
 from excb.images.scanning import scan_folder
 from excb.pretrain import loop, step
 from excb.pretrain.__main__ import main
-from excb.pretrain.data import loader
+from excb.pretrain.data import feed, loader
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.run.journal import read_metrics
 from tests.pretrain.small_runs import OVERRIDES, assert_same, write_images
@@ -130,7 +130,7 @@ def test_how_images_are_read_reaches_every_loader(
         asked.append(options)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(loop, "loader", record)
+    monkeypatch.setattr(feed, "loader", record)
     how = ["efficiency.prefetch=3", "efficiency.scaled_decoding=true", "efficiency.decoder=pillow"]
     pretrain(images, tmp_path, *how, "optim.epochs=1")
     assert len(asked) >= 1

@@ -13,10 +13,10 @@ from ..data.broken_files import BrokenFiles
 from ..data.feed import BatchFeed
 from ..initialise import state_tensors
 from ..recipe import Recipe
+from ..run.journal import EpochStatistics
+from ..run.progress import Progress
+from ..run.run_folder import describe, numerics, numerics_changed
 from ..step import Trainer
-from .journal import EpochStatistics
-from .progress import Progress
-from .run_folder import describe, numerics, numerics_changed
 
 
 @dataclass

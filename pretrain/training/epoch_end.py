@@ -5,9 +5,9 @@ from typing import Any
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 
-from .alarms import Alarm, AlarmState, Health, coincident
-from .journal import Journal
-from .monitor import Monitor, StoppedError
+from ..run.alarms import Alarm, AlarmState, Health, coincident
+from ..run.journal import Journal
+from ..run.monitor import Monitor, StoppedError
 from .state import RunState
 
 

@@ -15,9 +15,9 @@ from ..data.stream_order import reader_count
 from ..initialise import build_model, start_from
 from ..optim import Schedules, build_optimizer
 from ..recipe import Recipe
+from ..run.journal import EpochStatistics
+from ..run.run_folder import RunFolder
 from ..step import Trainer, prepare
-from .journal import EpochStatistics
-from .run_folder import RunFolder
 from .state import RunState
 
 
