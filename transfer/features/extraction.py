@@ -42,7 +42,7 @@ def refuse_broken(broken: Mapping[str, str], images: Images, *, already_reported
     if broken:
         path, reason = next(iter(broken.items()))
         raise UserError(
-            f"{len(broken)} of {len(images)} images in {images.root} cannot be read, such as {path} ({reason}): mend "
+            f"{len(broken)} of {len(images)} images in {images.root} cannot be read, such as {path} ({reason}): fix "
             "or remove them",
             already_reported=already_reported,
         )
@@ -121,9 +121,9 @@ class Extraction:
         return Store(root / cache.FOLDER / key, self.shards, self.width)
 
     def run(self, numbers: Sequence[int], progress: Callable[[int], None]) -> Iterator[tuple[int, np.ndarray]]:
-        """Compute some of the shards; each process passes every so-many-th batch, and all get all rows.
+        """Compute some of the shards; batches are strided by rank, and all get all rows.
 
-        Batches are cut alike for any number of processes, so that the rows are equal to the bit.
+        Batches are cut alike for any number of processes, so that the rows are bit-exactly equal.
 
         Raises:
             UserError: an image cannot be read (all are tried first, and shards without such an image are given), or the
@@ -166,7 +166,7 @@ class Extraction:
 def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *, name: str) -> CachedFeatures:
     """The features of a set: read from the cache, or computed and kept there.
 
-    An extraction that was interrupted goes on at its first missing shard. All processes call this together.
+    An extraction that was interrupted resumes at its first missing shard. All processes call this together.
 
     Args:
         extraction: what to compute.
