@@ -136,7 +136,7 @@ class InSuite:
     Args:
         names: of its steps.
         steps: its steps, given the task, the options of `all`, and what every result on the task depends on.
-        add_options: adds what `all` must be told for this protocol.
+        add_options: adds the options of `all` that this protocol needs.
     """
 
     names: tuple[str, ...]

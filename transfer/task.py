@@ -126,7 +126,7 @@ class Task:
         """Features [N, D] float32 and labels [N] int64 of a set, every image once, on the CPU: N x D x 4 bytes.
 
         They come from the cache where it has them, else they go there. All processes call this together, and all get
-        all rows: those of one process to the bit, where each process has as many threads. They may lie in the cache's
+        all rows: bit-exactly those of one process, where each process has as many threads. They may lie in the cache's
         file: do not change them in place.
 
         Args:
@@ -147,8 +147,8 @@ class Task:
     def unknown(self) -> dict[str, int]:
         """Test images of every class that the train set has not."""
         assert self.test.labels is not None
-        known, names = len(self.train.classes or ()), self.test.classes or ()
-        return {name: int((self.test.labels == known + i).sum()) for i, name in enumerate(names[known:])}
+        shared, names = len(self.train.classes or ()), self.test.classes or ()
+        return {name: int((self.test.labels == shared + i).sum()) for i, name in enumerate(names[shared:])}
 
     def describe_checkpoint(self) -> dict[str, Any]:
         """The checkpoint, for the result."""

@@ -52,10 +52,10 @@ def _masthead(name: str, results: Sequence[Result]) -> Html:
 
 
 def _headline(result: Result) -> Html:
-    """A result's best known figure: k = 20 of a grid of neighbours, else its first."""
+    """A result's best-known figure: k = 20 of a grid of neighbours, else its first."""
     figures = result.figures
-    known = (protocol.headline for protocol in PROTOCOLS if protocol.headline in figures)
-    figure = next(known, None) or next(iter(figures))
+    headlines = (protocol.headline for protocol in PROTOCOLS if protocol.headline in figures)
+    figure = next(headlines, None) or next(iter(figures))
     beside = None
     if figure in result.intervals:
         beside = element("small", "{:.1f} to {:.1f}".format(*result.intervals[figure]))
@@ -100,10 +100,10 @@ def _numbered(figures: Mapping[str, float]) -> Iterator[tuple[bool, tuple[str, f
 
 
 def _interval(result: Result, figure: str) -> Html:
-    told = "{:.2f} to {:.2f}".format(*result.intervals[figure]) if figure in result.intervals else ""
+    text = "{:.2f} to {:.2f}".format(*result.intervals[figure]) if figure in result.intervals else ""
     spread = result.figures.get(f"{figure}_sd")
     seeds = len(result.settings.get("seeds", []))
-    return join(told, None if spread is None else element("small", f" ± {spread:.2f} over {seeds} seeds"))
+    return join(text, None if spread is None else element("small", f" ± {spread:.2f} over {seeds} seeds"))
 
 
 def _bar(value: float, interval: tuple[float, float] | None) -> Html:
@@ -143,13 +143,13 @@ def _picture(one: Outcome) -> Html | None:
 def _classes(result: Result) -> Html | None:
     """The best and the worst classes of the first figure."""
     by_class = next(iter(result.per_class.values()), {})
-    known = sorted(
+    ranked = sorted(
         ((value, name) for name, value in by_class.items() if value is not None), key=lambda each: (-each[0], each[1])
     )
-    if len(known) < 2:
+    if len(ranked) < 2:
         return None
-    most = min(_FEW, len(known) // 2)
-    return element("div", *_ends("Best classes", known[:most]), *_ends("Worst classes", known[-most:]))
+    most = min(_FEW, len(ranked) // 2)
+    return element("div", *_ends("Best classes", ranked[:most]), *_ends("Worst classes", ranked[-most:]))
 
 
 def _ends(title: str, classes: Sequence[tuple[float, str]]) -> list[Html]:

@@ -108,11 +108,11 @@ def identity(step: SuiteStep) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def evaluate(found: Sequence[SuiteStep], folder: Path, run: RunStep, reporter: Reporter) -> list[Outcome]:
-    """Make every protocol that applies and is not finished; one that fails does not keep the others from being made.
+def evaluate(steps_to_make: Sequence[SuiteStep], folder: Path, run: RunStep, reporter: Reporter) -> list[Outcome]:
+    """Run every step that applies and is not finished. One that fails does not stop the others.
 
     Args:
-        found: protocols, as `steps` gives them.
+        steps_to_make: as `steps` gives them.
         folder: for results, states and what they hang on.
         run: makes one.
         reporter: where to talk.
@@ -121,9 +121,9 @@ def evaluate(found: Sequence[SuiteStep], folder: Path, run: RunStep, reporter: R
         UserError: the folder cannot be written.
     """
     outcomes = []
-    todo = [step for step in found if not step.skipped]
+    todo = [step for step in steps_to_make if not step.skipped]
     with reporter.progress("protocols", len(todo)) as bar:
-        for step in found:
+        for step in steps_to_make:
             if step.skipped:
                 reporter.note(f"{step.title}: skipped, {step.skipped}")
                 outcomes.append(Outcome(step))
@@ -163,30 +163,30 @@ def state_of(step: SuiteStep, folder: Path) -> list[str]:
 
 def finished(step: SuiteStep, folder: Path) -> tuple[bool, str]:
     """Whether a protocol's result is there; if there is one of something else, what changed."""
-    known, file = _state(folder).get(step.name), folder / f"{step.name}.json"
-    if not isinstance(known, dict):
+    before, file = _state(folder).get(step.name), folder / f"{step.name}.json"
+    if not isinstance(before, dict):
         return False, ""
     for name, value in identity(step).items():
-        if known.get(name) != value:
+        if before.get(name) != value:
             return False, f"{_WORDS.get(name, name)} changed"
-    if not file.is_file() or known.get("sha256") != _digest(file):
+    if not file.is_file() or before.get("sha256") != _digest(file):
         return False, f"{file} is gone or changed"
     return True, ""
 
 
 def _remember(step: SuiteStep, folder: Path) -> None:
-    known = _state(folder) | {step.name: identity(step) | {"sha256": _digest(folder / f"{step.name}.json")}}
-    write_text(json.dumps(known, indent=2) + "\n", folder / STATE)
+    records = _state(folder) | {step.name: identity(step) | {"sha256": _digest(folder / f"{step.name}.json")}}
+    write_text(json.dumps(records, indent=2) + "\n", folder / STATE)
 
 
 def _state(folder: Path) -> dict[str, Any]:
     try:
-        found = json_text.parse((folder / STATE).read_text(encoding="utf-8"))
+        state = json_text.parse((folder / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / STATE} ({error}): remove it to measure all again") from None
-    return found if isinstance(found, dict) else {}
+    return state if isinstance(state, dict) else {}
 
 
 def _digest(file: Path) -> str:
@@ -202,15 +202,15 @@ def _read(file: Path) -> Result | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def plan(found: Sequence[SuiteStep], folder: Path | None) -> list[dict[str, Any]]:
+def plan(planned: Sequence[SuiteStep], folder: Path | None) -> list[dict[str, Any]]:
     """What a call would do, ready for JSON: "name", "command", "state" (run, finished, skipped) and "why"."""
-    told = []
-    for step in found:
+    rows = []
+    for step in planned:
         done, why = finished(step, folder) if folder is not None else (False, "")
         state = "skipped" if step.skipped else "finished" if done else "run"
         command = ["excb-eval", *step.command]
-        told.append({"name": step.name, "command": command, "state": state, "why": step.skipped or why})
-    return told
+        rows.append({"name": step.name, "command": command, "state": state, "why": step.skipped or why})
+    return rows
 
 
 def to_dict(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def evaluate(
         seeds: trainings to average; they differ in the head's first weights, order, crops and flips.
         frozen: logistic regression on frozen features of the share instead.
         settings: by default the paper's for this percentage.
-        state: folder for the state of unfinished trainings, to go on from.
+        state: folder for the state of unfinished trainings, to resume from.
         table: print the table.
 
     Returns:
@@ -75,7 +75,6 @@ def evaluate(
     if frozen:
         require(len(seeds) == 1, "the frozen variant has nothing random to average: give one seed")
         return _evaluate_frozen(task, reporter, share, source, name=f"{name}_frozen", seed=seeds[0], table=table)
-    chosen = settings or SETTINGS[percent]
     return _fine_tune(
         task,
         reporter,
@@ -84,7 +83,7 @@ def evaluate(
         protocol="semisup",
         name=name,
         seeds=seeds,
-        settings=chosen,
+        settings=settings or SETTINGS[percent],
         state=state,
         table=table,
     )
@@ -120,7 +119,6 @@ def evaluate_fraction(
         UserError: as `evaluate`.
     """
     share, source = _share(task, fraction, split)
-    chosen = settings or SETTINGS[10]
     return _fine_tune(
         task,
         reporter,
@@ -129,7 +127,7 @@ def evaluate_fraction(
         protocol="finetune",
         name="finetune",
         seeds=seeds,
-        settings=chosen,
+        settings=settings or SETTINGS[10],
         state=state,
         table=table,
     )

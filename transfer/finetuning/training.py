@@ -86,7 +86,7 @@ def run(
         settings: how to train.
         seed: names the head's weights, the order, crops and flips.
         reporter: where to talk; processes but the first keep silent.
-        state: file that is written after every epoch and gone on from, on the CPU to the bit.
+        state: file that is written after every epoch and resumed from, bit-exactly on the CPU.
 
     Returns:
         The classes of the highest scores, best first, int64 [Q, min(5, classes)], on the CPU.
@@ -200,7 +200,7 @@ class _Training:
         return F.cross_entropy(scores.to(dtype), labels.to(device, non_blocking=True), reduction="sum")
 
     def save(self, file: Path, identity: dict[str, Any], *, epochs: int) -> None:
-        """Write what `restore` goes on from; process 0 does it."""
+        """Write what `restore` resumes from; rank 0 does it."""
 
         def write() -> None:
             contents = {"model": self.classifier.state_dict(), "optimizer": self._optimizer.state_dict()}
@@ -247,7 +247,7 @@ def _switch_off_drop_path(backbone: nn.Module) -> None:
 
 
 def _identity(task: Task, chosen: np.ndarray, settings: Settings, seed: int) -> dict[str, Any]:
-    """What must be equal for a training to go on: plain values by name."""
+    """What must be equal for a training to resume: plain values by name."""
     share = hashlib.sha256(np.ascontiguousarray(chosen, dtype="<i8").tobytes())
     return asdict(settings) | {
         "seed": seed,
@@ -273,7 +273,7 @@ def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
     """The best five classes [Q, <=5] of every test image; each process classifies its share, nobody any twice."""
     mine = range(rank(), len(task.test), world_size())
     with reporter.progress("test", len(mine)) as bar:
-        found = extract(
+        outputs = extract(
             classifier,
             Inputs(task.test, task.preprocessing, chosen=mine),
             device=task.device,
@@ -281,10 +281,10 @@ def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
             workers=task.workers,
             progress=bar.advance,
         )
-    all_succeed(lambda: refuse_broken(found.broken, task.test))
+    all_succeed(lambda: refuse_broken(outputs.broken, task.test))
     # Equal scores fall to the first class, on any device.
-    best = found.rows.argsort(dim=1, descending=True, stable=True)[:, :5] if len(found.rows) else None
-    parts = [(samples, rows) for samples, rows in gather_objects((found.samples, best)) if rows is not None]
+    best = outputs.rows.argsort(dim=1, descending=True, stable=True)[:, :5] if len(outputs.rows) else None
+    parts = [(samples, rows) for samples, rows in gather_objects((outputs.samples, best)) if rows is not None]
     order = torch.cat([samples for samples, _ in parts]).argsort()
     return torch.cat([rows for _, rows in parts])[order]
 

@@ -52,14 +52,16 @@ def evaluate(
     start = time.monotonic()
     assert task.train.labels is not None
     require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
-    chosen = check_ks(ks, len(task.train), reporter)
+    neighbour_counts = check_ks(ks, len(task.train), reporter)
     width = task.extraction(task.train).width
     search = available_backend(backend, task.device, width)
-    held = plan(len(task.train), width, len(task.test), max(chosen), processes=world_size())
+    held = plan(len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size())
     # A bank that would fill the memory is read from the cache's files instead, tile by tile.
     streamed = task.cache is not None and run_on_rank0(lambda: held.total * world_size() > available_memory() / 2)
     if streamed:
-        held = plan(len(task.train), width, len(task.test), max(chosen), processes=world_size(), streamed=True)
+        held = plan(
+            len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size(), streamed=True
+        )
     reporter.note(held.text)
     stored, labels = task.stored(task.train, "train", reporter), torch.from_numpy(task.train.labels)
     bank = stored if streamed else stored.all()
@@ -68,22 +70,27 @@ def evaluate(
         neighbours = nearest(
             bank,
             queries,
-            max(chosen),
+            max(neighbour_counts),
             backend=search,
             share=world_size() > 1,
             device=task.device,
             progress=bar.advance,
         )
     classes = len(task.train.classes or ())
-    votes = vote(neighbours, labels, ks=chosen, temperatures=temperatures, classes=classes)
+    votes = vote(neighbours, labels, ks=neighbour_counts, temperatures=temperatures, classes=classes)
     top5 = {
-        f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): found.top5 for (k, T), found in votes.items()
+        f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): each.top5 for (k, T), each in votes.items()
     }
     predictions = Predictions.of(task, top5)
     result = report(
         task,
         protocol="knn",
-        settings={"k": chosen, "temperature": list(temperatures), "similarity": "cosine", "vote": "exp(s / T)"},
+        settings={
+            "k": neighbour_counts,
+            "temperature": list(temperatures),
+            "similarity": "cosine",
+            "vote": "exp(s / T)",
+        },
         scored=predictions,
         seconds=time.monotonic() - start,
         notes=[f"neighbours by {search}; other searches give the same"],

@@ -45,22 +45,22 @@ def _run(args: argparse.Namespace) -> int:
 
     published = claims(args.claims)
     measured = gather(args.results, args.out or Path())
-    made = boards(measured, published)
-    points, left_out = figure.points(published, made)
+    every_board = boards(measured, published)
+    points, left_out = figure.points(published, every_board)
     if args.out is not None:
         texts = (
-            tables.markdown(made),
-            tables.to_csv(made),
-            page.render(made, points, left_out),
+            tables.markdown(every_board),
+            tables.to_csv(every_board),
+            page.render(every_board, points, left_out),
         )
         for name, text in zip(FILES, texts, strict=True):
             write_text(text, args.out / name)
         reporter.note(f"wrote {', '.join(str(args.out / name) for name in FILES)}")
     if args.json:
-        reporter.answer(json.dumps(tables.to_dict(made), indent=2, ensure_ascii=False))
+        reporter.answer(json.dumps(tables.to_dict(every_board), indent=2, ensure_ascii=False))
         return 0
     rows = []
-    for board in made:
+    for board in every_board:
         statuses = [row.status for group in board.groups for row in group.rows]
         own = sum(status != PUBLISHED for status in statuses)
         rows.append([board.title, board.images, str(len(board.groups)), str(len(statuses) - own), str(own)])

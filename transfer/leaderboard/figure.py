@@ -25,7 +25,7 @@ class Point:
         epochs: of pretraining.
         batch: images a step; None is not known.
         value: top-1 in percent.
-        told: all of it in words.
+        text: all of it in words.
         own: whether it was measured here.
         method: that trained it.
     """
@@ -34,7 +34,7 @@ class Point:
     epochs: int
     batch: int | None
     value: float
-    told: str
+    text: str
     own: bool
     method: str
 
@@ -46,11 +46,11 @@ class Point:
 
 def points(published: Iterable[Claim], boards: Iterable[Board]) -> tuple[list[Point], list[str]]:
     """What the figure shows, and in words which measured linear figures it cannot show, and why."""
-    found, left_out = [], []
+    shown, left_out = [], []
     for claim in published:
         if claim.table == TABLE and claim.epochs is not None:
-            told = _told(claim.method, claim.epochs, claim.batch, claim.value, claim.source)
-            found.append(Point(claim.method, claim.epochs, claim.batch, claim.number, told, False, claim.method))
+            text = _text_of(claim.method, claim.epochs, claim.batch, claim.value, claim.source)
+            shown.append(Point(claim.method, claim.epochs, claim.batch, claim.number, text, False, claim.method))
     for board in boards:
         if board.family != FAMILY:
             continue
@@ -61,9 +61,9 @@ def points(published: Iterable[Claim], boards: Iterable[Board]) -> tuple[list[Po
             value = row.cells[METRIC].measured
             assert value is not None
             assert row.epochs is not None
-            told = _told(row.model, row.epochs, row.batch, f"{value:.2f}", "measured")
-            found.append(Point(row.model, row.epochs, row.batch, value, told, True, row.method))
-    return found, list(dict.fromkeys(left_out))
+            text = _text_of(row.model, row.epochs, row.batch, f"{value:.2f}", "measured")
+            shown.append(Point(row.model, row.epochs, row.batch, value, text, True, row.method))
+    return shown, list(dict.fromkeys(left_out))
 
 
 def _missing(board: Board, row: LeaderboardRow) -> str:
@@ -77,7 +77,7 @@ def _missing(board: Board, row: LeaderboardRow) -> str:
     return "" if row.epochs is not None else "its epochs are not known"
 
 
-def _told(name: str, epochs: int, batch: int | None, value: str, source: str) -> str:
+def _text_of(name: str, epochs: int, batch: int | None, value: str, source: str) -> str:
     size = "batch not known" if batch is None else f"batch {batch:,}"
     return f"{name}: {value} % after {epochs:,} epochs, {size} ({source})"
 
@@ -109,25 +109,25 @@ class _Frame:
         return self.height - self.bottom - (self.height - self.top - self.bottom) * share
 
 
-def draw(found: Sequence[Point], *, width: int, height: int, name: str) -> Html:
+def draw(shown: Sequence[Point], *, width: int, height: int, name: str) -> Html:
     """The figure as SVG.
 
     Args:
-        found: at least one point.
+        shown: at least one point.
         width: in pixels.
         height: in pixels.
         name: of its class, so that the style shows the one that fits the window.
     """
-    methods = list(dict.fromkeys(point.method for point in found if not point.own))
+    methods = list(dict.fromkeys(point.method for point in shown if not point.own))
     frame = _Frame(
         width,
         height,
-        1.09 * max(point.epochs for point in found),
-        math.floor(min(point.value for point in found)),
-        math.ceil(max(point.value for point in found) + 0.4),
+        1.09 * max(point.epochs for point in shown),
+        math.floor(min(point.value for point in shown)),
+        math.ceil(max(point.value for point in shown) + 0.4),
     )
-    series = [[point for point in found if point.name == each and not point.own] for each in methods]
-    own = [[point] for point in found if point.own]
+    series = [[point for point in shown if point.name == each and not point.own] for each in methods]
+    own = [[point] for point in shown if point.own]
     parts = [*_axes(frame)]
     parts += [_line(frame, each, methods) for each in series if len(each) > 1]
     large_first = sorted((point for each in [*series, *own] for point in each), key=lambda point: -point.radius)
@@ -181,12 +181,12 @@ def _circle(frame: _Frame, point: Point, methods: Sequence[str]) -> Html:
     )
     return element(
         "g",
-        element("title", point.told),
+        element("title", point.text),
         shape,
         class_=f"point {_colour(point, methods)}",
         tabindex=0,
         role="img",
-        aria_label=point.told,
+        aria_label=point.text,
         data_method=point.method,
         data_status="measured" if point.own else "published",
     )
@@ -195,7 +195,7 @@ def _circle(frame: _Frame, point: Point, methods: Sequence[str]) -> Html:
 def _labels(frame: _Frame, series: Sequence[Sequence[Point]], methods: Sequence[str]) -> list[Html]:
     """Each series' name beside its last point, where it covers no circle and no other name if there is such a place."""
     taken = [_box(frame.x(p.epochs), frame.y(p.value), 2 * p.radius, 2 * p.radius) for each in series for p in each]
-    made = []
+    labels = []
     for each in sorted(series, key=lambda one: -one[-1].value):
         last = max(each, key=lambda point: point.epochs)
         x, y, r, width = frame.x(last.epochs), frame.y(last.value), last.radius, LETTER * len(last.name)
@@ -219,8 +219,10 @@ def _labels(frame: _Frame, series: Sequence[Sequence[Point]], methods: Sequence[
         taken.append(box)
         middle = (box[0] + box[2]) / 2
         classes = f"label {_colour(last, methods)}"
-        made.append(_text(middle, box[3] - 4, last.name, text_anchor="middle", class_=classes, data_method=last.method))
-    return made
+        labels.append(
+            _text(middle, box[3] - 4, last.name, text_anchor="middle", class_=classes, data_method=last.method)
+        )
+    return labels
 
 
 _Box = tuple[float, float, float, float]

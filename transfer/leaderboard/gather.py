@@ -26,24 +26,24 @@ def gather(named: Sequence[Path], out: Path) -> list[MeasuredResult]:
     Raises:
         UserError: something is missing or damaged, a folder holds no result, or it is none of this version.
     """
-    found: dict[str, MeasuredResult] = {}
+    results: dict[str, MeasuredResult] = {}
     for file in [*results_of(named), *_files(BUNDLED)]:
         result = read(file)
-        found.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
-    return list(found.values())
+        results.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
+    return list(results.values())
 
 
 def results_of(named: Sequence[Path]) -> list[Path]:
     """The result files that are named, or that lie in a folder that is.
 
     Raises:
-        UserError: a folder holds none, or a file in it that cannot be told from a damaged result.
+        UserError: a folder holds none, or a file in it that may be a damaged result.
     """
-    found = {path: list(_files(path)) for path in named}
-    for path, files in found.items():
+    by_path = {path: list(_files(path)) for path in named}
+    for path, files in by_path.items():
         if not files:
             raise UserError(f"no result of `excb-eval` below {path}: name a file that --out wrote, or a folder of them")
-    return [file for files in found.values() for file in files]
+    return [file for files in by_path.values() for file in files]
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -57,7 +57,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """All JSON files; not by rglob, which passes over a folder that cannot be read without a word."""
+    """All JSON files; not by rglob, which silently passes over a folder that cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot look into {error.filename} ({error.strerror}): let it be read, or name other folders")
@@ -68,10 +68,10 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def _is_result(file: Path) -> bool:
     try:
-        found = json_text.parse(file.read_bytes())
+        values = json_text.parse(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read as JSON ({error}): mend it, or move it out of the folder") from None
-    return isinstance(found, dict) and {"schema", "protocol", "figures"} <= found.keys()
+        raise UserError(f"{file} cannot be read as JSON ({error}): fix it, or move it out of the folder") from None
+    return isinstance(values, dict) and {"schema", "protocol", "figures"} <= values.keys()
 
 
 def read(file: Path) -> Result:

@@ -182,7 +182,7 @@ def _row(row: LeaderboardRow, rank: int | None, group: Group, metrics: Sequence[
         element("td", row.status, class_=f"status {_CLASSES.get(row.status, '')}".strip(), data_value=row.status),
         element("td", *_spaced(map(_link, row.sources)), class_="source"),
     ]
-    told = " ".join([row.model, row.method, *(source.text for source in row.sources), *row.notes]).casefold()
+    searchable = " ".join([row.model, row.method, *(source.text for source in row.sources), *row.notes]).casefold()
     return element(
         "tr",
         *cells,
@@ -191,7 +191,7 @@ def _row(row: LeaderboardRow, rank: int | None, group: Group, metrics: Sequence[
         data_network=_network(row),
         data_protocol="\n".join(group.names),
         data_status=row.status,
-        data_text=told,
+        data_text=searchable,
     )
 
 
@@ -199,9 +199,9 @@ def _model(row: LeaderboardRow) -> Html:
     small = row.method + (f" · {row.weights[:8]}" if row.weights else "")
     title = f"sha256 of the weights: {row.weights}" if row.weights else None
     notes = [element("details", element("summary", "Note"), element("p", "; ".join(row.notes)))] if row.notes else []
-    told = [_network(row), row.epochs and f"{row.epochs:,} epochs", row.batch and f"batch {row.batch:,}"]
-    told.append(element("span", row.status, class_=_CLASSES.get(row.status)))
-    brief = element("span", *_spaced([element("span", each) for each in told if each]), class_="brief")
+    facts = [_network(row), row.epochs and f"{row.epochs:,} epochs", row.batch and f"batch {row.batch:,}"]
+    facts.append(element("span", row.status, class_=_CLASSES.get(row.status)))
+    brief = element("span", *_spaced([element("span", each) for each in facts if each]), class_="brief")
     return join(row.model, element("small", small, title=title), brief, *notes)
 
 

@@ -24,12 +24,12 @@ def boards(measured: Iterable[MeasuredResult], published: Iterable[Claim]) -> li
         measured: results.
         published: claims; those that are no accuracy, such as numbers of clusters, are left out.
     """
-    made = _Boards(list(published))
-    for claim in made.published:
-        made.add_claim(claim)
+    sorter = _Boards(list(published))
+    for claim in sorter.published:
+        sorter.add_claim(claim)
     for each in measured:
-        made.add_result(each)
-    return made.ordered()
+        sorter.add_result(each)
+    return sorter.ordered()
 
 
 class _Boards:
@@ -158,28 +158,28 @@ def _model_name(each: MeasuredResult) -> str:
     """What a measured checkpoint is called."""
     if each.checkpoint is not None:
         return each.checkpoint.name
-    found = each.result.checkpoint
-    return str(found.get("name") or folder_name(str(found.get("source", ""))) or "unnamed")
+    checkpoint = each.result.checkpoint
+    return str(checkpoint.get("name") or folder_name(str(checkpoint.get("source", ""))) or "unnamed")
 
 
 def _measured_row(each: MeasuredResult) -> LeaderboardRow:
     """The row of a result, without figures: the catalogue's facts, else what the result says of the pretraining."""
-    found, row = each.result.checkpoint, each.checkpoint
-    told = found.get("pretraining") if isinstance(found.get("pretraining"), dict) else {}
-    facts = {name: told.get(name) for name in ("method", "epochs", "batch", "crops")} if told else {}
+    checkpoint, row = each.result.checkpoint, each.checkpoint
+    stated = checkpoint.get("pretraining") if isinstance(checkpoint.get("pretraining"), dict) else {}
+    facts = {name: stated.get(name) for name in ("method", "epochs", "batch", "crops")} if stated else {}
     if row is not None:
         facts |= {name: getattr(row, name) for name in ("method", "epochs", "batch", "crops")}
     epochs = facts.get("epochs")
-    if epochs is None and found.get("epoch") is not None:
-        epochs = round(found["epoch"])
+    if epochs is None and checkpoint.get("epoch") is not None:
+        epochs = round(checkpoint["epoch"])
     return LeaderboardRow(
         _model_name(each),
         str(facts.get("method") or ""),
-        str(found.get("architecture", "")),
+        str(checkpoint.get("architecture", "")),
         epochs,
         facts.get("batch"),
         facts.get("crops"),
-        weights=str(found.get("weights_sha256", "")),
+        weights=str(checkpoint.get("weights_sha256", "")),
     )
 
 

@@ -49,7 +49,7 @@ def _table(group: Group, metrics: Sequence[str]) -> str:
             row.architecture.removeprefix("timm:"),
             "" if row.epochs is None else row.epochs,
             "" if row.batch is None else row.batch,
-            *(_told(row.cells.get(metric)) for metric in shown),
+            *(_cell_text(row.cells.get(metric)) for metric in shown),
             row.status,
             ", ".join(source.text for source in row.sources),
         ]
@@ -58,15 +58,15 @@ def _table(group: Group, metrics: Sequence[str]) -> str:
     return table(["#", "model", "method", "network", "epochs", "batch", *shown, "status", "source"], rows)
 
 
-def _told(found: LeaderboardCell | None) -> str:
-    if found is None:
+def _cell_text(figures: LeaderboardCell | None) -> str:
+    if figures is None:
         return ""
-    if found.measured is None:
-        return " / ".join(found.published)
-    text = f"{found.measured:.2f}"
-    if found.interval is not None:
-        text += " ({:.1f} to {:.1f})".format(*found.interval)
-    return text + (f", published {' / '.join(found.published)}" if found.published else "")
+    if figures.measured is None:
+        return " / ".join(figures.published)
+    text = f"{figures.measured:.2f}"
+    if figures.interval is not None:
+        text += " ({:.1f} to {:.1f})".format(*figures.interval)
+    return text + (f", published {' / '.join(figures.published)}" if figures.published else "")
 
 
 def to_csv(boards: Sequence[Board]) -> str:
@@ -87,15 +87,15 @@ def _lines(boards: Sequence[Board]) -> Iterator[list[Any]]:
                 of_row = [row.model, row.method, row.architecture, row.epochs, row.batch, row.crops]
                 start = [board.title, board.images, " ".join(group.names), code, rank, *of_row]
                 end = [row.status, row.weights, "; ".join(source.text for source in row.sources)]
-                for metric, found in row.cells.items():
-                    for kind, value, interval in _values(found):
+                for metric, figures in row.cells.items():
+                    for kind, value, interval in _values(figures):
                         yield [*start, metric, kind, value, *interval, *end]
 
 
-def _values(found: LeaderboardCell) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
-    if found.measured is not None:
-        yield "measured", found.measured, found.interval or (None, None)
-    for value in found.published:
+def _values(figures: LeaderboardCell) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
+    if figures.measured is not None:
+        yield "measured", figures.measured, figures.interval or (None, None)
+    for value in figures.published:
         yield "published", value.replace(",", ""), (None, None)
 
 

@@ -61,7 +61,7 @@ class HeadBank:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The tensors that training changes, to be saved, or overwritten in place to go on from there."""
+        """The tensors that training changes, to be saved, or overwritten in place to resume from there."""
         velocities = dict(zip(("weight_velocity", "bias_velocity"), self._velocities, strict=True))
         return {"weight": self.weight, "bias": self.bias} | velocities
 

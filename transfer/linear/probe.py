@@ -1,4 +1,4 @@
-"""Linear heads trained by a protocol, on crops that pass through the backbone or on features made once."""
+"""Linear heads trained by a protocol, on crops that pass through the backbone or on precomputed features."""
 
 import hashlib
 import json
@@ -103,7 +103,7 @@ class Probe:
         return torch.cat(parts).to(bank.weight.dtype)
 
     def on_features(self) -> Outcome:
-        """Train on features made once."""
+        """Train on precomputed features."""
         return choose_on_features(
             self.task,
             self.reporter,
@@ -117,7 +117,7 @@ class Probe:
         )
 
     def _train_on(self, rows: Tensor, labels: Tensor, tried: Sequence[Tried]) -> HeadBank:
-        """Heads on features [N, D]: each process takes every so-many-th image of a batch."""
+        """Heads on features [N, D]: each batch is strided by rank."""
         plan, bank = self.plan, self._bank(tried, rows.shape[1])
         with self.reporter.progress(f"linear heads ({len(tried)})", plan.epochs) as bar:
             for epoch in range(plan.epochs):
@@ -184,16 +184,16 @@ class _State:
         if self.file is None or not self.file.exists():
             return 0
         try:
-            found = run_checkpoint.read(self.file)
+            checkpoint = run_checkpoint.read(self.file)
         except run_checkpoint.DamagedFileError as error:
             raise UserError(f"{error}: remove it to start anew") from None
         parts = "settings, images or weights"  # the file holds one hash of all of them
         advice = "name another file, or remove it to start anew"
-        require_same_run(self.file, {parts: found.get("identity")}, {parts: self.identity}, advice=advice)
-        for bank, tensors in zip(banks, found["banks"], strict=True):
+        require_same_run(self.file, {parts: checkpoint.get("identity")}, {parts: self.identity}, advice=advice)
+        for bank, tensors in zip(banks, checkpoint["banks"], strict=True):
             for name, tensor in bank.state.items():
                 tensor.copy_(tensors[name])
-        return int(found["epochs"])
+        return int(checkpoint["epochs"])
 
     def save(self, epochs: int, banks: Sequence[HeadBank]) -> None:
         """Let process 0 write all heads."""

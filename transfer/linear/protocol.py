@@ -54,8 +54,8 @@ def evaluate(
         C: of "logreg", inverse strengths of the L2 penalty; 1 by default.
         select: see above; of no consequence where there is one head.
         seed: names first weights, order, crops and held-out images.
-        state: file that holds the heads after every epoch of a protocol that augments; a run that finds its own goes on
-            from there, on the CPU to the bit. The others are quick and start anew.
+        state: file that holds the heads after every epoch of a protocol that augments; a run that finds its own
+            resumes from there, bit-exactly on the CPU. The others are quick and start anew.
         table: print figures and sweep.
 
     Returns:
@@ -67,14 +67,14 @@ def evaluate(
     start = time.monotonic()
     require(select in ("holdout", "test"), f"--select is 'holdout' or 'test', not '{select}'")
     if protocol == "logreg":
-        given = {"--epochs": epochs, "--batch": batch, "--lr": lr, "--wd": wd}
-        wrong = [name for name, value in given.items() if value is not None]
+        options = {"--epochs": epochs, "--batch": batch, "--lr": lr, "--wd": wd}
+        wrong = [name for name, value in options.items() if value is not None]
         require(not wrong, f"logreg has no {', '.join(wrong)}: it takes --C, the inverse strength of its penalty")
         outcome = logistic_regression(task, reporter, (1.0,) if C is None else C, select=select, seed=seed)
     else:
         require(C is None, f"--C is of logreg: {protocol} takes --lr and --wd")
-        chosen = all_succeed(lambda: choose(protocol, epochs=epochs, batch=batch, lr=lr, weight_decay=wd))
-        plan = _fitted(chosen, task, reporter)
+        recipe = all_succeed(lambda: choose(protocol, epochs=epochs, batch=batch, lr=lr, weight_decay=wd))
+        plan = _fitted(recipe, task, reporter)
         probe = Probe(task, reporter, plan, select, seed)
         outcome = probe.through_backbone(state) if plan.augmented else probe.on_features()
     predictions = Predictions.of(task, {"linear_{}": outcome.top5})

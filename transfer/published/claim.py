@@ -99,7 +99,7 @@ class ClaimImages:
         test: images in the set that figures are of.
         train_fingerprint: of result files; None where any copy with these numbers will do.
         test_fingerprint: see `train_fingerprint`.
-        rename: folders of the test set that are called otherwise in the train set, as TEST=TRAIN.
+        rename: folders of the test set that are named differently in the train set, as TEST=TRAIN.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Claim:
         crops: its views, such as "2x224+6x96"; MULTI where all that is stated is that there are several sizes.
         source: table, section or REPOSITORY@COMMIT:FILE.
         recipe: words after `excb-pretrain` that train this network; empty of methods that this package has not.
-        unstated: what the figure hangs on and nobody states, beside the protocol's.
+        unstated: what the figure depends on and nobody states, beside the protocol's.
         differs_from: the id of a claim about the same file that says something else; empty where there is none.
         note: what a reader must know.
     """
@@ -185,10 +185,10 @@ class Claim:
     @property
     def address(self) -> str | None:
         """Where the source can be read on the web; None for the paper and for packages."""
-        if found := re.fullmatch(r"([\w.-]+/[\w.-]+)@(\w+):([^ ]+).*", self.source):
-            return f"https://github.com/{found[1]}/blob/{found[2]}/{found[3]}"
-        if found := re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", self.source):
-            return f"https://github.com/{found[1]}/issues/{found[2]}"
+        if match := re.fullmatch(r"([\w.-]+/[\w.-]+)@(\w+):([^ ]+).*", self.source):
+            return f"https://github.com/{match[1]}/blob/{match[2]}/{match[3]}"
+        if match := re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", self.source):
+            return f"https://github.com/{match[1]}/issues/{match[2]}"
         return None
 
     @property

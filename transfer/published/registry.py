@@ -34,14 +34,14 @@ def claims(files: Sequence[Path] = ()) -> list[Claim]:
         UserError: a file cannot be read, or a claim's name is taken.
     """
     registry = _built_in()
-    found = list(registry.claims)
+    every = list(registry.claims)
     for file in files:
         registry = registry.extended(file)
-        taken = {claim.id for claim in found} & {claim.id for claim in registry.claims}
+        taken = {claim.id for claim in every} & {claim.id for claim in registry.claims}
         if taken:
             raise UserError(f"{file}: the claim {min(taken)} is there already: give its table another name")
-        found += registry.claims
-    return found
+        every += registry.claims
+    return every
 
 
 def titles(files: Sequence[Path] = ()) -> dict[str, str]:
@@ -60,16 +60,16 @@ def select(what: str, among: Iterable[Claim]) -> list[Claim]:
     """
     from excb.hub.catalogue import find
 
-    known, start = list(among), f"{what.rstrip('/')}/"
-    if found := [claim for claim in known if f"{claim.id}/".startswith(start)]:
-        return found
+    every, start = list(among), f"{what.rstrip('/')}/"
+    if matches := [claim for claim in every if f"{claim.id}/".startswith(start)]:
+        return matches
     row = find(what)
     name = what if row is None else row.name
-    if found := [claim for claim in known if claim.checkpoint == name]:
-        return found
+    if matches := [claim for claim in every if claim.checkpoint == name]:
+        return matches
     if row is not None:
         raise UserError(f"nobody claims anything of {name} (`excb-eval reproduce --list` shows all claims)")
-    names = [name for claim in known for name in (claim.id, claim.id.rpartition("/")[0], claim.table, claim.checkpoint)]
+    names = [name for claim in every for name in (claim.id, claim.id.rpartition("/")[0], claim.table, claim.checkpoint)]
     raise UserError(
         f"no claim, table or checkpoint is called '{what}'{nearest_name(what, dict.fromkeys(names))} "
         "(`excb-eval reproduce --list` shows all)"
@@ -111,10 +111,10 @@ class _Registry:
                 self.recipes | recipes,
                 self.titles | {name: str(table["title"]) for name, table in tables.items()},
             )
-            found = [claim for name, table in tables.items() for claim in new._claims(name, table)]
+            parsed = [claim for name, table in tables.items() for claim in new._claims(name, table)]
         except (OSError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise UserError(f"{file} cannot be read as claims ({type(error).__name__}: {error}): mend it") from None
-        return _Registry(new.protocols, new.data, new.recipes, new.titles, tuple(found))
+            raise UserError(f"{file} cannot be read as claims ({type(error).__name__}: {error}): fix it") from None
+        return _Registry(new.protocols, new.data, new.recipes, new.titles, tuple(parsed))
 
     def _claims(self, name: str, table: dict[str, Any]) -> Iterable[Claim]:
         if odd := table.keys() - _FACTS - _OF_TABLE:
@@ -142,12 +142,12 @@ class _Registry:
             facts = facts | {"differs_from": f"{facts['differs_from']}/{metric}"}
         fits = [(protocol.fit(metric, facts, name.partition("/")[0]), protocol) for protocol in self.protocols.values()]
         best = max((fit for fit, _ in fits), default=-1)
-        chosen = [protocol for fit, protocol in fits if fit == best >= 0]
-        if len(chosen) != 1:
-            names = " and ".join(protocol.name for protocol in chosen) or "none"
+        fitting = [protocol for fit, protocol in fits if fit == best >= 0]
+        if len(fitting) != 1:
+            names = " and ".join(protocol.name for protocol in fitting) or "none"
             raise ValueError(f"one protocol must be that of {name}, not {names}")
         stated = {"recipe": self.recipes.get(facts["checkpoint"], ""), "data": self.data[facts["data"]]}
-        claim = Claim(id=name, metric=metric, value=value, protocol=chosen[0], **checked(Claim, facts | stated | rest))
+        claim = Claim(id=name, metric=metric, value=value, protocol=fitting[0], **checked(Claim, facts | stated | rest))
         if not abs(claim.number) < MOST:  # raises ValueError where the figure is no number
             raise ValueError(f"the figure of {name} is {value}")
         return claim
@@ -155,8 +155,8 @@ class _Registry:
 
 @cache
 def _built_in() -> _Registry:
-    registry, found = _Registry(), list[Claim]()
+    registry, every = _Registry(), list[Claim]()
     for name in FILES:
         registry = registry.extended(FOLDER / name)
-        found += registry.claims
-    return _Registry(registry.protocols, registry.data, registry.recipes, registry.titles, tuple(found))
+        every += registry.claims
+    return _Registry(registry.protocols, registry.data, registry.recipes, registry.titles, tuple(every))

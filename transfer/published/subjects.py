@@ -93,10 +93,10 @@ def _other_training(claim: Claim, subject: Subject) -> str:
         same = have == wanted or (wanted == MULTI and have is not None and "+" in have)
         if wanted is None or same:
             continue
-        told = "crops of several sizes" if wanted == MULTI else f"{name} {wanted}"
+        claimed = "crops of several sizes" if wanted == MULTI else f"{name} {wanted}"
         if have is None:
-            return f"with what {name} {subject.name} was trained is not stated, the claim is about {told}"
-        return f"{subject.name} was trained with {name} {have}, the claim is about {told}"
+            return f"with what {name} {subject.name} was trained is not stated, the claim is about {claimed}"
+        return f"{subject.name} was trained with {name} {have}, the claim is about {claimed}"
     return ""
 
 

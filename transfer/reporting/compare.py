@@ -79,18 +79,18 @@ def _check_same_images(a: Scored, b: Scored, first: Path, second: Path) -> None:
 
 def _differences(a: Result, b: Result) -> list[str]:
     """What makes the figures answers to unlike questions."""
-    found = []
+    warnings = []
     if a.protocol != b.protocol:
-        found.append(f"figures under unlike protocols: {a.protocol} and {b.protocol}")
+        warnings.append(f"figures under unlike protocols: {a.protocol} and {b.protocol}")
     elif a.protocol_hash != b.protocol_hash:
         keys = sorted(
             key for key in a.settings.keys() | b.settings.keys() if a.settings.get(key) != b.settings.get(key)
         )
-        found.append(f"figures under unlike protocols: {a.protocol} with other {', '.join(keys)}")
+        warnings.append(f"figures under unlike protocols: {a.protocol} with other {', '.join(keys)}")
     train = [result.data.get("train", {}).get("fingerprint") for result in (a, b)]
     if train[0] != train[1]:
-        found.append("figures under unlike protocols: the train images differ")
-    return found
+        warnings.append("figures under unlike protocols: the train images differ")
+    return warnings
 
 
 def _pairs(a: Scored, b: Scored, figure: str | None) -> list[tuple[str, str]]:
@@ -104,11 +104,11 @@ def _pairs(a: Scored, b: Scored, figure: str | None) -> list[tuple[str, str]]:
     names = figure.split(":") if ":" in figure else [figure, figure]
     if len(names) != 2:
         raise UserError(f"--figure {figure}: name one figure, or two as A:B")
-    for name, known, which in zip(names, (scores_a, scores_b), ("first", "second"), strict=True):
-        if name not in known:
+    for name, scores, which in zip(names, (scores_a, scores_b), ("first", "second"), strict=True):
+        if name not in scores:
             raise UserError(
-                f"--figure {figure}: the {which} result has no predictions of {name}{nearest_name(name, known)} "
-                f"(it has {', '.join(known)})"
+                f"--figure {figure}: the {which} result has no predictions of {name}{nearest_name(name, scores)} "
+                f"(it has {', '.join(scores)})"
             )
     return [(names[0], names[1])]
 

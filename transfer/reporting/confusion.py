@@ -50,8 +50,8 @@ def most_confused(counts: np.ndarray, *, most: int = LISTED) -> list[tuple[int, 
     """The most frequent confusions as (true class, predicted class, images), most frequent first."""
     wrong = counts * ~np.eye(len(counts), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[:most]
-    found = [(int(index) // len(counts), int(index) % len(counts)) for index in order]
-    return [(true, taken, int(wrong[true, taken])) for true, taken in found if wrong[true, taken]]
+    pairs = [(int(index) // len(counts), int(index) % len(counts)) for index in order]
+    return [(true, taken, int(wrong[true, taken])) for true, taken in pairs if wrong[true, taken]]
 
 
 def _name(axes: Any, classes: Sequence[str]) -> None:

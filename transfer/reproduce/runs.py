@@ -45,19 +45,19 @@ def claims_of(args: argparse.Namespace) -> list[Claim]:
     Raises:
         UserError: there are none, or nothing was named.
     """
-    found = registry.claims(args.claims)
+    claims = registry.claims(args.claims)
     if args.what is not None:
-        found = registry.select(args.what, found)
+        claims = registry.select(args.what, claims)
     elif not args.list and args.of_table is None:
         raise UserError("name a claim, a table or a checkpoint (`excb-eval reproduce --list` shows all)")
     for name in FILTERS:
         wanted = getattr(args, f"of_{name}")
         if wanted is not None:
-            known = dict.fromkeys(each for claim in found for each in _names(claim, name))
-            found = [claim for claim in found if wanted.casefold() in map(str.casefold, _names(claim, name))]
-            if not found:
+            known = dict.fromkeys(each for claim in claims for each in _names(claim, name))
+            claims = [claim for claim in claims if wanted.casefold() in map(str.casefold, _names(claim, name))]
+            if not claims:
                 raise UserError(f"no claim of these is of --{name} {wanted}{nearest_name(wanted, known)}")
-    return found
+    return claims
 
 
 def _names(claim: Claim, filtered: str) -> list[str]:
@@ -67,11 +67,11 @@ def _names(claim: Claim, filtered: str) -> list[str]:
     return [claim.table if filtered == "table" else claim.method]
 
 
-def plan(found: Sequence[Claim], checkpoint: str | None) -> tuple[list[EvaluationRun], list[Verdict]]:
+def plan(claims: Sequence[Claim], checkpoint: str | None) -> tuple[list[EvaluationRun], list[Verdict]]:
     """The runs that answer claims, each once, and verdicts of the claims that cannot be checked.
 
     Args:
-        found: claims.
+        claims: claims.
         checkpoint: what to check them on; None is each one's own.
 
     Raises:
@@ -80,7 +80,7 @@ def plan(found: Sequence[Claim], checkpoint: str | None) -> tuple[list[Evaluatio
     own = None if checkpoint is None else all_succeed(lambda: _subject(checkpoint))
     runs: dict[tuple[str, ...], EvaluationRun] = {}
     cannot = []
-    for claim in found:
+    for claim in claims:
         subject = own or Subject.of_row(_row(claim.checkpoint))
         if why := obstacle(claim, subject):
             cannot.append(Verdict(claim=claim, word="CANNOT", why=why))

@@ -14,14 +14,14 @@ from .verdicts import Verdict
 Plan = tuple[list[str], list[Claim]]
 
 
-def listing(found: Sequence[tuple[Claim, str]], reporter: Reporter, *, as_json: bool) -> None:
+def listing(claims: Sequence[tuple[Claim, str]], reporter: Reporter, *, as_json: bool) -> None:
     """`--list`: what is claimed, and why it cannot be checked, or an empty string where it can."""
     if as_json:
-        told = [claim.to_dict() | {"status": _status(why), "why": why} for claim, why in found]
-        reporter.answer(json.dumps({"claims": told}, indent=2, ensure_ascii=False))
+        listed = [claim.to_dict() | {"status": _status(why), "why": why} for claim, why in claims]
+        reporter.answer(json.dumps({"claims": listed}, indent=2, ensure_ascii=False))
         return
-    rows = [[c.id, c.value, c.method, c.checkpoint, c.protocol.name, _status(why)] for c, why in found]
-    runnable = sum(not why for _, why in found)
+    rows = [[c.id, c.value, c.method, c.checkpoint, c.protocol.name, _status(why)] for c, why in claims]
+    runnable = sum(not why for _, why in claims)
     title = f"{len(rows)} claims, {runnable} of them runnable (--dry-run says why others are not)"
     reporter.table(title, ["claim", "published", "method", "checkpoint", "protocol", "status"], rows)
 
@@ -33,7 +33,7 @@ def _status(why: str) -> str:
 def dry_run(plans: Sequence[Plan], cannot: Sequence[Verdict], reporter: Reporter, *, as_json: bool) -> None:
     """`--dry-run`: every evaluation with what it fetches, reads and computes; of the rest, why it cannot be made."""
     if as_json:
-        told = [
+        runs = [
             {
                 "command": ["excb-eval", *command],
                 "claims": [claim.id for claim in claims],
@@ -42,7 +42,7 @@ def dry_run(plans: Sequence[Plan], cannot: Sequence[Verdict], reporter: Reporter
             for command, claims in plans
         ]
         why = [{"claim": v.claim.id, "why": v.why, "command": v.claim.command} for v in cannot]
-        reporter.answer(json.dumps({"runs": told, "cannot": why}, indent=2, ensure_ascii=False))
+        reporter.answer(json.dumps({"runs": runs, "cannot": why}, indent=2, ensure_ascii=False))
         return
     for command, claims in plans:
         reporter.answer(f"excb-eval {' '.join(command)}")
@@ -52,12 +52,12 @@ def dry_run(plans: Sequence[Plan], cannot: Sequence[Verdict], reporter: Reporter
     _reasons(cannot, reporter)
 
 
-def verdicts(found: Sequence[Verdict], reporter: Reporter, *, as_json: bool) -> None:
-    """What was found of every claim."""
-    counts = {word: sum(verdict.word == word for verdict in found) for word in ("PASS", "FAIL", "CANNOT")}
+def verdicts(judged: Sequence[Verdict], reporter: Reporter, *, as_json: bool) -> None:
+    """What was judged of every claim."""
+    counts = {word: sum(verdict.word == word for verdict in judged) for word in ("PASS", "FAIL", "CANNOT")}
     if as_json:
-        told = [verdict.claim.to_dict() | verdict.to_dict() for verdict in found]
-        reporter.answer(json.dumps({"counts": counts, "claims": told}, indent=2, ensure_ascii=False))
+        listed = [verdict.claim.to_dict() | verdict.to_dict() for verdict in judged]
+        reporter.answer(json.dumps({"counts": counts, "claims": listed}, indent=2, ensure_ascii=False))
         return
     rows = [
         [
@@ -68,11 +68,11 @@ def verdicts(found: Sequence[Verdict], reporter: Reporter, *, as_json: bool) -> 
             "" if verdict.tolerance is None else f"{verdict.tolerance:.2f}",
             verdict.word,
         ]
-        for verdict in found
+        for verdict in judged
     ]
     title = ", ".join(f"{number} {word}" for word, number in counts.items())
     reporter.table(title, ["claim", "published", "measured", "95 % interval", "allowed", "verdict"], rows)
-    _reasons([verdict for verdict in found if verdict.why], reporter)
+    _reasons([verdict for verdict in judged if verdict.why], reporter)
 
 
 def _costs(command: Sequence[str], claims: Sequence[Claim]) -> list[str]:
@@ -85,10 +85,10 @@ def _costs(command: Sequence[str], claims: Sequence[Claim]) -> list[str]:
     return [f"download: nothing, {name} is your own", *describe(claims[0], usual)[1:]]
 
 
-def _reasons(found: Iterable[Verdict], reporter: Reporter) -> None:
+def _reasons(judged: Iterable[Verdict], reporter: Reporter) -> None:
     """Each reason once, with the claims that it is the reason of, and how their network would be trained."""
     reasons: dict[tuple[str, str, str], list[str]] = {}
-    for verdict in found:
+    for verdict in judged:
         claim = verdict.claim
         train = f"train it: {claim.command}" if verdict.word == "CANNOT" and claim.command else ""
         train += "; then check it with --ckpt RUN" if train and claim.protocol.command else ""

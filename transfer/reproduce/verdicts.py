@@ -13,7 +13,7 @@ Word = Literal["PASS", "FAIL", "CANNOT"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What was found of a claim.
+    """The verdict on a claim.
 
     Args:
         claim: the published figure.
@@ -60,10 +60,10 @@ def judge(claim: Claim, result: Result) -> Verdict:
     facts: dict[str, Any] = {"claim": claim, "measured": measured, "interval": interval, "tolerance": tolerance}
     if abs(gap) <= tolerance + 1e-9:
         return Verdict(word="PASS", **facts)
-    told = f"{claim.figure} is {measured:.2f}, {gap:+.2f} from {claim.value}, and {tolerance:.2f} is allowed"
+    gap_text = f"{claim.figure} is {measured:.2f}, {gap:+.2f} from {claim.value}, and {tolerance:.2f} is allowed"
     if unstated := [*claim.unstated, *claim.protocol.unstated]:
-        return Verdict(word="CANNOT", why=f"{told}; but nobody states the {', '.join(unstated)}", **facts)
-    return Verdict(word="FAIL", why=told, **facts)
+        return Verdict(word="CANNOT", why=f"{gap_text}; but nobody states the {', '.join(unstated)}", **facts)
+    return Verdict(word="FAIL", why=gap_text, **facts)
 
 
 def other_images(wanted: ClaimImages, data: Mapping[str, Any]) -> str:
@@ -78,9 +78,9 @@ def other_images(wanted: ClaimImages, data: Mapping[str, Any]) -> str:
         ("train images", wanted.train, data["train"]["images"]),
         ("test images", wanted.test, data["test"]["images"]),
     )
-    for what, expected, found in numbers:
-        if expected is not None and expected != found:
-            return f"these images are not {wanted.title}: {found:,} {what}, not {expected:,}"
+    for what, expected, actual in numbers:
+        if expected is not None and expected != actual:
+            return f"these images are not {wanted.title}: {actual:,} {what}, not {expected:,}"
     for part in ("train", "test"):
         fingerprint = getattr(wanted, f"{part}_fingerprint")
         if fingerprint is not None and fingerprint != data[part]["fingerprint"]:

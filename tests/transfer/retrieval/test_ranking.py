@@ -1,0 +1,83 @@
+"""Tests of rankings and their scores: hand-computed examples, a loop in NumPy, ties, and the query left out."""
+
+import numpy as np
+import pytest
+import torch
+
+from excb.transfer.retrieval import ranking
+from excb.transfer.retrieval.ranking import average_precision, r_precision, recall_at, relevant_ranks
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "precision", "r", "recalls"),
+    [
+        ([1], 1.0, 1.0, (1, 1, 1)),
+        ([2], 1 / 2, 0.0, (0, 1, 1)),
+        ([1, 3, 6], (1 / 1 + 2 / 3 + 3 / 6) / 3, 2 / 3, (1, 1, 1)),
+        ([4, 5], (1 / 4 + 2 / 5) / 2, 0.0, (0, 1, 1)),
+        ([11, 12], (1 / 11 + 2 / 12) / 2, 0.0, (0, 0, 0)),
+        ([1, 2, 3, 4], 1.0, 1.0, (1, 1, 1)),
+    ],
+)
+def test_scores_by_hand(ranks: list[int], precision: float, r: float, recalls: tuple[int, int, int]) -> None:
+    found = np.array(ranks)
+    assert average_precision(found) == pytest.approx(precision)
+    assert r_precision(found) == pytest.approx(r)
+    assert tuple(recall_at(found, k) for k in (1, 5, 10)) == recalls
+
+
+def test_a_ranking_by_hand() -> None:
+    """Angles to the query: 10, 20, 30, 60, 90 and 170 degrees; lengths do not matter."""
+    angles = torch.deg2rad(torch.tensor([90.0, 10, 170, 30, 20, 60]))
+    gallery = torch.stack([angles.cos(), angles.sin()], dim=1) * torch.tensor([[1.0], [9], [1], [0.1], [5], [2]])
+    labels = np.array([0, 1, 0, 0, 1, 2])
+    queries = torch.tensor([[3.0, 0.0]]).expand(4, 2)
+    ranks = relevant_ranks(gallery, queries, labels, np.array([0, 1, 2, 3]), device=CPU)
+    assert [each.tolist() for each in ranks] == [[3, 5, 6], [1, 2], [4], []]
+
+
+def by_loop(
+    gallery: np.ndarray, queries: np.ndarray, labels: np.ndarray, targets: np.ndarray, *, leave_out: bool
+) -> list[list[int]]:
+    """Ranks of relevant images, one query and one pair at a time."""
+    found = []
+    for q, query in enumerate(queries):
+        similarities = []
+        for index, row in enumerate(gallery):
+            if not (leave_out and index == q):
+                cosine = float(row @ query) / float(np.linalg.norm(row) * np.linalg.norm(query))
+                similarities.append((-round(cosine, 9), index))
+        order = [index for _, index in sorted(similarities)]
+        found.append([rank for rank, index in enumerate(order, 1) if labels[index] == targets[q]])
+    return found
+
+
+@pytest.mark.parametrize("leave_out", [False, True])
+@pytest.mark.parametrize("block", [1, 100, 2**23])
+def test_ranks_are_those_of_the_loop(leave_out: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "_BLOCK", block)
+    monkeypatch.setattr(ranking, "_TILE", 64)
+    random = np.random.default_rng(0)
+    gallery = random.normal(size=(41, 6)).astype(np.float32)
+    gallery[20:26] = gallery[3] * np.arange(1, 7, dtype=np.float32)[:, None]  # ties, which the index breaks
+    labels = random.integers(5, size=41)
+    queries, targets = (gallery, labels) if leave_out else (random.normal(size=(13, 6)).astype(np.float32), labels[:13])
+    found = relevant_ranks(
+        torch.from_numpy(gallery),
+        torch.from_numpy(queries),
+        labels,
+        targets,
+        range(len(queries)) if leave_out else None,
+        device=CPU,
+    )
+    assert [each.tolist() for each in found] == by_loop(
+        gallery.astype(np.float64), queries.astype(np.float64), labels, targets, leave_out=leave_out
+    )
+
+
+def test_equal_images_are_ranked_by_their_index() -> None:
+    gallery = torch.ones(5, 3)
+    (ranks,) = relevant_ranks(gallery, torch.ones(1, 3), np.array([0, 1, 0, 1, 1]), np.array([1]), device=CPU)
+    assert ranks.tolist() == [2, 4, 5]
