@@ -224,7 +224,7 @@ def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:
     if harmful := sorted(names - ADMISSIBLE.keys()):
         return UserError(
             f"{file} holds {', '.join(harmful)}: refused, since it could run code; where you trust its origin, save "
-            "only the model's state_dict()"
+            "the model's state_dict() alone"
         )
     options = " ".join(f"--allow-global {name}" for name in sorted(names))
     return UserError(f"{file} holds more than tensors and plain values; it is harmless: repeat with {options}")

@@ -22,6 +22,7 @@ from excb.console import Reporter
 from excb.errors import NO_ROOM, UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.records import record, rules_of
 from excb.remote.hashes import Hashes
 from excb.remote.home import VARIABLE
 
@@ -225,10 +226,12 @@ def _beside(part: Path) -> Path:
 
 def _read_known(part: Path) -> _Known | None:
     try:
-        known = _Known(**json_text.parse(_beside(part).read_bytes()))
-    except (FileNotFoundError, TypeError, ValueError):
+        values = json_text.parse(_beside(part).read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
-    return known if part.is_file() else None
+    rules = rules_of(_Known)
+    whole = record(rules, required=rules)(values) is None
+    return _Known(**values) if whole and part.is_file() else None
 
 
 def _forget(part: Path) -> None:

@@ -6,13 +6,16 @@ import re
 from pathlib import Path
 
 from excb.errors import UserError
-from excb.files import json_text
+from excb.files import json_text, records
 from excb.files.atomic import write_text
 
 VARIABLE = "EXCB_HOME"
 DOWNLOADS = "downloads"
 HASHES = "hashes.json"
 OURS = (DOWNLOADS, HASHES, "catalogue.toml")  # no checkpoint can have these names
+_ENTRIES = records.table_of(
+    records.record({"sha256": records.text, "size": records.count}, required=["sha256"], extra=True)
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -85,12 +88,12 @@ def _hashes() -> dict[str, dict[str, str | int]]:
     file = home() / HASHES
     try:
         hashes = json_text.parse(file.read_bytes())
-        if not all(isinstance(entry["sha256"], str) for entry in hashes.values()):
-            raise TypeError("a sha256 is no text")
+        if _ENTRIES(hashes) is not None:
+            raise ValueError("not a table of hashes by address")
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise UserError(f"cannot read {file} ({error})") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error!r}): fix it, or delete it to trust new downloads") from None
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}): fix it, or delete it to trust new downloads") from None
     return dict(hashes)
