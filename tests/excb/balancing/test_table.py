@@ -74,10 +74,9 @@ def test_a_new_line_is_an_option_that_is_checked_and_trains() -> None:
     built = balancer(recipe.method)
     assert isinstance(built, Doubling)
     assert built.shift == recipe.method.center_momentum
-    networks = (nn.Sequential(nn.Flatten(), nn.Linear(3, 8)) for _ in range(2))
-    for network in (networks := list(networks)):
-        network.num_features = 8  # type: ignore[assignment]
-    model = ExCB(*networks, recipe.method)
+    student, teacher = (nn.Sequential(nn.Flatten(), nn.Linear(3, 8)) for _ in range(2))
+    student.num_features = teacher.num_features = 8  # type: ignore[assignment]
+    model = ExCB(student, teacher, recipe.method)
     step = model(torch.randn(2, 4, 3, 1, 1), step_key=0)
     step.loss.backward()
     assert step.loss.isfinite()

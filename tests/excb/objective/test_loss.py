@@ -160,6 +160,7 @@ def test_a_gain_may_change_the_winner(order: int) -> None:
     assert assignment.raw_winners.tolist() == [0 if order == 1 else 1]
     assert assignment.winners.tolist() == [1 if order == 1 else 0]
     p = torch.softmax(torch.tensor([-0.75, -0.6], dtype=torch.float64) / 0.04, 0)
+    assert isinstance(assignment, streamed.Assignment)
     torch.testing.assert_close(assignment.targets[0], p[:, None].mul(torch.eye(2, dtype=torch.float64)).sum(0))
 
 
