@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from excb.checkpoint import exported
 from excb.checkpoint.stored import Stored
 from excb.console import Reporter
@@ -20,12 +18,12 @@ from excb.hub import catalogue as rows
 from excb.hub import loading, selftest
 from excb.hub.backbone import Backbone
 from excb.hub.catalogue import Checkpoint, Figure
-from excb.networks.backbone import weights_hash
 from excb.remote.home import home, recorded
 from excb.results.result import Result, folder_name
 
 from .card import card
 from .export import export
+from .measured import results_of
 from .publish import check_access, publish
 
 # Sources of rows whose weights are the publisher's own to give away.
@@ -113,7 +111,7 @@ def package(
     _check_origin(block)
     backbone = loading.load(folder)  # what would be uploaded, not what it was made of
     _prove(folder, backbone, stored.file.parent)
-    measured = _belonging(results, backbone.network.state_dict())
+    measured = results_of(backbone.network.state_dict(), results)
     sha256 = exported.sha256_of(folder / exported.WEIGHTS)
     step = block["step"]
     chosen = tag or (f"v{block['version']}-step{step}" if step is not None else sha256[:8])
@@ -168,30 +166,6 @@ def _prove(folder: Path, backbone: Backbone, source: Path) -> None:
     for expected in tests:
         if expected is not None:
             selftest.check(backbone, expected)
-
-
-def _belonging(files: Sequence[Path], tensors: Mapping[str, Tensor]) -> dict[str, Result]:
-    """Results by the name of their file, without the machine's paths.
-
-    Raises:
-        UserError: one cannot be read, or was measured on other weights.
-    """
-    found, ours = dict[str, Result](), weights_hash(tensors)
-    for file in files:
-        try:
-            result = Result.from_json(file.read_text(encoding="utf-8"), source=str(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the result {file}: {error}") from None
-        theirs = result.checkpoint.get("weights_sha256")
-        if theirs != ours:
-            raise UserError(
-                f"{file} was measured on other weights ({str(theirs)[:16]}, not {ours[:16]}): evaluate again"
-            )
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip(".-_") or "result"
-        if name in found:
-            raise UserError(f"two results would be called {name}.json: rename {file}")
-        found[name] = result.without_paths()
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------

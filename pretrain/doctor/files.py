@@ -9,7 +9,7 @@ from excb.console import Reporter
 from excb.images.decoding import BrokenImageError, Source, open_image, stored_and_upright_size
 from excb.images.image_set import CodedImages, ImageSet
 
-from .check import Check, plural, such_as
+from .finding import Finding, plural, such_as
 
 SAMPLE = 500  # images decoded where not all are
 READERS = 8  # threads: reading waits for the disk, and decoding does not hold Python's lock
@@ -19,7 +19,7 @@ SMALL_SHARE = 0.2  # of images smaller than a view, from which on it is worth a 
 
 def check_files(
     images: CodedImages, reporter: Reporter, *, bearable: float, side: int | None = None, everything: bool = False
-) -> list[Check]:
+) -> list[Finding]:
     """Read every header, and decode a sample or all of the images; of shards, headers of a sample too.
 
     Args:
@@ -79,35 +79,35 @@ def _spread(indices: Sequence[int], count: int) -> list[int]:
     return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, count)]
 
 
-def _judge(name: str, broken: dict[int, str], looked_at: int, bearable: float, *, of: int | None = None) -> Check:
+def _judge(name: str, broken: dict[int, str], looked_at: int, bearable: float, *, of: int | None = None) -> Finding:
     sampled = of is not None and looked_at < of
     whole = f"{looked_at:,} of {of:,} images" if sampled else f"all {looked_at:,} images"
     more = "; --all looks at every one" if sampled else ""
     if not broken:
-        return Check(name, "ok", f"{whole}: none is broken{more}")
+        return Finding(name, "ok", f"{whole}: none is broken{more}")
     names = tuple(broken[index] for index in sorted(broken))
     too_many = len(broken) > bearable * looked_at
     consequence = (
         f"a run refuses more than {bearable:.0%}" if too_many else "a run goes on without them, others take their place"
     )
-    return Check(
+    return Finding(
         name,
         "error" if too_many else "warning",
         f"{whole}: {plural(len(broken), 'is broken', 'are broken')}{such_as(names)}",
-        f"mend or remove them ({consequence}){more}",
+        f"fix or remove them ({consequence}){more}",
         names,
     )
 
 
-def _sizes(shorter: Sequence[int], side: int) -> Check:
+def _sizes(shorter: Sequence[int], side: int) -> Finding:
     """Whether images have the pixels of the views that are cut from them."""
     small = sum(pixels < side for pixels in shorter)
     found = f"shorter side {min(shorter):,} to {max(shorter):,} pixels, median {int(np.median(shorter)):,}"
     if small > SMALL_SHARE * len(shorter):
-        return Check(
+        return Finding(
             "image sizes",
             "warning",
             f"{found}; {small / len(shorter):.0%} have fewer than a view's {side}",
             "lower views.global_size: enlarged images cost time and show nothing more",
         )
-    return Check("image sizes", "ok", found)
+    return Finding("image sizes", "ok", found)

@@ -13,7 +13,7 @@ from ..plan.flops import count, fake_networks, value_bytes
 from ..plan.memory import step_memory
 from ..plan.speed import measure_step
 from ..recipe import Recipe
-from .check import Check, plural, size
+from .finding import Finding, plural, size
 
 STEP_LIMIT = 120  # seconds that the measured step may take, its set-up and the warming up with it
 CPU_FLOPS = 5e10  # of a step measured on a CPU, at most: about a second
@@ -42,7 +42,7 @@ def batch_bytes(recipe: Recipe, processes: int) -> int:
     return 3 * pixels * recipe.optim.batch // processes
 
 
-def check_step(recipe: Recipe, device: torch.device, processes: int) -> Check:
+def check_step(recipe: Recipe, device: torch.device, processes: int) -> Finding:
     """Take a step of random images where the recipe's memory fits, and say how long it takes.
 
     Raises:
@@ -55,19 +55,21 @@ def check_step(recipe: Recipe, device: torch.device, processes: int) -> Check:
     need = step_memory(recipe, share).total
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     told = f"{plural(share, 'image')} on {where} need about {size(need)} of {size(free)}"
-    mend = "raise efficiency.accumulate, or set efficiency.checkpointing=true (`excb-pretrain plan` counts)"
+    fix = "raise efficiency.accumulate, or set efficiency.checkpointing=true (`excb-pretrain plan` counts)"
     if need > free:
-        return Check("step", "error", f"not tried: {told}", mend)
+        return Finding("step", "error", f"not tried: {told}", fix)
     try:
         with time_limit(STEP_LIMIT):
             step = measure_step(recipe, share, device, seconds=0)
     except TimeoutError:
-        return Check("step", "error", f"{told}; no step within {STEP_LIMIT} s", "is the machine busy, or the GPU hung?")
+        return Finding(
+            "step", "error", f"{told}; no step within {STEP_LIMIT} s", "is the machine busy, or the GPU hung?"
+        )
     except torch.OutOfMemoryError:
-        return Check("step", "error", f"{told}; the memory did not suffice", mend)
+        return Finding("step", "error", f"{told}; the memory did not suffice", fix)
     except RuntimeError as error:
-        return Check("step", "error", f"{told}; it fails: {str(error).partition(chr(10))[0]}", "see the checks above")
-    return Check("step", "ok", f"{told}; a step took {share / step.images_per_second:.2g} s")
+        return Finding("step", "error", f"{told}; it fails: {str(error).partition(chr(10))[0]}", "see the checks above")
+    return Finding("step", "ok", f"{told}; a step took {share / step.images_per_second:.2g} s")
 
 
 @contextmanager

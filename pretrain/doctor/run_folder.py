@@ -15,13 +15,13 @@ from excb.errors import UserError
 from excb.files.atomic import existing
 from excb.remote.object_store import Store, StoreError
 
-from .check import Check, plural, size
+from .finding import Finding, plural, size
 
 CLOCK = 5.0  # seconds that a file server's clock may be off
 AMPLE = 2  # times the room that checkpoints need, below which it is worth a word
 
 
-def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[Check]:
+def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[Finding]:
     """Whether a run can write here; nothing is left behind, and the folder itself is not made.
 
     Args:
@@ -30,13 +30,13 @@ def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[C
     """
     home = existing(run)
     if home.is_file():
-        return [Check("run folder", "error", f"{home} is a file", "choose another --out")]
+        return [Finding("run folder", "error", f"{home} is a file", "choose another --out")]
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as trial:
             behind, taken = _exercise(Path(trial)), _taken(run, refuse)
     except OSError as error:
         return [
-            Check("run folder", "error", f"cannot write in {home}: {error.strerror or error}", "choose another --out")
+            Finding("run folder", "error", f"cannot write in {home}: {error.strerror or error}", "choose another --out")
         ]
     return [taken, _clock(behind)]
 
@@ -54,27 +54,27 @@ def _exercise(folder: Path) -> float:
     return now - (folder / "renamed").stat().st_mtime
 
 
-def _taken(run: Path, refuse: Callable[[], None]) -> Check:
+def _taken(run: Path, refuse: Callable[[], None]) -> Finding:
     """Whether another process trains there, another run lies there, or a run is to be gone on with."""
     lock = run / ".lock"
     with contextlib.suppress(FileNotFoundError), lock.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return Check(
+            return Finding(
                 "run folder", "error", f"another process is training in {run}", "wait for it, or choose another --out"
             )
     try:
         refuse()
     except UserError as error:
-        found, _, mend = str(error).rpartition(": ")
-        return Check("run folder", "error", found, mend)
+        found, _, fix = str(error).rpartition(": ")
+        return Finding("run folder", "error", found, fix)
     if (run / "recipe.json").is_file():
-        return Check("run folder", "ok", f"{run} holds a run, which the same command goes on with")
-    return Check("run folder", "ok", f"{run} can be written")
+        return Finding("run folder", "ok", f"{run} holds a run, which the same command goes on with")
+    return Finding("run folder", "ok", f"{run} can be written")
 
 
-def check_store(url: str) -> Check:
+def check_store(url: str) -> Finding:
     """Whether a run can be kept at a URL: a file is written there, read and removed."""
     name, content = f"doctor-{uuid.uuid4().hex}", b"excb"
     start = time.monotonic()
@@ -84,26 +84,26 @@ def check_store(url: str) -> Check:
         back = store.read(name)
         store.remove(name)
     except (StoreError, UserError) as error:
-        return Check("object store", "error", str(error), "check the name, and your access to it")
+        return Finding("object store", "error", str(error), "check the name, and your access to it")
     if back != content:
-        return Check("object store", "error", f"{url} gives back other bytes than were written", "use another store")
-    return Check(
+        return Finding("object store", "error", f"{url} gives back other bytes than were written", "use another store")
+    return Finding(
         "object store", "ok", f"{url} can be written, read and removed from, in {time.monotonic() - start:.1f} s"
     )
 
 
-def _clock(behind: float) -> Check:
+def _clock(behind: float) -> Finding:
     if abs(behind) > CLOCK:
-        return Check(
+        return Finding(
             "clock",
             "warning",
             f"the run folder's disk is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} this machine",
             "set both clocks by NTP: times in logs and results would disagree",
         )
-    return Check("clock", "ok", "the run folder's disk and this machine agree")
+    return Finding("clock", "ok", "the run folder's disk and this machine agree")
 
 
-def check_space(run: Path, checkpoint: int, keep: int) -> Check:
+def check_space(run: Path, checkpoint: int, keep: int) -> Finding:
     """Whether the disk holds a run's checkpoints.
 
     Args:
@@ -116,11 +116,11 @@ def check_space(run: Path, checkpoint: int, keep: int) -> Check:
     need, free = max(0, (keep + 2) * checkpoint - there), shutil.disk_usage(here).free
     found = f"{size(free)} free; {plural(keep + 2, 'checkpoint')} of {size(checkpoint)} at most need {size(need)} more"
     if os.statvfs(here).f_files and os.statvfs(here).f_favail < 1000:
-        return Check("disk", "error", f"the disk of {here} has no room for more files (inodes)", "remove small files")
+        return Finding("disk", "error", f"the disk of {here} has no room for more files (inodes)", "remove small files")
     if free < need:
-        return Check("disk", "error", found, f"free {size(need - free)}, lower run.keep, or choose another --out")
+        return Finding("disk", "error", found, f"free {size(need - free)}, lower run.keep, or choose another --out")
     if free < AMPLE * need:
-        return Check(
+        return Finding(
             "disk", "warning", found, "that is close, and quotas are not seen here: lower run.keep, or make room"
         )
-    return Check("disk", "ok", found)
+    return Finding("disk", "ok", found)

@@ -11,14 +11,14 @@ from excb.images.decoding import BrokenImageError
 from excb.images.image_set import CodedImages
 from excb.images.shards import ShardImages
 
-from .check import Check, plural, such_as
+from .finding import Finding, plural, such_as
 
 FEW = 5  # images; a class with fewer says little in k-NN figures
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 BEGINNING = 2**16  # bytes that are read of files with one name and one size
 
 
-def check_tree(images: CodedImages, batch: int | None = None) -> list[Check]:
+def check_tree(images: CodedImages, batch: int | None = None) -> list[Finding]:
     """All checks of the tree, without opening an image.
 
     Args:
@@ -28,25 +28,25 @@ def check_tree(images: CodedImages, batch: int | None = None) -> list[Check]:
     return [_images(images, batch), _classes(images), _copies(images)]
 
 
-def _images(images: CodedImages, batch: int | None) -> Check:
+def _images(images: CodedImages, batch: int | None) -> Finding:
     kinds = Counter(PurePosixPath(path).suffix.lower() for path in images.paths)
     formats = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
     found = f"{plural(len(images), 'image')} below {images.root}: {formats}"
     if len(images) < 2:
-        return Check("images", "error", found, "pretraining needs many images, a few thousand at the least")
+        return Finding("images", "error", found, "pretraining needs many images, a few thousand at the least")
     if batch is not None and batch > len(images):
-        return Check(
+        return Finding(
             "images", "error", f"{found}; the batch of {batch:,} is larger", "lower optim.batch, or add images"
         )
-    return Check("images", "ok", found)
+    return Finding("images", "ok", found)
 
 
-def _classes(images: CodedImages) -> Check:
+def _classes(images: CodedImages) -> Finding:
     if images.classes is None or images.labels is None:
-        return Check("classes", "ok", "no labels (not every image lies in a class's folder): k-NN is not measured")
+        return Finding("classes", "ok", "no labels (not every image lies in a class's folder): k-NN is not measured")
     names = images.classes
     if {name.lower() for name in names} <= SPLITS:
-        return Check(
+        return Finding(
             "classes",
             "error",
             f"the classes are called {', '.join(names)}: these look like parts of a set",
@@ -57,24 +57,24 @@ def _classes(images: CodedImages) -> Check:
     found = f"{plural(len(names), 'class', 'classes')} of {sizes.min():,} to {sizes.max():,} images"
     few = tuple(f"{names[index]} ({sizes[index]})" for index in np.argsort(sizes, kind="stable") if sizes[index] < FEW)
     if few:
-        return Check(
+        return Finding(
             "classes",
             "warning",
             f"{found}; {plural(len(few), 'class has', 'classes have')} fewer than {FEW} images{such_as(few)}",
             "add images, or merge classes; labels are used for figures only, training goes without them",
             few,
         )
-    return Check("classes", "ok", found)
+    return Finding("classes", "ok", found)
 
 
-def _copies(images: CodedImages) -> Check:
+def _copies(images: CodedImages) -> Finding:
     """Files of one name, one size and one beginning in several folders: what copying folders leaves."""
     copies = list(_equal_files(images))
     if not copies:
-        return Check("copies", "ok", "no file lies in two folders under one name")
+        return Finding("copies", "ok", "no file lies in two folders under one name")
     pairs = tuple(" = ".join(paths) for paths in copies)
     more = sum(len(paths) - 1 for paths in copies)
-    return Check(
+    return Finding(
         "copies",
         "warning",
         f"{plural(more, 'file is a copy', 'files are copies')} (same name, size and beginning){such_as(pairs)}",

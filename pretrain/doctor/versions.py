@@ -14,26 +14,28 @@ from PIL import Image, features
 
 from excb.version import __version__
 
-from .check import Check
+from .finding import Finding
 
 SHOWN = ("torch", "torchvision", "timm", "numpy", "pillow")
 OLDEST = {"torch": "2.11", "timm": "1.0.26"}  # as in pyproject.toml
 EXCLUSIVE = (("faiss-cpu", "faiss-gpu-cu12"), ("pillow", "pillow-simd"))  # both provide one module
 
 
-def check_versions() -> list[Check]:
+def check_versions() -> list[Finding]:
     """All checks of installed packages."""
     return [_versions(), _decoders()]
 
 
-def _versions() -> Check:
+def _versions() -> Finding:
     have = {name: version for name in SHOWN if (version := installed(name)) is not None}
     shown = ", ".join(f"{name} {version}" for name, version in have.items())
     found = f"excb {__version__}, Python {platform.python_version()}, {shown}"
     wrong = [*_missing(have), *_too_old(have), *_unmet(have), *_double()]
     if wrong:
-        return Check("versions", "error", f"{found}; {'; '.join(wrong)}", "pip install -U excb torch torchvision timm")
-    return Check("versions", "ok", found)
+        return Finding(
+            "versions", "error", f"{found}; {'; '.join(wrong)}", "pip install -U excb torch torchvision timm"
+        )
+    return Finding("versions", "ok", found)
 
 
 def installed(package: str) -> str | None:
@@ -73,7 +75,7 @@ def _double() -> list[str]:
     return [f"{one} and {other} exclude each other" for one, other in EXCLUSIVE if installed(one) and installed(other)]
 
 
-def _decoders() -> Check:
+def _decoders() -> Finding:
     """Whether Pillow and torchvision decode a JPEG to the same pixels, as `efficiency.decoder` promises."""
     turbo = features.version_feature("libjpeg_turbo") if features.check_feature("libjpeg_turbo") else None
     found = f"Pillow's libjpeg-turbo {turbo}" if turbo else "Pillow's libjpeg is not turbo"
@@ -81,18 +83,18 @@ def _decoders() -> Check:
         apart = _largest_difference()
     except (ImportError, RuntimeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
-        return Check(
+        return Finding(
             "JPEG decoders",
             "error",
             f"{found}; torchvision's decoder does not run ({reason})",
             "install a torchvision made for this torch, or set efficiency.decoder=pillow",
         )
     if apart:
-        mend = (
+        fix = (
             "of no matter within a run; to repeat another machine's to the bit, set efficiency.decoder=pillow there too"
         )
-        return Check("JPEG decoders", "warning", f"{found}; torchvision differs by up to {apart} of 255", mend)
-    return Check("JPEG decoders", "ok", f"{found}; torchvision gives the same pixels")
+        return Finding("JPEG decoders", "warning", f"{found}; torchvision differs by up to {apart} of 255", fix)
+    return Finding("JPEG decoders", "ok", f"{found}; torchvision gives the same pixels")
 
 
 def _largest_difference() -> int:

@@ -112,8 +112,8 @@ class Grid:
         return sorted(int(name) for name in names if name.isdecimal())
 
 
-def study(
-    chosen: Study,
+def run_study(
+    study: Study,
     data: str,
     out: Path,
     reporter: Reporter,
@@ -127,7 +127,7 @@ def study(
     """Run what is left of a study, and write and show its table and picture.
 
     Args:
-        chosen: the study.
+        study: what is compared.
         data: the images; see `study_sets.find_sets`.
         out: the folder of all studies.
         reporter: where to talk.
@@ -143,12 +143,12 @@ def study(
     Raises:
         UserError: the study cannot be run as it was asked for.
     """
-    selected = chosen.select(cells)
+    selected = study.select(cells)
     sets = find_sets(data, reporter.note)
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs many, a few hundred at the least")
     refuse_among(sets.train, out)
-    grid = Grid(chosen, sets, out / chosen.name, values)
+    grid = Grid(study, sets, out / study.name, values)
     jobs = grid.jobs(selected, seeds)
     left = grid.left(jobs)
     if dry_run:

@@ -69,7 +69,7 @@ def test_the_table(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["doctor", "--data", str(images), "--out", str(tmp_path), "--gpus", "0", "--quiet"]) == 0
     said = capsys.readouterr().out
     assert "12 images below" in said
-    assert said.splitlines()[-1].endswith(" 0 in the way")
+    assert said.splitlines()[-1].endswith(" 0 errors")
 
 
 @pytest.mark.parametrize(
