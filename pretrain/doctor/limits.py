@@ -1,4 +1,4 @@
-"""Limits of the system that image-reading workers meet: open files, shared memory, cores."""
+"""System limits that data-loading workers run into: open files, shared memory, cores."""
 
 import os
 import resource
@@ -10,12 +10,12 @@ from .finding import Finding, plural, size
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only looked at)
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-TENSORS = 6  # of a batch: each that is on its way to the training process is an open file there
-OWN_FILES = 200  # that Python, torch, sockets and logs have open
+TENSORS = 6  # per batch; each one in flight is an open file of the training process
+OWN_FILES = 200  # open in Python, torch, sockets and logs
 
 
 def check_open_files(workers: int, prefetch: int) -> Finding:
-    """`ulimit -n` against what the workers of a process need."""
+    """Check `ulimit -n` against what the workers of a process need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = OWN_FILES + workers * (4 + TENSORS * (prefetch + 1))
     found = f"ulimit -n is {_limit(soft)}; {plural(workers, 'worker')} need about {need:,}"
@@ -23,7 +23,7 @@ def check_open_files(workers: int, prefetch: int) -> Finding:
         return Finding("open files", "ok", found)
     fix = f"ulimit -n {min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536}"
     if hard != resource.RLIM_INFINITY and hard < need:
-        fix = f"have an administrator raise the hard limit of {hard:,}, or lower efficiency.workers or .prefetch"
+        fix = f"ask an administrator to raise the hard limit of {hard:,}, or lower efficiency.workers or .prefetch"
     return Finding("open files", "error", found, fix)
 
 
@@ -32,31 +32,31 @@ def _limit(value: int) -> str:
 
 
 def check_shared_memory(batch: int, workers: int, prefetch: int, processes: int) -> Finding:
-    """Shared memory, which batches pass through, against those in flight.
+    """Check shared memory against the batches in flight, which pass through it.
 
     Args:
-        batch: bytes of a process's part of a batch.
-        workers: that read, of each process.
-        prefetch: batches that each of them reads ahead.
+        batch: bytes of one process's share of a batch.
+        workers: of each process.
+        prefetch: batches that each worker prefetches.
         processes: on this machine.
     """
     if not workers:
         return Finding("shared memory", "ok", "not used: no workers")
     if not SHARED_MEMORY.is_dir():
-        return Finding("shared memory", "ok", "this system has no /dev/shm, and so no limit of it")
+        return Finding("shared memory", "ok", "this system has no /dev/shm, so no such limit")
     state = os.statvfs(SHARED_MEMORY)
     free, need = state.f_bavail * state.f_frsize, processes * workers * (prefetch + 1) * batch
-    found = f"{size(free)} free in {SHARED_MEMORY}; batches in flight take {size(need)} at most"
+    found = f"{size(free)} free in {SHARED_MEMORY}; batches in flight need up to {size(need)}"
     fix = "docker run --ipc=host or --shm-size, or lower efficiency.workers or .prefetch"
     if free < need:
-        return Finding("shared memory", "error", found, f"{fix}: workers would die of a bus error")
+        return Finding("shared memory", "error", found, f"{fix}: otherwise workers die with a bus error")
     if free < 1.5 * need:
         return Finding("shared memory", "warning", found, fix)
     return Finding("shared memory", "ok", found)
 
 
 def check_cores(workers: int, processes: int) -> Finding:
-    """Cores that may be used against threads and workers.
+    """Check the available cores against threads and workers.
 
     Args:
         workers: of each process.
@@ -74,18 +74,18 @@ def check_cores(workers: int, processes: int) -> Finding:
     if allowed is not None and threads > max(1, allowed):
         return Finding("cores", "warning", found, f"OMP_NUM_THREADS={max(1, int(allowed))}, efficiency.workers too")
     if workers * processes > cores:
-        fix = f"efficiency.workers={max(1, int(cores // processes))}: more than one a core wait for each other"
+        fix = f"efficiency.workers={max(1, int(cores // processes))}: more than one per core wait for each other"
         return Finding("cores", "warning", found, fix)
     return Finding("cores", "ok", found)
 
 
 def visible_cores() -> int:
-    """Cores that the system lets this process run on."""
+    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quota() -> float | None:
-    """CPU time that the container allows, in cores; None where it does not limit it."""
+    """The container's limit of CPU time in cores; None without one."""
     try:
         time, period = QUOTA.read_text(encoding="ascii").split()
         return None if time == "max" else int(time) / int(period)
