@@ -36,7 +36,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain study NAME --data DIR         small runs side by side: balancers, batch sizes, components ...
   excb-pretrain RECIPE --data DIR --slurm partition=gpu,nodes=4,gpus=8,time=24:00:00      as a Slurm job
   torchrun --nnodes 4 --nproc-per-node 8 ... -m excb.pretrain RECIPE --data DIR      on many machines
-  excb-pretrain draw KIND --out FILE          the paper's pictures; `excb-pretrain draw --help` lists them
+  excb-pretrain draw KIND --out FILE          the paper's figures; `excb-pretrain draw --help` lists them
 
 The same command resumes a run that was stopped. `excb-pretrain train --help` lists the options of a run."""
 

@@ -33,7 +33,7 @@ def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: 
 
 
 def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per field: its value, where that comes from, whether it affects speed only, the paper's value, its purpose."""
+    """One row per field: value, origin, whether it affects speed only, the paper's value, and what it is."""
     final, default = apply(recipe, values), Recipe(name="")
     base = recipe.name.removesuffix("_official")
     rows = []

@@ -1,4 +1,4 @@
-"""Results that are published with a checkpoint: read, and proven to be of its weights."""
+"""Results that are published with a checkpoint: read, and checked to be of its weights."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`excb-pretrain draw`: the paper's pictures, of a run, of the method and of published figures."""
+"""`excb-pretrain draw`: the paper's figures, of runs, of the method and of published results."""
 
 import argparse
 import math
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DESCRIPTION = """\
-Draw the paper's pictures; a file's name decides between PNG and SVG.
+Draw the paper's figures as PNG or SVG, by the file's name.
 
   excb-pretrain draw statistics RUN --out run.svg             loss, confidence, sizes, agreement, purity by epoch
-  excb-pretrain draw statistics A B --labels linear none --out both.png          runs over one another
+  excb-pretrain draw statistics A B --labels linear none --out both.png          several runs overlaid
   excb-pretrain draw tsne RUN --data DIR --classes cat dog --out tsne.png        projected features of some classes
   excb-pretrain draw balancing --out b.svg                    B(z; s), linear and squared
   excb-pretrain draw boundary --out boundary.svg              how B moves the boundary of two clusters (Figure 1)
@@ -24,14 +24,12 @@ Draw the paper's pictures; a file's name decides between PNG and SVG.
 
 
 def add_options(parser: Parser) -> None:
-    """The kinds of pictures, each with its own options."""
+    """The kinds of figures, each with its own options."""
     kinds = parser.add_subparsers(metavar="KIND", required=True)
 
     def kind(name: str, text: str) -> Parser:
         added = kinds.add_parser(name, help=text, description=text)
-        added.add_argument(
-            "--out", type=Path, nargs="+", required=True, metavar="FILE", help="picture files, .png or .svg"
-        )
+        added.add_argument("--out", type=Path, nargs="+", required=True, metavar="FILE", help="figures, .png or .svg")
         added.add_argument("--quiet", action="store_true", help="no notes, no progress")
         return added
 
@@ -69,13 +67,13 @@ def add_options(parser: Parser) -> None:
         nargs="?",
         type=Path,
         metavar="FILE.csv",
-        help="columns method, epochs, batch, accuracy; the first method is set off (default: the paper's Figure 2)",
+        help="columns method, epochs, batch, accuracy; the first method is emphasised (default: the paper's Figure 2)",
     )
     accuracy.set_defaults(draw=_accuracy)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw one kind of picture into every file that is named."""
+    """Draw one figure into every file named."""
     from excb.charts.style import check_formats, save_figure
     from excb.files.atomic import check_folder
 
@@ -94,7 +92,7 @@ def _statistics(options: argparse.Namespace) -> "Figure":
 
     labels = options.labels or [None] * len(options.runs)
     if len(labels) != len(options.runs):
-        raise UserError(f"--labels names {len(labels)} runs of {len(options.runs)}: give one name for each")
+        raise UserError(f"--labels has {len(labels)} names for {len(options.runs)} runs: give one for each")
     return statistics([Curves.read(run, label) for run, label in zip(options.runs, labels, strict=True)])
 
 
@@ -123,7 +121,7 @@ def _tsne(options: argparse.Namespace) -> "Figure":
 def _balancing(options: argparse.Namespace) -> "Figure":
     from ..figures.diagrams import balancing_curves
 
-    if options.clusters < 2 or not all(abs(z) <= 1 for z in options.similarities):  # NaN is none, either
+    if options.clusters < 2 or not all(abs(z) <= 1 for z in options.similarities):  # NaN fails too
         raise UserError("--clusters must be at least 2, and --similarities are cosines from -1 to 1")
     return balancing_curves(clusters=options.clusters, similarities=options.similarities)
 
@@ -132,7 +130,7 @@ def _boundary(options: argparse.Namespace) -> "Figure":
     from ..figures.diagrams import boundary_shift
 
     if not all(0 < ratio < math.inf for ratio in options.ratios) or not 0 < options.angle <= 180:
-        raise UserError("--ratios must be above 0 and finite, and --angle lies above 0 and up to 180 degrees")
+        raise UserError("--ratios must be above 0 and finite, and --angle is above 0 and at most 180 degrees")
     return boundary_shift(ratios=options.ratios, angle=options.angle)
 
 
@@ -142,4 +140,4 @@ def _accuracy(options: argparse.Namespace) -> "Figure":
     return accuracy_against_epochs(read_points(options.points or PAPER))
 
 
-DRAW = Command("draw", "the paper's pictures, and those of runs", add_options, run, DESCRIPTION)
+DRAW = Command("draw", "the paper's figures, and those of runs", add_options, run, DESCRIPTION)

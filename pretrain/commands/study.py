@@ -13,10 +13,10 @@ from ..study.studies import BASE, STUDIES, find_study
 from .options import add_output, add_overrides
 
 DESCRIPTION = f"""\
-Compare recipes: a grid of small runs on any folder of images, several seeds, one table and one picture.
+Compare recipes: a grid of small runs on any folder of images, several seeds, one table and one figure.
 
   excb-pretrain study                                the studies and their cells
-  excb-pretrain study balancers --data DIR           run it, or what is left of it
+  excb-pretrain study balancers --data DIR           run it, or resume it
   excb-pretrain study balancers --data DIR --dry-run
   excb-pretrain study batch-size --data DIR --seeds 5 --cells excb-32,excb-256 optim.epochs=12
 
@@ -24,7 +24,7 @@ Images are those of DIR/train, or DIR, as files or as tar shards. With labels (a
 DIR/test or else DIR/val, or leave-one-out on the training images. Cells change the recipe {BASE}; overrides
 are for all cells."""
 
-MOST_SEEDS = 1000  # more is a slip of the finger
+MOST_SEEDS = 1000  # more is a typo
 
 
 def add_options(parser: Parser) -> None:

@@ -68,7 +68,7 @@ def fail(error: Exception) -> object:
             RuntimeError("CUDA error: launch failure\nmore"),
             "it fails: CUDA error: launch failure",
         ),
-        (torch.OutOfMemoryError("much"), "did not suffice"),
+        (torch.OutOfMemoryError("much"), "out of memory"),
     ],
 )
 def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:

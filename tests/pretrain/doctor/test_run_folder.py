@@ -23,7 +23,7 @@ def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
 
 def test_a_run_to_go_on_with(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").touch()
-    assert "goes on with" in check_folder(tmp_path)[0].found
+    assert "which the same command resumes" in check_folder(tmp_path)[0].found
 
 
 def test_what_the_run_would_refuse(tmp_path: Path) -> None:
