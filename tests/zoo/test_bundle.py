@@ -153,7 +153,7 @@ def test_names_that_are_none(zoo: Path, tmp_path: Path) -> None:
     folder = store(zoo, "one")
     for names, message in (
         (["on"], "did you mean 'one'"),
-        ([str(folder)], "no name of the catalogue"),
+        ([str(folder)], "is not in the catalogue"),
         ([], "name the"),
     ):
         with pytest.raises(UserError, match=message):
