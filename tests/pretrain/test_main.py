@@ -55,7 +55,7 @@ def test_a_study_takes_overrides_between_options() -> None:
         ("plan rn18_small --slurm time=1", "unrecognized arguments: --slurm time=1"),
         ("rn18_small --gpus two", "--gpus"),
         ("rn18_small --gpus -1", "--gpus takes 0"),
-        ("rn18_small x --data D", "'x' is no override"),
+        ("rn18_small x --data D", "'x' is not an override"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

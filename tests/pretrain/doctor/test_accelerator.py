@@ -56,7 +56,7 @@ def test_the_cpu_needs_no_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("built_for", "present", "words"),
-    [("13.0", False, "no NVIDIA driver"), (None, True, "built without CUDA"), ("13.0", True, "no GPU can be used")],
+    [("13.0", False, "no NVIDIA driver"), (None, True, "built without CUDA"), ("13.0", True, "no usable GPU")],
 )
 def test_no_gpu_and_why(
     driver: Path, monkeypatch: pytest.MonkeyPatch, built_for: str | None, present: bool, words: str
@@ -88,7 +88,7 @@ def test_memory_that_others_hold(gpus: None, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: ((79 - 20 * index) * GIB, 80 * GIB))
     findings = judged(gpus=2)
     assert (findings["GPU 0"].verdict, findings["GPU 1"].verdict) == ("ok", "warning")
-    assert "only 59.0 GiB are free" in findings["GPU 1"].found
+    assert "only 59.0 GiB free" in findings["GPU 1"].found
 
 
 def test_a_gpu_that_does_not_compute(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:

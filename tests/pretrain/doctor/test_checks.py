@@ -1,5 +1,6 @@
 """The doctor's table of checks: which are made, in what order, and which are left out after an error."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 from excb.pretrain.doctor import checks
 from excb.pretrain.doctor.checks import Check, Subject, examine
-from excb.pretrain.doctor.finding import Finding
+from excb.pretrain.doctor.finding import Finding, Verdict
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.run.remote_mirror import Place
@@ -25,19 +26,19 @@ def subject(images: ImageSet, recipe: Recipe | None, gpus: int | None = None) ->
     return Subject(images, recipe, Place(images.root / "run"), Reporter(quiet=True), gpus=gpus)
 
 
-def check(name: str, verdict: str = "ok", **conditions: object) -> Check:
-    return Check(lambda _: [Finding(name, verdict, "")], **conditions)
+def finds(name: str, verdict: Verdict = "ok") -> Callable[[Subject], list[Finding]]:
+    return lambda _: [Finding(name, verdict, "")]
 
 
 def test_checks_that_need_a_recipe_or_follow_an_error_are_left_out(
     images: ImageSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = (
-        check("versions", "warning"),
-        check("GPU 0", "error"),
-        check("disk", needs_recipe=True, not_after=("versions",)),
-        check("step", not_after=("GPU", "bf16")),
-        check("pixels"),
+        Check(finds("versions", "warning")),
+        Check(finds("GPU 0", "error")),
+        Check(finds("disk"), needs_recipe=True, not_after=("versions",)),
+        Check(finds("step"), not_after=("GPU", "bf16")),
+        Check(finds("pixels")),
     )
     monkeypatch.setattr(checks, "CHECKS", table)
     without = [finding.name for finding in examine(subject(images, None))]

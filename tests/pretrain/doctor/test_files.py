@@ -87,7 +87,7 @@ def test_images_smaller_than_a_view(folder: Path) -> None:
     finding = judged(folder, side=12)["image sizes"]
     assert finding.verdict == "warning"
     assert "9 to 12 pixels" in finding.found
-    assert "25% have fewer" in finding.found
+    assert "25% are smaller" in finding.found
 
 
 def test_images_in_shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
