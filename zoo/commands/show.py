@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from excb.cli import Command, Parser
 from excb.console import Reporter
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _facts_of_files(source: str, network: str) -> tuple[dict[str, Any], "Checkpoint | None"]:
+def _facts_of_files(source: str, network: Literal["teacher", "student"]) -> tuple[dict[str, Any], "Checkpoint | None"]:
     """What the files of a checkpoint on this machine say of it, and the catalogue row in them."""
     from excb.hub.loading import load
 
