@@ -32,12 +32,14 @@ class Command:
         help: what it does, one line without a full stop.
         add_options: adds its options to its parser.
         run: runs it with the parsed options, and returns the exit code.
+        description: for its own `--help`, printed as it is; made of `help` by default.
     """
 
     name: str
     help: str
     add_options: Callable[[Parser], None]
     run: Callable[[argparse.Namespace], int]
+    description: str = ""
 
 
 def command_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:
@@ -47,7 +49,12 @@ def command_parser(program: str, description: str, commands: Sequence[Command]) 
     added = parser.add_subparsers(dest="name_of_command", metavar="COMMAND", required=True)
     for command in commands:
         text = command.help.replace("%", "%%")  # argparse formats help, but not descriptions
-        own = added.add_parser(command.name, help=text, description=f"{command.help[0].upper()}{command.help[1:]}.")
+        own = added.add_parser(
+            command.name,
+            help=text,
+            description=command.description or f"{command.help[0].upper()}{command.help[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         command.add_options(own)
         own.set_defaults(command=command)
     return parser

@@ -22,7 +22,7 @@ def find_recipe(name: str) -> Recipe:
     """The recipe of that name.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such recipe.
     """
     if name not in RECIPES:
         raise UserError(f"no recipe is called {name!r}{nearest_name(name, RECIPES)} (`excb-pretrain list` shows all)")
@@ -45,11 +45,11 @@ def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
-            raise UserError(f"{override!r} is no override: write section.field=value, such as optim.epochs=100")
+            raise UserError(f"{override!r} is not an override: write section.field=value, such as optim.epochs=100")
         if name not in field_names(recipe):
-            # The last part alone is what people remember: `epochs` is optim.epochs.
-            known = [valid for valid in field_names(recipe) if valid.split(".")[-1] == name.split(".")[-1]]
-            hint = f"; did you mean '{known[0]}'?" if known else nearest_name(name, field_names(recipe))
+            # People remember the last part only: `epochs` is optim.epochs.
+            matches = [valid for valid in field_names(recipe) if valid.split(".")[-1] == name.split(".")[-1]]
+            hint = f"; did you mean '{matches[0]}'?" if matches else nearest_name(name, field_names(recipe))
             raise UserError(f"no field is called {name!r}{hint} (`excb-pretrain show {recipe.name}` lists all)")
         if name == "init":
             require(text.strip() != "", "init= is empty: name a run, or none for none (is a shell variable unset?)")
@@ -65,7 +65,7 @@ def parse(text: str, annotation: Any, name: str) -> Any:
     """Read a value of a field's type from text.
 
     Raises:
-        UserError: the text is no such value; says what one looks like.
+        UserError: the text is not such a value; the message shows one that is.
     """
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
@@ -98,7 +98,7 @@ def _parse_scalar(text: str, kind: type[int] | type[float] | type[str], name: st
 
 def _parse_json(text: str, name: str) -> dict[str, Any]:
     try:
-        value = json_text.parse(text, parse_constant=int)  # int refuses NaN and Infinity, which are no JSON
+        value = json_text.parse(text, parse_constant=int)  # int refuses NaN and Infinity, which JSON lacks
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -107,7 +107,7 @@ def _parse_json(text: str, name: str) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> Recipe:
-    """The inverse of `Recipe.to_dict`; fields that this version does not know are refused.
+    """The inverse of `Recipe.to_dict`. Fields unknown to this version are refused.
 
     Raises:
         UserError: the values are not a recipe of this version.

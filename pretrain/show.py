@@ -21,7 +21,7 @@ def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: 
         return 0
     reporter.answer(
         f"{recipe.name}: {len(rows)} values. Sections efficiency ({SPEED}), monitor and run do not change what is\n"
-        "learned, but for run.seed. A default names the source it comes from.\n"
+        "learned, except for run.seed. A default names its source.\n"
     )
     header = ["field", "value", "from", "changes", "paper", "what it is"]
     table = [
@@ -33,7 +33,7 @@ def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: 
 
 
 def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a field: value, where that comes from, whether it changes speed only, the paper's value, what it does."""
+    """One row per field: value, origin, whether it affects speed only, the paper's value, and what it is."""
     final, default = apply(recipe, values), Recipe(name="")
     base = recipe.name.removesuffix("_official")
     rows = []
@@ -56,14 +56,14 @@ def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
         if value != ours:
             origin = "command line"
         elif base != recipe.name and ours != getattr(getattr(_paper_twin(base), section), field):
-            origin = "official (authors' code)"  # also where it goes back to what happens to be the default
+            origin = "official (authors' code)"  # also where it equals the default again
         elif ours == usual:
             origin = f"default ({metadata['source']})"
         else:
             origin = f"recipe {base}"
         speed = {"speed_only": section == "efficiency"}
-        told = {"paper": metadata["paper"], "doc": metadata["doc"]}
-        rows.append({"field": name, "value": value, "from": origin} | speed | told)
+        texts = {"paper": metadata["paper"], "doc": metadata["doc"]}
+        rows.append({"field": name, "value": value, "from": origin} | speed | texts)
     return rows
 
 

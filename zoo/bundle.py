@@ -1,4 +1,4 @@
-"""Bundles: checkpoints in one archive for machines with no network, every byte checked before it takes its place.
+"""Bundles: checkpoints in one archive for machines without a network, verified before they are installed.
 
 A bundle is a tar archive, uncompressed since weights do not compress: index.json with the sha256 and size of every
 file, then NAME/FILE for each.
@@ -28,7 +28,7 @@ from excb.remote.home import folder_of, home
 
 INDEX, FORMAT, VERSION = "index.json", "excb-bundle", 1
 _INDEX_BYTES, _CHUNK, _MB = 2**24, 2**20, 1_000_000
-# All that a checkpoint's folder holds, so that no archive can put anything else under home().
+# The files of a checkpoint's folder: an archive can write nothing else below home().
 _FILES = "|".join(map(re.escape, sorted(exported.FILES - {exported.RESULTS})))
 _FILE = re.compile(rf"{_FILES}|{exported.RESULTS}/[A-Za-z0-9][A-Za-z0-9._-]*\.json")
 
@@ -36,12 +36,12 @@ Index = dict[str, dict[str, dict[str, Any]]]  # checkpoint -> file -> sha256 and
 
 
 def bundle(names: Sequence[str], out: Path, reporter: Reporter) -> Path:
-    """Write checkpoints into one archive; those not here yet are fetched first.
+    """Write checkpoints into one archive, fetching missing ones first.
 
     Args:
         names: names of the catalogue.
         out: the archive, such as zoo.tar.
-        reporter: where to talk.
+        reporter: shows progress and notes.
 
     Returns:
         The archive.
@@ -52,28 +52,28 @@ def bundle(names: Sequence[str], out: Path, reporter: Reporter) -> Path:
     folders = dict(_folder(name) for name in names)
     if not folders:
         raise UserError("name the checkpoints to bundle: `excb-zoo list` shows all names")
-    _tell_licences(folders, reporter)
+    _note_licences(folders, reporter)
     index: Index = {name: {file: _stamp(folder / file) for file in _files(folder)} for name, folder in folders.items()}
-    with new_file(out) as made:
-        _write(index, folders, made, reporter)
+    with new_file(out) as temporary:
+        _write(index, folders, temporary, reporter)
     return out
 
 
 def unbundle(file: Path, reporter: Reporter) -> list[str]:
-    """Put the checkpoints of a bundle where `excb.load` finds them by name.
+    """Install the checkpoints of a bundle, so that `excb.load` finds them by name.
 
-    Nothing is put anywhere unless the whole archive is what its index says. Checkpoints that are here already, with the
-    same files, stay as they are.
+    Nothing is installed unless the whole archive matches its index. Checkpoints that exist with the same files are left
+    unchanged.
 
     Args:
         file: what `bundle` wrote.
-        reporter: where to talk.
+        reporter: shows progress and notes.
 
     Returns:
         The names of its checkpoints.
 
     Raises:
-        UserError: it is no bundle, was damaged or tampered with, another checkpoint has one of its names, or the folder
+        UserError: it is not a bundle, is damaged or altered, another checkpoint has one of its names, or the folder
             cannot be written.
     """
     staging = home() / f".{uuid.uuid4().hex[:8]}.tmp"
@@ -81,7 +81,7 @@ def unbundle(file: Path, reporter: Reporter) -> list[str]:
         with _opened(file) as archive:
             index = _read_index(archive, file)
             members = dict(_checked_members(archive, index, file))
-            wanted = {name for name, files in index.items() if not _is_here(name, files)}
+            wanted = {name for name, files in index.items() if not _is_installed(name, files)}
             try:
                 total = sum(stamp["size"] for files in index.values() for stamp in files.values())
                 with reporter.progress("checking, MB", -(-total // _MB)) as bar:
@@ -106,26 +106,26 @@ def unbundle(file: Path, reporter: Reporter) -> list[str]:
 
 
 def _folder(name: str) -> tuple[str, Path]:
-    """A checkpoint's own name, where it was an alias, and its exported folder, fetched first where need be."""
+    """A checkpoint's own name, as NAME may be an alias, and its exported folder, fetched first if needed."""
     folder, row = loading.obtain(name), find(name)
     if row is None or not (folder / exported.CONFIG).is_file():
-        raise UserError(f"'{name}' is no name of the catalogue: `excb-zoo list` shows all, `excb-zoo import` adds one")
+        raise UserError(f"'{name}' is not in the catalogue: `excb-zoo list` shows all, `excb-zoo import` adds one")
     folder_of(row.name)
     exported.read(folder)  # verifies its weights
     return row.name, folder
 
 
 def _files(folder: Path) -> list[str]:
-    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(path for path in found if _FILE.fullmatch(path))
+    paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in paths if _FILE.fullmatch(path))
 
 
 def _stamp(file: Path) -> dict[str, Any]:
     return {"sha256": exported.sha256_of(file), "size": file.stat().st_size}
 
 
-def _tell_licences(folders: dict[str, Path], reporter: Reporter) -> None:
-    """Say once which weights others may not be given."""
+def _note_licences(folders: dict[str, Path], reporter: Reporter) -> None:
+    """Note which weights may not be passed on."""
     closed = []
     for name, folder in folders.items():
         row = exported.read_config(folder).get("excb", {}).get("checkpoint")
@@ -133,7 +133,7 @@ def _tell_licences(folders: dict[str, Path], reporter: Reporter) -> None:
         if checkpoint is not None and checkpoint.source != "own run" and not checkpoint.redistributable:
             closed.append(f"{name} ({checkpoint.licence or 'no licence stated'})")
     if closed:
-        reporter.note(f"for your own machines only, their licences let nobody pass them on: {', '.join(closed)}")
+        reporter.note(f"for your own machines only, their licences forbid passing them on: {', '.join(closed)}")
 
 
 def _write(index: Index, folders: dict[str, Path], file: Path, reporter: Reporter) -> None:
@@ -149,7 +149,7 @@ def _write(index: Index, folders: dict[str, Path], file: Path, reporter: Reporte
 
 
 def _member(path: str, size: int) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(path)  # of nobody and no time: equal checkpoints make equal bundles
+    member = tarfile.TarInfo(path)  # without owner and time: equal checkpoints make equal bundles
     member.size = size
     return member
 
@@ -169,27 +169,33 @@ def _opened(file: Path) -> Iterator[tarfile.TarFile]:
         try:
             with tarfile.open(fileobj=stream, mode="r:") as archive:
                 yield archive
-        except (tarfile.TarError, ArithmeticError, EOFError, LookupError, ValueError) as error:  # all are tarfile's
-            raise UserError(f"{file} is no bundle, or damaged ({error}): copy it again") from None
+        except (
+            tarfile.TarError,
+            ArithmeticError,
+            EOFError,
+            LookupError,
+            ValueError,
+        ) as error:  # tarfile raises them all
+            raise UserError(f"{file} is not a bundle, or is damaged ({error}): copy it again") from None
 
 
 def _read_index(archive: tarfile.TarFile, file: Path) -> Index:
     """The index, which is the first member.
 
     Raises:
-        UserError: there is none, or it names what no checkpoint's folder holds.
+        UserError: there is none, or it lists files that no checkpoint has.
     """
     member = archive.next()
-    if member is None or member.name != INDEX or not _plain(member) or member.size > _INDEX_BYTES:
-        raise UserError(f"{file} is no bundle: it does not begin with {INDEX}")
+    if member is None or member.name != INDEX or not _regular(member) or member.size > _INDEX_BYTES:
+        raise UserError(f"{file} is not a bundle: it does not begin with {INDEX}")
     stream = archive.extractfile(member)
     assert stream is not None
     try:
         values = json_text.parse(stream.read())
-        found: Index = values["checkpoints"]
+        index: Index = values["checkpoints"]
         if (values["format"], values["version"]) != (FORMAT, VERSION):
             raise ValueError(f"format {values['format']} {values['version']}, not {FORMAT} {VERSION}")
-        for name, files in found.items():
+        for name, files in index.items():
             folder_of(name)
             for path, stamp in files.items():
                 if not _FILE.fullmatch(path):
@@ -198,23 +204,23 @@ def _read_index(archive: tarfile.TarFile, file: Path) -> Index:
                     raise ValueError(f"no sha256 and size of {name}/{path}")
     except (AttributeError, KeyError, RecursionError, TypeError, UserError, ValueError) as error:
         raise UserError(f"the index of {file} is not one that `excb-zoo bundle` writes ({error})") from None
-    return found
+    return index
 
 
 def _checked_members(archive: tarfile.TarFile, index: Index, file: Path) -> Iterator[tuple[str, tarfile.TarInfo]]:
     """Every member but the index, by its name.
 
     Raises:
-        UserError: one is not in the index, no plain file, there twice or of another size; or one is missing.
+        UserError: one is not in the index, not a regular file, a duplicate or of another size; or one is missing.
     """
     listed = {f"{name}/{path}": stamp["size"] for name, files in index.items() for path, stamp in files.items()}
     left = dict(listed)
     while (member := archive.next()) is not None:
         path = member.name
         if path not in listed:
-            raise UserError(f"{file} holds {path!r}, of which its index does not tell: refused")
-        if not _plain(member):
-            raise UserError(f"{path} in {file} is no plain file: refused")
+            raise UserError(f"{file} holds {path!r}, which its index does not list: refused")
+        if not _regular(member):
+            raise UserError(f"{path} in {file} is not a regular file: refused")
         if path not in left:
             raise UserError(f"{file} holds {path} twice: refused")
         if member.size != left.pop(path):
@@ -224,16 +230,16 @@ def _checked_members(archive: tarfile.TarFile, index: Index, file: Path) -> Iter
         raise UserError(f"{file} lacks {next(iter(left))}: copy the bundle again")
 
 
-def _plain(member: tarfile.TarInfo) -> bool:
-    """Whether it is a file and nothing else: no link, device, folder, or file with holes."""
+def _regular(member: tarfile.TarInfo) -> bool:
+    """Whether it is a regular file: no link, device, folder, or sparse file."""
     return member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse() and member.size >= 0
 
 
-def _is_here(name: str, files: dict[str, dict[str, Any]]) -> bool:
-    """Whether a checkpoint with these very files is here.
+def _is_installed(name: str, files: dict[str, dict[str, Any]]) -> bool:
+    """Whether a checkpoint with exactly these files is installed.
 
     Raises:
-        UserError: there is another one of that name.
+        UserError: another checkpoint has that name.
     """
     folder = folder_of(name)
     if not folder.exists():
@@ -267,10 +273,10 @@ def _extract(
 
 
 def _check_export(folder: Path, name: str, file: Path) -> None:
-    """Refuse what `excb.load` could not read from its place."""
+    """Refuse what `excb.load` could not read."""
     try:
         exported.read(folder)
         exported.read_heads(folder)
     except UserError as error:
         reason = str(error).replace(str(folder), name)
-        raise UserError(f"{name} in {file} is no checkpoint: {reason}") from None
+        raise UserError(f"{name} in {file} is not a checkpoint: {reason}") from None

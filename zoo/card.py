@@ -1,4 +1,4 @@
-"""Model cards: Markdown with the hub's YAML header, written from a checkpoint's facts and its measured results."""
+"""Model cards: Markdown with the hub's YAML header, from a checkpoint's facts and measured results."""
 
 import dataclasses
 import json
@@ -18,12 +18,12 @@ from excb.settings import MethodSettings
 
 HUB = "hf-hub:"
 
-# Licences of weights that the hub knows by these names; any other is "other" with a name.
+# Licences that the hub has identifiers for. Any other is "other" with a name.
 _LICENCES = re.compile(
     r"apache-2\.0|mit|isc|bsd-[23]-clause|[al]?gpl-[23]\.0|lgpl-2\.1|mpl-2\.0|unlicense|openrail|cc0-1\.0|"
     r"cc-by-([34]\.0|nc-[234]\.0|sa-[34]\.0|nd-4\.0|nc-sa-4\.0|nc-nd-4\.0)"
 )
-# Sections of a recipe that its result depends on; the others say how fast it ran and what was watched.
+# Sections of a recipe that its result depends on. The others concern speed and monitoring.
 _SECTIONS = ("model", "method", "views", "optim")
 _CITATION = """\
 ```bibtex
@@ -37,14 +37,14 @@ _CITATION = """\
 
 
 def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
-    """The model card of a checkpoint: only what its files say and what was measured on it.
+    """The model card of a checkpoint: what its files record and what was measured on it.
 
     Args:
-        source: a row of the catalogue, or an exported folder, which knows the recipe as well.
+        source: a row of the catalogue, or an exported folder, which records the recipe as well.
         results: measured on its weights.
 
     Raises:
-        UserError: the folder is no exported one.
+        UserError: the folder is not an exported one.
     """
     facts: dict[str, Any] = {"checkpoint": source} if isinstance(source, Checkpoint) else _facts(source)
     checkpoint: Checkpoint = facts["checkpoint"]
@@ -58,7 +58,7 @@ def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
         _loading(checkpoint),
         _images(checkpoint.preprocessing),
         "## Training",
-        table(["what", "value"], [*_training(checkpoint, facts), *_chosen(facts.get("recipe") or {})]),
+        table(["what", "value"], [*_training(checkpoint, facts), *_recipe_values(facts.get("recipe") or {})]),
         "## Results",
         *_results(results),
         "## Licence",
@@ -69,7 +69,7 @@ def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Our block of an exported folder's config.json, its catalogue row made or read."""
+    """Our block of an exported folder's config.json, with its catalogue row read or built."""
     file = folder / "config.json"
     try:
         facts: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
@@ -109,14 +109,14 @@ def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Res
             for figure, value in result.figures.items()
         ]
     licence = re.sub(r"[^a-z0-9.]+", "-", (checkpoint.licence or "").lower()).strip("-")
-    known = _LICENCES.fullmatch(licence) is not None
+    has_identifier = _LICENCES.fullmatch(licence) is not None
     trained_on = str((facts.get("training") or {}).get("data", ""))
     header: str = ModelCardData(
         library_name="timm",
         pipeline_tag="image-feature-extraction",
         tags=["image-feature-extraction", "timm", "self-supervised", line(checkpoint.method).lower()],
-        license=licence if known else "other" if licence else None,
-        license_name=licence if licence and not known else None,
+        license=licence if has_identifier else "other" if licence else None,
+        license_name=licence if licence and not has_identifier else None,
         datasets=[line(trained_on.removeprefix("hf:"))] if trained_on.startswith("hf:") else None,
         model_name=line(checkpoint.name) if measured else None,
         eval_results=measured or None,
@@ -152,9 +152,9 @@ def _images(preprocessing: Preprocessing) -> str:
 
 
 def _training(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What is known of the training."""
+    """Facts of the training."""
     training, recipe, origin = (facts.get(part) or {} for part in ("training", "recipe", "origin"))
-    known = {
+    facts_of_training = {
         "method": checkpoint.method,
         "weights from": None if checkpoint.source == "own run" else checkpoint.source,
         "file there": origin.get("file"),
@@ -170,11 +170,11 @@ def _training(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[tuple[str, 
         "recipe": recipe.get("name"),
         "started from": folder_name(str(recipe["init"])) if recipe.get("init") else None,
     }
-    return [(name, value) for name, value in known.items() if value is not None]
+    return [(name, value) for name, value in facts_of_training.items() if value is not None]
 
 
-def _chosen(recipe: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The recipe's values; of the method's options those that are not the paper's text."""
+def _recipe_values(recipe: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The recipe's values; of the method's options those that differ from the paper."""
     usual = {option.name: option.default for option in dataclasses.fields(MethodSettings)}
     for section in _SECTIONS:
         for name, value in (recipe.get(section) or {}).items():
@@ -202,7 +202,7 @@ def _results(results: Sequence[Result]) -> list[str]:
 
 
 def _protocol(result: Result) -> str:
-    """How one result was measured."""
+    """The settings of one result."""
     sets = [(part, _images_of(result, part)) for part in ("train", "test")]
     described = [
         (
@@ -219,5 +219,5 @@ def _protocol(result: Result) -> str:
 
 
 def _images_of(result: Result, part: str) -> dict[str, Any]:
-    found = result.data.get(part)
-    return found if isinstance(found, dict) else {}
+    images = result.data.get(part)
+    return images if isinstance(images, dict) else {}

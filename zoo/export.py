@@ -1,4 +1,4 @@
-"""Export a checkpoint's backbone, without the training state, in the formats of the programs that will read it."""
+"""Export a checkpoint's backbone, without training state, in the formats of other programs."""
 
 import importlib
 import importlib.util
@@ -41,13 +41,13 @@ def export(
         network: teacher or student.
         format: what to write.
 
-            - "excb": a folder that `excb.load` and timm read, with the heads and s where the source has them, and with
+            - "excb": a folder that `excb.load` and timm read, with the heads and s if the source has them, and with
               the self-test of loading.
-            - "torchvision": a file that `torchvision.models.NAME()` takes without its classifier; of a ResNet, once
-              its `fc` is `torch.nn.Identity()`.
+            - "torchvision": a file that `torchvision.models.NAME()` takes without its classifier; for a ResNet,
+              set its `fc` to `torch.nn.Identity()` first.
             - "timm": a file that `timm.create_model(NAME, num_classes=0)` takes.
-            - "detectron2": a .pkl for MODEL.WEIGHTS, and beside it a .pkl.yaml with the settings that go with it.
-            - "onnx": a file [B, 3, crop, crop] "images" -> [B, D] "features", of any B.
+            - "detectron2": a .pkl for MODEL.WEIGHTS, and beside it a .pkl.yaml with matching settings.
+            - "onnx": a file [B, 3, crop, crop] "images" -> [B, D] "features", for any B.
 
             safetensors and ONNX files hold the preprocessing as well, as JSON in their metadata.
 
@@ -56,11 +56,11 @@ def export(
 
     Raises:
         UserError: nothing loadable at `source`, no such format, one that cannot hold this network, or `out` cannot be
-            written. What was there before stays.
+            written. An earlier file is then left unchanged.
     """
     if format not in get_args(Format):
         close = nearest_name(format, get_args(Format))
-        raise UserError(f"no format is called '{format}'{close}; there are {', '.join(get_args(Format))}")
+        raise UserError(f"no format is called '{format}'{close}; formats are {', '.join(get_args(Format))}")
     stored = loading.read(source, network=network, heads=format == "excb")
     built = stored.architecture.build()
     # As `excb.load` does: it proves that every tensor has its place.
@@ -105,10 +105,10 @@ def _check_suffix(out: Path, *suffixes: str) -> None:
         raise UserError(f"cannot write {out}: its name must end in {' or '.join(suffixes)} for this format")
 
 
-def _check(known: bool, backbone: Backbone, program: str) -> None:
-    if not known:
+def _check_network(supported: bool, backbone: Backbone, program: str) -> None:
+    if not supported:
         name = backbone.entry.architecture.name
-        raise UserError(f"{program} has no {name}: choose another --format; excb and onnx hold every network")
+        raise UserError(f"{program} has no {name}: choose another --format; excb and onnx take every network")
 
 
 def _preprocessing(backbone: Backbone) -> dict[str, str]:
@@ -116,19 +116,19 @@ def _preprocessing(backbone: Backbone) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One file for each program
+# A writer per format
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def _torchvision(backbone: Backbone, out: Path) -> None:
     name = backbone.entry.architecture.name
-    _check(name in TORCHVISION or name.startswith("torchvision:"), backbone, "torchvision")
+    _check_network(name in TORCHVISION or name.startswith("torchvision:"), backbone, "torchvision")
     _write_state(backbone, out)
 
 
 def _timm(backbone: Backbone, out: Path) -> None:
-    _check(not backbone.entry.architecture.name.startswith("torchvision:"), backbone, "timm")
-    _write_state(backbone, out)  # torchvision's ResNets and timm's have the same names for their tensors
+    _check_network(not backbone.entry.architecture.name.startswith("torchvision:"), backbone, "timm")
+    _write_state(backbone, out)  # ResNets have the same tensor names in torchvision and timm
 
 
 def _write_state(backbone: Backbone, out: Path) -> None:
@@ -140,12 +140,12 @@ def _write_state(backbone: Backbone, out: Path) -> None:
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         contents = buffer.getvalue()
-    with new_file(out) as made:
-        made.write_bytes(contents)
+    with new_file(out) as temporary:
+        temporary.write_bytes(contents)
 
 
 class _ArrayPickler(pickle.Pickler):
-    """Writes arrays such that any NumPy reads them; NumPy 2 names modules of its own that NumPy 1 does not have."""
+    """Writes arrays that any NumPy reads. NumPy 2 itself refers to modules that NumPy 1 lacks."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -154,7 +154,7 @@ class _ArrayPickler(pickle.Pickler):
 
 
 def _detectron2(backbone: Backbone, out: Path) -> None:
-    _check(backbone.entry.architecture.name in TORCHVISION, backbone, "Detectron2")
+    _check_network(backbone.entry.architecture.name in TORCHVISION, backbone, "Detectron2")
     _check_suffix(out, ".pkl")
     tensors = detectron2_names(backbone.network.state_dict())
     buffer = io.BytesIO()
@@ -162,17 +162,19 @@ def _detectron2(backbone: Backbone, out: Path) -> None:
         {
             "model": {name: value.numpy() for name, value in tensors.items()},
             "__author__": "excb",
-            "matching_heuristics": True,  # names are then matched by their ends, whichever backbone it becomes
+            "matching_heuristics": True,  # match names by their suffixes, for any backbone
         }
     )
-    with new_file(out.with_suffix(".pkl.yaml")) as settings, new_file(out) as made:
+    with new_file(out.with_suffix(".pkl.yaml")) as settings, new_file(out) as temporary:
         settings.write_text(_detectron2_settings(backbone, out.name), encoding="utf-8")
-        made.write_bytes(buffer.getvalue())
+        temporary.write_bytes(buffer.getvalue())
 
 
 def _detectron2_settings(backbone: Backbone, name: str) -> str:
-    """What Detectron2 must be told of the weights, since the file cannot: for `cfg.merge_from_file`."""
-    mean, std = ([round(255 * share, 4) for share in of] for of in (backbone.transform.mean, backbone.transform.std))
+    """Settings that the weights need and their file cannot hold, for `cfg.merge_from_file`."""
+    mean, std = (
+        [round(255 * share, 4) for share in shares] for shares in (backbone.transform.mean, backbone.transform.std)
+    )
     depth = int(backbone.entry.architecture.name.removeprefix("resnet"))
     return f"""\
 # Detectron2's settings that belong to the weights in {name}: merge them last, and set MODEL.WEIGHTS to that file.
@@ -197,7 +199,7 @@ def _onnx(backbone: Backbone, out: Path) -> None:
     try:
         program = torch.onnx.export(
             backbone.network,
-            (torch.zeros(2, 3, side, side),),  # two, for a batch of one is taken for a constant
+            (torch.zeros(2, 3, side, side),),  # a batch of one would be exported as a constant
             input_names=["images"],
             output_names=["features"],
             dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -211,6 +213,6 @@ def _onnx(backbone: Backbone, out: Path) -> None:
         ) from None
     assert program is not None
     program.model.metadata_props.update(_preprocessing(backbone))
-    with new_file(out) as made:
-        program.save(made)
-        checker.check_model(made, full_check=True)
+    with new_file(out) as temporary:
+        program.save(temporary)
+        checker.check_model(temporary, full_check=True)

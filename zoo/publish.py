@@ -1,4 +1,4 @@
-"""Writing to the Hugging Face Hub through its client: a folder in one commit, with a tag; one line for each failure."""
+"""Writing to the Hugging Face Hub through its client: a folder in one tagged commit, one message per failure."""
 
 import hashlib
 import re
@@ -17,61 +17,63 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-_NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")  # what git, the hub and our catalogue all take
+_NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")  # valid for git, the hub and our catalogue
 
 
 def check_access(repo: str, tag: str | None) -> None:
-    """Refuse what cannot be published, before any work is done.
+    """Refuse what cannot be published, before any work.
 
     Raises:
-        UserError: an invalid name of the repository or the tag, no token, or HF_HUB_OFFLINE is set.
+        UserError: an invalid name of the repository or of the tag, no token, or HF_HUB_OFFLINE is set.
     """
     from huggingface_hub import get_token
 
     owner, _, name = repo.partition("/")
     if not (_NAME.fullmatch(owner) and _NAME.fullmatch(name)) or len(repo) > 96:
-        raise UserError(f"'{repo}' is no name of a repository: write user/name, of letters, digits, '.', '_' and '-'")
-    folder_of(name)  # what it will be called here
+        raise UserError(
+            f"'{repo}' is not the name of a repository: write user/name, with letters, digits, '.', '_' and '-'"
+        )
+    folder_of(name)  # its name on this machine
     if tag is not None and not _NAME.fullmatch(tag):
-        raise UserError(f"'{tag}' is no name of a revision: letters, digits, '.', '_' and '-'")
+        raise UserError(f"'{tag}' is not the name of a revision: use letters, digits, '.', '_' and '-'")
     if offline():
-        raise UserError("publishing needs the network, which HF_HUB_OFFLINE forbids: unset it")
+        raise UserError("publishing needs the network: unset HF_HUB_OFFLINE")
     if not get_token():
-        raise UserError("publishing needs a token: run `hf auth login`, or set HF_TOKEN to a token that may write")
+        raise UserError("publishing needs a token: run `hf auth login`, or set HF_TOKEN to a token with write access")
 
 
 def publish(folder: Path, repo: str, *, tag: str, private: bool, message: str) -> str:
-    """Upload a folder's files in one commit, which removes what an earlier export left there, and tag it.
+    """Upload a folder's files in one commit, which also removes files of an earlier export, and tag it.
 
     Args:
         folder: with the files to upload, and nothing else.
-        repo: "user/name"; made if there is none.
-        tag: name of the revision. One that has these very files already is left as it is.
-        private: of a repository that is made.
+        repo: "user/name"; created if it does not exist.
+        tag: name of the revision. A tag with the same files is left unchanged.
+        private: for a repository that is created.
         message: of the commit.
 
     Returns:
         The commit.
 
     Raises:
-        UserError: the tag is there with other files, the repository is public but was to be private, no right to write,
-            somebody else writes at the same time, or no connection.
+        UserError: the tag exists with other files, the repository is public but should be private, no write access,
+            a concurrent write, or no connection.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    with _one_line(repo):
+    with _user_errors(repo):
         api = HfApi(endpoint=endpoint())
         api.create_repo(repo, private=private, exist_ok=True)
         refs = api.list_repo_refs(repo)
         tagged = next((ref.target_commit for ref in refs.tags if ref.name == tag), None)
         if tagged is not None:
             if _content(api, repo, tagged) != {path: _git_or_sha256(file) for path, file in files.items()}:
-                raise UserError(f"{repo} has a tag {tag} with other files: name another --tag")
+                raise UserError(f"{repo} has a tag {tag} with other files: choose another --tag")
             return tagged
         info = api.model_info(repo)
         if private and not info.private:
-            raise UserError(f"{repo} exists and everybody can read it: name another one, or leave --private out")
+            raise UserError(f"{repo} exists and is public: name another one, or leave --private out")
         head = info.sha
         there = [path for path in api.list_repo_files(repo, revision=head) if any(fnmatch(path, own) for own in FILES)]
         done = api.create_commit(
@@ -88,7 +90,7 @@ def publish(folder: Path, repo: str, *, tag: str, private: bool, message: str) -
 
 
 def _content(api: "HfApi", repo: str, revision: str) -> dict[str, str]:
-    """Hashes of the files of ours in a repository, as `_git_or_sha256` gives them."""
+    """Hashes of our files in a repository, as `_git_or_sha256` returns them."""
     from huggingface_hub.hf_api import RepoFile
 
     return {
@@ -99,7 +101,7 @@ def _content(api: "HfApi", repo: str, revision: str) -> dict[str, str]:
 
 
 def _git_or_sha256(file: Path) -> str:
-    """Git's hash of a small file, sha256 of tensors: what the hub knows a file by."""
+    """Git's hash of a small file, sha256 of tensors: how the hub identifies a file."""
     if file.suffix == ".safetensors":
         return f"sha256:{hashes_of(file, ['sha256'])['sha256']}"
     content = file.read_bytes()
@@ -108,8 +110,8 @@ def _git_or_sha256(file: Path) -> str:
 
 
 @contextmanager
-def _one_line(repo: str) -> Iterator[None]:
-    """Make one clear line of whatever the client raises."""
+def _user_errors(repo: str) -> Iterator[None]:
+    """Turn whatever the client raises into a UserError."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # whichever library it is
 
     try:
@@ -117,22 +119,24 @@ def _one_line(repo: str) -> Iterator[None]:
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
         cause: BaseException = error
         while isinstance(cause, RuntimeError) and cause.__cause__ is not None:
-            cause = cause.__cause__  # "Error while uploading FILE", and why
+            cause = cause.__cause__  # "Error while uploading FILE", raised from the reason
         if isinstance(cause, HfHubHTTPError):
             raise UserError(f"{repo}: {_answer(cause)}") from None
         what = " ".join(str(cause).split()) or type(cause).__name__
         if isinstance(cause, ValueError):  # the client's own checks
             raise UserError(f"{repo}: {what}") from None
-        raise UserError(f"{repo}: no connection to {endpoint() or HUB}, or a broken one ({what}): run again") from None
+        raise UserError(f"{repo}: the connection to {endpoint() or HUB} failed ({what}): run again") from None
 
 
 def _answer(error: "HfHubHTTPError") -> str:
-    status, said = error.response.status_code, " ".join((error.server_message or "").split())
-    hub, because = endpoint() or HUB, f" ({said})" if said else ""
+    status, text = error.response.status_code, " ".join((error.server_message or "").split())
+    hub, because = endpoint() or HUB, f" ({text})" if text else ""
     if status == 401:
-        return f"{hub} does not accept your token{because}: run `hf auth login`, or set HF_TOKEN to one that may write"
+        return (
+            f"{hub} does not accept your token{because}: run `hf auth login`, or set HF_TOKEN to one with write access"
+        )
     if status == 403:
-        return f"your token may not write there{because}: publish under your own name, or set HF_TOKEN to another"
+        return f"your token has no write access{because}: publish under your own name, or set HF_TOKEN to another"
     if status in (409, 412):
-        return f"somebody else changed it at the same time{because}: run again"
-    return f"{hub} answers {status}{because}"
+        return f"it was changed at the same time{because}: run again"
+    return f"{hub} returned {status}{because}"

@@ -1,4 +1,4 @@
-"""Publish a checkpoint: exported, proven by its self-test, described by its measurements, recorded in the catalogue."""
+"""Publish a checkpoint: export it, prove it by its self-test, describe it, and record it in the catalogue."""
 
 import json
 import re
@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from excb.checkpoint import exported
 from excb.checkpoint.stored import Stored
 from excb.console import Reporter
@@ -20,15 +18,15 @@ from excb.hub import catalogue as rows
 from excb.hub import loading, selftest
 from excb.hub.backbone import Backbone
 from excb.hub.catalogue import Checkpoint, Figure
-from excb.networks.backbone import weights_hash
 from excb.remote.home import home, recorded
 from excb.results.result import Result, folder_name
 
 from .card import card
 from .export import export
+from .measured import results_of
 from .publish import check_access, publish
 
-# Sources of rows whose weights are the publisher's own to give away.
+# Sources of rows whose weights belong to the publisher.
 _OWN = ("own run", "bundled", "imported")
 
 
@@ -47,33 +45,33 @@ def push(
 
     Args:
         source: what `excb.load` takes.
-        repo: "user/name"; made if there is none.
+        repo: "user/name"; created if it does not exist.
         results: files of `excb-eval`, measured on these weights.
-        tag: of the revision; by default made of version and step, or of the weights' hash where there is no step.
-        private: make a repository that only its owner can read.
+        tag: of the revision; by default from version and step, or from the weights' hash without a step.
+        private: create a repository that only its owner can read.
         licence: of the weights.
-        reporter: where to talk.
+        reporter: prints notes.
         catalogue: the file to record it in; the user's by default.
 
     Returns:
-        The row that was recorded: with the commit, and the sha256 of the weights.
+        The recorded row, with the commit and the sha256 of the weights.
 
     Raises:
-        UserError: no token, the self-test fails, a result is of other weights, the weights are not the publisher's to
-            pass on, the tag is taken, or the hub refuses.
+        UserError: no token, the self-test fails, a result is of other weights, their licence forbids publishing,
+            the tag is taken, or the hub refuses.
     """
     check_access(repo, tag)
     if (named := rows.find(source)) is not None:
-        _check_rights(named, licence)  # before a file is fetched that may not be passed on
+        _check_rights(named, licence)  # before fetching a file that may not be published
     with tempfile.TemporaryDirectory(prefix="excb-push-") as temporary:
         folder = Path(temporary) / repo.partition("/")[2]
-        entry, chosen = package(source, folder, results=results, licence=licence, repo=repo, tag=tag)
-        reporter.note(f"{repo}: self-test passed; uploading {_size(folder)} as {chosen}")
-        commit = publish(folder, repo, tag=chosen, private=private, message=f"{entry.name} {chosen}")
+        entry, revision = package(source, folder, results=results, licence=licence, repo=repo, tag=tag)
+        reporter.note(f"{repo}: self-test passed; uploading {_size(folder)} as {revision}")
+        commit = publish(folder, repo, tag=revision, private=private, message=f"{entry.name} {revision}")
     entry = replace(entry, locations=(f"hf-hub:{repo}@{commit}",))  # a tag could be moved, a commit cannot
     rows.add(entry, catalogue or home() / rows.USERS)
     reporter.note(
-        f'published: excb.load("hf-hub:{repo}@{chosen}"), here also excb.load("{entry.name}"). For everyone, add:'
+        f'published: excb.load("hf-hub:{repo}@{revision}"), here also excb.load("{entry.name}"). For everyone, add:'
     )
     reporter.answer(rows.to_toml(entry))
     return entry
@@ -88,40 +86,40 @@ def package(
     repo: str | None = None,
     tag: str | None = None,
 ) -> tuple[Checkpoint, str]:
-    """Write all that is published of a checkpoint into a folder, whose name is the checkpoint's, and prove it.
+    """Write all that is published of a checkpoint into a folder named after it, and prove it.
 
     Args:
         source: what `excb.load` takes.
-        folder: where to.
+        folder: to write.
         results: files of `excb-eval`, measured on these weights.
         licence: of the weights.
         repo: "user/name" of the repository that it will be in, if any.
-        tag: of the revision; made up if None.
+        tag: of the revision; the default of `push` if None.
 
     Returns:
         The catalogue's row, and the tag.
 
     Raises:
-        UserError: the self-test fails, a result is of other weights, or the weights are not the publisher's to pass on.
+        UserError: the self-test fails, a result is of other weights, or the weights' licence forbids publishing.
     """
     named = rows.find(source)
     stored = loading.read(source)
-    row = Checkpoint.from_dict(found) if (found := stored.facts.get("checkpoint")) else named
+    row = Checkpoint.from_dict(recorded_row) if (recorded_row := stored.facts.get("checkpoint")) else named
     _check_rights(row, licence)
     export(str(stored.file), folder)
     block = exported.read_config(folder)["excb"]
     _check_origin(block)
-    backbone = loading.load(folder)  # what would be uploaded, not what it was made of
+    backbone = loading.load(folder)  # the export itself, not its source
     _prove(folder, backbone, stored.file.parent)
-    measured = _belonging(results, backbone.network.state_dict())
+    measured = results_of(backbone.network.state_dict(), results)
     sha256 = exported.sha256_of(folder / exported.WEIGHTS)
     step = block["step"]
-    chosen = tag or (f"v{block['version']}-step{step}" if step is not None else sha256[:8])
+    revision = tag or (f"v{block['version']}-step{step}" if step is not None else sha256[:8])
     entry = _entry(row, backbone, measured, name=folder.name, licence=licence, sha256=sha256)
     if repo is not None:
-        entry = replace(entry, locations=(f"hf-hub:{repo}@{chosen}",))
+        entry = replace(entry, locations=(f"hf-hub:{repo}@{revision}",))
     _describe(folder, entry, stored, measured)
-    return entry, chosen
+    return entry, revision
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -130,7 +128,7 @@ def package(
 
 
 def _check_rights(row: Checkpoint | None, licence: str) -> None:
-    """Refuse weights that their authors do not let others host, and a licence that is not theirs."""
+    """Refuse weights that others may not host, and a licence other than theirs."""
     if row is None:
         return
     if row.source not in _OWN and not row.redistributable:
@@ -145,18 +143,18 @@ def _letters(licence: str) -> str:
 
 
 def _check_origin(facts: dict[str, Any]) -> None:
-    """Refuse a file of somebody else's under another name."""
+    """Refuse another author's file under a new name."""
     if "timm" in facts:
-        raise UserError("these weights are in a repository of timm's: they are published already")
+        raise UserError("these weights come from a timm repository: they are published already")
     sha256 = (facts.get("origin") or {}).get("sha256")
     for row in rows.checkpoints() if sha256 else ():
-        known = [row.digest, *(f"sha256:{recorded(place)}" for place in row.locations)]
-        if not row.redistributable and any(each and f"sha256:{sha256}".startswith(each) for each in known):
+        digests = [row.digest, *(f"sha256:{recorded(place)}" for place in row.locations)]
+        if not row.redistributable and any(each and f"sha256:{sha256}".startswith(each) for each in digests):
             _check_rights(row, "")
 
 
 def _prove(folder: Path, backbone: Backbone, source: Path) -> None:
-    """Refuse weights that are as first initialised, and any that fail the self-test made now or the source's own."""
+    """Refuse untrained weights, and any that fail the new self-test or the source's own."""
     selftest.trained(backbone)
     tests = [
         exported.read_part(place, exported.SELFTEST)
@@ -164,38 +162,14 @@ def _prove(folder: Path, backbone: Backbone, source: Path) -> None:
         if (place / exported.CONFIG).is_file()
     ]
     if tests[0] is None:
-        raise UserError(f"{folder.name} has no self-test: nothing is published without one")
+        raise UserError(f"{folder.name} has no self-test: only checkpoints with one are published")
     for expected in tests:
         if expected is not None:
             selftest.check(backbone, expected)
 
 
-def _belonging(files: Sequence[Path], tensors: Mapping[str, Tensor]) -> dict[str, Result]:
-    """Results by the name of their file, without the machine's paths.
-
-    Raises:
-        UserError: one cannot be read, or was measured on other weights.
-    """
-    found, ours = dict[str, Result](), weights_hash(tensors)
-    for file in files:
-        try:
-            result = Result.from_json(file.read_text(encoding="utf-8"), source=str(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the result {file}: {error}") from None
-        theirs = result.checkpoint.get("weights_sha256")
-        if theirs != ours:
-            raise UserError(
-                f"{file} was measured on other weights ({str(theirs)[:16]}, not {ours[:16]}): evaluate again"
-            )
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip(".-_") or "result"
-        if name in found:
-            raise UserError(f"two results would be called {name}.json: rename {file}")
-        found[name] = result.without_paths()
-    return found
-
-
 # ---------------------------------------------------------------------------------------------------------------------
-# What is said of it
+# How it is described
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -208,7 +182,7 @@ def _entry(
     licence: str,
     sha256: str,
 ) -> Checkpoint:
-    """The row of what is published, which is nowhere yet."""
+    """The row of the published checkpoint, without a location yet."""
     entry = backbone.entry
     epochs = round(entry.epoch) if entry.epoch else None
     own = Checkpoint(
@@ -242,7 +216,7 @@ def _entry(
 
 
 def _describe(folder: Path, entry: Checkpoint, stored: Stored, results: Mapping[str, Result]) -> None:
-    """Write what the folder lacks: the row and facts of the training in config.json, results, and the card."""
+    """Add the row and facts of the training to config.json, and write results and card."""
     config = exported.read_config(folder)
     block = config["excb"]
     block["checkpoint"] = entry.to_dict()

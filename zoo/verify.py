@@ -1,4 +1,4 @@
-"""Verify a checkpoint: hashes of its files, every tensor in its place, the load self-test, and ever trained at all."""
+"""Verify a checkpoint: hashes, coverage of tensors, the load self-test, and whether it was ever trained."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,17 +26,17 @@ class Row(NamedTuple):
 
 @dataclass
 class Verification:
-    """What was found; it passed only where every check could be made and was ok."""
+    """The checks of one checkpoint. It passes only if every check could be made and was ok."""
 
     rows: list[Row] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether all is well."""
+        """Whether every check was ok."""
         return bool(self.rows) and all(row.state == "ok" for row in self.rows)
 
     def make(self, check: str, work: Callable[[], str]) -> bool:
-        """Make one check: `work` returns what was found, or raises why it fails or cannot be made."""
+        """Make one check: `work` returns its result, or raises the reason why it fails or cannot be made."""
         try:
             self.rows.append(Row(check, "ok", work()))
         except (PhotographError, _UnknownError) as error:
@@ -51,64 +51,64 @@ class _UnknownError(UserError):
 
 
 def verify(name: str, reporter: Reporter) -> Verification:
-    """Verify what a name or path stands for, fetching it first where need be.
+    """Verify what a name or path stands for, fetching it first if needed.
 
     Args:
         name: what `excb.load` takes; without an exported folder, hashes and self-test cannot be checked.
-        reporter: where to talk.
+        reporter: shows progress.
 
     Raises:
         UserError: there is no such checkpoint.
     """
-    found, place = Verification(), loading.obtain(name)
+    result, place = Verification(), loading.obtain(name)
     folder = place.parent if place.name == exported.WEIGHTS else place
-    has_folder = (folder / exported.CONFIG).is_file()
+    is_export = (folder / exported.CONFIG).is_file()
     with reporter.progress(f"verifying {name}", 4) as bar:
-        hashes = found.make("sha256", lambda: _hashes(name, folder, known=has_folder))
+        hashes = result.make("sha256", lambda: _hashes(name, folder, is_export=is_export))
         bar.advance()
-        if hashes or not has_folder:
+        if hashes or not is_export:
             loaded: list[Backbone] = []
-            if found.make("coverage", lambda: _coverage(place, loaded)):
+            if result.make("coverage", lambda: _coverage(place, loaded)):
                 bar.advance()
-                found.make("self-test", lambda: _self_test(folder, loaded[0], known=has_folder))
+                result.make("self-test", lambda: _self_test(folder, loaded[0], is_export=is_export))
                 bar.advance()
-                found.make("trained", lambda: _trained(loaded[0]))
-    return found
+                result.make("trained", lambda: _trained(loaded[0]))
+    return result
 
 
-def _hashes(name: str, folder: Path, *, known: bool) -> str:
-    if not known:
-        raise _UnknownError("hashes are in exported folders: `excb-zoo export` writes one")
+def _hashes(name: str, folder: Path, *, is_export: bool) -> str:
+    if not is_export:
+        raise _UnknownError("only exported folders list hashes: `excb-zoo export` writes one")
     block = exported.read_config(folder).get("excb")
     if not isinstance(block, dict) or not isinstance(block.get("sha256"), dict):
-        raise _UnknownError(f"{exported.CONFIG} names no hashes")
+        raise _UnknownError(f"{exported.CONFIG} lists no hashes")
     for part in (exported.WEIGHTS, exported.HEADS, exported.SELFTEST):
         exported.read_part(folder, part)
     row, weights = find(name), exported.sha256_of(folder / exported.WEIGHTS)
-    told = f"files are as {exported.CONFIG} says"
+    message = f"files match {exported.CONFIG}"
     if row is None or row.digest is None or not row.digest.startswith("sha256:"):
-        return told
+        return message
     origin = (block.get("origin") or {}).get("sha256")
     published = row.digest.removeprefix("sha256:")
     if not any(str(each).startswith(published) for each in (weights, origin)):
-        raise UserError(f"the catalogue says {published[:16]}..., the weights are {weights[:16]}...: fetch them anew")
-    return f"{told}, and as the catalogue says"
+        raise UserError(f"the catalogue says {published[:16]}..., the weights are {weights[:16]}...: fetch them again")
+    return f"{message} and the catalogue"
 
 
 def _coverage(place: Path, loaded: list[Backbone]) -> str:
     loaded.append(loading.load(place))
     tensors = len(loaded[0].network.state_dict())
-    return f"all {tensors} tensors of {loaded[0].entry.architecture.name} are there, and no others"
+    return f"all {tensors} tensors of {loaded[0].entry.architecture.name} are present, and no others"
 
 
-def _self_test(folder: Path, backbone: Backbone, *, known: bool) -> str:
-    stored = exported.read_part(folder, exported.SELFTEST) if known else None
+def _self_test(folder: Path, backbone: Backbone, *, is_export: bool) -> str:
+    stored = exported.read_part(folder, exported.SELFTEST) if is_export else None
     if stored is None:
-        raise _UnknownError("there is no self-test beside the weights: export them with this version")
+        raise _UnknownError("no self-test beside the weights: export them with this version")
     selftest.check(backbone, stored)
-    return "features of packaged photographs are those of the export"
+    return "features of packaged photographs match the export"
 
 
 def _trained(backbone: Backbone) -> str:
     selftest.trained(backbone)
-    return "tells photographs apart better than random networks do"
+    return "separates photographs better than random networks do"

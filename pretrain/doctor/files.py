@@ -1,4 +1,4 @@
-"""Broken files: the headers of all images, and a sample or all of them decoded in full."""
+"""Broken files: reads the headers of all images, and decodes a sample or all of them."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,46 +9,44 @@ from excb.console import Reporter
 from excb.images.decoding import BrokenImageError, Source, open_image, stored_and_upright_size
 from excb.images.image_set import CodedImages, ImageSet
 
-from .check import Check, plural, such_as
+from .finding import Finding, plural, such_as
 
-SAMPLE = 500  # images decoded where not all are
-READERS = 8  # threads: reading waits for the disk, and decoding does not hold Python's lock
-TOGETHER = 1024  # files handed to the threads at once
-SMALL_SHARE = 0.2  # of images smaller than a view, from which on it is worth a word
+SAMPLE = 500  # images that are decoded by default
+READERS = 8  # threads: reading waits for the disk, and decoding releases the GIL
+CHUNK = 1024  # files that are queued at once
+SMALL_SHARE = 0.2  # of images smaller than a view that is worth a warning
 
 
 def check_files(
     images: CodedImages, reporter: Reporter, *, bearable: float, side: int | None = None, everything: bool = False
-) -> list[Check]:
-    """Read every header, and decode a sample or all of the images; of shards, headers of a sample too.
+) -> list[Finding]:
+    """Read every header, and decode a sample or all of the images. In shards, headers are sampled too.
 
     Args:
         images: the training images.
         reporter: shows progress.
-        bearable: share of broken images that a run goes on with.
+        bearable: share of broken images that a run tolerates.
         side: of a view in pixels, where a recipe is given.
         everything: decode every image.
     """
     shorter: list[int] = []
-    # Of an image in a tar there is no header alone: all of its bytes are read.
-    looked_at = (
-        range(len(images)) if everything or isinstance(images, ImageSet) else _spread(range(len(images)), SAMPLE)
-    )
-    broken = _try_all(images, looked_at, lambda source: shorter.append(_shorter_side(source)), "headers", reporter)
-    checks = [_judge("headers", broken, len(looked_at), bearable, of=len(images))]
-    sound = sorted(set(range(len(images))) - broken.keys())
-    chosen = sound if everything else _spread(sound, SAMPLE)
-    damaged = _try_all(images, chosen, _decode, "decoding", reporter)
-    checks.append(_judge("pixels", damaged, len(chosen), bearable, of=len(sound)))
+    # An image in a shard is always read as a whole, so its header is no cheaper than its pixels.
+    indices = range(len(images)) if everything or isinstance(images, ImageSet) else _spread(range(len(images)), SAMPLE)
+    broken = _try_all(images, indices, lambda source: shorter.append(_shorter_side(source)), "headers", reporter)
+    findings = [_judge("headers", broken, len(indices), bearable, of=len(images))]
+    readable = sorted(set(range(len(images))) - broken.keys())
+    sample = readable if everything else _spread(readable, SAMPLE)
+    damaged = _try_all(images, sample, _decode, "decoding", reporter)
+    findings.append(_judge("pixels", damaged, len(sample), bearable, of=len(readable)))
     if side is not None and shorter:
-        checks.append(_sizes(shorter, side))
-    return checks
+        findings.append(_sizes(shorter, side))
+    return findings
 
 
 def _try_all(
     images: CodedImages, indices: Sequence[int], read: Callable[[Source], None], title: str, reporter: Reporter
 ) -> dict[int, str]:
-    """Read files in threads; the reason for every one that is broken, by its index."""
+    """Read files in threads and return the reason for every broken one, by its index."""
     broken: dict[int, str] = {}
 
     def attempt(index: int) -> None:
@@ -58,8 +56,8 @@ def _try_all(
             broken[index] = f"{images.paths[index]} ({error})"
 
     with ThreadPoolExecutor(READERS) as threads, reporter.progress(title, len(indices)) as bar:
-        for start in range(0, len(indices), TOGETHER):
-            for _ in threads.map(attempt, indices[start : start + TOGETHER]):
+        for start in range(0, len(indices), CHUNK):
+            for _ in threads.map(attempt, indices[start : start + CHUNK]):
                 bar.advance()
     return broken
 
@@ -73,41 +71,39 @@ def _decode(source: Source) -> None:
 
 
 def _spread(indices: Sequence[int], count: int) -> list[int]:
-    """So many of them, evenly over the whole, so over all classes."""
+    """`count` of them, evenly spaced, so that all classes are covered."""
     if len(indices) <= count:
         return list(indices)
     return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, count)]
 
 
-def _judge(name: str, broken: dict[int, str], looked_at: int, bearable: float, *, of: int | None = None) -> Check:
-    sampled = of is not None and looked_at < of
-    whole = f"{looked_at:,} of {of:,} images" if sampled else f"all {looked_at:,} images"
-    more = "; --all looks at every one" if sampled else ""
+def _judge(name: str, broken: dict[int, str], indices: int, bearable: float, *, of: int | None = None) -> Finding:
+    sampled = of is not None and indices < of
+    whole = f"{indices:,} of {of:,} images" if sampled else f"all {indices:,} images"
+    more = "; --all decodes every image" if sampled else ""
     if not broken:
-        return Check(name, "ok", f"{whole}: none is broken{more}")
+        return Finding(name, "ok", f"{whole}: none broken{more}")
     names = tuple(broken[index] for index in sorted(broken))
-    too_many = len(broken) > bearable * looked_at
-    consequence = (
-        f"a run refuses more than {bearable:.0%}" if too_many else "a run goes on without them, others take their place"
-    )
-    return Check(
+    too_many = len(broken) > bearable * indices
+    consequence = f"a run refuses more than {bearable:.0%}" if too_many else "a run replaces them by others"
+    return Finding(
         name,
         "error" if too_many else "warning",
         f"{whole}: {plural(len(broken), 'is broken', 'are broken')}{such_as(names)}",
-        f"mend or remove them ({consequence}){more}",
+        f"repair or remove them ({consequence}){more}",
         names,
     )
 
 
-def _sizes(shorter: Sequence[int], side: int) -> Check:
-    """Whether images have the pixels of the views that are cut from them."""
+def _sizes(shorter: Sequence[int], side: int) -> Finding:
+    """Check that images are as large as the views that are cut from them."""
     small = sum(pixels < side for pixels in shorter)
     found = f"shorter side {min(shorter):,} to {max(shorter):,} pixels, median {int(np.median(shorter)):,}"
     if small > SMALL_SHARE * len(shorter):
-        return Check(
+        return Finding(
             "image sizes",
             "warning",
-            f"{found}; {small / len(shorter):.0%} have fewer than a view's {side}",
-            "lower views.global_size: enlarged images cost time and show nothing more",
+            f"{found}; {small / len(shorter):.0%} are smaller than a view's {side}",
+            "lower views.global_size: enlarging images costs time and adds no detail",
         )
-    return Check("image sizes", "ok", found)
+    return Finding("image sizes", "ok", found)

@@ -1,4 +1,4 @@
-"""Limits of the system that image-reading workers meet: open files, shared memory, cores."""
+"""System limits that data-loading workers run into: open files, shared memory, cores."""
 
 import os
 import resource
@@ -6,57 +6,57 @@ from pathlib import Path
 
 import torch
 
-from .check import Check, plural, size
+from .finding import Finding, plural, size
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only looked at)
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-TENSORS = 6  # of a batch: each that is on its way to the training process is an open file there
-OWN_FILES = 200  # that Python, torch, sockets and logs have open
+TENSORS = 6  # per batch; each one in flight is an open file of the training process
+OWN_FILES = 200  # open in Python, torch, sockets and logs
 
 
-def check_open_files(workers: int, prefetch: int) -> Check:
-    """`ulimit -n` against what the workers of a process need."""
+def check_open_files(workers: int, prefetch: int) -> Finding:
+    """Check `ulimit -n` against what the workers of a process need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = OWN_FILES + workers * (4 + TENSORS * (prefetch + 1))
     found = f"ulimit -n is {_limit(soft)}; {plural(workers, 'worker')} need about {need:,}"
     if soft == resource.RLIM_INFINITY or soft >= need:
-        return Check("open files", "ok", found)
-    mend = f"ulimit -n {min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536}"
+        return Finding("open files", "ok", found)
+    fix = f"ulimit -n {min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536}"
     if hard != resource.RLIM_INFINITY and hard < need:
-        mend = f"have an administrator raise the hard limit of {hard:,}, or lower efficiency.workers or .prefetch"
-    return Check("open files", "error", found, mend)
+        fix = f"ask an administrator to raise the hard limit of {hard:,}, or lower efficiency.workers or .prefetch"
+    return Finding("open files", "error", found, fix)
 
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
 
 
-def check_shared_memory(batch: int, workers: int, prefetch: int, processes: int) -> Check:
-    """Shared memory, which batches pass through, against those in flight.
+def check_shared_memory(batch: int, workers: int, prefetch: int, processes: int) -> Finding:
+    """Check shared memory against the batches in flight, which pass through it.
 
     Args:
-        batch: bytes of a process's part of a batch.
-        workers: that read, of each process.
-        prefetch: batches that each of them reads ahead.
+        batch: bytes of one process's share of a batch.
+        workers: of each process.
+        prefetch: batches that each worker prefetches.
         processes: on this machine.
     """
     if not workers:
-        return Check("shared memory", "ok", "not used: no workers")
+        return Finding("shared memory", "ok", "not used: no workers")
     if not SHARED_MEMORY.is_dir():
-        return Check("shared memory", "ok", "this system has no /dev/shm, and so no limit of it")
+        return Finding("shared memory", "ok", "this system has no /dev/shm, so no such limit")
     state = os.statvfs(SHARED_MEMORY)
     free, need = state.f_bavail * state.f_frsize, processes * workers * (prefetch + 1) * batch
-    found = f"{size(free)} free in {SHARED_MEMORY}; batches in flight take {size(need)} at most"
-    mend = "docker run --ipc=host or --shm-size, or lower efficiency.workers or .prefetch"
+    found = f"{size(free)} free in {SHARED_MEMORY}; batches in flight need up to {size(need)}"
+    fix = "docker run --ipc=host or --shm-size, or lower efficiency.workers or .prefetch"
     if free < need:
-        return Check("shared memory", "error", found, f"{mend}: workers would die of a bus error")
+        return Finding("shared memory", "error", found, f"{fix}: otherwise workers die with a bus error")
     if free < 1.5 * need:
-        return Check("shared memory", "warning", found, mend)
-    return Check("shared memory", "ok", found)
+        return Finding("shared memory", "warning", found, fix)
+    return Finding("shared memory", "ok", found)
 
 
-def check_cores(workers: int, processes: int) -> Check:
-    """Cores that may be used against threads and workers.
+def check_cores(workers: int, processes: int) -> Finding:
+    """Check the available cores against threads and workers.
 
     Args:
         workers: of each process.
@@ -70,22 +70,22 @@ def check_cores(workers: int, processes: int) -> Check:
     if allowed is not None and allowed < seen:
         found += f" (the container may use {allowed:g} of the {seen} it sees)"
     if processes > 1 and threads * processes > cores and "OMP_NUM_THREADS" in os.environ:
-        return Check("cores", "warning", found, f"OMP_NUM_THREADS={max(1, int(cores // processes))}")
+        return Finding("cores", "warning", found, f"OMP_NUM_THREADS={max(1, int(cores // processes))}")
     if allowed is not None and threads > max(1, allowed):
-        return Check("cores", "warning", found, f"OMP_NUM_THREADS={max(1, int(allowed))}, efficiency.workers too")
+        return Finding("cores", "warning", found, f"OMP_NUM_THREADS={max(1, int(allowed))}, efficiency.workers too")
     if workers * processes > cores:
-        mend = f"efficiency.workers={max(1, int(cores // processes))}: more than one a core wait for each other"
-        return Check("cores", "warning", found, mend)
-    return Check("cores", "ok", found)
+        fix = f"efficiency.workers={max(1, int(cores // processes))}: more than one per core wait for each other"
+        return Finding("cores", "warning", found, fix)
+    return Finding("cores", "ok", found)
 
 
 def visible_cores() -> int:
-    """Cores that the system lets this process run on."""
+    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quota() -> float | None:
-    """CPU time that the container allows, in cores; None where it does not limit it."""
+    """The container's limit of CPU time in cores; None without one."""
     try:
         time, period = QUOTA.read_text(encoding="ascii").split()
         return None if time == "max" else int(time) / int(period)

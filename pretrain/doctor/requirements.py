@@ -1,4 +1,4 @@
-"""What a recipe needs of a machine, for `excb-pretrain doctor`: bytes of a checkpoint and of a batch, and one step."""
+"""What a recipe needs: bytes of a checkpoint and of a batch, and the memory and time of one step."""
 
 import signal
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from ..plan.flops import count, fake_networks, value_bytes
 from ..plan.memory import step_memory
 from ..plan.speed import measure_step
 from ..recipe import Recipe
-from .check import Check, plural, size
+from .finding import Finding, plural, size
 
-STEP_LIMIT = 120  # seconds that the measured step may take, its set-up and the warming up with it
-CPU_FLOPS = 5e10  # of a step measured on a CPU, at most: about a second
+STEP_LIMIT = 120  # seconds for the measured step, with set-up and warm-up
+CPU_FLOPS = 5e10  # at most, for a step measured on a CPU: about a second
 
 
 def checkpoint_bytes(recipe: Recipe, images: int) -> int:
@@ -27,8 +27,8 @@ def checkpoint_bytes(recipe: Recipe, images: int) -> int:
     """
     width, method = value_bytes(recipe), recipe.method
     _, model = fake_networks(recipe)
-    few = model.student.centroids.weight.shape[0]
-    more = width * (method.clusters - few) * method.width
+    traced = model.student.centroids.weight.shape[0]
+    more = width * (method.clusters - traced) * method.width
     student: int = more + sum(value.nbytes for value in model.student.parameters())
     networks: int = 2 * more + sum(value.nbytes for value in model.state_dict().values())
     states = 2 if recipe.optim.optimizer == "adamw" else int(recipe.optim.momentum > 0)
@@ -36,17 +36,17 @@ def checkpoint_bytes(recipe: Recipe, images: int) -> int:
 
 
 def batch_bytes(recipe: Recipe, processes: int) -> int:
-    """Size of the crops that one process's workers hand over for a step."""
+    """Size of the crops that one process's workers pass on per step."""
     views = recipe.views
     pixels = views.global_views * views.global_size**2 + views.local_views * views.local_size**2
     return 3 * pixels * recipe.optim.batch // processes
 
 
-def check_step(recipe: Recipe, device: torch.device, processes: int) -> Check:
-    """Take a step of random images where the recipe's memory fits, and say how long it takes.
+def check_step(recipe: Recipe, device: torch.device, processes: int) -> Finding:
+    """Run a step on random images if it fits in memory, and report how long it takes.
 
     Raises:
-        UserError: the recipe cannot be trained by so many processes, or has no such backbone.
+        UserError: the batch cannot be split over that many processes, or there is no such backbone.
     """
     share, where = recipe.micro_batch(processes), device.type
     if device.type == "cpu":  # a whole batch would take minutes there
@@ -54,33 +54,40 @@ def check_step(recipe: Recipe, device: torch.device, processes: int) -> Check:
         recipe = recipe.change(efficiency={"accumulate": 1})
     need = step_memory(recipe, share).total
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-    told = f"{plural(share, 'image')} on {where} need about {size(need)} of {size(free)}"
-    mend = "raise efficiency.accumulate, or set efficiency.checkpointing=true (`excb-pretrain plan` counts)"
+    memory = f"{plural(share, 'image')} on {where} need about {size(need)}, {size(free)} free"
+    fix = "raise efficiency.accumulate, or set efficiency.checkpointing=true (see `excb-pretrain plan`)"
     if need > free:
-        return Check("step", "error", f"not tried: {told}", mend)
+        return Finding("step", "error", f"not tried: {memory}", fix)
     try:
         with time_limit(STEP_LIMIT):
             step = measure_step(recipe, share, device, seconds=0)
     except TimeoutError:
-        return Check("step", "error", f"{told}; no step within {STEP_LIMIT} s", "is the machine busy, or the GPU hung?")
+        return Finding(
+            "step",
+            "error",
+            f"{memory}; no step within {STEP_LIMIT} s",
+            "check whether the machine is busy, or the GPU hangs",
+        )
     except torch.OutOfMemoryError:
-        return Check("step", "error", f"{told}; the memory did not suffice", mend)
+        return Finding("step", "error", f"{memory}; out of memory", fix)
     except RuntimeError as error:
-        return Check("step", "error", f"{told}; it fails: {str(error).partition(chr(10))[0]}", "see the checks above")
-    return Check("step", "ok", f"{told}; a step took {share / step.images_per_second:.2g} s")
+        return Finding(
+            "step", "error", f"{memory}; it fails: {str(error).partition(chr(10))[0]}", "see the checks above"
+        )
+    return Finding("step", "ok", f"{memory}; a step took {share / step.images_per_second:.2g} s")
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after so many seconds, as soon as Python has its turn."""
+    """Raise TimeoutError in the block after that many seconds, as soon as the interpreter runs again."""
 
-    def ring(_number: int, _frame: FrameType | None) -> None:
+    def on_alarm(_number: int, _frame: FrameType | None) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, ring)
+    previous = signal.signal(signal.SIGALRM, on_alarm)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous)

@@ -1,4 +1,4 @@
-"""The run folder: can it be written, locked and renamed in, is its clock ours, is there room; and where it is kept."""
+"""The run folder: access, locks, clock and free space; and the object store that a run is kept in."""
 
 import contextlib
 import fcntl
@@ -15,34 +15,34 @@ from excb.errors import UserError
 from excb.files.atomic import existing
 from excb.remote.object_store import Store, StoreError
 
-from .check import Check, plural, size
+from .finding import Finding, plural, size
 
-CLOCK = 5.0  # seconds that a file server's clock may be off
-AMPLE = 2  # times the room that checkpoints need, below which it is worth a word
+CLOCK = 5.0  # seconds of tolerated clock difference to a file server
+AMPLE = 2  # times the space that checkpoints need; less is worth a warning
 
 
-def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[Check]:
-    """Whether a run can write here; nothing is left behind, and the folder itself is not made.
+def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[Finding]:
+    """Check that a run can write here. Nothing is left behind, and the folder itself is not created.
 
     Args:
-        run: the run folder, there or not.
-        refuse: raises UserError where the run would not take this folder, though it can be written.
+        run: the run folder, which may not exist yet.
+        refuse: raises UserError where the run would refuse this folder, though it can be written.
     """
     home = existing(run)
     if home.is_file():
-        return [Check("run folder", "error", f"{home} is a file", "choose another --out")]
+        return [Finding("run folder", "error", f"{home} is a file", "choose another --out")]
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as trial:
-            behind, taken = _exercise(Path(trial)), _taken(run, refuse)
+            behind, state = _exercise(Path(trial)), _state(run, refuse)
     except OSError as error:
         return [
-            Check("run folder", "error", f"cannot write in {home}: {error.strerror or error}", "choose another --out")
+            Finding("run folder", "error", f"cannot write in {home}: {error.strerror or error}", "choose another --out")
         ]
-    return [taken, _clock(behind)]
+    return [state, _clock(behind)]
 
 
 def _exercise(folder: Path) -> float:
-    """Do what a run does there: write, flush, lock, rename; the seconds that the disk's clock is behind ours."""
+    """Write, flush, lock and rename as a run does; return the seconds that the disk's clock is behind ours."""
     file = folder / "written"
     with file.open("wb") as stream:
         stream.write(b"excb")
@@ -54,28 +54,28 @@ def _exercise(folder: Path) -> float:
     return now - (folder / "renamed").stat().st_mtime
 
 
-def _taken(run: Path, refuse: Callable[[], None]) -> Check:
-    """Whether another process trains there, another run lies there, or a run is to be gone on with."""
+def _state(run: Path, refuse: Callable[[], None]) -> Finding:
+    """Whether the folder is locked by a process, holds another run, or holds a run to resume."""
     lock = run / ".lock"
     with contextlib.suppress(FileNotFoundError), lock.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return Check(
+            return Finding(
                 "run folder", "error", f"another process is training in {run}", "wait for it, or choose another --out"
             )
     try:
         refuse()
     except UserError as error:
-        found, _, mend = str(error).rpartition(": ")
-        return Check("run folder", "error", found, mend)
+        problem, _, fix = str(error).rpartition(": ")
+        return Finding("run folder", "error", problem, fix)
     if (run / "recipe.json").is_file():
-        return Check("run folder", "ok", f"{run} holds a run, which the same command goes on with")
-    return Check("run folder", "ok", f"{run} can be written")
+        return Finding("run folder", "ok", f"{run} holds a run, which the same command resumes")
+    return Finding("run folder", "ok", f"{run} can be written")
 
 
-def check_store(url: str) -> Check:
-    """Whether a run can be kept at a URL: a file is written there, read and removed."""
+def check_store(url: str) -> Finding:
+    """Check that a run can be kept at a URL: write, read and remove a file there."""
     name, content = f"doctor-{uuid.uuid4().hex}", b"excb"
     start = time.monotonic()
     try:
@@ -84,43 +84,41 @@ def check_store(url: str) -> Check:
         back = store.read(name)
         store.remove(name)
     except (StoreError, UserError) as error:
-        return Check("object store", "error", str(error), "check the name, and your access to it")
+        return Finding("object store", "error", str(error), "check the name, and your access to it")
     if back != content:
-        return Check("object store", "error", f"{url} gives back other bytes than were written", "use another store")
-    return Check(
-        "object store", "ok", f"{url} can be written, read and removed from, in {time.monotonic() - start:.1f} s"
-    )
+        return Finding("object store", "error", f"{url} returned other bytes than were written", "use another store")
+    return Finding("object store", "ok", f"write, read and remove at {url} took {time.monotonic() - start:.1f} s")
 
 
-def _clock(behind: float) -> Check:
+def _clock(behind: float) -> Finding:
     if abs(behind) > CLOCK:
-        return Check(
+        return Finding(
             "clock",
             "warning",
             f"the run folder's disk is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} this machine",
-            "set both clocks by NTP: times in logs and results would disagree",
+            "set both clocks by NTP, or times in logs and results will disagree",
         )
-    return Check("clock", "ok", "the run folder's disk and this machine agree")
+    return Finding("clock", "ok", "the clocks of the run folder's disk and of this machine agree")
 
 
-def check_space(run: Path, checkpoint: int, keep: int) -> Check:
-    """Whether the disk holds a run's checkpoints.
+def check_space(run: Path, checkpoint: int, keep: int) -> Finding:
+    """Check that the disk has room for a run's checkpoints.
 
     Args:
-        run: the run folder, there or not.
+        run: the run folder, which may not exist yet.
         checkpoint: bytes of one.
-        keep: newest ones kept; besides them there are the best one, and the one being written.
+        keep: newest ones kept, besides the best one and the one being written.
     """
-    here = existing(run)
-    there = sum(file.stat().st_size for file in in_run(run))
-    need, free = max(0, (keep + 2) * checkpoint - there), shutil.disk_usage(here).free
-    found = f"{size(free)} free; {plural(keep + 2, 'checkpoint')} of {size(checkpoint)} at most need {size(need)} more"
-    if os.statvfs(here).f_files and os.statvfs(here).f_favail < 1000:
-        return Check("disk", "error", f"the disk of {here} has no room for more files (inodes)", "remove small files")
+    parent = existing(run)
+    used = sum(file.stat().st_size for file in in_run(run))
+    need, free = max(0, (keep + 2) * checkpoint - used), shutil.disk_usage(parent).free
+    found = f"{size(free)} free; {plural(keep + 2, 'checkpoint')} of up to {size(checkpoint)} need {size(need)} more"
+    if os.statvfs(parent).f_files and os.statvfs(parent).f_favail < 1000:
+        return Finding("disk", "error", f"the disk of {parent} has no free inodes", "remove small files")
     if free < need:
-        return Check("disk", "error", found, f"free {size(need - free)}, lower run.keep, or choose another --out")
+        return Finding("disk", "error", found, f"free {size(need - free)}, lower run.keep, or choose another --out")
     if free < AMPLE * need:
-        return Check(
-            "disk", "warning", found, "that is close, and quotas are not seen here: lower run.keep, or make room"
+        return Finding(
+            "disk", "warning", found, "this is close, and quotas are not visible here: lower run.keep, or free space"
         )
-    return Check("disk", "ok", found)
+    return Finding("disk", "ok", found)

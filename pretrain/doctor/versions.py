@@ -1,4 +1,4 @@
-"""Versions: too old, not made for one another, or with decoders that disagree."""
+"""Versions: too old, incompatible, or with JPEG decoders that disagree."""
 
 import io
 import platform
@@ -14,26 +14,28 @@ from PIL import Image, features
 
 from excb.version import __version__
 
-from .check import Check
+from .finding import Finding
 
 SHOWN = ("torch", "torchvision", "timm", "numpy", "pillow")
 OLDEST = {"torch": "2.11", "timm": "1.0.26"}  # as in pyproject.toml
-EXCLUSIVE = (("faiss-cpu", "faiss-gpu-cu12"), ("pillow", "pillow-simd"))  # both provide one module
+EXCLUSIVE = (("faiss-cpu", "faiss-gpu-cu12"), ("pillow", "pillow-simd"))  # both provide the same module
 
 
-def check_versions() -> list[Check]:
-    """All checks of installed packages."""
+def check_versions() -> list[Finding]:
+    """Check the installed packages."""
     return [_versions(), _decoders()]
 
 
-def _versions() -> Check:
+def _versions() -> Finding:
     have = {name: version for name in SHOWN if (version := installed(name)) is not None}
     shown = ", ".join(f"{name} {version}" for name, version in have.items())
     found = f"excb {__version__}, Python {platform.python_version()}, {shown}"
     wrong = [*_missing(have), *_too_old(have), *_unmet(have), *_double()]
     if wrong:
-        return Check("versions", "error", f"{found}; {'; '.join(wrong)}", "pip install -U excb torch torchvision timm")
-    return Check("versions", "ok", found)
+        return Finding(
+            "versions", "error", f"{found}; {'; '.join(wrong)}", "pip install -U excb torch torchvision timm"
+        )
+    return Finding("versions", "ok", found)
 
 
 def installed(package: str) -> str | None:
@@ -57,7 +59,7 @@ def _too_old(have: dict[str, str]) -> list[str]:
 
 
 def _unmet(have: dict[str, str]) -> list[str]:
-    """What packages say of one another, and pip forgets when one of them is installed anew."""
+    """Requirements between packages that an upgrade of one of them has broken."""
     wrong = []
     for package, own in have.items():
         for line in metadata.requires(package) or []:
@@ -73,30 +75,30 @@ def _double() -> list[str]:
     return [f"{one} and {other} exclude each other" for one, other in EXCLUSIVE if installed(one) and installed(other)]
 
 
-def _decoders() -> Check:
-    """Whether Pillow and torchvision decode a JPEG to the same pixels, as `efficiency.decoder` promises."""
+def _decoders() -> Finding:
+    """Check that Pillow and torchvision decode a JPEG to the same pixels, as `efficiency.decoder` promises."""
     turbo = features.version_feature("libjpeg_turbo") if features.check_feature("libjpeg_turbo") else None
-    found = f"Pillow's libjpeg-turbo {turbo}" if turbo else "Pillow's libjpeg is not turbo"
+    found = f"Pillow's libjpeg-turbo {turbo}" if turbo else "Pillow uses a libjpeg other than libjpeg-turbo"
     try:
-        apart = _largest_difference()
+        difference = _largest_difference()
     except (ImportError, RuntimeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
-        return Check(
+        return Finding(
             "JPEG decoders",
             "error",
             f"{found}; torchvision's decoder does not run ({reason})",
             "install a torchvision made for this torch, or set efficiency.decoder=pillow",
         )
-    if apart:
-        mend = (
-            "of no matter within a run; to repeat another machine's to the bit, set efficiency.decoder=pillow there too"
+    if difference:
+        fix = (
+            "harmless within a run; for bit-exact results across machines, set efficiency.decoder=pillow on all of them"
         )
-        return Check("JPEG decoders", "warning", f"{found}; torchvision differs by up to {apart} of 255", mend)
-    return Check("JPEG decoders", "ok", f"{found}; torchvision gives the same pixels")
+        return Finding("JPEG decoders", "warning", f"{found}; torchvision differs by up to {difference} of 255", fix)
+    return Finding("JPEG decoders", "ok", f"{found}; torchvision gives the same pixels")
 
 
 def _largest_difference() -> int:
-    """Grey levels between both decoders' pixels of a noisy picture."""
+    """Largest difference between both decoders on a noisy picture, in grey levels."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     coarse = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
@@ -104,7 +106,7 @@ def _largest_difference() -> int:
     Image.fromarray(coarse).resize((160, 121), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=85)
     coded = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
     ours = np.asarray(Image.open(stream).convert("RGB")).astype(np.int16)
-    with warnings.catch_warnings(action="ignore"):  # as in excb.images.jpeg: that it may be gone one day
+    with warnings.catch_warnings(action="ignore"):  # as in excb.images.jpeg: a deprecation
         decoded = cast(torch.Tensor, decode_jpeg(coded, ImageReadMode.RGB))
     theirs = decoded.permute(1, 2, 0).numpy().astype(np.int16)
     return int(np.abs(ours - theirs).max())

@@ -1,4 +1,4 @@
-"""A run's curves: the paper's five training statistics, runs over one another, and what frozen features are worth."""
+"""A run's curves: the paper's five training statistics, several runs overlaid, and the quality of frozen features."""
 
 import math
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from ..run.run_folder import CURVES, RECIPE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LARGEST = 1e30  # that is drawn
+LARGEST = 1e30  # larger values are not drawn
 LONGEST_NAME = 40  # characters of a run's
-# Which of `panels` shows what an alarm is about; the last one is drawn for a single run only.
+# The panel that an alarm is marked in. The last panel is drawn for a single run only.
 LOSS, CONFIDENCE, SIZES, AGREEMENT, PURITY, FROZEN = range(6)
 MARKED = {
     "chance": LOSS,
@@ -48,8 +48,8 @@ class Curves:
     """The lines of one run's `metrics.jsonl`, by kind.
 
     Args:
-        label: what the run is called in a picture of several.
-        clusters: K, or None where it is not known.
+        label: the run's name in a figure of several.
+        clusters: K, or None if unknown.
         lines: all lines.
     """
 
@@ -67,7 +67,7 @@ class Curves:
         folder = run.parent if run.name == METRICS else run
         lines = read_metrics(folder)
         if not any(line.get("kind") == "epoch" for line in lines):
-            raise UserError(f"{folder} holds no {METRICS} with an epoch in it: name the folder of a run")
+            raise UserError(f"{folder} has no {METRICS} with a finished epoch: name a run folder")
         try:
             recipe = json_text.parse((folder / RECIPE).read_text(encoding="utf-8"))
             stated = int(recipe["recipe"]["method"]["clusters"])
@@ -87,10 +87,10 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
     Args:
         folder: the run folder.
         clusters: K.
-        title: of the picture.
+        title: of the figure.
 
     Returns:
-        The picture's file, or None while nothing was written.
+        The figure's file, or None if nothing is logged yet.
     """
     run = Curves(title, clusters, read_metrics(folder))
     if not run.kind("step") and not run.kind("epoch"):
@@ -105,10 +105,10 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
 
 
 def statistics(runs: Sequence[Curves]) -> "Figure":
-    """The paper's figure of training statistics: of one run, or of several over one another.
+    """The paper's figure of training statistics: of one run, or of several overlaid.
 
     Every panel shows an epoch's mean or extreme: loss (Eq. 7), confidence (Eq. 11), smallest and largest relative
-    cluster, agreement (Eq. 12), purity. Where an alarm began, it is named.
+    cluster, agreement (Eq. 12), purity. Alarms are marked where they began.
     """
     figure = new_figure(9.6, 5.4)
     *axes, key = figure.subplots(2, 3).ravel()
@@ -125,7 +125,7 @@ def statistics(runs: Sequence[Curves]) -> "Figure":
 
 
 def _one(axes: Sequence[Any], run: Curves) -> None:
-    """One run: the five statistics and, if there is a sixth panel, the frozen features."""
+    """Draw one run: the five statistics and, in a sixth panel, the frozen features."""
     steps, epochs = run.kind("step"), run.kind("epoch")
     axes[LOSS].plot(*_points(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
     axes[LOSS].plot(*_points(epochs, "loss"), color=BLUE)
@@ -147,7 +147,7 @@ def _one(axes: Sequence[Any], run: Curves) -> None:
 
 
 def _many(axes: Sequence[Any], run: Curves, colour: str, number: int) -> Any:
-    """One run among several; the line that stands for it in the legend."""
+    """Draw one run of several, and return its line for the legend."""
     epochs = run.kind("epoch")
     (line,) = axes[LOSS].plot(*_points(epochs, "loss"), color=colour)
     for panel, name in (
@@ -163,7 +163,7 @@ def _many(axes: Sequence[Any], run: Curves, colour: str, number: int) -> Any:
 
 
 def _chance(axes: Any, runs: Sequence[Curves]) -> None:
-    """The loss of a student that tells no cluster from another."""
+    """Mark the loss of a student that predicts all clusters equally."""
     for clusters in sorted({run.clusters for run in runs if run.clusters}):
         level = math.log(clusters)
         axes.axhline(level, color=GREY, linestyle=":")
@@ -174,7 +174,7 @@ def _chance(axes: Any, runs: Sequence[Curves]) -> None:
 
 
 def _shares(sizes: Any, epochs: Sequence[dict[str, Any]], clusters: int | None) -> None:
-    """Empty clusters and coinciding centroids, in percent on the right."""
+    """Draw empty clusters and coinciding centroids, in percent on the right."""
     right = sizes.twinx()
     if clusters:
         when, empty = _points(epochs, "empty_clusters")
@@ -199,10 +199,10 @@ def _titles(axes: Sequence[Any]) -> None:
         style_axes(panel, name, x="epoch")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in (CONFIDENCE, AGREEMENT, PURITY):
-        axes[panel].set_ylim(0, 1 if len(axes) > FROZEN else None)  # curves.png is looked at run after run
+        axes[panel].set_ylim(0, 1 if len(axes) > FROZEN else None)  # curves.png of different runs stay comparable
     axes[SIZES].axhline(1, color=GREY, linestyle=":", zorder=0)
     axes[SIZES].set_ylim(bottom=0)
-    if axes[SIZES].get_ylim()[1] > 6:  # a cluster that swallows others would flatten all else
+    if axes[SIZES].get_ylim()[1] > 6:  # one dominant cluster would flatten the rest
         top = axes[SIZES].get_ylim()[1]
         axes[SIZES].set_yscale("symlog", linthresh=2)
         axes[SIZES].set_yticks([0, 1, *[m * 10**n for n in range(6) for m in (2, 5, 10) if m * 10**n <= top][:8]])
@@ -220,7 +220,7 @@ def _placed(run: Curves) -> list[dict[str, Any]]:
 
 
 def _mark(axes: Sequence[Any], run: Curves, colour: str, number: int = 0) -> None:
-    """Name the alarms where they began; `number` keeps the names of several runs apart."""
+    """Mark the alarms where they began; `number` separates the labels of several runs."""
     for alarm in _placed(run):
         panel = MARKED.get(alarm["name"], LOSS)
         if panel >= len(axes):
@@ -238,23 +238,23 @@ def _mark(axes: Sequence[Any], run: Curves, colour: str, number: int = 0) -> Non
 
 
 def _points(lines: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    """Epochs and one figure of them, where it was measured."""
+    """Epochs and one statistic, where it was measured."""
     both = [line for line in lines if _drawable(line.get("epoch")) and _drawable(line.get(name))]
     return [line["epoch"] for line in both], [line[name] for line in both]
 
 
 def _drawable(value: Any) -> bool:
-    """Whether it is a number with a place on an axis, or the NaN of a run that went wrong."""
+    """Whether it is a number that fits on an axis, or the NaN of a diverged run."""
     return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > LARGEST
 
 
 def _literally(text: str) -> str:
-    """A name as it is: matplotlib takes what stands between dollars for a formula."""
+    """The name shortened, with dollars escaped: matplotlib reads text between dollars as a formula."""
     return shortened(printable(text), LONGEST_NAME).replace("$", r"\$")
 
 
 def _series(axes: Any, lines: Sequence[dict[str, Any]], name: str, color: str, label: str | None = None) -> None:
-    """Plot one figure against epochs, where it was measured."""
+    """Plot one statistic against epochs, where it was measured."""
     when, values = _points(lines, name)
     if values:
         marker = "o" if len(values) < 30 else None

@@ -42,7 +42,7 @@ def balancing_curves(*, clusters: int = 8, similarities: Sequence[float] = (-0.6
     """The appendix's figure of B(z; s): adjusted similarity against relative size, linear and squared below 1/K."""
     figure = new_figure(6.4, 3.4)
     axes = figure.subplots()
-    # Every curve has its corner at 1/K.
+    # Every curve has a kink at 1/K.
     sizes = [index / 100 / clusters for index in range(101)]
     sizes += [1 / clusters + (1 - 1 / clusters) * index / 200 for index in range(1, 201)]
     below = sizes[:101]
@@ -69,18 +69,18 @@ def balancing_curves(*, clusters: int = 8, similarities: Sequence[float] = (-0.6
 
 
 def boundary(share: float, angle: float) -> tuple[float, float] | None:
-    """Where two clusters meet on the unit circle once B has balanced them (the paper's Figure 1).
+    """The boundary of two clusters on the unit circle after balancing by B (the paper's Figure 1).
 
-    The centroids lie at -angle/2 (c1) and +angle/2 (c2). B is affine per cluster, so z_1^B - z_2^B is one cosine and
-    a constant, and its zeros are known in closed form.
+    The centroids lie at -angle/2 (c1) and +angle/2 (c2). B is affine per cluster, so z_1^B - z_2^B is a cosine plus
+    a constant, with zeros in closed form.
 
     Args:
-        share: s of c1, in (0, 1); c2 has the rest.
+        share: s of c1, in (0, 1); c2 takes the rest.
         angle: between the centroids, in radians, in (0, pi].
 
     Returns:
-        The ends of the arc that falls to c2, counterclockwise, in radians: of equal shares (0, pi). None where one
-        cluster takes the whole circle.
+        The ends of the arc assigned to c2, counterclockwise, in radians: (0, pi) for equal shares. None if one
+        cluster covers the whole circle.
     """
     import torch
 
@@ -217,7 +217,7 @@ def accuracy_against_epochs(points: Sequence[Point]) -> "Figure":
 
 
 def _name(axes: Any, end: Point, ends: Sequence[Point], *, radius: float, color: str, strong: bool) -> None:
-    """Name a method at its last point: above if it is to stand out, else to the right, or below where another is."""
+    """Label a method at its last point: above if emphasised, else to the right, or below if crowded."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     crowded = any(
         0 < other.epochs - end.epochs < 0.12 * (right - left)

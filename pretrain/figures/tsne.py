@@ -1,4 +1,4 @@
-"""The appendix's t-SNE picture: projected features h_t(f_t(x)) of a few classes in the plane."""
+"""The appendix's t-SNE figure: projected features h_t(f_t(x)) of a few classes in the plane."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ PERPLEXITY = 30.0  # scikit-learn's default; fewer images take a third of their 
 
 @dataclass(frozen=True)
 class Plane:
-    """Images in the plane.
+    """Images laid out in the plane.
 
     Attributes:
         points: [N, 2].
@@ -54,22 +54,22 @@ class Plane:
 
 
 def choose(images: ImageSet, classes: Sequence[str], *, each: int | None = None) -> list[int]:
-    """Indices of the images of some classes, in order; of each class the first `each`, or all.
+    """Indices of the images of some classes, in order: the first `each` of every class, or all.
 
     Raises:
-        UserError: there are no class folders, or none of such a name.
+        UserError: there are no class folders, or none of that name.
     """
     if images.labels is None or images.classes is None:
-        raise UserError(f"{images.root} has no class folders: t-SNE colours images by the folder they lie in")
+        raise UserError(f"{images.root} has no class folders: t-SNE colours images by their folder")
     missing = [name for name in classes if name not in images.classes]
     if missing:
         some = ", ".join(images.classes[:4])
         raise UserError(
-            f"{images.root} has no class folder {', '.join(missing)}: choose with --classes among its "
+            f"{images.root} has no class folder {', '.join(missing)}: choose with --classes from its "
             f"{len(images.classes)} ({some}{' ...' if len(images.classes) > 4 else ''})"
         )
-    chosen = [np.flatnonzero(images.labels == images.classes.index(name))[:each] for name in classes]
-    return [int(index) for indices in chosen for index in indices]
+    per_class = [np.flatnonzero(images.labels == images.classes.index(name))[:each] for name in classes]
+    return [int(index) for indices in per_class for index in indices]
 
 
 def embed(
@@ -85,17 +85,17 @@ def embed(
 ) -> Plane:
     """Pass images through f_t and h_t and lay them out by t-SNE (van der Maaten and Hinton, 2008).
 
-    Rows are scaled to length 1 before, since training knows their direction only.
+    Features are normalised first, since training uses only their direction.
 
     Args:
         name: what `excb.load` takes, with heads: a run folder or a full checkpoint.
-        data: a folder of class folders, or one that holds it as train/.
-        reporter: told of progress.
+        data: a folder of class folders, or a folder with such a train/ in it.
+        reporter: shows progress.
         classes: names of class folders; ImageNet-10 by default.
         each: images of every class at most; all by default.
         seed: of t-SNE.
         device: where the network computes.
-        out: files that the picture is to be written to.
+        out: files that the figure will be written to.
 
     Raises:
         UserError: the checkpoint has no heads, a class is missing, there are too few images, or `out` is among them.
@@ -106,16 +106,16 @@ def embed(
     for file in out:
         refuse_among(images, file.parent)
     wanted = list(IMAGENET_10) if classes is None else list(dict.fromkeys(classes))
-    chosen = choose(images, wanted, each=each)
+    indices = choose(images, wanted, each=each)
     network = _projected(name).to(device)
-    with reporter.progress("projected features", len(chosen)) as bar:
+    with reporter.progress("projected features", len(indices)) as bar:
         features = extract(
-            network, Inputs(images, network.transform, chosen=chosen), device=device, progress=bar.advance
+            network, Inputs(images, network.transform, chosen=indices), device=device, progress=bar.advance
         )
     for path, reason in features.broken.items():
-        reporter.warn(f"{path} cannot be read ({reason}) and is left out")
+        reporter.warn(f"{path} cannot be read ({reason}) and is skipped")
     if len(features.rows) < 4:
-        raise UserError(f"{len(features.rows)} images are too few for t-SNE: choose more classes, or fuller ones")
+        raise UserError(f"{len(features.rows)} images are too few for t-SNE: choose more or larger classes")
     assert images.labels is not None
     assert images.classes is not None
     index = {images.classes.index(name): number for number, name in enumerate(wanted)}
@@ -142,12 +142,12 @@ def _projected(name: str) -> _Projected:
     backbone = loading.load(name, heads=True)
     assert backbone.heads is not None
     if backbone.heads.teacher is None:
-        raise UserError(f"{name} holds no heads of the teacher: name a run folder or a full checkpoint")
+        raise UserError(f"{name} has no teacher heads: name a run folder or a full checkpoint")
     return _Projected(backbone, backbone.heads.teacher.projector).eval()
 
 
 def tsne(plane: Plane) -> "Figure":
-    """Draw the images, classes by colour and mark, each named where its images lie."""
+    """Draw the images, classes by colour and marker, each labelled at its densest point."""
     from matplotlib.patheffects import withStroke
 
     figure = new_figure(6.4, 5.6)
@@ -172,7 +172,7 @@ def tsne(plane: Plane) -> "Figure":
 
 
 def _densest(points: np.ndarray) -> np.ndarray:
-    """The point [2] whose nearest fifth of the class is nearest: a class may lie in several parts."""
+    """The point [2] whose nearest fifth of the class is closest: a class may have several parts."""
     from sklearn.neighbors import NearestNeighbors
 
     count = max(1, len(points) // 5)

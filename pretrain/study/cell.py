@@ -1,4 +1,4 @@
-"""One cell of a study: an ordinary run, judged by k-NN and by the sizes of its clusters, kept in one JSON."""
+"""One cell of a study: an ordinary run, evaluated by k-NN and by its cluster sizes, recorded in one JSON file."""
 
 import hashlib
 import json
@@ -38,14 +38,14 @@ from .sets import Sets
 SCHEMA, FILE, UNTRAINED = 1, "cell.json", "untrained"
 K = 20  # neighbours of the k-NN figure
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the relative cluster sizes
-SETTLED_ON = 10_000  # images that give an untrained network's BatchNorms their statistics, at most
-MEASURING = ("monitor.images", "monitor.k")  # besides what moves the weights, these move figures
-ROWS = 4096  # features whose similarities with all centroids are held at once
+CALIBRATION_IMAGES = 10_000  # at most, for the BatchNorm statistics of an untrained network
+MEASURING = ("monitor.images", "monitor.k")  # these affect figures, though not the weights
+ROWS = 4096  # features whose similarities to all centroids are in memory at once
 
 
 @dataclass(frozen=True)
 class Job:
-    """One cell at one seed: its recipe is the base recipe with overrides shared by all cells, and then its own."""
+    """One cell at one seed: the base recipe with the overrides shared by all cells, then its own."""
 
     cell: str
     shared: tuple[str, ...]
@@ -60,11 +60,11 @@ class Job:
 
     @property
     def epochs(self) -> int:
-        """Passes over the training images: what the job's time is estimated by."""
+        """Passes over the training images: the measure of the job's cost."""
         return 0 if self.cell == UNTRAINED else self.recipe.optim.epochs
 
     def finished(self) -> dict[str, Any] | None:
-        """The contents of `cell.json`, or None while there is none.
+        """The contents of `cell.json`, or None if it does not exist yet.
 
         Raises:
             UserError: the file is damaged, or of another schema.
@@ -73,34 +73,34 @@ class Job:
         if not file.is_file():
             return None
         try:
-            found: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))
-            known = found["schema"] == SCHEMA
+            contents: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))
+            readable = contents["schema"] == SCHEMA
         except (ValueError, KeyError, TypeError):
-            known = False
-        if not known:
-            raise UserError(f"{file} is no cell of this version: move {self.folder} away to run it again")
-        return found
+            readable = False
+        if not readable:
+            raise UserError(f"{file} is not a cell of this version: move {self.folder} away to run it again")
+        return contents
 
     def changes(self, sets: Sets) -> list[str]:
-        """In what a cell in the folder, finished or begun, is not this job: each as "section.field was A, now B".
+        """How the cell in the folder, finished or started, differs from this job: each as "section.field was A, now B".
 
         Raises:
             UserError: `cell.json` is damaged, or of another schema.
         """
-        found = self.finished()
-        if found is None:
+        contents = self.finished()
+        if contents is None:
             return self._changes_since_begun()
         new, usual = decisive(self.recipe.to_dict()), decisive(Recipe(name="").to_dict())
-        old = usual | decisive(found["recipe"])  # a field that an earlier version did not have counts as its default
+        old = usual | decisive(contents["recipe"])  # a field that an earlier version did not have counts as its default
         names = [name for name in old | new if old.get(name) != new.get(name)]
         changed = [f"{name} was {old.get(name)}, now {new.get(name)}" for name in names]
-        if found["data_digest"] != sets.digest:
-            before = found["data"]["train"]
-            changed.append(f"the images were others, {before['images']:,} from {before['root']}")
+        if contents["data_digest"] != sets.digest:
+            before = contents["data"]["train"]
+            changed.append(f"the images differ, they were {before['images']:,} from {before['root']}")
         return changed
 
     def _changes_since_begun(self) -> list[str]:
-        """The run folder itself refuses other images, and a damaged `recipe.json`."""
+        """Changed fields of a started run. The run folder itself refuses other images and a damaged `recipe.json`."""
         try:
             begun = json_text.parse((self.folder / RECIPE).read_text(encoding="utf-8"))
             return differences(begun["recipe"], self.recipe.to_dict())
@@ -109,7 +109,7 @@ class Job:
 
 
 def decisive(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What of a recipe's plain values decides the figures, as section.field."""
+    """The values of a recipe that its figures depend on, as section.field."""
     values = {"init": recipe["init"]} | {
         f"{section}.{field}": value
         for section, fields in recipe.items()
@@ -124,18 +124,18 @@ def decisive(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest(recipe: Recipe) -> str:
-    """Equal for recipes that give equal figures on equal images: 16 hexadecimal digits."""
+    """16 hexadecimal digits, equal for recipes that give equal figures on equal images."""
     return hashlib.sha256(json.dumps(decisive(recipe.to_dict()), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
-    """Train, or go on with, one cell, judge it and write its `cell.json`.
+    """Train or resume one cell, evaluate it and write its `cell.json`.
 
     Returns:
         Exit code: 0, or 128 + the signal that stopped the run.
 
     Raises:
-        UserError: the run cannot be made, or its loss is not finite any more.
+        UserError: the run cannot be made, or its loss is no longer finite.
     """
     device = choose_device(job.recipe.efficiency.device)
     training: dict[str, Any] = {}
@@ -144,13 +144,13 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
             return code
         training = json_text.parse((job.folder / REPORT).read_text(encoding="utf-8"))
     start = time.monotonic()
-    judged = _judge_untrained(job, sets, device) if job.cell == UNTRAINED else _judge(job, sets, device, training)
+    measured = _measure_untrained(job, sets, device) if job.cell == UNTRAINED else _measure(job, sets, device, training)
     contents = {
         "schema": SCHEMA,
         "cell": job.cell,
         "seed": job.seed,
         "overrides": [*job.shared, *job.own],
-        **judged,
+        **measured,
         "seconds": {"training": training.get("seconds", 0.0), "measuring": round(time.monotonic() - start, 1)},
         "images_per_second": training.get("images_per_second"),
         "recipe_digest": digest(job.recipe),
@@ -163,7 +163,7 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
     return 0
 
 
-def _judge(job: Job, sets: Sets, device: torch.device, report: dict[str, Any]) -> dict[str, Any]:
+def _measure(job: Job, sets: Sets, device: torch.device, report: dict[str, Any]) -> dict[str, Any]:
     """Figures of a trained cell: the last epoch's, k-NN, and the teacher's assignments of the plain images."""
     last = report["last"]
     names = ("loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster")
@@ -178,7 +178,7 @@ def _judge(job: Job, sets: Sets, device: torch.device, report: dict[str, Any]) -
     clusters = job.recipe.method.clusters
     counts = run_checkpoint.read(job.folder / report["checkpoint"])["counts"].numpy()
     assigned = np.bincount(assign(backbone.heads.teacher, bank.rows, device), minlength=clusters)
-    sizes = {name: relative(found) for name, found in (("training", counts), ("by_z", assigned))}
+    sizes = {name: relative(counted) for name, counted in (("training", counts), ("by_z", assigned))}
     figures |= {
         "smallest_size": float(sizes["by_z"].min()),
         "largest_size": float(sizes["by_z"].max()),
@@ -187,20 +187,20 @@ def _judge(job: Job, sets: Sets, device: torch.device, report: dict[str, Any]) -
     return {
         "figures": figures,
         "size_quantiles": {
-            name: {f"{share:g}": float(np.quantile(found, share)) for share in QUANTILES}
-            for name, found in sizes.items()
+            name: {f"{share:g}": float(np.quantile(values, share)) for share in QUANTILES}
+            for name, values in sizes.items()
         },
-        "sizes": {name: sorted(found.tolist(), reverse=True) for name, found in sizes.items()},
+        "sizes": {name: sorted(values.tolist(), reverse=True) for name, values in sizes.items()},
     }
 
 
-def _judge_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, Any]:
-    """Figures of the network that the cells of this seed start from, its BatchNorms given the images' statistics."""
+def _measure_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, Any]:
+    """Figures of the network that this seed's cells start from, with BatchNorm statistics of the images."""
     job.folder.mkdir(parents=True, exist_ok=True)
     recipe, images = job.recipe, sets.train
     backbone = build_model(recipe).teacher.backbone.to(device)
-    every = -(-len(images) // SETTLED_ON)
-    estimate_batchnorm(backbone, Subset(images, np.arange(0, len(images), every)), recipe.views.preprocessing)
+    stride = -(-len(images) // CALIBRATION_IMAGES)
+    estimate_batchnorm(backbone, Subset(images, np.arange(0, len(images), stride)), recipe.views.preprocessing)
     monitor = Monitor(
         images,
         recipe.monitor,
@@ -215,7 +215,7 @@ def _judge_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, An
 
 
 def _of_features(measured: dict[str, float]) -> dict[str, float]:
-    """The monitor's figures; its k-NN asks about the training images."""
+    """The monitor's figures; its k-NN is leave-one-out on the training images."""
     figures = {name: measured[name] for name in ("neighbour_agreement", "effective_rank")}
     return figures | ({"knn_leave_one_out": measured["knn_top1"]} if "knn_top1" in measured else {})
 
@@ -226,16 +226,16 @@ def _features(network: nn.Module, images: Images, recipe: Recipe, device: torch.
 
 
 def _knn(network: nn.Module, bank: Features, sets: Sets, recipe: Recipe, device: torch.device) -> dict[str, float]:
-    """Top-1 of the weighted vote of K neighbours in percent: of the held-out images, or of each image by the others."""
+    """Top-1 accuracy of the weighted vote of K neighbours, in percent: on held-out images, or leave-one-out."""
     if sets.train.labels is None or sets.train.classes is None:
         return {}
     labels = torch.from_numpy(sets.train.labels)[bank.samples]
-    queries, targets, alone = bank.rows, labels, True
+    queries, targets, leave_one_out = bank.rows, labels, True
     if sets.held_out is not None and sets.held_out.labels is not None:
-        asked = _features(network, sets.held_out, recipe, device)
-        queries, targets, alone = asked.rows, torch.from_numpy(sets.held_out.labels)[asked.samples], False
-    k = min(K, len(labels) - alone)
-    neighbours = nearest(bank.rows, queries, k, exclude_self=alone)
+        test = _features(network, sets.held_out, recipe, device)
+        queries, targets, leave_one_out = test.rows, torch.from_numpy(sets.held_out.labels)[test.samples], False
+    k = min(K, len(labels) - leave_one_out)
+    neighbours = nearest(bank.rows, queries, k, exclude_self=leave_one_out)
     votes = vote(neighbours, labels, ks=[k], temperature=KNN_TEMPERATURE, classes=len(sets.train.classes))
     return {"knn_top1": accuracy(votes[k], targets)[0]}
 

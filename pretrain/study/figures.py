@@ -1,4 +1,4 @@
-"""A study's picture: sorted cluster sizes, accuracy against a number or by cell, with the spread over seeds."""
+"""A study's figure: sorted cluster sizes, accuracy against a number or by cell, with the spread over seeds."""
 
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ def draw(table: Table, folder: Path) -> list[Path]:
         folder: where to.
 
     Returns:
-        The files; none where no cell is finished.
+        The files; none if no cell is finished.
 
     Raises:
         UserError: a file cannot be written.
     """
-    rows = [row for row in table.rows if row.found]
+    rows = [row for row in table.rows if row.runs]
     if not rows:
         return []
     kind = table.study.picture
@@ -39,7 +39,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
         _lines(figure.subplots(), table, rows)
     else:
         _dots(figure.subplots(), table, rows)
-    seeds = sorted({len(row.found) for row in rows})
+    seeds = sorted({len(row.runs) for row in rows})
     many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     figure.suptitle(f"{table.study.asks}  (mean ± standard deviation, n = {many})", fontsize=11)
     files = [folder / "picture.png", folder / "picture.svg"]
@@ -51,7 +51,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
 def _sizes(axes: Any, rows: list[Row], kind: str, title: str) -> None:
     """Relative sizes from the largest cluster to the smallest: the mean over seeds, rank by rank, and its spread."""
     for row, (color, _) in zip(rows, distinct_styles(len(rows)), strict=True):
-        sizes = np.array([one["sizes"][kind] for one in row.found])
+        sizes = np.array([one["sizes"][kind] for one in row.runs])
         ranks = 100 * (np.arange(sizes.shape[1]) + 0.5) / sizes.shape[1]
         mean = sizes.mean(0)
         axes.plot(ranks, mean, color=color, label=_title(row), linewidth=1.6)
@@ -67,7 +67,7 @@ def _sizes(axes: Any, rows: list[Row], kind: str, title: str) -> None:
 
 
 def _lines(axes: Any, table: Table, rows: list[Row]) -> None:
-    """The score against the factor that goes across, one line for each combination of the others."""
+    """The score against the factor across, one line for each combination of the others."""
     across = table.study.across
     assert across is not None
     lines: dict[str, list[tuple[float, float, float]]] = {}

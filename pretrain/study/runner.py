@@ -1,4 +1,4 @@
-"""`excb-pretrain study`: run what a study compares, cell by cell; then its table and picture."""
+"""Runs the cells of a study one after another, then writes its table and figure."""
 
 import json
 import time
@@ -20,20 +20,20 @@ from .sets import Sets, find_sets
 from .studies import BASE, Cell, Study
 from .table import Row, Table
 
-# The base recipe at its own sizes on one x86 core, measuring included: a guess until a cell has been timed.
+# The base recipe at its own sizes on one x86 core, measuring included: a guess until a cell is timed.
 IMAGES_PER_SECOND = 180
 
 
 class CellReporter(Reporter):
-    """Tells progress and warnings of a cell's run with the cell's place in the study, and keeps its notes back."""
+    """Reports progress and warnings of a cell's run with its place in the study, and suppresses notes."""
 
     place = job = ""
 
     def note(self, text: str) -> None:
-        """Nothing: a study of many runs says the same many times."""
+        """Print nothing: notes would repeat for every run of the study."""
 
     def warn(self, text: str) -> None:
-        """Say which cell the warning is about."""
+        """Print a warning with the name of its cell."""
         super().warn(f"{self.job}: {text}")
 
     @contextmanager
@@ -49,8 +49,8 @@ class Grid:
     Args:
         study: what is compared.
         sets: the images.
-        folder: the study's folder; a cell's run lies in CELL/seed-N.
-        values: overrides of the base recipe, in all cells; where a cell has its own value, that holds.
+        folder: the study's folder; a cell's run is in CELL/seed-N.
+        values: overrides of the base recipe, for all cells; a cell's own value wins.
 
     Raises:
         UserError: an override is wrong.
@@ -75,21 +75,21 @@ class Grid:
         )
 
     def jobs(self, cells: Sequence[Cell], seeds: int) -> list[Job]:
-        """Every cell at every seed, from the base recipe's seed on; a seed's cells together, for even rows."""
+        """Every cell at every seed, from the base recipe's seed on, seed by seed, so that rows fill evenly."""
         first = self._base.run.seed
         numbers = range(first, first + seeds)
         return [self.job(cell, seed) for seed in numbers for cell in (self.untrained, *cells)]
 
-    def left(self, jobs: Sequence[Job]) -> list[Job]:
+    def unfinished(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs without a finished cell.
 
         Raises:
-            UserError: a cell was made with another recipe or other images.
+            UserError: a cell has another recipe or other images.
         """
         for job in jobs:
             if changed := job.changes(self.sets):
                 raise UserError(
-                    f"{job.folder} holds a cell that differs ({'; '.join(changed)}): repeat these values to go on, "
+                    f"{job.folder} holds a cell that differs ({'; '.join(changed)}): repeat these values to resume, "
                     "choose another --out, or remove that folder to run it again"
                 )
         return [job for job in jobs if job.finished() is None]
@@ -99,21 +99,21 @@ class Grid:
         return Table(self.study, [self._row(cell) for cell in self.study.cells], self._row(self.untrained))
 
     def _row(self, cell: Cell) -> Row:
-        found = []
+        finished = []
         for seed in self._seeds(cell):
             job = self.job(cell, seed)
             contents = job.finished()
             if contents is not None and not job.changes(self.sets):
-                found.append(contents)
-        return Row(cell, found)
+                finished.append(contents)
+        return Row(cell, finished)
 
     def _seeds(self, cell: Cell) -> list[int]:
         names = [folder.name.removeprefix("seed-") for folder in (self.folder / cell.name).glob("seed-*")]
         return sorted(int(name) for name in names if name.isdecimal())
 
 
-def study(
-    chosen: Study,
+def run_study(
+    study: Study,
     data: str,
     out: Path,
     reporter: Reporter,
@@ -124,35 +124,35 @@ def study(
     dry_run: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Run what is left of a study, and write and show its table and picture.
+    """Run the unfinished cells of a study, then write and print its table and figure.
 
     Args:
-        chosen: the study.
-        data: the images; see `study_sets.find_sets`.
+        study: what is compared.
+        data: the images; see `sets.find_sets`.
         out: the folder of all studies.
         reporter: where to talk.
         seeds: number of seeds.
         cells: names of the cells to run; all by default. The table holds every finished one.
         values: overrides for all cells.
-        dry_run: only say what would be run.
-        as_json: print the table, or what would be run, as JSON.
+        dry_run: only print what would run.
+        as_json: print the table, or what would run, as JSON.
 
     Returns:
         Exit code: 0; 2 if a cell failed; 128 + the signal that stopped the study.
 
     Raises:
-        UserError: the study cannot be run as it was asked for.
+        UserError: the study cannot be run with these arguments.
     """
-    selected = chosen.select(cells)
+    selected = study.select(cells)
     sets = find_sets(data, reporter.note)
     if len(sets.train) < 2:
-        raise UserError(f"{sets.train.root} holds one image: a study needs many, a few hundred at the least")
+        raise UserError(f"{sets.train.root} holds one image: a study needs at least a few hundred")
     refuse_among(sets.train, out)
-    grid = Grid(chosen, sets, out / chosen.name, values)
+    grid = Grid(study, sets, out / study.name, values)
     jobs = grid.jobs(selected, seeds)
-    left = grid.left(jobs)
+    left = grid.unfinished(jobs)
     if dry_run:
-        _tell_plan(grid, jobs, left, reporter, as_json=as_json)
+        _print_plan(grid, jobs, left, reporter, as_json=as_json)
         return 0
     try:
         grid.folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def study(
         raise UserError(f"cannot write the study's folder {grid.folder}: {error}: choose another --out") from None
     code, failed = _run(left, grid, reporter)
     if code:
-        reporter.note("stopped: the same command goes on where the study is")
+        reporter.note("stopped: the same command resumes the study")
         return code
     table = grid.table()
     write_text(table.markdown(), grid.folder / "table.md")
@@ -169,61 +169,59 @@ def study(
     if as_json:
         reporter.answer(json.dumps(table.to_dict(), indent=2))
     else:
-        _tell_table(table, reporter)
+        _print_table(table, reporter)
     reporter.note(
         f"{grid.folder}: table.md, table.csv, {', '.join(file.name for file in pictures)}; runs in CELL/seed-N"
     )
     if failed:
-        reporter.warn(
-            f"{len(failed)} of {len(left)} cells have no result ({', '.join(failed)}): the same command tries again"
-        )
+        reporter.warn(f"{len(failed)} of {len(left)} cells failed ({', '.join(failed)}): the same command retries them")
     return USER_ERROR if failed else 0
 
 
 def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list[str]]:
-    """Run the jobs one after another: the code of the signal that stopped them or 0, and which ones failed."""
-    teller, rate = CellReporter(quiet=reporter.quiet), _rate(grid)
+    """Run the jobs one after another. Returns 0 or 128 + the signal that stopped them, and the failed ones."""
+    cell_reporter, rate = CellReporter(quiet=reporter.quiet), _rate(grid)
     failed: list[str] = []
     done, spent = 0, 0.0  # passes over the images in this process, and their seconds
     for number, job in enumerate(left, start=1):
-        ahead = _work(left[number - 1 :])
+        ahead = _epochs(left[number - 1 :])
         if done:
             rate = done * len(grid.sets.train) / spent
         about = duration(ahead * len(grid.sets.train) / rate)
-        teller.job = f"{job.cell}, seed {job.seed}"
-        teller.place = f"cell {number} of {len(left)}, about {about} left"
-        reporter.note(f"{teller.place}: {teller.job}")
-        if job.finished() is not None:  # by another process that runs the same study
+        cell_reporter.job = f"{job.cell}, seed {job.seed}"
+        cell_reporter.place = f"cell {number} of {len(left)}, about {about} left"
+        reporter.note(f"{cell_reporter.place}: {cell_reporter.job}")
+        if job.finished() is not None:  # by another process of the same study
             continue
         start = time.monotonic()
         try:
-            if code := run_cell(job, grid.sets, teller):
+            if code := run_cell(job, grid.sets, cell_reporter):
                 return code, failed
-        except UserError as error:  # one run that diverges, or that another process has, must not stop a long study
-            teller.warn(str(error))
+        except UserError as error:  # a run that diverges, or is locked by another process, must not stop the study
+            cell_reporter.warn(str(error))
             failed.append(f"{job.cell}/seed-{job.seed}")
             continue
         done, spent = done + job.epochs, spent + time.monotonic() - start
     return 0, failed
 
 
-def _work(jobs: Sequence[Job]) -> int:
+def _epochs(jobs: Sequence[Job]) -> int:
     """Passes over the training images."""
     return sum(job.epochs for job in jobs)
 
 
 def _rate(grid: Grid) -> float:
-    """Training images per second: of the study's finished cells with all they take, or else a guess."""
+    """Training images per second of the finished cells, evaluation included; a guess if there are none."""
     table = grid.table()
-    found = [one for row in table.rows for one in row.found]
-    images = sum(one["recipe"]["optim"]["epochs"] * one["data"]["train"]["images"] for one in found)
+    finished = [one for row in table.rows for one in row.runs]
+    images = sum(one["recipe"]["optim"]["epochs"] * one["data"]["train"]["images"] for one in finished)
     seconds = sum(row.seconds for row in table.rows)
     return images / seconds if seconds else IMAGES_PER_SECOND
 
 
-def _tell_plan(grid: Grid, jobs: Sequence[Job], left: Sequence[Job], reporter: Reporter, *, as_json: bool) -> None:
-    """Say what would be run and how long that takes."""
-    seconds = _work(left) * len(grid.sets.train) / _rate(grid)
+def _print_plan(grid: Grid, jobs: Sequence[Job], left: Sequence[Job], reporter: Reporter, *, as_json: bool) -> None:
+    """Print what would run and about how long it takes."""
+    seconds = _epochs(left) * len(grid.sets.train) / _rate(grid)
     if as_json:
         cells = [
             {"cell": job.cell, "seed": job.seed, "overrides": [*job.shared, *job.own], "finished": job not in left}
@@ -239,12 +237,12 @@ def _tell_plan(grid: Grid, jobs: Sequence[Job], left: Sequence[Job], reporter: R
         rows.append([name, ", ".join(done) or "-", ", ".join(to_run) or "-", " ".join(mine[0].own)])
     title = f"{grid.study.name}: {grid.study.asks}; recipe {BASE} {' '.join(grid.values)}".rstrip()
     reporter.table(title, ["cell", "seeds finished", "seeds to run", "overrides"], rows)
-    timed = any(row.found for row in grid.table().rows)
+    timed = any(row.runs for row in grid.table().rows)
     basis = "at the speed of its finished cells" if timed else "on one CPU core, at the sizes of the base recipe"
     reporter.answer(f"{len(left)} of {len(jobs)} to run: about {duration(seconds)} {basis}")
 
 
-def _tell_table(table: Table, reporter: Reporter) -> None:
+def _print_table(table: Table, reporter: Reporter) -> None:
     if (form := table.paper_form()) is not None:
         reporter.table(table.study.asks, *form)
     reporter.table(table.study.asks, *table.cells())

@@ -1,4 +1,4 @@
-"""The images of a study, as files or in tar shards: those that are trained on, and labelled ones that are held out."""
+"""The images of a study, as files or tar shards: training images and labelled held-out images."""
 
 import hashlib
 import os
@@ -18,19 +18,19 @@ from excb.remote import byte_ranges
 
 from ..run.run_folder import describe
 
-HELD_OUT = ("test", "val")  # beside `train`, the first that is there: k-NN is asked about it
+HELD_OUT = ("test", "val")  # the first of these beside `train` is the k-NN test set
 
 
 @dataclass(frozen=True)
 class Sets:
-    """The images of a study: those that are trained on, and labelled ones that are held out, where there are any."""
+    """Training images, and labelled held-out images if any."""
 
     train: CodedImages
     held_out: Images | None
 
     @property
     def judged_on(self) -> str:
-        """What the k-NN figure is a figure of."""
+        """What k-NN accuracy is measured on."""
         if self.train.labels is None:
             return "no labels"
         return (
@@ -38,7 +38,7 @@ class Sets:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What a cell remembers of its images."""
+        """What a cell records of its images."""
         held_out = describe(self.held_out) if self.held_out is not None else None
         return {"train": describe(self.train), "held_out": held_out, "judged_on": self.judged_on}
 
@@ -50,13 +50,13 @@ class Sets:
 
 
 def find_sets(data: str | Path, note: Note = lambda _line: None) -> Sets:
-    """The images of `data/train`, or `data`; those of `data/test` or else `data/val` are held out where labelled.
+    """The images of `data/train`, or `data`; labelled ones of `data/test` or else `data/val` are held out.
 
-    Held-out images of classes that the training images lack are left out: no neighbour could vote for them.
+    Held-out images of classes without training images are dropped: no neighbour could vote for them.
 
     Args:
         data: a folder of images or of shards, or shards as `excb.images.shards.open_shards` takes them.
-        note: told when shards are indexed.
+        note: called when shards are indexed.
 
     Raises:
         UserError: there is no image.
@@ -65,18 +65,18 @@ def find_sets(data: str | Path, note: Note = lambda _line: None) -> Sets:
     train = open_images(text, note)
     if train.classes is None or os.fspath(train.root) != _part(text, "train"):
         return Sets(train, None)
-    held_out = next((found for name in HELD_OUT if (found := _open(text, name, note)) is not None), None)
+    held_out = next((images for name in HELD_OUT if (images := _open(text, name, note)) is not None), None)
     if held_out is None or held_out.classes is None or held_out.labels is None:
         return Sets(train, None)
     number = {name: index for index, name in enumerate(train.classes)}
     labels = np.array([number.get(name, -1) for name in held_out.classes], np.int64)[held_out.labels]
-    known = np.flatnonzero(labels >= 0)
-    if not len(known):
+    shared = np.flatnonzero(labels >= 0)
+    if not len(shared):
         return Sets(train, None)
     if isinstance(held_out, ImageSet):
-        paths = [held_out.paths[index] for index in known.tolist()]
-        return Sets(train, replace(held_out, paths=paths, labels=labels[known], classes=train.classes))
-    return Sets(train, Subset(replace(held_out, labels=labels, classes=train.classes), known))
+        paths = [held_out.paths[index] for index in shared.tolist()]
+        return Sets(train, replace(held_out, paths=paths, labels=labels[shared], classes=train.classes))
+    return Sets(train, Subset(replace(held_out, labels=labels, classes=train.classes), shared))
 
 
 def _part(data: str, name: str) -> str:
@@ -84,7 +84,7 @@ def _part(data: str, name: str) -> str:
 
 
 def _open(data: str, name: str, note: Note) -> ImageSet | ShardImages | None:
-    """The images of a part beside `train`, if it is there."""
+    """The images of a folder beside `train`, if it exists."""
     part = _part(data, name)
     if byte_ranges.is_remote(data):
         return open_shards(part, note) if holds_shards(part) else None

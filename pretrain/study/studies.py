@@ -1,4 +1,4 @@
-"""Studies as data: which recipes are compared, and how their table and picture are laid out."""
+"""Studies as data: which recipes are compared, and the layout of their table and figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Cell:
 
     Args:
         name: also the name of its folder.
-        factors: what tells it from the other cells, by the table's columns.
+        factors: what distinguishes it from the other cells, by the table's columns.
         overrides: of the base recipe, each "section.field=value".
     """
 
@@ -33,11 +33,11 @@ class Study:
 
     Args:
         name: on the command line.
-        asks: the question, as the title of table and picture.
+        asks: the question, as the title of table and figure.
         paper: what it corresponds to in the paper.
         cells: the recipes, in the order of the table.
         picture: `sizes` sorted relative cluster sizes, `lines` accuracy against a number, `dots` accuracy by cell.
-        figures: of a cell, those that the table shows besides those by which cells are compared.
+        figures: that the table shows, besides those by which cells are compared.
         across: the factor whose levels are the columns of the table in the paper's form; None for one row a cell.
     """
 
@@ -105,7 +105,7 @@ def _batch_sizes() -> list[Cell]:
 
 
 def _components() -> list[Cell]:
-    """The paper's four rows, each with one component more; then the last row without what they all share."""
+    """The paper's four rows, each adding a component; then the last row without one of those that all share."""
     columns = ("predictor", "stop-gradient", "decay of C", "multi-crop", "projector on local", "balancing")
     without = {
         "predictor": ["method.predictor=false"],
@@ -193,7 +193,7 @@ def find_study(name: str) -> Study:
     """The study of that name.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such study.
     """
     if name not in STUDIES:
         raise UserError(f"no study is called {name!r}{nearest_name(name, STUDIES)} (`excb-pretrain study` lists all)")

@@ -49,7 +49,7 @@ class Spread:
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
 
     def text(self, decimals: int) -> str:
-        """Such as "37.70 ± 0.41"."""
+        """As "37.70 ± 0.41"."""
         spread = f" ± {self.deviation:.{decimals}f}" if len(self.values) > 1 else ""
         return f"{self.mean:.{decimals}f}{spread}"
 
@@ -59,21 +59,21 @@ class Row:
     """One cell's finished seeds."""
 
     cell: Cell
-    found: Sequence[dict[str, Any]]  # contents of `cell.json`, by seed
+    runs: Sequence[dict[str, Any]]  # contents of `cell.json`, by seed
 
     @property
     def seeds(self) -> list[int]:
         """The finished seeds."""
-        return [one["seed"] for one in self.found]
+        return [one["seed"] for one in self.runs]
 
     @property
     def seconds(self) -> float:
         """Computing time of all seeds."""
-        return float(sum(sum(one["seconds"].values()) for one in self.found))
+        return float(sum(sum(one["seconds"].values()) for one in self.runs))
 
     def spread(self, figure: str) -> Spread | None:
-        """A figure over the seeds, or None where it was not measured."""
-        values = [one["figures"][figure] for one in self.found if figure in one["figures"]]
+        """A figure over the seeds, or None if not measured."""
+        values = [one["figures"][figure] for one in self.runs if figure in one["figures"]]
         return Spread(tuple(values)) if values else None
 
     def text(self, figure: str) -> str:
@@ -84,7 +84,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All finished cells of a study; `untrained` has the networks that they start from."""
+    """All finished cells of a study; `untrained` is the network that they start from."""
 
     study: Study
     rows: Sequence[Row]
@@ -92,12 +92,12 @@ class Table:
 
     @property
     def score(self) -> str:
-        """The figure that the cells are compared by: k-NN, or where there are no labels the agreement of neighbours."""
+        """The figure that cells are compared by: k-NN, or agreement of neighbours without labels."""
         return "knn_top1" if any(row.spread("knn_top1") for row in self._all) else "neighbour_agreement"
 
     @property
     def _all(self) -> list[Row]:
-        return [row for row in (*self.rows, self.untrained) if row.found]
+        return [row for row in (*self.rows, self.untrained) if row.runs]
 
     @property
     def figures(self) -> list[str]:
@@ -106,7 +106,7 @@ class Table:
 
     @property
     def shown(self) -> list[str]:
-        """The figures of the table that people read; CSV and JSON have all."""
+        """The figures of the Markdown table; CSV and JSON have all."""
         return [name for name in self.figures if name in (self.score, "knn_leave_one_out", *self.study.figures)]
 
     @property
@@ -120,13 +120,13 @@ class Table:
         rows = []
         for row in self._all:
             factors = [row.cell.factors.get(name, "") for name in self.study.factors]
-            rows.append([row.cell.name, *factors, str(len(row.found)), *map(row.text, self.shown)])
+            rows.append([row.cell.name, *factors, str(len(row.runs)), *map(row.text, self.shown)])
         return header, rows
 
     def paper_form(self) -> tuple[list[str], list[list[str]]] | None:
-        """Heading and rows with one factor's levels across, as the paper has them; None where no factor goes across."""
+        """Heading and rows with one factor's levels across, as the paper has them; None if no factor goes across."""
         across = self.study.across
-        if across is None or not any(row.found for row in self.rows):
+        if across is None or not any(row.runs for row in self.rows):
             return None
         down = [name for name in self.study.factors if name != across]
         levels = list(dict.fromkeys(row.cell.factors[across] for row in self.rows))
@@ -138,17 +138,17 @@ class Table:
         return header, [[*key, *(texts.get(level, "") for level in levels)] for key, texts in lines.items()]
 
     def footnotes(self) -> list[str]:
-        """What a reader of the figures must know."""
-        found = [one for row in self._all for one in row.found]
-        judged = sorted({one["data"]["judged_on"] for one in found})
+        """How the figures were measured."""
+        runs = [one for row in self._all for one in row.runs]
+        judged = sorted({one["data"]["judged_on"] for one in runs})
         machines = sorted(
             {
                 f"{one['environment']['device']}, {one['environment']['threads']} threads, "
                 f"torch {one['environment']['torch']}, excb {one['environment']['excb']}"
-                for one in found
+                for one in runs
             }
         )
-        images = sorted({f"{one['data']['train']['images']:,}" for one in found})
+        images = sorted({f"{one['data']['train']['images']:,}" for one in runs})
         return [
             f"Figures: {SPREAD}.",
             f"k-NN, %: {', '.join(judged)}; k = 20, temperature 0.07, the teacher after the last epoch. "
@@ -159,7 +159,7 @@ class Table:
         ]
 
     def markdown(self) -> str:
-        """The table for people."""
+        """The table as Markdown."""
         parts = [f"# {self.study.asks}", f"In the paper: {self.study.paper}."]
         for table in (self.paper_form(), self.cells()):
             if table is not None:
@@ -170,7 +170,7 @@ class Table:
         return "\n\n".join(parts) + "\n"
 
     def csv(self) -> str:
-        """One line a cell, with the mean and the standard deviation of every figure."""
+        """One line per cell, with the mean and the standard deviation of every figure."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         pairs = [f"{name}_{part}" for name in self.figures for part in ("mean", "sd")]
@@ -181,11 +181,11 @@ class Table:
                 spread = row.spread(name)
                 numbers += [spread.mean, "" if len(spread.values) < 2 else spread.deviation] if spread else ["", ""]
             factors = [row.cell.factors.get(name, "") for name in self.study.factors]
-            writer.writerow([row.cell.name, *factors, len(row.found), *numbers, round(row.seconds, 1)])
+            writer.writerow([row.cell.name, *factors, len(row.runs), *numbers, round(row.seconds, 1)])
         return stream.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
-        """The table for machines: every figure with its mean, standard deviation (null with one seed) and values."""
+        """The table as plain values: every figure with its mean, standard deviation (null with one seed) and values."""
         cells = []
         for row in self._all:
             figures = {}

@@ -153,7 +153,7 @@ def test_names_that_are_none(zoo: Path, tmp_path: Path) -> None:
     folder = store(zoo, "one")
     for names, message in (
         (["on"], "did you mean 'one'"),
-        ([str(folder)], "no name of the catalogue"),
+        ([str(folder)], "is not in the catalogue"),
         ([], "name the"),
     ):
         with pytest.raises(UserError, match=message):
@@ -327,7 +327,7 @@ def test_weights_that_are_not_those_of_their_config(good: list[Member], tmp_path
     stamps = index["checkpoints"]
     stamps["two"]["model.safetensors"] = stamps["one"]["model.safetensors"]
     members = changed(with_index(good, index), "two/model.safetensors", weights)
-    with pytest.raises(UserError, match=r"two in .* is no checkpoint: .*sha256"):
+    with pytest.raises(UserError, match=r"two in .* is not a checkpoint: .*sha256"):
         unbundle(write(members, tmp_path / "bad.tar"), Reporter(quiet=True))
     assert not any((tmp_path / "elsewhere").glob("*"))
 
@@ -348,7 +348,7 @@ def test_compressed_and_missing_archives(good: list[Member], tmp_path: Path) -> 
     with tarfile.open(tmp_path / "bad.tar", "w:gz") as tar:
         for info, content in good:
             tar.addfile(info, io.BytesIO(content))
-    for name, message in (("bad.tar", "is no bundle"), ("none.tar", "cannot read the bundle")):
+    for name, message in (("bad.tar", "is not a bundle"), ("none.tar", "cannot read the bundle")):
         with pytest.raises(UserError, match=message):
             unbundle(tmp_path / name, Reporter(quiet=True))
 

@@ -284,7 +284,7 @@ def test_torchvisions_other_networks(tmp_path: Path) -> None:
     assert {layer.rpartition(".")[0] for layer in missing} == {"classifier.0", "classifier.3"}
     refusals: tuple[tuple[Any, str], ...] = (("timm", "file.pth"), ("detectron2", "file.pkl"))
     for format_, out in refusals:
-        with pytest.raises(UserError, match=rf"has no {name}: choose another --format; excb and onnx hold"):
+        with pytest.raises(UserError, match=rf"has no {name}: choose another --format; excb and onnx take"):
             export(str(folder), tmp_path / out, format=format_)
 
 
@@ -301,7 +301,7 @@ def test_networks_that_a_program_does_not_have(
 def test_unknown_format(tiny: Path, tmp_path: Path) -> None:
     unknown: Any = "onyx"
     with pytest.raises(
-        UserError, match=r"no format is called 'onyx'; did you mean 'onnx'\?; there are excb, torchvision"
+        UserError, match=r"no format is called 'onyx'; did you mean 'onnx'\?; formats are excb, torchvision"
     ):
         export(str(tiny), tmp_path / "file", format=unknown)
 

@@ -312,6 +312,6 @@ def test_nothing_to_publish_and_no_token(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no checkpoint" in refused(tmp_path / "nowhere")
-    assert "is no name of a repository" in refused(tmp_path, "tiny")
+    assert "is not the name of a repository" in refused(tmp_path, "tiny")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "needs a token" in refused(tmp_path)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from excb.pretrain.doctor import accelerator
 from excb.pretrain.doctor.accelerator import check_accelerator
-from excb.pretrain.doctor.check import Check
+from excb.pretrain.doctor.finding import Finding
 
 GIB = 2**30
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 03:01:58 UTC 2026\n"
@@ -40,8 +40,8 @@ def gpus(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
 
 
-def judged(device: str = "auto", precision: str = "bf16", gpus: int | None = None) -> dict[str, Check]:
-    return {check.name: check for check in check_accelerator(device, precision, gpus)}
+def judged(device: str = "auto", precision: str = "bf16", gpus: int | None = None) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check_accelerator(device, precision, gpus)}
 
 
 def no_gpu(monkeypatch: pytest.MonkeyPatch, built_for: str | None) -> None:
@@ -50,13 +50,13 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, built_for: str | None) -> None:
 
 
 def test_the_cpu_needs_no_gpu() -> None:
-    assert [check.verdict for check in check_accelerator("cpu", "fp32", None)] == ["ok"]
-    assert [check.verdict for check in check_accelerator("auto", "fp32", 0)] == ["ok"]
+    assert [finding.verdict for finding in check_accelerator("cpu", "fp32", None)] == ["ok"]
+    assert [finding.verdict for finding in check_accelerator("auto", "fp32", 0)] == ["ok"]
 
 
 @pytest.mark.parametrize(
     ("built_for", "present", "words"),
-    [("13.0", False, "no NVIDIA driver"), (None, True, "built without CUDA"), ("13.0", True, "no GPU can be used")],
+    [("13.0", False, "no NVIDIA driver"), (None, True, "built without CUDA"), ("13.0", True, "no usable GPU")],
 )
 def test_no_gpu_and_why(
     driver: Path, monkeypatch: pytest.MonkeyPatch, built_for: str | None, present: bool, words: str
@@ -64,31 +64,31 @@ def test_no_gpu_and_why(
     if not present:
         driver.unlink()
     no_gpu(monkeypatch, built_for)
-    check = judged()["GPU"]
-    assert check.verdict == "warning"
-    assert words in check.found
-    assert ("570.86.15" in check.found) == present
+    finding = judged()["GPU"]
+    assert finding.verdict == "warning"
+    assert words in finding.found
+    assert ("570.86.15" in finding.found) == present
     assert judged("cuda")["GPU"].verdict == judged(gpus=2)["GPU"].verdict == "error"
 
 
 def test_sound_gpus(gpus: None) -> None:
-    checks = judged(gpus=2)
-    assert {name: check.verdict for name, check in checks.items()} == {"GPU 0": "ok", "GPU 1": "ok", "NCCL": "ok"}
-    assert "80.0 GiB" in checks["GPU 0"].found
-    assert checks["NCCL"].found == "2.28.9"
+    findings = judged(gpus=2)
+    assert {name: finding.verdict for name, finding in findings.items()} == {"GPU 0": "ok", "GPU 1": "ok", "NCCL": "ok"}
+    assert "80.0 GiB" in findings["GPU 0"].found
+    assert findings["NCCL"].found == "2.28.9"
 
 
 def test_more_gpus_than_there_are(gpus: None) -> None:
-    check = judged(gpus=3)["GPU"]
-    assert check.verdict == "error"
-    assert check.mend == "--gpus 2"
+    finding = judged(gpus=3)["GPU"]
+    assert finding.verdict == "error"
+    assert finding.fix == "--gpus 2"
 
 
 def test_memory_that_others_hold(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: ((79 - 20 * index) * GIB, 80 * GIB))
-    checks = judged(gpus=2)
-    assert (checks["GPU 0"].verdict, checks["GPU 1"].verdict) == ("ok", "warning")
-    assert "only 59.0 GiB are free" in checks["GPU 1"].found
+    findings = judged(gpus=2)
+    assert (findings["GPU 0"].verdict, findings["GPU 1"].verdict) == ("ok", "warning")
+    assert "only 59.0 GiB free" in findings["GPU 1"].found
 
 
 def test_a_gpu_that_does_not_compute(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,14 +96,14 @@ def test_a_gpu_that_does_not_compute(gpus: None, monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("CUDA error: no kernel image is available\nsecond line")
 
     monkeypatch.setattr(torch, "ones", broken)
-    check = judged()["GPU 0"]
-    assert check.verdict == "error"
-    assert check.found.endswith("no kernel image is available")
+    finding = judged()["GPU 0"]
+    assert finding.verdict == "error"
+    assert finding.found.endswith("no kernel image is available")
 
 
 def test_no_bf16(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "_bf16", lambda _: False)
-    assert judged()["bf16"].mend == "efficiency.precision=fp16"
+    assert judged()["bf16"].fix == "efficiency.precision=fp16"
     assert "bf16" not in judged(precision="fp32")
 
 
@@ -115,7 +115,7 @@ def test_no_nccl(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_this_machines_gpu() -> None:
-    checks = judged(gpus=1)
-    assert {check.verdict for check in checks.values()} <= {"ok", "warning"}
-    assert torch.cuda.get_device_name() in checks["GPU 0"].found
-    assert checks["NCCL"].found.startswith("2.")
+    findings = judged(gpus=1)
+    assert {finding.verdict for finding in findings.values()} <= {"ok", "warning"}
+    assert torch.cuda.get_device_name() in findings["GPU 0"].found
+    assert findings["NCCL"].found.startswith("2.")

@@ -11,8 +11,8 @@ from excb.images.opening import read_list
 from excb.images.scanning import scan_folder
 from excb.images.shards import open_shards
 from excb.pretrain.doctor import files
-from excb.pretrain.doctor.check import Check
 from excb.pretrain.doctor.files import check_files
+from excb.pretrain.doctor.finding import Finding
 from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.small_runs import write_images
 
@@ -24,25 +24,27 @@ def folder(tmp_path: Path) -> Path:
     return write_images(tmp_path / "images", classes=2, each=10, side=12)
 
 
-def judged(folder: Path, *, bearable: float = 0.06, side: int | None = 8, everything: bool = False) -> dict[str, Check]:
-    checks = check_files(scan_folder(folder), QUIET, bearable=bearable, side=side, everything=everything)
-    return {check.name: check for check in checks}
+def judged(
+    folder: Path, *, bearable: float = 0.06, side: int | None = 8, everything: bool = False
+) -> dict[str, Finding]:
+    findings = check_files(scan_folder(folder), QUIET, bearable=bearable, side=side, everything=everything)
+    return {finding.name: finding for finding in findings}
 
 
 def test_sound_files(folder: Path) -> None:
-    checks = judged(folder)
-    assert list(checks) == ["headers", "pixels", "image sizes"]
-    assert {check.verdict for check in checks.values()} == {"ok"}
-    assert "all 20 images" in checks["pixels"].found
+    findings = judged(folder)
+    assert list(findings) == ["headers", "pixels", "image sizes"]
+    assert {finding.verdict for finding in findings.values()} == {"ok"}
+    assert "all 20 images" in findings["pixels"].found
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n"])
 def test_a_file_without_a_header(folder: Path, content: bytes) -> None:
     (folder / "class1" / "3.png").write_bytes(content)
-    checks = judged(folder)
-    assert checks["headers"].verdict == "warning"  # one of twenty, 6 % are bearable
-    assert [name.partition(" ")[0] for name in checks["headers"].names] == ["class1/3.png"]
-    assert checks["pixels"].verdict == "ok"  # told once
+    findings = judged(folder)
+    assert findings["headers"].verdict == "warning"  # one of twenty, 6 % are bearable
+    assert [name.partition(" ")[0] for name in findings["headers"].names] == ["class1/3.png"]
+    assert findings["pixels"].verdict == "ok"  # told once
     assert judged(folder, bearable=0.01)["headers"].verdict == "error"
 
 
@@ -55,17 +57,17 @@ def write_cut_jpeg(file: Path) -> None:
 
 def test_a_missing_file(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("class0/0.png\nnowhere.png\n")
-    check = check_files(read_list(tmp_path / "list.txt", folder), QUIET, bearable=0.01)[0]
-    assert check.verdict == "error"
-    assert check.names[0].startswith("nowhere.png (FileNotFoundError")
+    finding = check_files(read_list(tmp_path / "list.txt", folder), QUIET, bearable=0.01)[0]
+    assert finding.verdict == "error"
+    assert finding.names[0].startswith("nowhere.png (FileNotFoundError")
 
 
 def test_cut_pixels_are_found_by_decoding(folder: Path) -> None:
     write_cut_jpeg(folder / "class0" / "2.png")
-    checks = judged(folder)
-    assert checks["headers"].verdict == "ok"
-    assert checks["pixels"].verdict == "warning"
-    assert [name.partition(" ")[0] for name in checks["pixels"].names] == ["class0/2.png"]
+    findings = judged(folder)
+    assert findings["headers"].verdict == "ok"
+    assert findings["pixels"].verdict == "warning"
+    assert [name.partition(" ")[0] for name in findings["pixels"].names] == ["class0/2.png"]
 
 
 def test_a_sample_is_spread_over_the_set_and_all_is_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,17 +84,17 @@ def test_images_smaller_than_a_view(folder: Path) -> None:
     assert judged(folder, side=12)["image sizes"].verdict == "ok"
     for number in range(5):
         Image.fromarray(np.zeros((9, 30, 3), np.uint8)).save(folder / "class0" / f"{number}.png")
-    check = judged(folder, side=12)["image sizes"]
-    assert check.verdict == "warning"
-    assert "9 to 12 pixels" in check.found
-    assert "25% have fewer" in check.found
+    finding = judged(folder, side=12)["image sizes"]
+    assert finding.verdict == "warning"
+    assert "9 to 12 pixels" in finding.found
+    assert "25% are smaller" in finding.found
 
 
 def test_images_in_shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "class1" / "3.png").write_bytes(b"no image")
     shards = open_shards(str(pack_folder(folder, tmp_path / "shards", count=2)))
-    whole = {check.name: check for check in check_files(shards, QUIET, bearable=0.06, side=8, everything=True)}
-    assert {name: check.verdict for name, check in whole.items()} == {
+    whole = {finding.name: finding for finding in check_files(shards, QUIET, bearable=0.06, side=8, everything=True)}
+    assert {name: finding.verdict for name, finding in whole.items()} == {
         "headers": "warning",
         "pixels": "ok",
         "image sizes": "ok",
@@ -100,4 +102,4 @@ def test_images_in_shards(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert whole["headers"].names[0].startswith("001.tar/class1/3.png (")
     monkeypatch.setattr(files, "SAMPLE", 5)
     sample = check_files(shards, QUIET, bearable=0.06)
-    assert [check.found.partition(":")[0] for check in sample] == ["5 of 20 images"] * 2
+    assert [finding.found.partition(":")[0] for finding in sample] == ["5 of 20 images"] * 2

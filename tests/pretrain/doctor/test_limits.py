@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "verdict", "mend"),
+    ("soft", "hard", "verdict", "fix"),
     [
         (1024, 4096, "ok", ""),
         (256, 4096, "error", "ulimit -n 4096"),
@@ -25,11 +25,11 @@ MIB = 2**20
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, "ok", ""),
     ],
 )
-def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, verdict: str, mend: str) -> None:
+def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, verdict: str, fix: str) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
-    check = check_open_files(workers=8, prefetch=2)
-    assert check.verdict == verdict
-    assert mend in check.mend
+    finding = check_open_files(workers=8, prefetch=2)
+    assert finding.verdict == verdict
+    assert fix in finding.fix
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(47, "error"), (48, "warning"), (72, "ok")])
@@ -37,9 +37,9 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: in
     monkeypatch.setattr(limits, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=MIB))
     # two processes of four workers, each with two batches read and a third in work
-    check = check_shared_memory(2 * MIB, workers=4, prefetch=2, processes=2)
-    assert "48.0 MiB" in check.found
-    assert check.verdict == verdict
+    finding = check_shared_memory(2 * MIB, workers=4, prefetch=2, processes=2)
+    assert "48.0 MiB" in finding.found
+    assert finding.verdict == verdict
 
 
 def test_shared_memory_that_nobody_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,17 +67,17 @@ def test_cores(
     monkeypatch.setattr(limits, "visible_cores", lambda: 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    check = check_cores(workers, 1)
-    verdict, mend = expected
-    assert check.verdict == verdict
-    assert mend in check.mend
+    finding = check_cores(workers, 1)
+    verdict, fix = expected
+    assert finding.verdict == verdict
+    assert fix in finding.fix
 
 
 def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "visible_cores", lambda: 8)
     monkeypatch.setattr(limits, "quota", lambda: None)
     assert check_cores(4, 2).verdict == "ok"
-    assert check_cores(4, 3).mend.startswith("efficiency.workers=2")
+    assert check_cores(4, 3).fix.startswith("efficiency.workers=2")
 
 
 def test_threads_set_for_one_process_are_too_many_for_eight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,4 +85,4 @@ def test_threads_set_for_one_process_are_too_many_for_eight(monkeypatch: pytest.
     monkeypatch.setattr(limits, "quota", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
-    assert check_cores(2, 8).mend == "OMP_NUM_THREADS=2"
+    assert check_cores(2, 8).fix == "OMP_NUM_THREADS=2"

@@ -41,17 +41,17 @@ def test_the_size_of_a_batch() -> None:
 
 
 def test_a_step_is_taken() -> None:
-    check = check_step(recipe(), CPU, 1)
-    assert check.verdict == "ok"
-    assert "8 images on cpu" in check.found
+    finding = check_step(recipe(), CPU, 1)
+    assert finding.verdict == "ok"
+    assert "8 images on cpu" in finding.found
 
 
 def test_a_step_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "available_memory", lambda: 1000)
-    check = check_step(recipe(), CPU, 1)
-    assert check.verdict == "error"
-    assert "not tried" in check.found
-    assert "accumulate" in check.mend
+    finding = check_step(recipe(), CPU, 1)
+    assert finding.verdict == "error"
+    assert "not tried" in finding.found
+    assert "accumulate" in finding.fix
 
 
 def fail(error: Exception) -> object:
@@ -68,14 +68,14 @@ def fail(error: Exception) -> object:
             RuntimeError("CUDA error: launch failure\nmore"),
             "it fails: CUDA error: launch failure",
         ),
-        (torch.OutOfMemoryError("much"), "did not suffice"),
+        (torch.OutOfMemoryError("much"), "out of memory"),
     ],
 )
 def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
     monkeypatch.setattr(requirements, "measure_step", fail(error))
-    check = check_step(recipe(), CPU, 1)
-    assert check.verdict == "error"
-    assert check.found.endswith(words) or words in check.found
+    finding = check_step(recipe(), CPU, 1)
+    assert finding.verdict == "error"
+    assert finding.found.endswith(words) or words in finding.found
 
 
 @pytest.mark.timeout(0)  # pytest's limit takes the same clock

@@ -17,21 +17,21 @@ GIB = 2**30
 
 
 def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
-    assert [check.verdict for check in check_folder(tmp_path / "runs" / "new")] == ["ok", "ok"]
+    assert [finding.verdict for finding in check_folder(tmp_path / "runs" / "new")] == ["ok", "ok"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_to_go_on_with(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").touch()
-    assert "goes on with" in check_folder(tmp_path)[0].found
+    assert "which the same command resumes" in check_folder(tmp_path)[0].found
 
 
 def test_what_the_run_would_refuse(tmp_path: Path) -> None:
     def refuse() -> None:
         raise UserError("it holds: another run: choose another --out")
 
-    check, _clock = check_folder(tmp_path, refuse)
-    assert (check.verdict, check.found, check.mend) == ("error", "it holds: another run", "choose another --out")
+    finding, _clock = check_folder(tmp_path, refuse)
+    assert (finding.verdict, finding.found, finding.fix) == ("error", "it holds: another run", "choose another --out")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,18 +39,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(os, "fsync", refuse)  # permissions would not stop root, who may run the tests
-    (check,) = check_folder(tmp_path)
-    assert check.verdict == "error"
-    assert "Read-only file system" in check.found
+    (finding,) = check_folder(tmp_path)
+    assert finding.verdict == "error"
+    assert "Read-only file system" in finding.found
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("run", ["taken", "taken/run"])
 def test_a_file_in_the_way(tmp_path: Path, run: str) -> None:
     (tmp_path / "taken").touch()
-    (check,) = check_folder(tmp_path / run)
-    assert check.verdict == "error"
-    assert check.found == f"{tmp_path / 'taken'} is a file"
+    (finding,) = check_folder(tmp_path / run)
+    assert finding.verdict == "error"
+    assert finding.found == f"{tmp_path / 'taken'} is a file"
 
 
 def test_another_process_trains_there(tmp_path: Path) -> None:
@@ -62,17 +62,17 @@ def test_another_process_trains_there(tmp_path: Path) -> None:
 
 def test_a_lock_that_another_user_holds(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()  # cannot be opened, whoever runs the tests
-    (check,) = check_folder(tmp_path)
-    assert (check.verdict, check.mend) == ("error", "choose another --out")
+    (finding,) = check_folder(tmp_path)
+    assert (finding.verdict, finding.fix) == ("error", "choose another --out")
 
 
 @pytest.mark.parametrize(("off", "words"), [(60.0, "60 s behind"), (-60.0, "60 s ahead of")])
 def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, words: str) -> None:
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + off)
-    check = check_folder(tmp_path)[1]
-    assert check.verdict == "warning"
-    assert words in check.found
+    finding = check_folder(tmp_path)[1]
+    assert finding.verdict == "warning"
+    assert words in finding.found
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(4.9, "error"), (5.1, "warning"), (9.9, "warning"), (10.1, "ok")])
@@ -100,6 +100,6 @@ def test_a_store_that_cannot_be_used(kind: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(object_store, "PAUSES", ())
     FaultyStore.reset()
     FaultyStore.fails[kind] = 9
-    check = check_store("faulty://bucket/run")
+    finding = check_store("faulty://bucket/run")
     FaultyStore.reset()
-    assert (check.verdict, "the store is down" in check.found) == ("error", True)
+    assert (finding.verdict, "the store is down" in finding.found) == ("error", True)

@@ -8,7 +8,7 @@ import pytest
 from excb.images.opening import read_list
 from excb.images.scanning import scan_folder
 from excb.images.shards import open_shards
-from excb.pretrain.doctor.check import Check
+from excb.pretrain.doctor.finding import Finding
 from excb.pretrain.doctor.tree import check_tree
 from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.small_runs import write_images
@@ -19,16 +19,16 @@ def folder(tmp_path: Path) -> Path:
     return write_images(tmp_path / "images", classes=3, each=5, side=8)
 
 
-def judged(folder: Path, batch: int | None = None) -> dict[str, Check]:
-    return {check.name: check for check in check_tree(scan_folder(folder), batch)}
+def judged(folder: Path, batch: int | None = None) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check_tree(scan_folder(folder), batch)}
 
 
 def test_a_sound_tree(folder: Path) -> None:
-    checks = judged(folder, batch=15)
-    assert {check.verdict for check in checks.values()} == {"ok"}
-    assert "15 images below" in checks["images"].found
-    assert "15 .png" in checks["images"].found
-    assert checks["classes"].found == "3 classes of 5 to 5 images"
+    findings = judged(folder, batch=15)
+    assert {finding.verdict for finding in findings.values()} == {"ok"}
+    assert "15 images below" in findings["images"].found
+    assert "15 .png" in findings["images"].found
+    assert findings["classes"].found == "3 classes of 5 to 5 images"
 
 
 def test_a_batch_larger_than_the_set(folder: Path) -> None:
@@ -42,18 +42,18 @@ def test_one_image(folder: Path, tmp_path: Path) -> None:
 
 def test_a_class_with_few_images_is_named(folder: Path) -> None:
     (folder / "class1" / "0.png").unlink()
-    check = judged(folder)["classes"]
-    assert check.verdict == "warning"
-    assert check.names == ("class1 (4)",)
+    finding = judged(folder)["classes"]
+    assert finding.verdict == "warning"
+    assert finding.names == ("class1 (4)",)
 
 
 def test_parts_of_a_set_are_not_its_classes(folder: Path) -> None:
     shutil.rmtree(folder / "class2")
     (folder / "class0").rename(folder / "Test")
     (folder / "class1").rename(folder / "val")
-    check = judged(folder)["classes"]
-    assert check.verdict == "error"
-    assert "--data" in check.mend
+    finding = judged(folder)["classes"]
+    assert finding.verdict == "error"
+    assert "--data" in finding.fix
 
 
 def test_no_labels(folder: Path) -> None:
@@ -65,15 +65,15 @@ def test_copies_are_named_and_namesakes_are_not(folder: Path) -> None:
     shutil.copy(folder / "class0" / "0.png", folder / "class2" / "0.png")
     content = (folder / "class0" / "1.png").read_bytes()
     (folder / "class1" / "1.png").write_bytes(content[:-1] + b"?")  # one name, one size, other bytes
-    check = judged(folder)["copies"]
-    assert check.verdict == "warning"
-    assert check.names == ("class0/0.png = class2/0.png",)
+    finding = judged(folder)["copies"]
+    assert finding.verdict == "warning"
+    assert finding.names == ("class0/0.png = class2/0.png",)
 
 
 def test_a_tree_in_shards(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "class0" / "0.png", folder / "class2" / "0.png")
     packed = check_tree(open_shards(str(pack_folder(folder, tmp_path / "shards", count=1))))
     plain = check_tree(scan_folder(folder))
-    assert [check.verdict for check in packed] == [check.verdict for check in plain] == ["ok", "ok", "warning"]
-    assert [check.found for check in packed[1:2]] == [check.found for check in plain[1:2]]
+    assert [finding.verdict for finding in packed] == [finding.verdict for finding in plain] == ["ok", "ok", "warning"]
+    assert [finding.found for finding in packed[1:2]] == [finding.found for finding in plain[1:2]]
     assert packed[2].names == ("000.tar/class0/0.png = 000.tar/class2/0.png",)

@@ -12,7 +12,7 @@ import torchvision.io
 from packaging.requirements import Requirement
 
 from excb.pretrain.doctor import versions
-from excb.pretrain.doctor.check import Check
+from excb.pretrain.doctor.finding import Finding
 from excb.pretrain.doctor.versions import OLDEST, check_versions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -20,8 +20,8 @@ GOOD = {"torch": "2.15.0", "torchvision": "0.29.2", "timm": "1.0.31", "numpy": "
 NEEDS = {"torchvision": ["torch (>=2.14.0)", "numpy", "pillow (!=8.3.*,>=5.3.0)", "gdown ; extra == 'gdown'"]}
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> Check:
-    """The check of versions where these are installed."""
+def judged(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> Finding:
+    """The finding of versions where these are installed."""
     have = {name: version for name, version in (GOOD | changes).items() if version is not None}
 
     def version(package: str) -> str:
@@ -53,15 +53,15 @@ def test_the_oldest_versions_are_those_of_the_package() -> None:
     ],
 )
 def test_bad_combinations(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None], words: str) -> None:
-    check = judged(monkeypatch, **changes)
-    assert check.verdict == "error"
-    assert words in check.found
+    finding = judged(monkeypatch, **changes)
+    assert finding.verdict == "error"
+    assert words in finding.found
 
 
 def test_good_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = judged(monkeypatch, torch="2.15.0+cu130")
-    assert check.verdict == "ok"
-    assert "torch 2.15.0+cu130, torchvision 0.29.2" in check.found
+    finding = judged(monkeypatch, torch="2.15.0+cu130")
+    assert finding.verdict == "ok"
+    assert "torch 2.15.0+cu130, torchvision 0.29.2" in finding.found
 
 
 def test_decoders_that_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,9 +73,9 @@ def test_decoders_that_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert check_versions()[1].verdict in {"ok", "warning"}  # the machine's own
     monkeypatch.setattr(torchvision.io, "decode_jpeg", darker)
-    check = check_versions()[1]
-    assert check.verdict == "warning"
-    assert "differs by up to" in check.found
+    finding = check_versions()[1]
+    assert finding.verdict == "warning"
+    assert "differs by up to" in finding.found
 
 
 def test_a_decoder_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +83,6 @@ def test_a_decoder_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("operator image::decode_jpeg does not exist\nin a second line")
 
     monkeypatch.setattr(torchvision.io, "decode_jpeg", broken)
-    check = check_versions()[1]
-    assert check.verdict == "error"
-    assert "does not exist)" in check.found
+    finding = check_versions()[1]
+    assert finding.verdict == "error"
+    assert "does not exist)" in finding.found

@@ -220,8 +220,8 @@ def test_mistakes_are_one_line(run: Path, images: Path, tmp_path: Path, capsys: 
     exported.write_text("method,epochs,batch,accuracy\nmine,eight,64,17.5\n")
     out = tmp_path / "x.png"
     for words, said in (
-        (("statistics", tmp_path), "holds no metrics.jsonl"),
-        (("statistics", run, "--labels", "a", "b"), "one name for each"),
+        (("statistics", tmp_path), "has no metrics.jsonl"),
+        (("statistics", run, "--labels", "a", "b"), "give one for each"),
         (("accuracy", exported), "is no point"),
         (("accuracy", tmp_path / "none.csv"), "cannot read"),
         (("balancing", "--clusters", 1), "at least 2"),

@@ -308,7 +308,7 @@ def test_other_images_and_unknown_studies_are_refused(
     images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(images / "train", finished.parent)) == 2  # without the held-out images
-    assert "the images were others, 18 from" in capsys.readouterr().err
+    assert "the images differ, they were 18 from" in capsys.readouterr().err
     assert main(["study", "balancer", "--data", str(images), "--out", str(tmp_path)]) == 2
     assert "did you mean 'balancers'?" in capsys.readouterr().err
     assert main(["study", "form"]) == 2

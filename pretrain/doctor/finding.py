@@ -1,34 +1,40 @@
-"""What one check found: ok, warning or error, and the mend."""
+"""What a check found: ok, warning or error, and how to fix it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Verdict = Literal["ok", "warning", "error"]
-NAMED = 3  # files that a line names
+NAMED = 3  # examples in a message
 
 
 @dataclass(frozen=True)
-class Check:
-    """One line of the doctor's table.
+class Finding:
+    """One row of the doctor's table.
 
     Args:
-        name: what was looked at.
+        name: what was checked.
         verdict: "error": a run would fail or be wrong; "warning": it would run, but not as well as it could.
-        found: what is there, in one line.
-        mend: what to do about it; empty where all is well.
-        names: every file or class that is meant, for programs; the table shows the first few.
+        found: the state of it, as one line.
+        fix: what to do about it; empty where nothing is wrong.
+        names: every file or class concerned, for programs; the table shows the first few.
     """
 
     name: str
     verdict: Verdict
     found: str
-    mend: str = ""
+    fix: str = ""
     names: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self) | {"names": list(self.names)}
+        """Plain values for JSON; `fix` is called `mend` there, as programs that read it expect."""
+        return {
+            "name": self.name,
+            "verdict": self.verdict,
+            "found": self.found,
+            "mend": self.fix,
+            "names": list(self.names),
+        }
 
 
 def such_as(names: Sequence[str]) -> str:

@@ -1,12 +1,11 @@
-"""`excb-pretrain draw`: the paper's pictures, of a run, of the method and of published figures."""
+"""`excb-pretrain draw`: the paper's figures, of runs, of the method and of published results."""
 
 import argparse
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from excb.cli import Parser
+from excb.cli import Command, Parser
 from excb.console import Reporter
 from excb.errors import UserError
 
@@ -14,45 +13,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DESCRIPTION = """\
-Draw the paper's pictures; a file's name decides between PNG and SVG.
+Draw the paper's figures as PNG or SVG, by the file's name.
 
   excb-pretrain draw statistics RUN --out run.svg             loss, confidence, sizes, agreement, purity by epoch
-  excb-pretrain draw statistics A B --labels linear none --out both.png          runs over one another
+  excb-pretrain draw statistics A B --labels linear none --out both.png          several runs overlaid
   excb-pretrain draw tsne RUN --data DIR --classes cat dog --out tsne.png        projected features of some classes
   excb-pretrain draw balancing --out b.svg                    B(z; s), linear and squared
   excb-pretrain draw boundary --out boundary.svg              how B moves the boundary of two clusters (Figure 1)
   excb-pretrain draw accuracy --out epochs.svg                accuracy against epochs (Figure 2)"""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Draw what a command line asks for: the words after `excb-pretrain draw`."""
-    chosen = _parser().parse_args(argv)
-    from excb.charts.style import check_formats, save_figure
-    from excb.files.atomic import check_folder
-
-    check_formats(chosen.out)  # before minutes of t-SNE
-    for file in chosen.out:
-        check_folder(file.parent)
-    figure = chosen.draw(chosen)
-    for file in chosen.out:
-        save_figure(figure, file)
-    Reporter(quiet=chosen.quiet).note(f"drawn: {', '.join(map(str, chosen.out))}")
-    return 0
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="excb-pretrain draw", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: Parser) -> None:
+    """The kinds of figures, each with its own options."""
     kinds = parser.add_subparsers(metavar="KIND", required=True)
 
     def kind(name: str, text: str) -> Parser:
-        made = kinds.add_parser(name, help=text, description=text)
-        made.add_argument(
-            "--out", type=Path, nargs="+", required=True, metavar="FILE", help="picture files, .png or .svg"
-        )
-        made.add_argument("--quiet", action="store_true", help="no notes, no progress")
-        return made
+        added = kinds.add_parser(name, help=text, description=text)
+        added.add_argument("--out", type=Path, nargs="+", required=True, metavar="FILE", help="figures, .png or .svg")
+        added.add_argument("--quiet", action="store_true", help="no notes, no progress")
+        return added
 
     statistics = kind("statistics", "the five training statistics of one or more runs, by epoch")
     statistics.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or their metrics.jsonl")
@@ -88,60 +67,77 @@ def _parser() -> Parser:
         nargs="?",
         type=Path,
         metavar="FILE.csv",
-        help="columns method, epochs, batch, accuracy; the first method is set off (default: the paper's Figure 2)",
+        help="columns method, epochs, batch, accuracy; the first method is emphasised (default: the paper's Figure 2)",
     )
     accuracy.set_defaults(draw=_accuracy)
-    return parser
 
 
-def _statistics(chosen: argparse.Namespace) -> "Figure":
-    from .curves import Curves, statistics
+def run(options: argparse.Namespace) -> int:
+    """Draw one figure into every file named."""
+    from excb.charts.style import check_formats, save_figure
+    from excb.files.atomic import check_folder
 
-    labels = chosen.labels or [None] * len(chosen.runs)
-    if len(labels) != len(chosen.runs):
-        raise UserError(f"--labels names {len(labels)} runs of {len(chosen.runs)}: give one name for each")
-    return statistics([Curves.read(run, label) for run, label in zip(chosen.runs, labels, strict=True)])
+    check_formats(options.out)  # before minutes of t-SNE
+    for file in options.out:
+        check_folder(file.parent)
+    figure = options.draw(options)
+    for file in options.out:
+        save_figure(figure, file)
+    Reporter(quiet=options.quiet).note(f"drawn: {', '.join(map(str, options.out))}")
+    return 0
 
 
-def _tsne(chosen: argparse.Namespace) -> "Figure":
+def _statistics(options: argparse.Namespace) -> "Figure":
+    from ..figures.curves import Curves, statistics
+
+    labels = options.labels or [None] * len(options.runs)
+    if len(labels) != len(options.runs):
+        raise UserError(f"--labels has {len(labels)} names for {len(options.runs)} runs: give one for each")
+    return statistics([Curves.read(run, label) for run, label in zip(options.runs, labels, strict=True)])
+
+
+def _tsne(options: argparse.Namespace) -> "Figure":
     from excb.distributed.machine import choose_device
 
-    from .tsne import embed, tsne
+    from ..figures.tsne import embed, tsne
 
-    if chosen.each is not None and chosen.each < 1:
+    if options.each is not None and options.each < 1:
         raise UserError("--each must be at least 1")
-    if not 0 <= chosen.seed < 2**32:
+    if not 0 <= options.seed < 2**32:
         raise UserError(f"--seed must be from 0 to {2**32 - 1}")
     plane = embed(
-        chosen.checkpoint,
-        chosen.data,
-        Reporter(quiet=chosen.quiet),
-        classes=chosen.classes,
-        each=chosen.each,
-        seed=chosen.seed,
+        options.checkpoint,
+        options.data,
+        Reporter(quiet=options.quiet),
+        classes=options.classes,
+        each=options.each,
+        seed=options.seed,
         device=choose_device("auto"),
-        out=chosen.out,
+        out=options.out,
     )
     return tsne(plane)
 
 
-def _balancing(chosen: argparse.Namespace) -> "Figure":
-    from .diagrams import balancing_curves
+def _balancing(options: argparse.Namespace) -> "Figure":
+    from ..figures.diagrams import balancing_curves
 
-    if chosen.clusters < 2 or not all(abs(z) <= 1 for z in chosen.similarities):  # NaN is none, either
+    if options.clusters < 2 or not all(abs(z) <= 1 for z in options.similarities):  # NaN fails too
         raise UserError("--clusters must be at least 2, and --similarities are cosines from -1 to 1")
-    return balancing_curves(clusters=chosen.clusters, similarities=chosen.similarities)
+    return balancing_curves(clusters=options.clusters, similarities=options.similarities)
 
 
-def _boundary(chosen: argparse.Namespace) -> "Figure":
-    from .diagrams import boundary_shift
+def _boundary(options: argparse.Namespace) -> "Figure":
+    from ..figures.diagrams import boundary_shift
 
-    if not all(0 < ratio < math.inf for ratio in chosen.ratios) or not 0 < chosen.angle <= 180:
-        raise UserError("--ratios must be above 0 and finite, and --angle lies above 0 and up to 180 degrees")
-    return boundary_shift(ratios=chosen.ratios, angle=chosen.angle)
+    if not all(0 < ratio < math.inf for ratio in options.ratios) or not 0 < options.angle <= 180:
+        raise UserError("--ratios must be above 0 and finite, and --angle is above 0 and at most 180 degrees")
+    return boundary_shift(ratios=options.ratios, angle=options.angle)
 
 
-def _accuracy(chosen: argparse.Namespace) -> "Figure":
-    from .diagrams import PAPER, accuracy_against_epochs, read_points
+def _accuracy(options: argparse.Namespace) -> "Figure":
+    from ..figures.diagrams import PAPER, accuracy_against_epochs, read_points
 
-    return accuracy_against_epochs(read_points(chosen.points or PAPER))
+    return accuracy_against_epochs(read_points(options.points or PAPER))
+
+
+DRAW = Command("draw", "the paper's figures, and those of runs", add_options, run, DESCRIPTION)

@@ -47,7 +47,7 @@ def test_a_run_folder_that_the_run_would_refuse(
     (tmp_path / "run" / METRICS).write_text('{"step": 1}\n', encoding="utf-8")
     arguments = ("quickstart", "--data", str(images), "--gpus", "0", *OVERRIDES)
     for out, override, said in (
-        (tmp_path / "run", "run.keep=2", "goes on with"),
+        (tmp_path / "run", "run.keep=2", "which the same command resumes"),
         (tmp_path / "run", "optim.epochs=4", "optim.epochs was 3, now 4"),
         (images / "run", "run.keep=2", "among the images"),
     ):
@@ -69,7 +69,7 @@ def test_the_table(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["doctor", "--data", str(images), "--out", str(tmp_path), "--gpus", "0", "--quiet"]) == 0
     said = capsys.readouterr().out
     assert "12 images below" in said
-    assert said.splitlines()[-1].endswith(" 0 in the way")
+    assert said.splitlines()[-1].endswith(" 0 errors")
 
 
 @pytest.mark.parametrize(

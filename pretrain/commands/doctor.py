@@ -1,0 +1,75 @@
+"""`excb-pretrain doctor`: what would fail or be slow, before a long run."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from excb.cli import Command, Parser
+from excb.console import Reporter
+
+from .. import overrides
+from ..run.remote_mirror import run_place
+from .options import add_overrides, check_gpus, named_recipe, place_of, require_images
+
+if TYPE_CHECKING:
+    from ..doctor.finding import Finding
+
+DESCRIPTION = """\
+Check images and machine before a long run: what would fail, what would be slow, and the fix for each.
+
+  excb-pretrain doctor --data DIR                      images, files, versions, limits, GPUs
+  excb-pretrain doctor rn50_400ep --data DIR --out RUN --gpus 8     and what this run needs: disk, memory, one step
+  excb-pretrain doctor rn50_400ep --data DIR --all     decode every image, not a sample
+
+Exit code 0: no errors; 1: an error was found; 2: the command is wrong."""
+
+
+def add_options(parser: Parser) -> None:
+    """A recipe if any, the images, and how much to check."""
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="check what this recipe's run needs, too")
+    add_overrides(parser)
+    parser.add_argument("--data", metavar="DIR", help="a folder of images, or tar shards, as for a run")
+    parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
+    parser.add_argument("--out", type=run_place, metavar="RUN", help="the run folder (default: runs/RECIPE)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of this machine for the run; 0 for the CPU")
+    parser.add_argument("--all", action="store_true", help="decode every image, not a sample")
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make all checks and print what they found; the exit code is 1 after an error."""
+    check_gpus(options.gpus)
+    recipe = overrides.apply(named_recipe(options), options.overrides) if options.recipe else None
+    require_images(options)
+    from excb.images.opening import training_images
+
+    from ..data.hub_stream import refuse_stream
+    from ..doctor.checks import Subject, examine
+
+    refuse_stream(options.data, "doctor")
+    reporter = Reporter(quiet=options.quiet)
+    images = training_images(options.data, options.list, reporter.note)
+    subject = Subject(images, recipe, place_of(options), reporter, gpus=options.gpus, everything=options.all)
+    findings = list(examine(subject))
+    _print(findings, reporter, as_json=options.json)
+    return int(any(finding.verdict == "error" for finding in findings))
+
+
+def _print(findings: Sequence["Finding"], reporter: Reporter, *, as_json: bool) -> None:
+    """Print all findings, and how many of them are errors."""
+    counts = {verdict: sum(each.verdict == verdict for each in findings) for verdict in ("ok", "warning", "error")}
+    if as_json:
+        contents = {"checks": [finding.to_dict() for finding in findings], "counts": counts}
+        reporter.answer(json.dumps(contents, indent=2))
+        return
+    rows = [[finding.name, finding.verdict, finding.found, finding.fix] for finding in findings]
+    reporter.table("Checks", ["check", "", "found", "fix"], rows)
+    reporter.answer(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
+
+
+DOCTOR = Command(
+    "doctor", "what would fail or be slow: images, disk, GPUs, limits; and the fixes", add_options, run, DESCRIPTION
+)

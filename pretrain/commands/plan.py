@@ -1,0 +1,31 @@
+"""`excb-pretrain plan`: parameters, FLOPs, memory and communication of a run; with a GPU, images/s and hours."""
+
+import argparse
+
+from excb.cli import Command, Parser
+
+from .options import add_recipe, add_run, recipe_of, reporter_of
+
+
+def add_options(parser: Parser) -> None:
+    """A recipe, the options of its run, and whether to measure on a CPU."""
+    add_recipe(parser)
+    add_run(parser)
+    parser.add_argument("--measure", action="store_true", help="measure on the CPU where there is no GPU")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what the run will take."""
+    recipe = recipe_of(options)
+    from excb.images.opening import training_images
+
+    from ..data.hub_stream import refuse_stream
+    from ..plan.plan import plan
+
+    refuse_stream(options.data, "plan")
+    reporter = reporter_of(options)
+    images = training_images(options.data, options.list, reporter.note) if options.data or options.list else None
+    return plan(recipe, options.gpus, images, reporter, measure=options.measure, as_json=options.json)
+
+
+PLAN = Command("plan", "parameters, FLOPs, memory, communication; with a GPU, images/s and hours", add_options, run)

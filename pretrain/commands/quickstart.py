@@ -1,0 +1,47 @@
+"""`excb-pretrain quickstart`: end to end and offline, on patches of a dozen photographs; or its recipe on images."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from excb.cli import Command, Parser
+from excb.console import Reporter
+from excb.errors import UserError
+
+from ..recipe import Recipe
+from .options import add_overrides, place_of, recipe_of
+from .train import add_training, print_report, run_in_every_process, train
+
+if TYPE_CHECKING:
+    import torch
+
+
+def add_options(parser: Parser) -> None:
+    """The options of a run, without a recipe."""
+    add_overrides(parser)
+    add_training(parser)
+    parser.set_defaults(recipe="quickstart")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Pretrain on the photographs and compare features by k-NN; on images, train the recipe as any other."""
+    recipe = recipe_of(options)
+    photographs = options.data is None and options.list is None
+    return run_in_every_process(options, recipe, _on_photographs if photographs else train)
+
+
+def _on_photographs(options: argparse.Namespace, recipe: Recipe, _device: "torch.device", reporter: Reporter) -> int:
+    from excb.distributed.collectives import world_size
+
+    place = place_of(options)
+    if world_size() > 1:
+        raise UserError.on_all_ranks("the quickstart runs in one process: give it --data DIR to use more")
+    if place.url:
+        raise UserError("the quickstart writes to this machine: name a folder in --out, or images in --data")
+    from ..quickstart import quickstart
+
+    code = quickstart(recipe, place.folder, reporter, table=not options.json, profile=options.profile)
+    print_report(code, options, reporter)
+    return code
+
+
+QUICKSTART = Command("quickstart", "try it end to end, offline, on a dozen photographs", add_options, run)

@@ -1,0 +1,92 @@
+"""`excb-pretrain RECIPE --data DIR`, or `excb-pretrain train RECIPE ...`: here, on several GPUs, or as a Slurm job."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from excb.cli import Command, Parser
+from excb.console import Reporter
+from excb.distributed.slurm import HELP as SLURM_HELP
+from excb.distributed.slurm import submit_command
+from excb.errors import is_rank0
+
+from ..recipe import Recipe
+from .options import add_recipe, add_run, place_of, recipe_of, reporter_of, require_images
+
+if TYPE_CHECKING:
+    import torch
+
+MODULE = "excb.pretrain"  # what `python -m` runs in every process
+
+Work = Callable[[argparse.Namespace, Recipe, "torch.device", Reporter], int]
+
+
+def add_options(parser: Parser) -> None:
+    """A recipe, and the options of its run."""
+    add_recipe(parser)
+    add_training(parser)
+
+
+def add_training(parser: Parser) -> None:
+    """The options of a run that is to be made now."""
+    add_run(parser)
+    parser.add_argument("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
+    parser.add_argument("--profile", action="store_true", help="record a few steps and report where their time goes")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Pretrain on images."""
+    recipe = recipe_of(options)
+    require_images(options)
+    return run_in_every_process(options, recipe, train)
+
+
+def run_in_every_process(options: argparse.Namespace, recipe: Recipe, work: Work) -> int:
+    """Submit a Slurm job, start a process for each GPU, or do the work in this process.
+
+    Returns:
+        The exit code.
+    """
+    reporter, place = reporter_of(options), place_of(options)
+    jobs = (Path("runs") if place.url else place.folder) / "slurm"
+    code = submit_command(MODULE, options.arguments, options.slurm, jobs, reporter, gpus=options.gpus)
+    if code is not None:
+        return code
+    from excb.distributed.launch import launch_on_gpus
+    from excb.distributed.parallel import run_joined
+
+    code = launch_on_gpus(MODULE, options.arguments, options.gpus)
+    if code is not None:
+        return code
+    return run_joined("excb-pretrain", recipe.efficiency.device, lambda device: work(options, recipe, device, reporter))
+
+
+def train(options: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
+    """Train in this process, as one of those that `run_in_every_process` started."""
+    from excb.distributed.collectives import all_succeed, run_on_rank0
+    from excb.images.scanning import refuse_among
+    from excb.images.shards import ShardImages
+
+    from .. import loop
+    from ..data.hub_stream import open_training
+
+    place = place_of(options)
+    # Rank 0 alone lists the folder: a million names listed by many processes would be slow on a network's disk.
+    images = run_on_rank0(lambda: open_training(options.data, options.list, reporter.note))
+    if isinstance(images, ShardImages):
+        images = all_succeed(images.here)
+    elif not place.url:
+        all_succeed(lambda: refuse_among(images, place.folder))
+    code = loop.train(recipe, images, place, reporter, device=device, table=not options.json, profile=options.profile)
+    print_report(code, options, reporter)
+    return code
+
+
+def print_report(code: int, options: argparse.Namespace, reporter: Reporter) -> None:
+    """With `--json`, print the report of a run that is finished."""
+    if options.json and code == 0 and is_rank0():
+        reporter.answer((place_of(options).folder / "report.json").read_text(encoding="utf-8").rstrip())
+
+
+TRAIN = Command("train", "pretrain a recipe on images; the word `train` may be left out", add_options, run)

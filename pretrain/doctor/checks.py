@@ -1,0 +1,153 @@
+"""The table of checks: a new one is a function that returns findings, and one line here."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from excb.console import Reporter
+from excb.distributed.machine import choose_device
+from excb.distributed.workers import worker_count
+from excb.images.image_set import CodedImages
+from excb.images.scanning import refuse_among
+
+from ..data.broken_files import MAX_SHARE
+from ..recipe import Recipe
+from ..run.remote_mirror import Place
+from ..run.run_folder import describe, refuse_other_run
+from .accelerator import check_accelerator
+from .files import check_files
+from .finding import Finding
+from .limits import check_cores, check_open_files, check_shared_memory
+from .requirements import batch_bytes, check_step, checkpoint_bytes
+from .run_folder import check_folder, check_space, check_store
+from .tree import check_tree
+from .versions import check_versions
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is examined: the images, the machine and, where a recipe is given, what its run needs.
+
+    Args:
+        images: the training images.
+        named_recipe: None where no recipe is given.
+        place: the run folder, which may not exist yet, and where it is kept.
+        reporter: shows progress.
+        gpus: GPUs of this machine for the run; None for one if there is one.
+        everything: decode every image, not a sample.
+    """
+
+    images: CodedImages
+    named_recipe: Recipe | None
+    place: Place
+    reporter: Reporter
+    gpus: int | None = None
+    everything: bool = False
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe, or the usual values where none is given."""
+        return self.named_recipe or Recipe(name="")
+
+    @property
+    def batch(self) -> int | None:
+        """Images of a step over all processes; None where no recipe is given."""
+        return self.named_recipe.optim.batch if self.named_recipe else None
+
+    @property
+    def view_size(self) -> int | None:
+        """Side of a global view in pixels; None where no recipe is given."""
+        return self.named_recipe.views.global_size if self.named_recipe else None
+
+    @property
+    def processes(self) -> int:
+        """Training processes on this machine."""
+        return max(1, self.gpus or 1)
+
+    @property
+    def workers(self) -> int:
+        """Image-reading workers of each process; an automatic number shares the cores among processes."""
+        requested = self.recipe.efficiency.workers
+        count = worker_count(requested)
+        return count if requested >= 0 else max(1, min(count, worker_count(-1) // self.processes))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the run computes."""
+        return choose_device("cpu" if self.gpus == 0 else self.recipe.efficiency.device)
+
+    def refuse_folder(self) -> None:
+        """Raise UserError where the run itself would refuse its folder: among the images, or another run's."""
+        if self.place.url is None:
+            refuse_among(self.images, self.place.folder)
+        if self.named_recipe is not None:
+            refuse_other_run(self.place.folder, self.recipe, describe(self.images))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Args:
+        run: makes it.
+        needs_recipe: it is made only where a recipe is given.
+        not_after: beginnings of findings' names; after an error in one of these the check is left out.
+    """
+
+    run: Callable[[Subject], list[Finding]]
+    needs_recipe: bool = False
+    not_after: tuple[str, ...] = ()
+
+
+def _shared_memory(subject: Subject) -> list[Finding]:
+    batch = batch_bytes(subject.recipe, subject.processes)
+    return [check_shared_memory(batch, subject.workers, subject.recipe.efficiency.prefetch, subject.processes)]
+
+
+def _space(subject: Subject) -> list[Finding]:
+    checkpoint = checkpoint_bytes(subject.recipe, len(subject.images))
+    return [check_space(subject.place.folder, checkpoint, subject.recipe.run.keep)]
+
+
+def _files(subject: Subject) -> list[Finding]:
+    return check_files(
+        subject.images, subject.reporter, bearable=MAX_SHARE, side=subject.view_size, everything=subject.everything
+    )
+
+
+CHECKS = (  # quick ones first
+    Check(lambda s: check_tree(s.images, s.batch)),
+    Check(lambda _: check_versions()),
+    Check(lambda s: check_accelerator(s.recipe.efficiency.device, s.recipe.efficiency.precision, s.gpus)),
+    Check(lambda s: [check_cores(s.workers, s.processes)]),
+    Check(lambda s: [check_open_files(s.workers, s.recipe.efficiency.prefetch)]),
+    Check(lambda s: check_folder(s.place.folder, s.refuse_folder)),
+    Check(lambda s: [check_store(s.place.url)] if s.place.url is not None else []),
+    Check(_shared_memory, needs_recipe=True),
+    Check(_space, needs_recipe=True, not_after=("run folder",)),
+    Check(
+        lambda s: [check_step(s.recipe, s.device, s.processes)],
+        needs_recipe=True,
+        not_after=("GPU", "bf16", "versions"),
+    ),
+    Check(_files),
+)
+
+
+def examine(subject: Subject) -> Iterator[Finding]:
+    """Make all checks.
+
+    Raises:
+        UserError: the recipe cannot make a run with so many processes.
+    """
+    errors: list[str] = []
+    for check in CHECKS:
+        if check.needs_recipe and subject.named_recipe is None:
+            continue
+        if any(name.startswith(check.not_after) for name in errors):
+            continue
+        findings = check.run(subject)
+        errors += [finding.name for finding in findings if finding.verdict == "error"]
+        yield from findings

@@ -1,0 +1,32 @@
+"""`excb-zoo card`: the model card of a checkpoint."""
+
+import argparse
+from pathlib import Path
+
+from excb.cli import Command, Parser
+from excb.console import Reporter
+
+from .options import add_results, add_source
+
+
+def add_options(parser: Parser) -> None:
+    """A checkpoint and its results."""
+    add_source(parser)
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the card: of the exported folder where there is one, else of the catalogue's row."""
+    from excb.hub.catalogue import find
+    from excb.hub.resolve import local_folder
+
+    from ..card import card
+    from ..measured import read_result
+
+    row = find(options.source)
+    source = Path(options.source) if row is None else local_folder(row) or row
+    Reporter().answer(card(source, [read_result(file) for file in options.results]))
+    return 0
+
+
+CARD = Command("card", "the model card of a checkpoint", add_options, run)

@@ -1,0 +1,93 @@
+"""`excb-zoo import`: convert another program's checkpoint file, and give it a name."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from excb.cli import Command, Parser
+from excb.console import Reporter
+from excb.errors import UserError
+
+from .options import add_network
+
+
+def add_options(parser: Parser) -> None:
+    """A file, its name, and what the file does not say."""
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--name", required=True, metavar="N", help="the name for excb.load")
+    parser.add_argument("--layout", metavar="L", help="of the file, if it is not recognised")
+    parser.add_argument(
+        "--arch",
+        metavar="A",
+        help="backbone: resnet50, vit_small, timm:NAME or torchvision:NAME, if it is not recognised",
+    )
+    parser.add_argument(
+        "--arch-option", action="append", default=[], metavar="K=V", help="of the backbone, such as num_heads=12"
+    )
+    add_network(parser)
+    parser.add_argument(
+        "--allow-global", action="append", default=[], metavar="NAME", help="of a fixed short list; errors name it"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Convert the file; print every tensor that does not fit where it cannot."""
+    from excb.checkpoint.coverage import CoverageError
+    from excb.hub.importing import import_file
+    from excb.networks.architecture import Architecture
+
+    architecture_options = _architecture_options(options.arch_option)
+    if architecture_options and options.arch is None:
+        raise UserError("--arch-option belongs to --arch: name the backbone as well")
+    _refuse_name_of_catalogue(options.name)
+    reporter = Reporter()
+    try:
+        imported = import_file(
+            options.file,
+            options.name,
+            layout=options.layout,
+            architecture=None if options.arch is None else Architecture(options.arch, architecture_options),
+            network=options.network,
+            allow=options.allow_global,
+            reporter=reporter,
+        )
+    except CoverageError as error:
+        reporter.table(
+            f"What does not fit in {options.file.name}",
+            ["", "tensor", "in the file", "in the network"],
+            error.coverage.rows,
+        )
+        raise
+    reporter.note(f'wrote {imported.folder}: load it with excb.load("{options.name}")')
+    return 0
+
+
+def _architecture_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Numbers, true, false and lists as in JSON; anything else is text."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--arch-option {text}: write NAME=VALUE, such as num_heads=12")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
+def _refuse_name_of_catalogue(name: str) -> None:
+    """Raise UserError where the name is that of a published checkpoint."""
+    from excb.hub.catalogue import find
+
+    row = find(name)
+    if row is not None and row.source not in ("imported", "own run"):
+        raise UserError(
+            f"{name} is the name of a checkpoint in the catalogue: choose another --name, or fetch it with "
+            f"`excb-zoo pull {name}`"
+        )
+
+
+IMPORT = Command("import", "convert a foreign checkpoint file", add_options, run)

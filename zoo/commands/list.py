@@ -1,0 +1,69 @@
+"""`excb-zoo list`: every name, what it is and what it scored."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from excb.cli import Command, Parser
+from excb.console import Reporter
+from excb.errors import UserError
+
+if TYPE_CHECKING:
+    from excb.hub.catalogue import Checkpoint
+
+HEADER = ("name", "method", "network", "epochs", "batch", "linear %", "k-NN %", "licence")
+
+
+def add_options(parser: Parser) -> None:
+    """Which names, and in what form."""
+    parser.add_argument("--method", metavar="M", help="of one method only, such as ExCB")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown, as in docs/zoo.md")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the catalogue."""
+    from excb.hub.catalogue import checkpoints, damaged
+
+    reporter = Reporter()
+    for message in damaged():
+        reporter.warn(message)
+    rows = [row for row in checkpoints() if options.method is None or row.method.lower() == options.method.lower()]
+    if options.json:
+        reporter.answer(json.dumps([row.to_dict() for row in rows], indent=2))
+    elif not rows:
+        methods = ", ".join(sorted({row.method for row in checkpoints()}))
+        raise UserError(f"no checkpoint is of a method called '{options.method}' (known: {methods})")
+    elif options.markdown:
+        reporter.answer(_markdown(rows))
+    else:
+        title = "Checkpoints (figures as the first source states them; `excb-zoo show NAME` has all)"
+        reporter.table(title, [*HEADER, "weights"], [[*_cells(row), _state(row)] for row in rows])
+    return 0
+
+
+def _state(row: "Checkpoint") -> str:
+    """Where the weights are."""
+    from excb.hub.resolve import local_folder
+
+    return "here" if local_folder(row) else "to fetch" if row.locations else row.source
+
+
+def _cells(row: "Checkpoint") -> list[str]:
+    """A row of the table: each figure as the first source states it."""
+    figures = {figure.name: f"{figure.value:g}" for figure in reversed(row.figures)}
+    scores = [figures.get("linear_top1", ""), figures.get("knn_top1") or figures.get("knn_top1_k20", "")]
+    network = row.architecture.name.removeprefix("timm:")
+    sizes = ["" if value is None else str(value) for value in (row.epochs, row.batch)]
+    return [row.name, row.method, network, *sizes, *scores, row.licence or "none stated"]
+
+
+def _markdown(rows: "Sequence[Checkpoint]") -> str:
+    """The rows whose weights can be loaded, as a Markdown table."""
+    cells = [_cells(row) for row in rows if row.locations or row.source == "bundled"]
+    lines = [list(HEADER), ["---"] * len(HEADER), *([f"`{name}`", *rest] for name, *rest in cells)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+LIST = Command("list", "all names", add_options, run)

@@ -1,0 +1,29 @@
+"""Options that several commands of `excb-zoo` share."""
+
+from pathlib import Path
+
+from excb.cli import Parser
+
+SOURCE = "a name, run folder, checkpoint file or exported folder"
+
+
+def add_source(parser: Parser) -> None:
+    """One checkpoint."""
+    parser.add_argument("source", metavar="NAME", help=SOURCE)
+
+
+def add_network(parser: Parser) -> None:
+    """Which of its two networks."""
+    parser.add_argument("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
+
+
+def add_results(parser: Parser) -> None:
+    """What was measured on it."""
+    parser.add_argument(
+        "--results", type=Path, nargs="+", default=[], metavar="FILE.json", help="files that excb-eval --out wrote"
+    )
+
+
+def add_licence(parser: Parser) -> None:
+    """The licence that it is published under."""
+    parser.add_argument("--licence", required=True, metavar="L", help="of the weights, such as apache-2.0")

@@ -1,0 +1,31 @@
+"""`excb-zoo package`: what push would upload, in a folder."""
+
+import argparse
+from pathlib import Path
+
+from excb.cli import Command, Parser
+from excb.console import Reporter
+
+from .options import add_licence, add_results, add_source
+
+
+def add_options(parser: Parser) -> None:
+    """A checkpoint, where to, and what is published with it."""
+    add_source(parser)
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the folder; its name becomes the checkpoint's"
+    )
+    add_licence(parser)
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the folder."""
+    from ..push import package
+
+    package(options.source, options.out, results=options.results, licence=options.licence)
+    Reporter().note(f"wrote {options.out}: self-test passed; its card is README.md")
+    return 0
+
+
+PACKAGE = Command("package", "all that push would upload, in a folder: look at it first", add_options, run)

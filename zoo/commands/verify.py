@@ -1,0 +1,51 @@
+"""`excb-zoo verify`: hashes, coverage, the load self-test, and whether a checkpoint was ever trained."""
+
+import argparse
+import json
+
+from excb.cli import Command, Parser
+from excb.console import Reporter
+from excb.errors import UserError
+
+from .options import SOURCE
+
+
+def add_options(parser: Parser) -> None:
+    """Which checkpoints, and the form of the answer."""
+    parser.add_argument("names", metavar="NAME", nargs="*", help=SOURCE)
+    parser.add_argument("--all", action="store_true", help="everything that is on this machine")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print every check of every checkpoint.
+
+    Raises:
+        UserError: a check failed or could not be made.
+    """
+    from ..verify import verify
+
+    names = _all_here() if options.all else options.names
+    if not names:
+        raise UserError("name a checkpoint to verify, or everything on this machine with --all")
+    reporter = Reporter()
+    verifications = {name: verify(name, reporter) for name in names}
+    rows = [[name, *row] for name, verification in verifications.items() for row in verification.rows]
+    if options.json:
+        keys = ("checkpoint", "check", "state", "what")
+        reporter.answer(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2))
+    else:
+        reporter.table("Verification", ["checkpoint", "check", "state", "what was found"], rows)
+    if failed := [name for name, verification in verifications.items() if not verification.passed]:
+        raise UserError(f"{', '.join(failed)} did not pass: see the table; fetch or export again")
+    return 0
+
+
+def _all_here() -> list[str]:
+    from excb.hub.catalogue import checkpoints
+    from excb.hub.resolve import local_folder
+
+    return [row.name for row in checkpoints() if local_folder(row)]
+
+
+VERIFY = Command("verify", "hashes, coverage, load self-test, and whether it was ever trained", add_options, run)

@@ -1,0 +1,44 @@
+"""Results that are published with a checkpoint: read, and checked to be of its weights."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from excb.errors import UserError
+from excb.networks.backbone import weights_hash
+from excb.results.result import Result
+
+
+def read_result(file: Path) -> Result:
+    """A file that `excb-eval --out` wrote.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return Result.from_json(file.read_text(encoding="utf-8"), source=str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the result {file}: {error}") from None
+
+
+def results_of(tensors: Mapping[str, Tensor], files: Sequence[Path]) -> dict[str, Result]:
+    """Results by the name of their file, without the machine's paths.
+
+    Raises:
+        UserError: one cannot be read, or was measured on other weights.
+    """
+    results, ours = dict[str, Result](), weights_hash(tensors)
+    for file in files:
+        result = read_result(file)
+        theirs = result.checkpoint.get("weights_sha256")
+        if theirs != ours:
+            raise UserError(
+                f"{file} was measured on other weights ({str(theirs)[:16]}, not {ours[:16]}): evaluate again"
+            )
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip(".-_") or "result"
+        if name in results:
+            raise UserError(f"two results would be called {name}.json: rename {file}")
+        results[name] = result.without_paths()
+    return results
