@@ -107,7 +107,7 @@ def test_tag_with_other_content_stays(
     repo = f"tester/taken-{next(iter(change)).replace('_', '-')}"
     commit = process.submit(publish, make(tmp_path / "a"), repo).result()
     line = refused(process, publish, make(tmp_path / "b", **change), repo)
-    assert line == f"{repo} has a tag v1 with other files: name another --tag"
+    assert line == f"{repo} has a tag v1 with other files: choose another --tag"
     assert hub.repositories[repo].tags == {"v1": commit}
     assert len(hub.repositories[repo].commits) == 2
 
