@@ -18,8 +18,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from excb.transfer.detection.core.samples import Sample
-from excb.transfer.detection.core.settings import DetectionSettings, settings_for
+from excb.transfer.detection.setup.samples import Sample
+from excb.transfer.detection.setup.settings import DetectionSettings, settings_for
 from excb.transfer.detection.torchvision.model import build
 from excb.transfer.detection.torchvision.training import losses_of, optimizer
 

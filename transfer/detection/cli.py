@@ -153,7 +153,7 @@ def _missing(args: argparse.Namespace) -> str:
 
 def _request_of(args: argparse.Namespace) -> "Request":
     from .command import Request
-    from .core.settings import parse_option
+    from .setup.settings import parse_option
 
     return Request(
         args.ckpt,
@@ -206,7 +206,7 @@ def _result_fields(settings: Fields, _kind: FigureKind) -> Fields:
 
 
 def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
-    from .core.settings import settings_for
+    from .setup.settings import settings_for
 
     settings = asdict(settings_for(options["schedule"], options["recipe"]))
     fields = {"engine": "detectron2", "schedule": options["schedule"], "recipe": options["recipe"]}
@@ -237,7 +237,7 @@ def _add_suite_options(parser: Parser) -> None:
 
 def _steps(task: "Task", args: argparse.Namespace, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
     from .command import DEPTHS
-    from .core.settings import settings_for
+    from .setup.settings import settings_for
 
     settings_for(args.schedule)
     network = task.backbone.entry.architecture.name

@@ -24,10 +24,10 @@ from excb.results.result import Result
 from . import drawing
 from .coco import scoring
 from .coco.annotations import CocoSet
-from .core.job import Job
-from .core.settings import OVERFIT_IMAGES, SCHEDULES, DetectionSettings, settings_for
 from .engines import open_engine
 from .preflight import preflight
+from .setup.job import Job
+from .setup.settings import OVERFIT_IMAGES, SCHEDULES, DetectionSettings, settings_for
 
 IDENTITY, PREDICTIONS, RESULT = "run.json", "predictions.json", "result.json"  # in a run folder
 PICTURES = 8

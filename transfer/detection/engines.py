@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from excb.errors import UserError, nearest_name
 
-from .core.job import Engine
+from .setup.job import Engine
 
 INSTALL = (
     "Detectron2 is not installed: build it (pip install 'setuptools<82' wheel ninja, then pip install "

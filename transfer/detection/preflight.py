@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from excb.errors import UserError
 
-from .core.job import Engine, Job
+from .setup.job import Engine, Job
 
 IMAGES, STEPS = 4, 24  # the same few images in every step
 SIDE = 320  # largest shorter side in pixels

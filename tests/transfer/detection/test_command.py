@@ -20,8 +20,8 @@ from excb.transfer.detection import command
 from excb.transfer.detection import preflight as preflights
 from excb.transfer.detection.coco.annotations import CocoSet
 from excb.transfer.detection.coco.reading import open_coco
-from excb.transfer.detection.core.job import Job
-from excb.transfer.detection.core.settings import OVERFIT_IMAGES
+from excb.transfer.detection.setup.job import Job
+from excb.transfer.detection.setup.settings import OVERFIT_IMAGES
 from tests.transfer.detection.tiny_coco import change, contents, write_coco
 
 pytest.importorskip("pycocotools", reason="COCO's tools are not installed")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
 from excb.checkpoint.detectron2_names import detectron2_names
-from excb.transfer.detection.core.samples import Sample
-from excb.transfer.detection.core.settings import settings_for
+from excb.transfer.detection.setup.samples import Sample
+from excb.transfer.detection.setup.settings import settings_for
 from excb.transfer.detection.torchvision import model as torchvision_model
 from excb.transfer.detection.torchvision.model import RATIOS, SIZES, Detector, build
 from excb.transfer.detection.torchvision.pasting import to_original

@@ -14,8 +14,8 @@ from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 from excb.transfer.detection.coco.reading import open_coco
-from excb.transfer.detection.core.job import Job
-from excb.transfer.detection.core.settings import settings_for
+from excb.transfer.detection.setup.job import Job
+from excb.transfer.detection.setup.settings import settings_for
 from excb.transfer.detection.torchvision import engine, model
 
 OPTIONS = {

@@ -21,9 +21,9 @@ from excb.errors import UserError, require
 from excb.files.atomic import write_text
 
 from ..coco.annotations import CocoSet
-from ..core.job import Job
-from ..core.samples import evaluation_samples, training_sample
-from ..core.settings import DetectionSettings, rescaled
+from ..setup.job import Job
+from ..setup.samples import evaluation_samples, training_sample
+from ..setup.settings import DetectionSettings, rescaled
 from .hooks import Batches, Checkpoints, ProgressLine, ScalarWriter, SeedStep, StopHook, StoppedError
 from .model import configuration, detector, inputs
 

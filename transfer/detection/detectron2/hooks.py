@@ -17,8 +17,8 @@ from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.files.atomic import write_text
 
-from ..core.job import Job
-from ..core.samples import Loader
+from ..setup.job import Job
+from ..setup.samples import Loader
 from .model import inputs
 
 # After .model, which silences the warnings of Detectron2's first import.

@@ -12,8 +12,8 @@ from excb import seeding
 from excb.checkpoint.detectron2_names import detectron2_names
 from excb.errors import UserError
 
-from ..core.samples import Sample
-from ..core.settings import DetectionSettings
+from ..setup.samples import Sample
+from ..setup.settings import DetectionSettings
 
 with warnings.catch_warnings(action="ignore", category=FutureWarning):  # it uses torch.jit at import
     from detectron2.config import CfgNode, get_cfg
@@ -52,7 +52,7 @@ def configuration(settings: DetectionSettings, *, depth: int, classes: int, devi
         **(_fpn(settings, norm) if settings.architecture == "fpn" else _c4(settings)),
         "TEST.PRECISE_BN.ENABLED": settings.precise_bn,
         "TEST.PRECISE_BN.NUM_ITER": settings.precise_bn_iterations,
-        # Images. core/samples.py reads them; these values document the run.
+        # Images. setup/samples.py reads them; these values document the run.
         "INPUT.FORMAT": settings.input_format,
         "INPUT.MASK_FORMAT": "bitmask",
         "INPUT.MIN_SIZE_TRAIN": settings.min_sizes,

@@ -18,8 +18,8 @@ from excb.errors import UserError
 
 from ..coco.annotations import CocoSet
 from ..coco.scoring import as_results
-from ..core.job import Job
-from ..core.samples import Loader, Sample, evaluation_samples, training_sample
+from ..setup.job import Job
+from ..setup.samples import Loader, Sample, evaluation_samples, training_sample
 from .model import Detector
 from .pasting import to_original
 from .training import Training, learning_rate, losses_of, memory_for, new_detector, optimizer

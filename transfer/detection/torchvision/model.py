@@ -20,7 +20,7 @@ from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign, RoIAlign
 
 from excb.errors import UserError
 
-from ..core.settings import DetectionSettings
+from ..setup.settings import DetectionSettings
 from .heads import SharedHeads
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}  # of each stage, by depth

@@ -18,9 +18,9 @@ from excb.distributed.parallel import average_gradients
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 
-from ..core.job import Job
-from ..core.samples import Sample
-from ..core.settings import DetectionSettings
+from ..setup.job import Job
+from ..setup.samples import Sample
+from ..setup.settings import DetectionSettings
 from .model import Detector, build
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18, resnet50
 
 from excb.errors import UserError
-from excb.transfer.detection.core.settings import DetectionSettings, settings_for
+from excb.transfer.detection.setup.settings import DetectionSettings, settings_for
 
 pytest.importorskip("detectron2.modeling", reason="detectron2: not installed")  # quiet about what it imports
 
@@ -19,8 +19,8 @@ import detectron2
 from detectron2.config import get_cfg
 from detectron2.layers import FrozenBatchNorm2d
 
-from excb.transfer.detection.core.samples import Sample
 from excb.transfer.detection.detectron2.model import configuration, detector, inputs, norm_on
+from excb.transfer.detection.setup.samples import Sample
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.detectron2]
 

@@ -19,9 +19,9 @@ from excb.distributed.launch import launch
 from excb.distributed.parallel import joined
 from excb.errors import UserError
 from excb.transfer.detection.coco.scoring import score
-from excb.transfer.detection.core.job import Job
-from excb.transfer.detection.core.samples import Loader
 from excb.transfer.detection.engines import open_engine
+from excb.transfer.detection.setup.job import Job
+from excb.transfer.detection.setup.samples import Loader
 from excb.transfer.detection.torchvision import engine as torchvision_engine
 from excb.transfer.detection.torchvision import model
 from excb.transfer.detection.torchvision.training import Training, learning_rate

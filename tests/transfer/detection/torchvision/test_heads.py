@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import RoIHeads
 
-from excb.transfer.detection.core.settings import settings_for
+from excb.transfer.detection.setup.settings import settings_for
 from excb.transfer.detection.torchvision.model import build
 from tests.transfer.detection.tiny_detector import narrow, small_networks, targets, tensors
 

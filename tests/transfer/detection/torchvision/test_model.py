@@ -11,7 +11,7 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
 from excb.errors import UserError
-from excb.transfer.detection.core.settings import DetectionSettings, settings_for
+from excb.transfer.detection.setup.settings import DetectionSettings, settings_for
 from excb.transfer.detection.torchvision import model
 from excb.transfer.detection.torchvision.model import Detector, build
 from tests.transfer.detection.tiny_detector import images, narrow, small_networks, targets, tensors

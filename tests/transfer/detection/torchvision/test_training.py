@@ -12,8 +12,8 @@ from torch import nn
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
-from excb.transfer.detection.core.samples import Loader
-from excb.transfer.detection.core.settings import settings_for
+from excb.transfer.detection.setup.samples import Loader
+from excb.transfer.detection.setup.settings import settings_for
 from excb.transfer.detection.torchvision import model
 from excb.transfer.detection.torchvision.training import Training, learning_rate, optimizer
 from tests.transfer.detection.tiny_coco import write_coco

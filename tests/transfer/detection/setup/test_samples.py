@@ -15,7 +15,7 @@ from PIL import Image
 from excb.errors import UserError
 from excb.transfer.detection.coco.annotations import decoded
 from excb.transfer.detection.coco.reading import CocoSet, open_coco
-from excb.transfer.detection.core.samples import (
+from excb.transfer.detection.setup.samples import (
     Loader,
     Sample,
     evaluation_sample,
@@ -23,7 +23,7 @@ from excb.transfer.detection.core.samples import (
     resized,
     training_sample,
 )
-from excb.transfer.detection.core.settings import DetectionSettings, settings_for
+from excb.transfer.detection.setup.settings import DetectionSettings, settings_for
 from tests.transfer.detection.tiny_coco import write_coco
 
 pytest.importorskip("pycocotools")

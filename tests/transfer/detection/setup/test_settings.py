@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from excb.errors import UserError
-from excb.transfer.detection.core.settings import RECIPES, SCHEDULES, DetectionSettings, parse_option, settings_for
+from excb.transfer.detection.setup.settings import RECIPES, SCHEDULES, DetectionSettings, parse_option, settings_for
 
 CHANGED = {"norm": "FrozenBN", "extra_norm": False, "freeze_at": 2, "precise_bn": False}  # what stock Detectron2 has
 
@@ -192,7 +192,7 @@ def test_unknown_names_and_batches() -> None:
 
 
 def test_settings_load_neither_torch_nor_detectron2() -> None:
-    code = "import sys, excb.transfer.detection.core.settings; print({'torch', 'detectron2'} & set(sys.modules))"
+    code = "import sys, excb.transfer.detection.setup.settings; print({'torch', 'detectron2'} & set(sys.modules))"
     root = Path(__file__).parents[3]
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True, timeout=60
