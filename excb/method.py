@@ -40,11 +40,6 @@ EMPTY_WEIGHT = 0.001  # an empty cluster's weight in B is drawn from [0, this) (
 Form = Literal["linear", "squared", "pseudocode"]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Balancing
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def batch_sizes(winners: Tensor, clusters: int, dtype: torch.dtype) -> Tensor:
     """Relative cluster sizes s_B of one batch (Eq. 8), all processes together: winners [any shape] -> [K]."""
     winners = winners.flatten()
@@ -107,11 +102,6 @@ def balancer(settings: MethodSettings) -> Balancer:
     return other
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Loss: its terms are in `excb.objective`
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def pair_weights(
     globals_: int,
     locals_: int,
@@ -139,11 +129,6 @@ def pair_weights(
         return share * projector * globals_ / pairs_h, share * second * globals_ / pairs_g
     pairs = (projector.sum() + second.sum()).clamp(min=1)
     return projector / pairs, second / pairs
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Networks
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class CentroidLayer(nn.Module):
@@ -444,11 +429,6 @@ def _agreement(winners: Tensor) -> Tensor:
     views, images = winners.shape
     equal = (winners[:, None] == winners[None]).sum() - views * images  # every view agrees with itself
     return equal.double() / max(1, views * (views - 1) * images)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# First centroids
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -100,11 +100,6 @@ def unbundle(file: Path, reporter: Reporter) -> list[str]:
     return list(index)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Writing
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _folder(name: str) -> tuple[str, Path]:
     """A checkpoint's own name, as NAME may be an alias, and its exported folder, fetched first if needed."""
     folder, row = loading.obtain(name), find(name)
@@ -152,11 +147,6 @@ def _member(path: str, size: int) -> tarfile.TarInfo:
     member = tarfile.TarInfo(path)  # without owner and time: equal checkpoints make equal bundles
     member.size = size
     return member
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -85,11 +85,6 @@ def _facts(folder: Path) -> dict[str, Any]:
         raise UserError(f"{file} was not written by `excb-zoo export` ({error})") from None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The header
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Result]) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -122,11 +117,6 @@ def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Res
         eval_results=measured or None,
     ).to_yaml()
     return header.strip()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sections
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _loading(checkpoint: Checkpoint) -> str:

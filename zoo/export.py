@@ -115,11 +115,6 @@ def _preprocessing(backbone: Backbone) -> dict[str, str]:
     return {"preprocessing": json.dumps(backbone.transform.to_dict())}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# A writer per format
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _torchvision(backbone: Backbone, out: Path) -> None:
     name = backbone.entry.architecture.name
     _check_network(name in TORCHVISION or name.startswith("torchvision:"), backbone, "torchvision")

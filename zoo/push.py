@@ -122,11 +122,6 @@ def package(
     return entry, revision
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What may be published
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _check_rights(row: Checkpoint | None, licence: str) -> None:
     """Refuse weights that others may not host, and a licence other than theirs."""
     if row is None:
@@ -166,11 +161,6 @@ def _prove(folder: Path, backbone: Backbone, source: Path) -> None:
     for expected in tests:
         if expected is not None:
             selftest.check(backbone, expected)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# How it is described
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _entry(

@@ -113,11 +113,6 @@ class Checkpoint:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Listing
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def checkpoints(home: Path | None = None) -> list[Checkpoint]:
     """Every checkpoint that `excb.load` knows by name, each name once: bundled ones, the user's, then the built-in.
 
@@ -201,11 +196,6 @@ def _from_folder(file: Path) -> Checkpoint:
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         raise UserError(f"not written by `excb-zoo import` or `export` ({type(error).__name__}: {error})") from None
     return Checkpoint.from_dict(row)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# As TOML
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def add(entry: Checkpoint, file: Path) -> None:

@@ -109,11 +109,6 @@ def _imported(resolved: Resolved, fetched: Fetched, network: Which, reporter: Re
     return import_file(fetched.path, resolved.import_as, checkpoint=resolved.row, network=network, reporter=reporter)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Cover and build
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _built(checkpoint: Stored) -> nn.Module:
     network = _covered(checkpoint).build()
     stored.load_strictly(network, checkpoint.tensors, what=_what(checkpoint))

@@ -47,11 +47,6 @@ SEEDS = 3  # of random networks to compare with
 MARGIN = 10.0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The same features as at export
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def expected(backbone: Backbone) -> dict[str, Tensor]:
     """What `check` compares: features of four photographs, with and without the checkpoint's preprocessing.
 
@@ -142,11 +137,6 @@ def _features(network: nn.Module, inputs: Tensor) -> Tensor:
     """Features [N, D] of any number of inputs, in eval mode."""
     with evaluating(network):
         return torch.cat([network(batch).float() for batch in inputs.split(32)])
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Trained, or as first initialised
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def trained(backbone: Backbone) -> None:
