@@ -112,5 +112,5 @@ def test_a_job_at_its_limit_queues_again_and_goes_on(
         os.kill(int(task), signal.SIGUSR2)  # as Slurm does before the limit
     assert jobs[0].results() == [0]
     assert "Requeued job" in jobs[0].stdout()
-    assert "going on after epoch" in jobs[0].stderr()
+    assert "resuming after epoch" in jobs[0].stderr()
     assert measured("job.json") == measured("here.json")

@@ -104,7 +104,7 @@ def run(
     identity = _identity(task, chosen, settings, seed) if state is not None else {}
     done = training.restore(state, identity) if state is not None else 0
     if done:
-        reporter.note(f"going on after epoch {done} of {settings.epochs}")
+        reporter.note(f"resuming after epoch {done} of {settings.epochs}")
     first, last = done * batches.steps, settings.epochs * batches.steps
     views = batches.run(first=done, last=settings.epochs)
     with reporter.progress(f"fine-tuning, seed {seed}", last, done=first) as bar:

@@ -72,7 +72,7 @@ def _figure(points: Sequence[Point], left_out: Sequence[str]) -> Html | None:
         element("h2", "Accuracy against epochs"),
         figure.draw(points, width=1100, height=420, name="wide"),
         figure.draw(points, width=400, height=400, name="narrow"),
-        element("p", "", id="told", aria_live="polite"),
+        element("p", "", id="summary", aria_live="polite"),
         element("figcaption", *caption),
         class_="panel",
         id="figure",

@@ -72,7 +72,7 @@ class Probe:
         batches = TrainingBatches(task.train, augmentation, batch=plan.batch, seed=self.seed, workers=task.workers)
         first, steps = state.load(banks), batches.steps
         if first:
-            self.reporter.note(f"going on after epoch {first} of {plan.epochs}")
+            self.reporter.note(f"resuming after epoch {first} of {plan.epochs}")
         title = f"linear heads ({len(banks[0])})" if len(banks[0]) > 1 else "linear head"
         with evaluating(encoder), self.reporter.progress(title, plan.epochs * steps, done=first * steps) as bar:
             views = batches.run(first=first, last=plan.epochs)

@@ -123,7 +123,7 @@ def test_results_are_not_for_paired_tests_of_classes(
     file = str(tmp_path / "runs/detection-mine-smoke/result.json")
     capsys.readouterr()
     assert main(["compare", file, file]) == 2
-    assert "of protocol detection, which predicts no class for each image" in capsys.readouterr().err
+    assert "of protocol detection, which saves no score for each image" in capsys.readouterr().err
 
 
 def test_json_for_machines(stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,7 @@ def test_all_that_applies_once_from_shared_features(place: Path, capsys: pytest.
         (("--out", "{place}/run/checkpoints/step-5.pt"), "is a file: name a folder"),
         (("--dry-run", "--linear", "fats"), "no linear protocol is called 'fats'; did you mean 'fast'?"),
         (("--dry-run", "--seeds", "0", "0"), "--seeds names a seed twice"),
-        (("--dry-run", "--schedule", "3x"), "no schedule is called '3x'"),
+        (("--dry-run", "--schedule", "3x"), "no schedule is named '3x'"),
         (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'?; there are knn, "),
         (("--out", "{place}/x", "--only", "detection"), "nothing to evaluate: detection does not apply (it takes a "),
     ],

@@ -79,7 +79,7 @@ addEventListener("keydown", (event) => {
 });
 for (const point of document.querySelectorAll("#figure .point")) {
   for (const happened of ["focus", "pointerenter"]) {
-    point.addEventListener(happened, () => { $("told").textContent = point.getAttribute("aria-label"); });
+    point.addEventListener(happened, () => { $("summary").textContent = point.getAttribute("aria-label"); });
   }
 }
 refresh();

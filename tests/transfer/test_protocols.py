@@ -1,0 +1,85 @@
+"""Tests of the table of protocols: one line adds one, records are consistent, and no other file knows their names."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from excb.errors import UserError
+from excb.transfer import protocols
+from excb.transfer.leaderboard.board import MeasuredResult, Source
+from excb.transfer.leaderboard.sorting import boards
+from excb.transfer.protocol import Family, FigureKind
+from excb.transfer.protocols import FAMILIES, PROTOCOLS, kind_of, parse
+from excb.transfer.published.registry import claims
+from tests.transfer.result_files import result
+
+TRANSFER = Path(protocols.__file__).parent
+ROOMS = ("knn", "retrieval", "linear", "finetuning", "detection")
+PAPERS_FIGURE = "leaderboard/figure.py"  # draws the paper's Figure 2, which is of linear accuracy
+
+
+def test_no_file_outside_their_rooms_names_a_protocol() -> None:
+    name = re.compile(rf'"({"|".join(protocol.name for protocol in PROTOCOLS)})"')
+    offences = [
+        file.relative_to(TRANSFER).as_posix()
+        for file in TRANSFER.rglob("*.py")
+        if file.relative_to(TRANSFER).parts[0] not in ROOMS and name.search(file.read_text(encoding="utf-8"))
+    ]
+    assert offences == [PAPERS_FIGURE]
+
+
+def test_names_of_protocols_families_and_steps_are_unique() -> None:
+    steps = [name for protocol in PROTOCOLS if protocol.in_suite for name in protocol.in_suite.names]
+    for names in ([each.name for each in PROTOCOLS], [each.name for each in FAMILIES], steps):
+        assert len(set(names)) == len(names)
+
+
+def test_every_claim_that_a_command_measures_has_its_protocol_and_its_table() -> None:
+    for claim in claims():
+        if claim.protocol.command:
+            kind, protocol = kind_of(claim.figure), protocols.of_command(claim.protocol.command)
+            assert kind is not None
+            assert protocol is not None
+            assert kind.family in [family.name for family in protocol.families]
+            assert protocol.claim_fields(dict(claim.protocol.options), kind)
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [("knn", "knn"), ("linear_fast", "linear"), ("semisup-frozen", "semisup"), ("linearly", None), ("clusters", None)],
+)
+def test_results_belong_to_the_protocol_that_made_them(made: str, name: str | None) -> None:
+    protocol = protocols.of_result(made)
+    assert (None if protocol is None else protocol.name) == name
+
+
+def test_command_lines_are_parsed_by_the_protocols_own_options() -> None:
+    protocol, options = parse(["knn", "--ckpt", "x", "--k", "5"])
+    assert (protocol.name, options.k) == ("knn", [5])
+    with pytest.raises(UserError, match="unrecognized arguments: --percent 1"):
+        parse(["knn", "--ckpt", "x", "--percent", "1"])
+
+
+def test_a_protocol_whose_figure_is_no_percentage_and_best_where_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more record in the table, and the leaderboard ranks its figures, in their own unit and direction."""
+    kind = FigureKind("depth", "error", unit="metres", higher_is_better=False)
+    depth = replace(
+        PROTOCOLS[0],
+        name="depth",
+        families=(Family("depth", "Depth", "Depth"),),
+        kind_of=lambda figure: kind if figure == "depth_error" else None,
+        result_fields=lambda settings, _kind: settings,
+    )
+    monkeypatch.setattr(protocols, "PROTOCOLS", (*PROTOCOLS, depth))
+    results = [
+        result({"depth_error": value}, protocol="depth", settings={}, name=name, weights=name)
+        for name, value in (("far", 250.0), ("near", 1.5), ("middle", 20.0))
+    ]
+    (board,) = boards([MeasuredResult(each, Source("file")) for each in results], [])
+    assert [(rank, row.model) for rank, row in zip(board.groups[0].ranks, board.groups[0].rows, strict=True)] == [
+        (1, "near"),
+        (2, "middle"),
+        (3, "far"),
+    ]
