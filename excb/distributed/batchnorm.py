@@ -61,15 +61,13 @@ class SyncBatchNorm(_BatchNorm):
         for name, buffer in source.named_buffers(recurse=False):
             self.register_buffer(name, buffer)
         self.train(source.training)
-        # timm's BatchNormAct2d applies dropout and an activation afterwards.
-        self.drop = getattr(source, "drop", None)
-        self.act = getattr(source, "act", None)
+        self.drop, self.act = getattr(source, "drop", None), getattr(source, "act", None)  # of timm's BatchNormAct2d
 
     def _check_input_dim(self, _rows: Tensor) -> None:
         """Accept any number of dimensions from two on."""
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Normalise [R, C, ...] per channel."""
+        """Normalise [R, C, ...] per channel, then apply the layer's dropout and activation."""
         rows = self._normalise(rows)
         for layer in (self.drop, self.act):
             rows = layer(rows) if layer is not None else rows
@@ -99,6 +97,6 @@ class SyncBatchNorm(_BatchNorm):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_((variance * (count / max(1, count - 1))).to(self.running_var.dtype), share)
+        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        self.running_var.lerp_((variance * (count / max(1, count - 1))).to(self.running_var.dtype), weight)

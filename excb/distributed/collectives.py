@@ -1,5 +1,6 @@
 """Collectives over all ranks. In a run of one process each is the identity, so that all code runs anywhere."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -43,14 +44,14 @@ def logsumexp_over_ranks(value: Tensor) -> Tensor:
 
 
 def broadcast(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors with those of process 0."""
+    """Overwrite tensors with those of rank 0."""
     if world_size() > 1:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """Concatenate the rows of all processes, process by process: [R, ...] each -> [processes * R, ...] on all."""
+    """Concatenate the rows of all ranks in order: [R, ...] each -> [world_size * R, ...] on all."""
     if world_size() == 1:
         return rows
     rows = rows.contiguous()
@@ -61,12 +62,13 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 def gather_numbers(numbers: Sequence[int]) -> Tensor:
     """A few integers of every rank, [world_size, numbers]. They travel over the CPU, so no GPU is waited for."""
-    mine = torch.tensor(numbers)
-    if world_size() == 1:
-        return mine[None]
-    parts = [torch.empty_like(mine) for _ in range(world_size())]
-    dist.all_gather(parts, mine)
-    return torch.stack(parts)
+    return gather_rows(torch.tensor([numbers]))
+
+
+def join_store() -> Any:
+    """The store that the launcher keeps for the processes of the run."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def gather_objects(value: T) -> list[T]:
@@ -110,10 +112,8 @@ def all_succeed(make: Callable[[], T]) -> T:
     value, message = None, None
     try:
         value = make()
-    except UserError as error:
-        message = str(error)
-    except OSError as error:
-        if (user_error := as_user_error(error)) is None:
+    except (UserError, OSError) as error:
+        if (user_error := error if isinstance(error, UserError) else as_user_error(error)) is None:
             raise
         message = str(user_error)
     messages = gather_objects(message)

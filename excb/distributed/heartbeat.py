@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import torch.distributed as dist
-
-from excb.distributed.collectives import rank, run_on_rank0, world_size
+from excb.distributed.collectives import join_store, rank, run_on_rank0, world_size
 from excb.errors import USER_ERROR, UserError
 
 VARIABLE = "EXCB_HANG_SECONDS"  # environment variable: seconds without a heartbeat; 0 switches heartbeats off
@@ -37,18 +35,13 @@ def hang_seconds() -> float:
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:
-        raise UserError.on_all_ranks(
-            f"{VARIABLE}={text} is not a number of seconds: unset it, or set it to 0 or more",
-        )
+        raise UserError.on_all_ranks(f"{VARIABLE}={text} is not a number of seconds: unset it, or set it to 0 or more")
     return seconds
 
 
 @contextmanager
 def watched(program: str) -> Iterator[None]:
-    """Send heartbeats while the block runs, and exit with a message and code 2 where another process stops sending.
-
-    Args:
-        program: named in the message.
+    """Send heartbeats while the block runs. Where another process stops, exit with a message of `program` and code 2.
 
     Raises:
         UserError: see `hang_seconds`.
@@ -69,10 +62,7 @@ def watched(program: str) -> Iterator[None]:
 
 def _beat(program: str, name: str, seconds: float, stopped: threading.Event) -> None:
     try:
-        store: Any = dist.TCPStore(  # type: ignore[attr-defined]
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
-        )
-        keys = [f"excb/{name}/{number}" for number in range(world_size())]
+        store, keys = join_store(), [f"excb/{name}/{number}" for number in range(world_size())]
         if hung := _first_silence(store, keys, seconds, stopped):
             _end(program, hung, seconds)
         store.add(keys[rank()], LEFT)
@@ -97,7 +87,7 @@ def _first_silence(store: Any, keys: list[str], seconds: float, stopped: threadi
 
 
 def _end(program: str, hung: list[int], seconds: float) -> NoReturn:
-    """Report the hung ranks and exit at once: the main thread is waiting for them."""
+    """Report the hung ranks and exit at once, since the main thread is waiting for them."""
     if rank() <= 1:  # rank 1 reports where rank 0 hangs
         who = f"process{'es' * (len(hung) > 1)} {' and '.join(map(str, hung))} of {world_size()}"
         sys.stderr.write(

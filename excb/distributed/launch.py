@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from excb.distributed.machine import usable_cores
 from excb.distributed.parallel import started_together
 from excb.distributed.signals import LAUNCHER, LOST, StopRequest
 from excb.errors import USER_ERROR, UserError
@@ -24,9 +24,7 @@ POLL = 0.1  # seconds between looks at the processes
 def launch_on_gpus(
     module: str, arguments: Sequence[str], gpus: int | None, *, answers: Collection[int] = ()
 ) -> int | None:
-    """Start a process per GPU, if `--gpus` asks for several and this is not one of them already.
-
-    Arguments are those of `launch`. `gpus` is the number of processes.
+    """Start `gpus` processes with `launch`, if `--gpus` asks for several and this is not one of them already.
 
     Returns:
         The exit code, or None where this process does the work.
@@ -41,7 +39,7 @@ def launch_on_gpus(
         if here != str(gpus):
             raise UserError.on_all_ranks(
                 f"--gpus {gpus}, but {here} processes were started here (RANK is set): leave --gpus out under "
-                "torchrun, or unset RANK",
+                "torchrun, or unset RANK"
             )
         return None
     if gpus > torch.cuda.device_count():
@@ -69,9 +67,8 @@ def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Co
         UserError: one failed, and the others were stopped within GRACE seconds.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shared = {
-        "OMP_NUM_THREADS": str(max(1, cores // processes)),
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // processes)),
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
@@ -89,28 +86,24 @@ def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Co
             for number in range(processes)
         ]
         try:
-            end = _watch(running, stop)
+            codes, failed = _watch(running, stop)
         finally:
             for process in running:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-        return _judge(end, stop, answers)
+        return _exit_code(codes, failed, stop, answers)
 
 
-@dataclass
-class _End:
-    """How the processes ended."""
+def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> tuple[list[int | None], list[int]]:
+    """Wait until all have ended. After a failure or a second signal the others have limited time left.
 
-    codes: list[int | None]  # None where a process had to be killed by us
-    failed: list[int]  # the ranks that failed on their own, in order
-
-
-def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> _End:
-    """Wait until all have ended. After a failure or a second signal the others have limited time left."""
-    end, forwarded, deadline = _End([], []), 0, math.inf
+    Returns:
+        The exit codes, None where a process must be killed, and the ranks that failed on their own, in order.
+    """
+    failed, forwarded, deadline = list[int](), 0, math.inf
     while True:
-        end.codes = [process.poll() for process in running]
+        codes = [process.poll() for process in running]
         if stop.count > forwarded:
             forwarded = stop.count
             for process in running:
@@ -118,31 +111,28 @@ def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> _En
                     process.send_signal(stop.received or signal.SIGTERM)
             if forwarded > 1:  # a process that hangs in a collective ignores signals
                 deadline = min(deadline, time.monotonic() + 1)
-        end.failed += [
-            number
-            for number, code in enumerate(end.codes)
-            if code not in (None, 0, *STOPPED) and number not in end.failed
-        ]
-        if end.failed:
+        bad = [number for number, code in enumerate(codes) if code not in (None, 0, *STOPPED)]
+        failed += [number for number in bad if number not in failed]
+        if failed:
             deadline = min(deadline, time.monotonic() + GRACE)
-        if None not in end.codes or time.monotonic() > deadline:
-            return end
+        if None not in codes or time.monotonic() > deadline:
+            return codes, failed
         time.sleep(POLL)
 
 
-def _judge(end: _End, stop: StopRequest, answers: Collection[int]) -> int:
+def _exit_code(codes: list[int | None], failed: list[int], stop: StopRequest, answers: Collection[int]) -> int:
     """The exit code, or an error that names the failed process."""
-    if USER_ERROR in end.codes:
+    if USER_ERROR in codes:
         return USER_ERROR  # that process has reported why
     if stop.received is not None:
         return stop.exit_code
-    if not end.failed or (len(set(end.codes)) == 1 and end.codes[0] in answers):
-        return max(code or 0 for code in end.codes)
-    number = next((number for number in end.failed if end.codes[number] != LOST), end.failed[0])
-    code = end.codes[number]
+    if not failed or (len(set(codes)) == 1 and codes[0] in answers):
+        return max(code or 0 for code in codes)
+    number = next((number for number in failed if codes[number] != LOST), failed[0])
+    code = codes[number]
     assert code is not None
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise UserError(
-        f"process {number} of {len(end.codes)} {how}, and the others were stopped: run the same command to resume "
+        f"process {number} of {len(codes)} {how}, and the others were stopped: run the same command to resume "
         "from the newest checkpoint"
     )

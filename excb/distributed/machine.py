@@ -27,6 +27,11 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def usable_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def peak_memory(device: torch.device) -> int:
     """Peak memory in bytes: of tensors on a GPU, or of this process's resident set on the CPU."""
     if device.type == "cuda":

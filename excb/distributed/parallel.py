@@ -11,14 +11,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from excb.distributed.collectives import world_size
+from excb.distributed.collectives import join_store, world_size
 from excb.distributed.heartbeat import watched
 from excb.distributed.machine import choose_device
 from excb.distributed.signals import LOST, ending_with_launcher
@@ -42,10 +42,7 @@ class LostProcessError(Exception):
 
 @contextmanager
 def joined(device: str) -> Iterator[torch.device]:
-    """Join the process group, if there is one, and give this process's device.
-
-    Args:
-        device: the recipe's: cpu, cuda, or auto.
+    """Join the process group, if there is one, and give this process's device for the recipe's (cpu, cuda or auto).
 
     Raises:
         UserError: there is no such device here, or fewer GPUs than processes.
@@ -85,7 +82,7 @@ def _own_device(device: str) -> torch.device:
     if device == "cuda" and here > torch.cuda.device_count():
         raise UserError.on_all_ranks(
             f"{here} processes were started here, but there are {torch.cuda.device_count()} GPUs: start one process "
-            "per GPU, or choose the device cpu",
+            "per GPU, or choose the device cpu"
         )
     try:
         resolved = choose_device(own)
@@ -106,7 +103,7 @@ def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -
     Raises:
         UserError: from `joined` or the work, in a run of one process.
     """
-    several = False
+    several, code = False, 1
     try:
         with joined(device) as place:
             several = world_size() > 1
@@ -115,17 +112,17 @@ def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -
     except LostProcessError as error:
         sys.stderr.write(f"{program}: another process is gone ({error})\n")
         code = LOST
-    except UserError as error:
+    except Exception as error:
         if not several:
             raise
-        code = print_error(program, error)
-    except Exception:
-        if not several:
-            raise
-        traceback.print_exc()
-        code = 1
-    if several:
-        _exit_now(code)
+        if isinstance(error, UserError):
+            code = print_error(program, error)
+        else:
+            traceback.print_exc()
+    if several:  # at once: torch's clean-up at a normal exit would wait for lost processes, or abort
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 
@@ -135,19 +132,10 @@ def _once(work: Callable[[torch.device], int], place: torch.device) -> int:
         return work(place)
     except UserError as error:
         if not error.already_reported:
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
-            )
             name = hashlib.sha256(str(error).encode()).hexdigest()
-            error.already_reported = store.add(f"excb/{name}", 1) > 1  # no collective: the other ranks may be elsewhere
+            # Not a collective, since the other ranks may be elsewhere.
+            error.already_reported = join_store().add(f"excb/{name}", 1) > 1
         raise
-
-
-def _exit_now(code: int) -> NoReturn:
-    """Exit at once: torch's clean-up at a normal exit would wait for lost processes, or abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def average_gradients(model: nn.Module) -> DistributedDataParallel | None:

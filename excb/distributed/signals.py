@@ -17,10 +17,7 @@ LAUNCHER = "EXCB_LAUNCHER"  # environment variable: process id of the launcher t
 
 
 class StopRequest:
-    """A context manager that records signals which ask the process to stop.
-
-    Args:
-        at_once: exit at the second signal.
+    """A context manager that records signals to stop, and exits at the second one if `at_once`.
 
     Attributes:
         received: the first signal of this process or, once `agreed` has been called, of another one; or None.

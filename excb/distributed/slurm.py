@@ -48,9 +48,8 @@ def submit_command(
     request = parse(text)
     job = submit(module, arguments, request, folder)
     stop = f"scancel {job.job_id}" if request.cluster == "slurm" else f"kill {job.job_id}"
-    size = (
-        f"{request.nodes} node{'s' * (request.nodes > 1)} x {request.processes} process{'es' * (request.processes > 1)}"
-    )
+    nodes, processes = request.nodes, request.processes
+    size = f"{nodes} node{'s' * (nodes > 1)} x {processes} process{'es' * (processes > 1)}"
     reporter.answer(f"job {job.job_id}: {size}; at its limit of {request.time} it saves, queues again and resumes")
     reporter.answer(f"follow: tail -F {job.paths.stderr}    results: {job.paths.stdout}    stop: {stop}")
     return 0
@@ -102,9 +101,6 @@ class Work:
     """The work of one task of a job: run one process, and let it save before the job's time limit.
 
     submitit calls the instance in every task, and `checkpoint` in task 0 when Slurm announces the limit or preemption.
-
-    Args:
-        command: the process's command line.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -114,6 +110,7 @@ class Work:
 
     def __call__(self) -> int:
         """Run the process to its end and return its exit code. A failure ends the task itself with that code."""
+        import torch.distributed as dist
         from submitit.helpers import TorchDistributedEnvironment
 
         from excb.distributed.launch import STOPPED
@@ -121,7 +118,9 @@ class Work:
         place = TorchDistributedEnvironment()
         alone = place.world_size == place.local_world_size
         address = "127.0.0.1" if alone else place.master_addr
-        store = _store(address, place.master_port) if place.rank == 0 else None
+        store = None
+        if place.rank == 0:
+            store = dist.TCPStore(address, place.master_port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         environment = _environment(place, address)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, self._forwarding(signal.getsignal(number)))
@@ -171,18 +170,12 @@ class Work:
         return handle
 
 
-def _store(address: str, port: int) -> Any:
-    import torch.distributed as dist
-
-    return dist.TCPStore(address, port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-
-
 def _environment(place: Any, address: str) -> dict[str, str]:
     """The environment variables of a process, as torch reads them."""
+    from excb.distributed.machine import usable_cores
     from excb.distributed.signals import LAUNCHER
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = os.environ.get("SLURM_CPUS_PER_TASK") or str(max(1, cores // place.local_world_size))
+    threads = os.environ.get("SLURM_CPUS_PER_TASK") or str(max(1, usable_cores() // place.local_world_size))
     return {
         "OMP_NUM_THREADS": threads,
         **os.environ,

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from excb.distributed.machine import usable_cores
 from excb.errors import UserError
 
 MOST_WORKERS = 8
@@ -30,8 +31,7 @@ def worker_count(wanted: int) -> int:
     """
     if wanted >= 0:
         return wanted
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return max(1, min(MOST_WORKERS, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def follow_parent(_worker: int) -> None:

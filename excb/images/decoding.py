@@ -1,8 +1,6 @@
 """Opening of any image as upright 8-bit RGB, at full or reduced size, and the errors of damaged files."""
 
-import struct
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -11,6 +9,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+from excb.files import npy
 from excb.files.regular import refuse_special
 
 PART = 2**20  # pixels
@@ -24,20 +23,7 @@ class BrokenImageError(Exception):
 
 
 # What Pillow's decoders have been seen to raise for files with changed or missing bytes, and related errors.
-DAMAGE = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+DAMAGE = (*npy.DAMAGE, RuntimeError, Image.DecompressionBombError)
 
 
 def open_image(source: Source) -> Image.Image:
@@ -53,18 +39,16 @@ def open_image(source: Source) -> Image.Image:
 
 
 def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int, int]]:
-    """Open an image as `open_image` does, a JPEG at a half, a quarter or an eighth of its width and height if wanted.
+    """Open an image as `open_image` does, and a JPEG at a half, a quarter or an eighth of its sides if wanted.
 
-    JPEG's decoder does less work for fewer pixels; each one is a mean of those it stands for, as sharp as its size
-    allows.
+    JPEG's decoder does less work for fewer pixels. Each one is a mean of those it replaces.
 
     Args:
         source: any image; a stream is read from its beginning, and left open.
-        shrink: given a JPEG's upright width and height, by how much both are to be divided, 1, 2, 4 or 8; less where
-            one of them is shorter than this.
+        shrink: maps a JPEG's upright width and height to the divisor of both: 1, 2, 4 or 8. Sides stay at least 1.
 
     Returns:
-        The image, and its whole width and height, upright.
+        The image, and its full upright width and height.
 
     Raises:
         BrokenImageError: see `open_image`.
@@ -87,16 +71,15 @@ def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height of an opened image once it is upright, as `open_image` gives it; no pixel is decoded."""
     turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
     return (image.height, image.width) if turned else image.size
 
 
 def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Width and height of an image as it is stored and as `open_image` gives it, without decoding a pixel.
+    """Width and height of an image as it is stored and as `open_image` returns it, without decoding a pixel.
 
     Raises:
-        BrokenImageError: the file is missing, or no image.
+        BrokenImageError: the file is missing or not an image.
     """
     try:
         refuse_special(source)
@@ -107,7 +90,7 @@ def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int,
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB without a warning. Pillow alone would clip deep greys to white."""
+    """Convert any mode to RGB without a warning. Pillow alone would clip 16-bit greys to white."""
     if image.mode.startswith("I") or image.mode == "F":
         image = _to_8_bits(image)
     if image.mode == "P" and "transparency" in image.info:
@@ -116,7 +99,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale deep or floating-point greys, a part at a time: doubles of a whole one may take gigabytes."""
+    """Scale 16-bit or floating-point greys in parts: a whole image in float64 may take gigabytes."""
     values = np.asarray(image)
     flat, scaled = values.reshape(-1), np.empty(values.size, np.uint8)
     parts = [slice(start, start + PART) for start in range(0, values.size, PART)]

@@ -15,7 +15,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff",
 
 
 class Images(Protocol):
-    """Labelled images with a fixed order, wherever they are kept; `ImageSet` is one of them."""
+    """Labelled images with a fixed order, wherever they are kept, such as an `ImageSet`."""
 
     @property
     def root(self) -> Path | str:
@@ -35,13 +35,13 @@ class Images(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash: equal for equal sets; with all stamps, different where an image or a label differs."""
+        """A hash that is equal for equal sets. Together with all stamps it differs where an image or label differs."""
 
     def __len__(self) -> int:
         """Number of images."""
 
     def stamp(self, index: int) -> str:
-        """A text that is another one once a stored image may have changed; empty where the fingerprint says it."""
+        """A text that changes when a stored image may have changed; empty where the fingerprint changes with it."""
 
     def open(self, index: int) -> Image.Image:
         """One image as upright 8-bit RGB.
@@ -52,13 +52,13 @@ class Images(Protocol):
 
 
 class CodedImages(Images, Protocol):
-    """Images whose stored bytes can be had, so that pretraining chooses how to decode them."""
+    """Images whose stored bytes can be read, so that pretraining chooses how to decode them."""
 
     def source(self, index: int) -> Source:
-        """One image as it is stored; a stream is this caller's alone.
+        """One image as it is stored. A stream belongs to the caller.
 
         Raises:
-            BrokenImageError: it cannot be had.
+            BrokenImageError: it cannot be read.
         """
 
 
@@ -96,12 +96,10 @@ class ImageSet:
         """The file of one sample."""
         return self.root / self.paths[index]
 
-    def source(self, index: int) -> Path:
-        """The file of one sample."""
-        return self.file(index)
+    source = file
 
     def stamp(self, index: int) -> str:
-        """The file's size and time of change; "none" where there is none: whoever opens the image says so."""
+        """The file's size and modification time; "none" if it is missing, which opening the image reports."""
         try:
             status = self.file(index).stat()
         except (OSError, ValueError):  # ValueError: a zero byte in the name
@@ -109,14 +107,10 @@ class ImageSet:
         return f"{status.st_size} {status.st_mtime_ns}"
 
     def open(self, index: int) -> Image.Image:
-        """One sample as upright 8-bit RGB.
-
-        Raises:
-            BrokenImageError: it cannot be read.
-        """
+        """See `Images.open`."""
         return open_image(self.file(index))
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the list of files and their labels: equal for equal sets wherever they lie."""
+        """A hash of the list of files and their labels, whatever their root."""
         return fingerprint_of(self.paths, self.labels)

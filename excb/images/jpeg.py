@@ -24,9 +24,7 @@ def pixels(source: Source) -> np.ndarray | None:
     """Decode an upright JPEG in colour or grey, bit-exact with `excb.images.decoding.open_image`.
 
     Both decoders are libjpeg-turbo's. Pixels may differ by rounding where they are built from different versions of it.
-
-    Args:
-        source: any file, or a stream, which is read from its beginning and left open.
+    A stream is read from its beginning and left open.
 
     Returns:
         RGB [H, W, 3] uint8, or None where the file is damaged or anything else: `open_image` then handles it.

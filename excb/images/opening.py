@@ -10,7 +10,7 @@ from excb.images.shard_places import holds_shards, is_shards, names_tars
 from excb.images.shards import Note, open_shards
 from excb.remote import byte_ranges
 
-LOOKED_AT = 8  # files of a list: if all are missing, its paths start elsewhere, or its lines hold more than paths
+LOOKED_AT = 8  # first files of a list: if all are missing, its paths start elsewhere, or its lines hold more than paths
 
 
 def training_images(data: str | None, listed: Path | None, note: Note = lambda _line: None) -> CodedImages:
@@ -40,7 +40,7 @@ def training_images(data: str | None, listed: Path | None, note: Note = lambda _
 
 
 def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
-    """The images that a text names: a folder of images, or shards; of either, what train/ inside holds if there is one.
+    """The images that a text names: a folder of images, or shards. A folder train/ inside either is used instead.
 
     Raises:
         UserError: there are none, or they cannot be used.
@@ -58,7 +58,7 @@ def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
 def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:
     """Read a list of image paths, one a line, relative to `root` or else to the list's own folder.
 
-    The set has no labels. Empty lines and lines that start with # are passed over; the order of the list is kept.
+    The set has no labels and keeps the order of the list. Empty lines and lines that start with # are skipped.
 
     Raises:
         UserError: the list is missing or empty, or names a file twice.

@@ -1,7 +1,7 @@
-"""Real photographs that come with pip, shipped by two packages; and patches of them, a small labelled set of images.
+"""Real photographs that two pip packages ship, and patches of them: a small labelled set of images.
 
-The class of a patch is its photograph. Photographs are divided like chessboards: train patches lie on black squares,
-test patches on white ones, so that no pixel is in both.
+The class of a patch is its photograph. Photographs are divided like chessboards: train patches come from black squares,
+test patches from white ones, so that no pixel is in both.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ PHOTOGRAPHS = {
 SIDE = 48  # of a patch, in pixels
 TILE = 96  # of a square of the chessboard, in pixels
 TRAIN, TEST = 220, 80  # patches per photograph
-SPLITS = ("train", "test")  # which lie on the black and on the white squares
+SPLITS = ("train", "test")  # from the black and from the white squares
 
 
 class PhotographError(UserError):
@@ -59,12 +59,12 @@ def photograph(name: str) -> Image.Image:
 
 
 def patches(name: str, split: str, count: int, side: int = SIDE) -> Iterator[Image.Image]:
-    """Cut patches from the squares of one colour of a photograph; the same ones at every call.
+    """Cut patches from the squares of one of `PHOTOGRAPHS`, the same ones at every call. They may overlap.
 
     Args:
-        name: one of `PHOTOGRAPHS`.
+        name: of the photograph.
         split: "train" or "test".
-        count: how many; they may overlap.
+        count: number of patches.
         side: of a patch, in pixels, at most `TILE`.
 
     Raises:
@@ -86,11 +86,9 @@ def patches(name: str, split: str, count: int, side: int = SIDE) -> Iterator[Ima
 
 
 def write_patches(folder: Path, progress: Callable[[int], None] = lambda _done: None) -> None:
-    """Write the patches as `folder/train/CLASS/N.png` and `folder/test/CLASS/N.png`; the same ones at every call.
+    """Write the patches as `folder/train/CLASS/N.png` and `folder/test/CLASS/N.png`, unless they are complete.
 
-    Args:
-        folder: where to write. Complete sets are left alone.
-        progress: called with 1 for every patch.
+    `progress` is called with 1 for every patch.
 
     Raises:
         UserError: a photograph is not installed, or the folder cannot be written.

@@ -1,7 +1,7 @@
 """RandomResizedCrop: the box of a random crop, from uniform numbers drawn in advance or from a generator.
 
-The distribution is that of torchvision's transform. Pretraining draws a fixed count of numbers for each view, the
-transfer protocols as many as the box needs: `crop_box` and `draw_crop_box` differ in nothing else.
+The distribution is that of torchvision's transform. Pretraining draws a fixed count of numbers for each view
+(`crop_box`), the transfer protocols as many as the box needs (`draw_crop_box`).
 """
 
 import math
@@ -36,14 +36,7 @@ def crop_box(
 def draw_crop_box(
     size: tuple[int, int], scales: tuple[float, float], ratios: tuple[float, float], random: np.random.Generator
 ) -> Box:
-    """A box from a generator, which advances by as many numbers as are needed.
-
-    Args:
-        size: width and height of the image.
-        scales: smallest and largest share of the image's area.
-        ratios: smallest and largest width by height; drawn uniformly in the logarithm.
-        random: two uniform numbers are drawn for each attempt, then two integers for the corner.
-    """
+    """A box as `crop_box` makes it, from a generator: two uniform numbers an attempt, two integers for the corner."""
 
     def corner(columns: int, rows: int) -> tuple[int, int]:
         return int(random.integers(columns)), int(random.integers(rows))

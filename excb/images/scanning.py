@@ -12,10 +12,10 @@ from excb.images.image_set import EXTENSIONS, Images, ImageSet
 
 
 def scan_folder(folder: Path | str) -> ImageSet:
-    """Find the images below a folder, at any depth, in an order that depends on nothing but their names.
+    """Find the images below a folder, at any depth, in an order that depends on their names only.
 
-    Where every image lies in a sub-folder and there are at least two of these, the first-level sub-folders are the
-    classes. Hidden files and folders are skipped.
+    If every image is in a sub-folder and there are at least two of them, the first-level sub-folders are the classes.
+    Hidden files and folders are skipped.
 
     Raises:
         UserError: the folder is missing or holds no image, or a folder in it cannot be read.
@@ -37,9 +37,9 @@ def scan_folder(folder: Path | str) -> ImageSet:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Every folder below a folder once, links followed: its path and a slash ("" is the folder itself), and its files.
+    """Every folder below `root` once, links followed: its path with a slash ("" for `root`), and its files.
 
-    `os.walk` calls itself for every level, and to resolve every path anew would take a time that grows with its square.
+    `os.walk` recurses at every level, and resolving every path anew would take quadratic time in the depth.
     """
     waiting, seen = [("", os.path.realpath(root))], set[str]()
     while waiting:
@@ -70,18 +70,18 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder, or a link to one.
 
     Raises:
-        UserError: it is a link to a place that cannot be read.
+        UserError: it is a link whose target cannot be read.
     """
     try:
         return entry.is_dir()
     except OSError as error:
-        if error.errno != errno.ELOOP:  # that is a link that leads to itself
+        if error.errno != errno.ELOOP:  # a link to itself is no folder
             raise _unreadable(entry.path, error) from None
         return False
 
 
 def _is_skipped(name: str) -> bool:
-    """Hidden files and folders, and what a disk's own file system puts at its top, which only root can read."""
+    # lost+found is the file system's own folder at the top of a disk, which only root can read.
     return name.startswith(".") or name == "lost+found"
 
 
@@ -94,7 +94,7 @@ def refuse_among(images: Images, out: Path) -> None:
     """Refuse a folder for results whose pictures the next scan of these images would count as images.
 
     Raises:
-        UserError: `out` is the scanned folder or lies in it. Hidden folders are allowed, since the scan skips them.
+        UserError: `out` is in the scanned folder, and not in a hidden folder, which the scan would skip.
     """
     if not isinstance(images, ImageSet) or not images.scanned:
         return

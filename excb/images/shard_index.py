@@ -1,12 +1,12 @@
-"""The index of a set of tar shards: made once, kept in the cache, checked against the shards at every start."""
+"""The index of a set of tar shards: made once, cached, and checked against the shards at every start."""
 
 import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,23 @@ from excb.images.tar_table import MOST_BYTES, TarTable, read_table
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
 
-VERSION = 1  # raise it with every change after which the same shards give another index
+VERSION = 1  # raise it when the same shards give another index
 FOLDER = "shards"  # in the cache
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the N images of S shards lie, shard after shard; arrays, so that worker processes share its memory.
+    """Where the N images of S shards are, shard after shard, in arrays whose memory worker processes share.
 
     Args:
-        stamps: of every shard, as `excb.remote.byte_ranges.stamps` gave them.
+        stamps: of every shard, from `excb.remote.byte_ranges.stamps`.
         counts: images of every shard, int64 [S].
         names: of the members, UTF-8, a zero byte after each.
         offsets: of the images' first bytes in their shards, int64 [N].
         sizes: in bytes, int64 [N].
         labels: index in `label_names`, or -1 for an image without label file, int64 [N].
-        label_names: what the label files say.
-        skipped: members passed over in every shard, by kind.
+        label_names: the contents of the label files.
+        skipped: number of members skipped in every shard, by kind.
     """
 
     stamps: tuple[str, ...]
@@ -51,7 +51,7 @@ class ShardIndex:
     skipped: tuple[dict[str, int], ...]
 
     def tables(self) -> list[TarTable]:
-        """Every shard's part."""
+        """The table of every shard."""
         names = self.names.decode(errors="surrogateescape").split("\0")
         labels = [self.label_names[code] if code >= 0 else None for code in self.labels.tolist()]
         tables, first = [], 0
@@ -64,9 +64,9 @@ class ShardIndex:
 
 
 def index_of(places: Sequence[str], note: Callable[[str], None]) -> ShardIndex:
-    """The index of shards: the cached one where no shard has changed, else with changed shards indexed again.
+    """The index of shards: the cached one if no shard has changed, else with the changed shards indexed again.
 
-    Where several processes of one machine ask at once, one builds it and the others wait.
+    If several processes of one machine ask at once, one builds it and the others wait.
 
     Args:
         places: files or URLs.
@@ -76,24 +76,14 @@ def index_of(places: Sequence[str], note: Callable[[str], None]) -> ShardIndex:
         UserError: a shard cannot be found or read.
     """
     file = cache_root() / FOLDER / f"{hashlib.sha256(repr((VERSION, tuple(places))).encode()).hexdigest()[:32]}.npz"
-    with _one_at_a_time(file):
-        return _index_of(places, file, note)
-
-
-@contextmanager
-def _one_at_a_time(file: Path) -> Iterator[None]:
-    """Lock an index, where its folder can be written."""
     lock = FileLock(f"{file}.lock")
-    try:
+    with suppress(OSError, NotImplementedError):  # writing the index reports it later; some disks have no locks
         file.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except (OSError, NotImplementedError):  # writing the index reports that later; some disks have no locks
-        yield
-        return
     try:
-        yield
+        return _index_of(places, file, note)
     finally:
-        lock.release()
+        lock.release()  # without effect where it is not held
 
 
 def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) -> ShardIndex:
@@ -101,16 +91,13 @@ def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) ->
     cached = _load(file, len(places), note)
     if cached is not None and cached.stamps == tuple(stamps):
         return cached
-    tables: list[TarTable | None] = [None] * len(places)
+    tables, changed = dict[int, TarTable](), list(range(len(places)))
     if cached is not None:
-        entries = zip(cached.tables(), cached.stamps, stamps, strict=True)
-        tables = [table if before == now else None for table, before, now in entries]
-    missing = [number for number, table in enumerate(tables) if table is None]
-    if cached is not None:
-        note(f"{len(missing):,} of {len(places):,} shards have changed, such as {places[missing[0]]}")
-    for number, table in zip(missing, _read_all([places[number] for number in missing], note), strict=True):
-        tables[number] = table
-    index = _pack(stamps, [table for table in tables if table is not None])
+        changed = [number for number in changed if cached.stamps[number] != stamps[number]]
+        tables = dict(enumerate(cached.tables()))
+        note(f"{len(changed):,} of {len(places):,} shards have changed, such as {places[changed[0]]}")
+    tables |= zip(changed, _read_all([places[number] for number in changed], note), strict=True)
+    index = _pack(stamps, [tables[number] for number in range(len(places))])
     if byte_ranges.stamps(list(places)) != stamps:
         raise UserError(f"shards changed while they were indexed: wait until {places[0]} and the others are whole")
     try:
@@ -121,7 +108,7 @@ def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) ->
 
 
 def _read_all(places: Sequence[str], note: Callable[[str], None]) -> list[TarTable]:
-    """Index shards. Remote ones are read several at once, since they wait for the network more than they compute."""
+    """Index shards, several remote ones at once, since they mostly wait for the network."""
     note(f"indexing {len(places):,} shard{'s' * (len(places) > 1)}, once")
     start = reported = time.monotonic()
     tables: list[TarTable] = []
@@ -160,13 +147,9 @@ def _pack(stamps: Sequence[str], tables: Sequence[TarTable]) -> ShardIndex:
 
 
 def _save(index: ShardIndex, file: Path) -> None:
-    """Write an index, uncompressed: it is read in a moment.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write an index, uncompressed so that it is read quickly."""
     meta = {"stamps": index.stamps, "label_names": index.label_names, "skipped": index.skipped}
-    with new_file(file) as made, made.open("wb") as stream:
+    with new_file(file) as partial, partial.open("wb") as stream:
         np.savez(
             stream,
             meta=np.frombuffer(json.dumps(meta).encode(), np.uint8),
@@ -179,7 +162,7 @@ def _save(index: ShardIndex, file: Path) -> None:
 
 
 def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | None:
-    """The index in a file, or None where there is no whole one."""
+    """The index in a file, or None if it is missing or damaged."""
     try:
         with npy.unwarned(), file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             meta: dict[str, Any] = json_text.parse(stored["meta"].tobytes())
@@ -204,7 +187,7 @@ def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | 
             and 0 <= int(index.sizes.min(initial=0)) <= int(index.sizes.max(initial=0)) <= MOST_BYTES
         )
         if not whole:
-            raise ValueError("its parts do not go together")
+            raise ValueError("its parts do not fit together")
     except FileNotFoundError:
         return None
     except npy.DAMAGE as error:

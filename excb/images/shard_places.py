@@ -1,4 +1,4 @@
-"""Which tar shards a text names: a tar, a folder of tars, a pattern; on this machine's disks or over fsspec."""
+"""Which tar shards a text names: a tar, a folder of tars or a pattern, local or over fsspec."""
 
 import fnmatch
 import glob
@@ -22,7 +22,7 @@ def is_shards(text: str) -> bool:
     """Whether a text names shards rather than a folder of images.
 
     Raises:
-        UserError: it is empty, as that of a shell's variable without a value, or a remote folder cannot be read.
+        UserError: it is empty, such as an unset shell variable, or a remote folder cannot be read.
     """
     if not text:
         raise UserError("the place of the images is empty: name a folder, or shards (is a shell variable unset?)")
@@ -32,27 +32,27 @@ def is_shards(text: str) -> bool:
 
 
 def names_tars(text: str) -> bool:
-    """Whether a text ends as the name of a tar does, compressed or not."""
+    """Whether a text ends in a tar's extension, compressed or not."""
     return _TAR.search(text.partition("?")[0] if byte_ranges.is_remote(text) else text) is not None
 
 
 def holds_shards(folder: str) -> bool:
-    """Whether a folder is one of tars: beside them a local one holds neither folders nor images.
+    """Whether a folder holds tars and, where it is local, neither folders nor images.
 
     Raises:
-        UserError: a remote one cannot be read.
+        UserError: a remote folder cannot be read.
     """
     if byte_ranges.is_remote(folder):
         return bool(_remote(f"{folder.rstrip('/')}/*.tar*"))
-    found = False
+    tars = False
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if is_folder(entry) or entry.name.lower().endswith(EXTENSIONS):
                 return False
-            found |= _TAR.search(entry.name) is not None
-    return found
+            tars |= _TAR.search(entry.name) is not None
+    return tars
 
 
 def find_shards(text: str) -> list[str]:
@@ -72,7 +72,7 @@ def find_shards(text: str) -> list[str]:
 
 
 def _braces(text: str) -> Iterator[str]:
-    """A shell's braces: {000..146} counts with as many digits as the first number has, {a,b} lists."""
+    """Expand a shell's braces: {000..146} counts with the digits of its first number, {a,b} lists."""
     braces = _BRACES.search(text)
     if braces is None:
         yield text
@@ -94,7 +94,7 @@ def _local(pattern: str) -> list[str]:
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
-    """As glob.glob, which takes an unreadable folder for an empty one, so that shards would be left out silently."""
+    """Like glob.glob, which would take an unreadable folder for an empty one and silently leave out its shards."""
     folder, name = pattern.parent, pattern.name
     for place in _matching(folder) if glob.has_magic(os.fspath(folder)) else [folder]:
         if not glob.has_magic(name):
@@ -112,7 +112,6 @@ def _remote(pattern: str) -> list[str]:
         system, path = byte_ranges.filesystem(pattern)
         names = system.glob(path if "*" in path else f"{path.rstrip('/')}/*.tar*")
     except byte_ranges.failures() as error:
-        raise UserError(
-            f"cannot list {pattern} ({byte_ranges.reason(error)}): check the name, and your access to it"
-        ) from None
+        why = byte_ranges.reason(error)
+        raise UserError(f"cannot list {pattern} ({why}): check the name, and your access to it") from None
     return sorted(system.unstrip_protocol(name) for name in names if names_tars(name))

@@ -18,7 +18,7 @@ from excb.images.shard_index import ShardIndex, index_of
 from excb.images.shard_places import find_shards
 from excb.remote import byte_ranges
 
-MOST_CLASSES = 10_000_000  # more than any numbering of classes
+MOST_CLASSES = 10_000_000  # numbers above are names
 Note = Callable[[str], None]
 
 
@@ -26,8 +26,8 @@ class Paths(Sequence[str]):
     """SHARD/MEMBER of every image, built on request: a list of so many strings would grow in every worker process.
 
     Args:
-        shards: their names.
-        counts: images of every shard, [S].
+        shards: names of the S shards.
+        counts: images of every shard, int64 [S].
         names: of the members, UTF-8, a zero byte after each.
     """
 
@@ -65,7 +65,7 @@ class Paths(Sequence[str]):
 
 
 class _Member(io.BytesIO):
-    """An image's bytes; Pillow names it so in its messages."""
+    """An image's bytes, which Pillow's messages name by the image's path."""
 
     def __init__(self, content: bytes, path: str) -> None:
         super().__init__(content)
@@ -77,12 +77,12 @@ class _Member(io.BytesIO):
 
 @dataclass(frozen=True)
 class ShardImages:
-    """Images in tars, shard after shard and in each in the tar's order.
+    """Images in tars, shard after shard, each in the tar's order.
 
     Args:
         root: what the user named.
         places: the shards' files or URLs.
-        index: where the images lie in them.
+        index: where the images are in them.
         labels: class index of every image, int64 [N], or None.
         classes: class names, or None.
     """
@@ -111,10 +111,10 @@ class ShardImages:
         return fingerprint_of(self.paths, self.labels)
 
     def here(self) -> "ShardImages":
-        """The set as this process sees it. Another one opened it, whose machine may hold copies of the shards.
+        """The set as this process sees it, if rank 0 opened it on another machine with copies of the shards.
 
         Raises:
-            UserError: a shard is missing here, or is another file.
+            UserError: a shard is missing here, or has another size.
         """
         if any(map(byte_ranges.is_remote, self.places)):
             return self
@@ -125,16 +125,12 @@ class ShardImages:
         return replace(self, index=replace(self.index, stamps=tuple(stamps)))
 
     def stamp(self, index: int) -> str:
-        """Another text once the image may have changed."""
+        """See `Images.stamp`."""
         shard = self.paths.shard(index)
         return f"{self.index.offsets[index]} {self.index.sizes[index]} {self.index.stamps[shard]}"
 
     def source(self, index: int) -> io.BytesIO:
-        """One image's bytes as they are stored.
-
-        Raises:
-            BrokenImageError: they cannot be read.
-        """
+        """One image's bytes: see `CodedImages.source`."""
         shard = self.paths.shard(index)
         place, stamp = self.places[shard], self.index.stamps[shard]
         try:
@@ -146,24 +142,19 @@ class ShardImages:
         return _Member(content, self.paths[index])
 
     def open(self, index: int) -> Image.Image:
-        """One image as upright 8-bit RGB.
-
-        Raises:
-            BrokenImageError: it cannot be read.
-        """
+        """See `Images.open`."""
         return open_image(self.source(index))
 
 
 def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:
     """The images in tar shards.
 
-    Labels are those of label files beside the images (`tar_table.read_table`) where every image has one, else the
-    first-level folders inside the tars where every image lies in one and there are at least two. Classes that are
-    numbers keep them: class 7 is index 7.
+    Labels come from label files beside the images (`tar_table.read_table`) if every image has one, else from the
+    first-level folders inside the tars if every image is in one and there are at least two. Classes that are numbers
+    keep them: class 7 is index 7.
 
     Args:
-        text: a tar, a folder of tars, or a pattern of tars with `*` or `{000..146}`; a path, or a URL of
-            fsspec's.
+        text: a tar, a folder of tars, or a pattern of tars with `*` or `{000..146}`, as a path or an fsspec URL.
         note: called with messages about what takes time and what is skipped.
 
     Raises:
@@ -183,7 +174,6 @@ def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:
 
 
 def _classes(index: ShardIndex) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
-    """Labels and class names."""
     if len(index.label_names) > 1 and index.labels.min() >= 0:
         names = index.label_names
         if all(name.isascii() and name.isdecimal() for name in names) and max(map(len, names)) < len(str(MOST_CLASSES)):

@@ -1,4 +1,4 @@
-"""Some images of a set, read from it wherever it keeps them."""
+"""Some images of a set."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,12 +14,7 @@ from excb.images.image_set import Images
 
 @dataclass(frozen=True)
 class Subset:
-    """The chosen images of a set, in the order chosen.
-
-    Args:
-        whole: the set.
-        chosen: indices into it, int64 [N].
-    """
+    """The images `chosen` of a set, by their indices in it, int64 [N]."""
 
     whole: Images
     chosen: np.ndarray
@@ -30,7 +25,7 @@ class Subset:
 
     @property
     def root(self) -> Path | str:
-        """Of the whole set."""
+        """Root of the whole set."""
         return self.whole.root
 
     @cached_property
@@ -50,17 +45,13 @@ class Subset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the whole set's and of what was chosen."""
+        """A hash of the whole set's fingerprint and the indices."""
         return hashlib.sha256(f"{self.whole.fingerprint} {self.chosen.tolist()}".encode()).hexdigest()
 
     def stamp(self, index: int) -> str:
-        """Another text once the image may have changed."""
+        """See `Images.stamp`."""
         return self.whole.stamp(int(self.chosen[index]))
 
     def open(self, index: int) -> Image.Image:
-        """One image as upright 8-bit RGB.
-
-        Raises:
-            BrokenImageError: it cannot be read.
-        """
+        """See `Images.open`."""
         return self.whole.open(int(self.chosen[index]))

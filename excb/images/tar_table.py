@@ -1,4 +1,4 @@
-"""What a tar holds: name, place, size and label of every image in it, found by its headers in one pass."""
+"""What a tar holds: name, offset, size and label of every image in it, read from its headers in one pass."""
 
 import tarfile
 from collections import Counter
@@ -26,30 +26,29 @@ _COMPRESSED = {
 
 @dataclass
 class TarTable:
-    """The images of a tar in their order, and what was passed over by kind."""
+    """The images of a tar in their order, and how many members of each kind were skipped."""
 
     names: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    labels: list[str | None] = field(default_factory=list)  # of the .cls or .json file beside each, if there is one
+    labels: list[str | None] = field(default_factory=list)  # from the .cls or .json file beside each image, if any
     skipped: Counter[str] = field(default_factory=Counter)
 
 
 def read_table(stream: IO[bytes], place: str) -> TarTable:
     """Find the images in an uncompressed tar of any dialect.
 
-    An image is a regular file with an image's extension; hidden files are passed over. Its label is in KEY.cls, or in
-    the field "label", "cls" or "class" of KEY.json (WebDataset's layout: the key ends at the first dot of the file's
-    name). What no image set needs is passed over and counted: links and devices, sparse files, names that are
-    absolute, hold `..` or control characters, files of more than 1 GiB or of less than nothing, and all but the last of
-    equal names, as unpacking would.
+    An image is a regular file with an image's extension. Its label is in KEY.cls, or in the field "label", "cls" or
+    "class" of KEY.json (WebDataset's layout: the key ends at the first dot of the file's name). Hidden files are
+    skipped. Skipped and counted are links, devices, sparse files, names that are absolute or contain `..` or control
+    characters, files above 1 GiB or of negative size, and all but the last of equal names, as unpacking would do.
 
     Args:
         stream: at the beginning of the tar; it can seek.
         place: its name for messages.
 
     Raises:
-        UserError: it is compressed, no tar, damaged, or cut.
+        UserError: it is compressed, not a tar, damaged, or truncated.
     """
     try:
         return _read(stream, place)
@@ -59,7 +58,7 @@ def read_table(stream: IO[bytes], place: str) -> TarTable:
 
 def _read(stream: IO[bytes], place: str) -> TarTable:
     _refuse_compressed(stream, place)
-    found: dict[str, tuple[int, int]] = {}
+    images: dict[str, tuple[int, int]] = {}  # offset and size by name
     labels: dict[str, str | None] = {}
     skipped: Counter[str] = Counter()
     last = -1
@@ -79,18 +78,18 @@ def _read(stream: IO[bytes], place: str) -> TarTable:
                 continue
             suffix = name.lower().rpartition(".")[2]
             if f".{suffix}" in EXTENSIONS:
-                skipped["repeated names"] += name in found
-                found[name] = (member.offset_data, member.size)
+                skipped["repeated names"] += name in images
+                images[name] = (member.offset_data, member.size)
             elif suffix in ("cls", "json") and member.size <= LABEL_BYTES:
                 stream.seek(member.offset_data)
                 _add_label(labels, name, stream.read(member.size))
         end = tar.offset
     _check_end(stream, end, place)
     return TarTable(
-        list(found),
-        [offset for offset, _ in found.values()],
-        [size for _, size in found.values()],
-        [labels.get(_key(name)) for name in found],
+        list(images),
+        [offset for offset, _ in images.values()],
+        [size for _, size in images.values()],
+        [labels.get(_key(name)) for name in images],
         +skipped,
     )
 
@@ -100,21 +99,21 @@ def _refuse_compressed(stream: IO[bytes], place: str) -> None:
     for magic, (kind, command) in _COMPRESSED.items():
         if head.startswith(magic):
             raise UserError(
-                f"{place} is compressed ({kind}), so that no image in it can be read by itself: unpack it to a plain "
-                f".tar with `{command}` (images hardly shrink)"
+                f"{place} is compressed ({kind}), so its images cannot be read one by one: unpack it to a plain .tar "
+                f"with `{command}` (images hardly shrink)"
             )
     stream.seek(0)
 
 
 def _unwanted(member: tarfile.TarInfo) -> str | None:
-    """The kind of a member that is not to be read."""
+    """Why a member is skipped, or None if it is read."""
     if member.issym() or member.islnk():
         return "links"
     if not member.isreg():
         return "devices and other special files"
     if member.issparse():
         return "sparse files"
-    if not 0 <= member.size <= MOST_BYTES:  # to read a negative number of bytes would be to read all that follows
+    if not 0 <= member.size <= MOST_BYTES:  # reading a negative number of bytes would read the rest of the file
         return "files of more than 1 GiB" if member.size > 0 else "files of negative size"
     parts = member.name.split("/")
     if not parts[0] or ".." in parts or any(ord(letter) < 32 or letter == "\x7f" for letter in member.name):
@@ -123,7 +122,7 @@ def _unwanted(member: tarfile.TarInfo) -> str | None:
 
 
 def _key(name: str) -> str:
-    """WebDataset's: all up to the first dot of the file's name."""
+    """WebDataset's key: the path up to the first dot of the file's name."""
     folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0]
 
@@ -145,7 +144,7 @@ def _add_label(labels: dict[str, str | None], name: str, content: bytes) -> None
 
 
 def _label(text: str) -> str | None:
-    """A class's name or number; below zero is how test sets say that there is none."""
+    """A class's name or number. Negative numbers are no labels: test sets use them."""
     text = " ".join(text.split())
     if text.removeprefix("-").isascii() and text.removeprefix("-").isdecimal():
         return None if text.startswith("-") else text.lstrip("0") or "0"
@@ -153,7 +152,7 @@ def _label(text: str) -> str | None:
 
 
 def _check_end(stream: IO[bytes], end: int, place: str) -> None:
-    """Refuse a tar that does not end in zeros: `tarfile` takes a damaged header for the end."""
+    """Refuse a tar that does not end in zeros, because `tarfile` takes a damaged header for the end."""
     stream.seek(end)
     if len(stream.read(BLOCK)) < BLOCK:
         raise _damaged(place, "the mark of its end is missing")
