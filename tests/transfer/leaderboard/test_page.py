@@ -155,7 +155,9 @@ def test_all_by_keyboard(page: Page) -> None:
     page.press("Enter", 13, "\r")
     assert page.run("document.activeElement.parentElement.ariaSort") == "ascending"
     page.run("document.querySelector('#figure svg.wide .point').focus()")
-    assert page.run("document.getElementById('summary').textContent === document.activeElement.getAttribute('aria-label')")
+    assert page.run(
+        "document.getElementById('summary').textContent === document.activeElement.getAttribute('aria-label')"
+    )
 
 
 def test_hostile_names_are_shown_and_harmless(page: Page) -> None:
