@@ -104,6 +104,7 @@ def test_what_was_written_is_read_again(task: Task, tmp_path: Path) -> None:
     assert [file.name for file in files] == ["knn.json", "knn.npz", "knn.confusion.png"]
     assert sorted(tmp_path.glob("deep/*")) == sorted(files)
     found, predictions = read(files[0])
+    assert isinstance(predictions, Predictions)
     digest = hashlib.sha256(files[1].read_bytes()).hexdigest()
     assert found == replace(result, predictions={"file": "knn.npz", "sha256": digest})
     assert (predictions.names, predictions.classes) == (KNOWN.names, KNOWN.classes)
