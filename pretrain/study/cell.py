@@ -236,8 +236,9 @@ def _knn(network: nn.Module, bank: Features, sets: Sets, recipe: Recipe, device:
         queries, targets, alone = asked.rows, torch.from_numpy(sets.held_out.labels)[asked.samples], False
     k = min(K, len(labels) - alone)
     neighbours = nearest(bank.rows, queries, k, exclude_self=alone)
-    votes = vote(neighbours, labels, ks=[k], temperature=KNN_TEMPERATURE, classes=len(sets.train.classes))
-    return {"knn_top1": accuracy(votes[k], targets)[0]}
+    classes = len(sets.train.classes)
+    votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
+    return {"knn_top1": accuracy(votes[k, KNN_TEMPERATURE], targets)[0]}
 
 
 @torch.no_grad()
