@@ -6,7 +6,6 @@ Letters: N bank rows, Q queries, k neighbours.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import torch
 from torch import Tensor
@@ -14,12 +13,12 @@ from torch import Tensor
 from excb.errors import UserError
 from excb.neighbours.nearest import Neighbours
 
-_SCORES = 2**24  # most scores of a block of votes: 128 MiB
+_SCORES = 2**24  # scores in a block of votes at most: 128 MiB
 
 
 @dataclass(frozen=True)
 class Vote:
-    """What the neighbours of every query voted for, on the CPU.
+    """The classes that the neighbours of every query voted for, on the CPU.
 
     Attributes:
         top1: [Q] int64, the class of highest score.
@@ -32,27 +31,14 @@ class Vote:
     tied: Tensor
 
 
-@overload
-def vote(
-    neighbours: Neighbours, labels: Tensor, *, ks: Sequence[int], temperature: float, classes: int
-) -> dict[int, Vote]: ...
-
-
-@overload
-def vote(
-    neighbours: Neighbours, labels: Tensor, *, ks: Sequence[int], temperatures: Sequence[float], classes: int
-) -> dict[tuple[int, float], Vote]: ...
-
-
 def vote(
     neighbours: Neighbours,
     labels: Tensor,
     *,
     ks: Sequence[int],
-    temperature: float | None = None,
-    temperatures: Sequence[float] = (),
+    temperatures: Sequence[float],
     classes: int,
-) -> dict[int, Vote] | dict[tuple[int, float], Vote]:
+) -> dict[tuple[int, float], Vote]:
     """Let the first k neighbours of every query vote for their classes with weight exp(similarity / temperature).
 
     This is DINO's protocol (facebookresearch/dino, eval_knn.py): temperature 0.07; k of 10, 20, 100 and 200. Classes of
@@ -61,30 +47,28 @@ def vote(
     Args:
         neighbours: At least max(ks) neighbours of each of Q queries.
         labels: [N] int64, the classes of the bank's rows.
-        ks: How many neighbours vote; one pass serves all.
-        temperature: What similarities are divided by, above 0.
-        temperatures: Several of them instead; one pass serves all.
+        ks: Numbers of neighbours that vote.
+        temperatures: Divisors of the similarities, above 0.
         classes: Number of classes; labels lie in 0 to classes - 1.
 
     Returns:
-        The vote for every k of `ks`, in ascending order; with `temperatures`, for every (k, temperature).
+        The vote for every (k, temperature), all from one pass, in ascending order of k.
 
     Raises:
         UserError: A k, a temperature, a label or the number of labels is out of range.
     """
-    divisors = list(temperatures) if temperature is None else [temperature]
-    _check_vote(neighbours, labels, ks, divisors, classes)
+    _check_vote(neighbours, labels, ks, temperatures, classes)
     labels, (Q, searched) = labels.cpu(), neighbours.indices.shape
     tops = {
         (k, T): (torch.empty(Q, min(5, classes), dtype=torch.int64), torch.empty(Q, dtype=torch.bool))
         for k in sorted(set(ks))
-        for T in divisors
+        for T in temperatures
     }
     step = max(1, _SCORES // max(classes, searched))
     for start in range(0, Q, step):
         rows = slice(start, start + step)
         voted, similarities = labels[neighbours.indices[rows]], neighbours.similarities[rows]
-        for T in divisors:
+        for T in temperatures:
             # Relative to the nearest neighbour: the ranks are the same, and exp overflows at no temperature.
             weights = ((similarities - similarities[:, :1]) / T).exp()
             scores = weights.new_zeros(len(weights), classes)
@@ -94,16 +78,15 @@ def vote(
                 top5, tied = tops[k, T]
                 top5[rows], tied[rows] = _best_classes(scores)
                 counted = k
-    votes = {key: Vote(top5[:, 0], top5, tied) for key, (top5, tied) in tops.items()}
-    return votes if temperature is None else {k: vote for (k, _), vote in votes.items()}
+    return {key: Vote(top5[:, 0], top5, tied) for key, (top5, tied) in tops.items()}
 
 
 def accuracy(vote: Vote, targets: Tensor) -> tuple[float, float]:
-    """Return top-1 and top-5 accuracy in percent.
+    """Return top-1 and top-5 accuracy in percent of a vote on Q queries.
 
     Args:
-        vote: The vote on Q queries.
-        targets: [Q] int64, their true classes.
+        vote: The vote.
+        targets: [Q] int64, the true classes.
 
     Raises:
         UserError: There is not one target per query.
@@ -116,7 +99,7 @@ def accuracy(vote: Vote, targets: Tensor) -> tuple[float, float]:
 
 
 def _best_classes(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the five best classes of each line in order, and whether the two best are tied."""
+    """Return the five best classes of each row in order, and whether the two best are tied."""
     highest = scores.topk(min(2, scores.shape[1])).values
     tied = (highest[:, 0] - highest[:, -1] < 1e-6 * highest[:, 0]) & (scores.shape[1] > 1)
     rest, classes = scores.clone(), []
@@ -133,7 +116,7 @@ def _check_vote(
     if not ks or min(ks) < 1 or max(ks) > searched:
         raise UserError(f"k is {list(ks)}: every k must lie in 1 to {searched}, the number of neighbours searched for")
     if not temperatures:
-        raise UserError("there is no k-NN temperature: choose one or several, such as DINO's 0.07")
+        raise UserError("no k-NN temperature is given: choose one or several, such as DINO's 0.07")
     for temperature in temperatures:
         if not 0 < temperature < math.inf:
             raise UserError(f"the k-NN temperature is {temperature}: choose a number above 0, such as DINO's 0.07")

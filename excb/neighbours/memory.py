@@ -1,4 +1,4 @@
-"""How much memory a search will hold, known before anything is allocated."""
+"""The memory that a search will hold, computed before anything is allocated."""
 
 from dataclasses import dataclass
 
@@ -7,37 +7,25 @@ from excb.neighbours.tiling import MERGED, working_bytes
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search will hold in memory, in bytes, in each process.
+    """Bytes that a search will hold in memory in each process."""
 
-    Attributes:
-        bank: its part of the bank, if it is in memory, and the lengths of all rows.
-        queries: all queries.
-        tiles: everything temporary.
-        answer: the neighbours, and what merging those of several processes takes.
-        text: all this in one line.
-    """
-
-    bank: int
+    bank: int  # the process's part of the bank, if it is in memory, and the lengths of its rows
     queries: int
-    tiles: int
-    answer: int
-    text: str
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.bank + self.queries + self.tiles + self.answer
+    tiles: int  # everything temporary
+    answer: int  # the neighbours, and what merging those of several processes takes
+    total: int
+    text: str  # all this as a message
 
 
 def plan(N: int, D: int, Q: int, k: int, *, processes: int = 1, streamed: bool = False) -> Plan:
-    """Say what a search in float32 features will hold in memory, before anything is allocated.
+    """Plan the search for k neighbours of Q queries among N bank rows, all float32 of width D.
 
     Args:
         N: bank rows.
-        D: width.
+        D: feature width.
         Q: queries.
         k: neighbours.
-        processes: how many share the bank.
+        processes: number of processes that share the bank.
         streamed: the bank is read from a disk in tiles, and does not count.
     """
     part = -(-N // processes)
@@ -45,13 +33,13 @@ def plan(N: int, D: int, Q: int, k: int, *, processes: int = 1, streamed: bool =
     queries = Q * (D * 4 + 16)
     tiles = working_bytes(part, D, Q, min(k, part))
     answer = Q * k * 16 + (0 if processes == 1 else Q * k * 16 + 3 * processes * min(Q, MERGED) * k * 16)
+    total = bank + queries + tiles + answer
     each = "" if processes == 1 else f" in each of {processes} processes"
     text = (
         f"k-NN: bank {N:,} x {D} {_size(bank)}{' read in tiles' if streamed else ''}, {Q:,} queries {_size(queries)}, "
-        f"tiles {_size(tiles)}, {k} neighbours each {_size(answer)}; "
-        f"in all {_size(bank + queries + tiles + answer)}{each}"
+        f"tiles {_size(tiles)}, {k} neighbours each {_size(answer)}; in all {_size(total)}{each}"
     )
-    return Plan(bank, queries, tiles, answer, text)
+    return Plan(bank, queries, tiles, answer, total, text)
 
 
 def _size(count: int) -> str:

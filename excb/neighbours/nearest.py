@@ -1,4 +1,4 @@
-"""The exact nearest rows by cosine similarity, found by one process or by several that share the bank.
+"""The exact nearest rows by cosine similarity, searched by one process or by several that share the bank.
 
 Letters: N bank rows, Q queries, D feature width, k neighbours. `excb.neighbours.search` describes how the search works.
 """
@@ -46,25 +46,25 @@ def nearest(
 ) -> Neighbours:
     """Return the k bank rows of highest cosine similarity to every query.
 
-    Similarities are those of float64, rounded to a multiple of 2^-36 (1.5e-11), and so bit-exact on every backend,
-    device and number of processes. Equal ones are ranked by index. Rows that are positive multiples of one another are
+    Similarities are computed in float64 and rounded to multiples of 2^-36 (1.5e-11), so they are bit-exact on every
+    backend, device and world size. Equal ones are ranked by index. Rows that are positive multiples of one another are
     equal. A zero row has similarity 0 with everything.
 
     Args:
-        bank: [N, D] features of any real type; they need not be normalised. A tensor may be memory-mapped; any object
-            with `rows(start, stop)`, `width` and a length is read span by span.
+        bank: [N, D] features of any real type, not necessarily normalised. A tensor may be memory-mapped. `Rows` are
+            read span by span.
         queries: [Q, D] features, likewise.
         k: Neighbours per query, 1 to N, or to N - 1 with `exclude_self`.
-        backend: What proposes candidates; it does not change the answer. See `available_backend`.
+        backend: Proposes candidates and does not change the answer. See `available_backend`.
         exclude_self: The queries are the bank's rows in order, and no row is its own neighbour.
-        share: All processes call this with the same bank and queries; each searches one part of the bank, and all
-            return the same answer as one process alone.
-        device: Where the backend torch computes, tile by tile. By default where the bank is. FAISS is given what it
-            searches from the CPU, and torch computes there too instead of on MPS, which has no float64.
-        progress: Called as queries are done with the number of them; with the sum Q.
+        share: All ranks call this with the same bank and queries. Each searches one part of the bank, and all return
+            the same answer as one process would.
+        device: Where the backend torch computes, by default where the bank is. FAISS reads from the CPU, and torch
+            computes there too instead of on MPS, which has no float64.
+        progress: Called with the number of queries done, Q in all.
 
     Raises:
-        UserError: Shapes do not fit, k is out of range, a feature is NaN or infinite, or FAISS is missing.
+        UserError: Shapes differ, k is out of range, a feature is NaN or infinite, or FAISS is missing.
     """
     _check_shapes(bank, queries, k, exclude_self=exclude_self)
     place = torch.device((bank.device if isinstance(bank, Tensor) else "cpu") if device is None else device)
@@ -84,7 +84,7 @@ def nearest(
 
 
 def _search(search: Search, queries: UnitRows, first: int, progress: Callable[[int], None] | None) -> Neighbours:
-    """Search the part of a bank that begins with row `first`. Of fewer than k rows all are returned."""
+    """Search the part of a bank that begins with row `first`. All rows are returned if they are fewer than k."""
     indices = torch.empty(len(queries), search.k, dtype=torch.int64)
     similarities = torch.empty(len(queries), search.k, dtype=torch.float64)
     if not search.k:  # more processes than rows
@@ -121,8 +121,8 @@ def _check_shapes(bank: Tensor | Rows, queries: Tensor | Rows, k: int, *, exclud
     rows, wanted = _shape(bank), _shape(queries)
     if len(rows) != 2 or len(wanted) != 2 or rows[1] != wanted[1] or 0 in rows + wanted:
         raise UserError(
-            f"bank {rows} and queries {wanted} do not fit: give features [rows, width], "
-            "of one width, with at least one row each"
+            f"bank {rows} and queries {wanted} do not fit: give features [rows, width], of one width, with at least "
+            "one row each"
         )
     if exclude_self and rows != wanted:
         raise UserError(f"exclude_self: {len(queries)} queries for {len(bank)} bank rows: pass the bank as the queries")

@@ -22,7 +22,7 @@ class Proposal:
     Attributes:
         rows: [Q, c] int64, ascending; -1 where a query has fewer.
         values: [Q, c] float32, their approximate similarities, -inf where there is none.
-        floor: [Q] float32; every row with a value from here on is a candidate. Infinite where there were too many.
+        floor: [Q] float32; every row with at least this value is a candidate. Infinite where there were too many.
         error: [Q] float64, bounds |value - similarity| before the value was rounded.
         rounding: bounds the relative error of that last rounding.
     """
@@ -39,9 +39,9 @@ def propose_with_torch(bank: UnitRows, wanted: int, queries: Tensor, *, kind: to
 
     Args:
         bank: N rows.
-        wanted: how many neighbours to find.
+        wanted: number of neighbours to search for.
         queries: [Q, D] unit rows in float64.
-        kind: the precision to multiply in, float32 or bfloat16.
+        kind: precision of the products, float32 or bfloat16.
         spread: standard deviations by which the floor is lower than the estimate.
     """
     low, error = lowered(queries.float(), kind)

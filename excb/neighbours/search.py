@@ -1,4 +1,4 @@
-"""Exact k nearest rows by cosine: quick proposals in low precision with a proven error, then float64 for the few left.
+"""Exact k nearest rows by cosine: fast candidates in low precision with a proven error, then float64 for these few.
 
 Letters: N bank rows, Q queries, D feature width, k neighbours.
 
@@ -26,7 +26,7 @@ from excb.neighbours.unit_rows import UnitRows
 
 @dataclass(frozen=True)
 class Search:
-    """The search of one bank for the k rows nearest to queries."""
+    """The search of one bank for the k nearest rows."""
 
     bank: UnitRows
     k: int
@@ -35,7 +35,7 @@ class Search:
 
     @property
     def round(self) -> int:
-        """How many queries to search together: the bank is read once, seldom twice, for all of them."""
+        """Number of queries to search together: the bank is read once, rarely twice, for all of them."""
         return tiling.queries_at_once(len(self.bank), self.bank.width, self._wanted)
 
     @property
@@ -43,7 +43,7 @@ class Search:
         return self.k + self.exclude_self
 
     def run(self, queries: Tensor, own: Tensor, progress: Callable[[int], None]) -> tuple[Tensor, Tensor]:
-        """Return similarities and rows, [Q, k] each, of unit queries [Q, D] that must not find the rows `own` [Q]."""
+        """Return similarities and rows, [Q, k] each, for unit queries [Q, D] that exclude the rows `own` [Q]."""
         similarities, rows = queries.new_empty(len(queries), self.k), own.new_empty(len(queries), self.k)
         remaining = torch.arange(len(queries), device=queries.device)
         for propose in self._ways(len(queries)):
@@ -64,7 +64,7 @@ class Search:
         return similarities, rows
 
     def _ways(self, queries: int) -> list[Callable[[Tensor], Proposal]]:
-        """How to propose, the quickest first; none where the candidates would be most of the bank."""
+        """The ways to propose, the fastest first; none where the candidates would be most of the bank."""
         if tiling.table_width(len(self.bank), self._wanted) >= len(self.bank):
             return []
         if self.backend == "faiss":
@@ -96,9 +96,9 @@ class Search:
     def _compare(self, queries: Tensor, own: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Return the k best of each query's candidates.
 
-        Quick float64 similarities depend on shapes and device in their last bits, the exact ones of `dots` do not but
-        take three times as long. Rounded to GRID both are the same, except close to where rounding turns from down to
-        up: only there, and only for rows that may be among the k best, the exact ones are computed.
+        Quick float64 similarities depend on shapes and device in their last bits. The exact ones of `dots` do not, but
+        take three times as long. Rounded to GRID both are equal, except near a rounding boundary. Only there, and only
+        for rows that may be among the k best, the exact ones are computed.
         """
         similarities = self._quick(queries, candidates)
         error = float64_error(queries.shape[1]) if self.bank.moderate else math.inf
@@ -116,12 +116,12 @@ class Search:
         return _best(similarities, candidates, own, self.k)
 
     def _quick(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        """Similarities [Q, m] in float64 with the candidates, -inf where there is none."""
+        """Similarities [Q, m] in float64 with the candidates, -inf where there is no candidate."""
         similarities, counts = queries.new_zeros(candidates.shape), (candidates >= 0).sum(1)
         if not self.bank.moderate:
             return similarities.masked_fill_(candidates < 0, -math.inf)  # all are doubtful then
         D, rows = queries.shape[1], candidates.clamp(min=0)
-        # Memory is used again, as fresh memory costs as much as the arithmetic.
+        # Memory is reused, because fresh memory costs as much as the arithmetic.
         memory = queries.new_empty(max(tiling.budget_on(tiling.CACHED, queries.device), candidates.shape[1] * D))
         for some in tiling.spans(len(queries), candidates.shape[1] * D, tiling.CACHED, queries.device):
             few = rows[some, : int(counts[some].max())]
@@ -145,6 +145,6 @@ class Search:
 
 
 def _best(similarities: Tensor, rows: Tensor, own: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k best of each line in order. Lines list equals by index, and a stable sort keeps them so."""
+    """Return the k best of each row in order. Equals are in the order of their index, and a stable sort keeps it."""
     ranked, order = similarities.masked_fill(rows == own[:, None], -math.inf).sort(dim=1, descending=True, stable=True)
     return ranked[:, :k].contiguous(), rows.gather(1, order[:, :k])

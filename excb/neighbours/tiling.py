@@ -1,4 +1,4 @@
-"""The sizes of the search: tiles that fit the caches, tables of candidates, and the memory that all of it takes.
+"""Sizes of the search: tiles that fit the caches, tables of candidates, and their memory.
 
 Letters: N bank rows, Q queries, D feature width, k neighbours.
 """
@@ -16,12 +16,12 @@ SAMPLE = 8192  # bank rows from which a query's floor is estimated
 SPREAD = 4  # standard deviations by which a floor is lower than the estimate; doubled for the last attempt
 SLACK = 32  # candidates of FAISS beyond k
 MERGED = 4096  # queries whose neighbours the processes exchange at once
-WORTH = 2**27  # similarities from which bfloat16 is tried: fewer take no time anyway
-ON_GPU = 32  # how much larger all tiles are on a GPU
+WORTH = 2**27  # similarities from which bfloat16 is tried: fewer are fast anyway
+ON_GPU = 32  # factor by which all tiles are larger on a GPU
 
 
 def spans(lines: int, elements: int, budget: int, device: torch.device) -> Iterator[slice]:
-    """Divide lines of so many elements each into slices of at least one line, if possible within the budget."""
+    """Divide lines of `elements` elements each into slices of at least one line, if possible within the budget."""
     step = max(1, budget_on(budget, device) // max(1, elements))
     return (slice(start, min(start + step, lines)) for start in range(0, lines, step))
 
@@ -32,9 +32,9 @@ def budget_on(elements: int, device: torch.device) -> int:
 
 
 def sample_size(N: int, wanted: int, spread: int) -> tuple[int, int]:
-    """How many bank rows to draw for a floor, and which rank among them lets about 2 k rows of the bank through.
+    """The number of bank rows to draw for a floor, and the rank among them that about 2 k rows of the bank pass.
 
-    The rank that 2 k rows have in the sample has a standard deviation of its root; `spread` of them are added.
+    The rank of 2 k rows in the sample has its square root as standard deviation. `spread` of these are added.
     """
     count = min(SAMPLE, N)
     share = 2 * wanted * count / N
@@ -48,12 +48,12 @@ def table_width(N: int, wanted: int, spread: int | None = None) -> int:
 
 
 def queries_at_once(N: int, D: int, wanted: int) -> int:
-    """How many queries to search together, so that their candidates fit the table."""
+    """Number of queries to search together, so that their candidates fit the table."""
     return max(1, CANDIDATES // max(D, min(N, table_width(N, wanted))))
 
 
 def working_bytes(N: int, D: int, Q: int, k: int) -> int:
-    """About the most bytes that a search of Q queries among N rows holds beyond these, the norms and the answer."""
+    """Upper estimate of a search's bytes besides the N rows, their norms, the Q queries and the answer."""
     width = min(N, table_width(N, k))
     together = min(Q, queries_at_once(N, D, k))
     table = together * (width * 12 + D * 16 + k * 16)

@@ -10,7 +10,7 @@ from excb.neighbours import tiling
 
 
 class Rows(Protocol):
-    """Features [N, width] of which any span can be read, however large the whole."""
+    """Features [N, width] that are read span by span."""
 
     @property
     def width(self) -> int:
@@ -24,22 +24,21 @@ class Rows(Protocol):
 
 
 class UnitRows:
-    """The rows of a matrix, normalised in float64 when some are asked for; never all of them at once.
+    """The rows of a matrix, normalised in float64 on request, never all of them at once.
 
-    Rows are divided by their largest magnitude first: no square overflows, and rows that are positive multiples of one
-    another become the same bits. All steps are elementwise, so that these bits depend neither on where a row lies nor
-    on the device.
+    Rows are divided by their largest magnitude first, so no square overflows and rows that are positive multiples of
+    one another become bit-identical. All steps are elementwise, so the bits depend neither on a row's index nor on the
+    device.
 
     Args:
         source: [N, D] of any real type.
-        name: what one is, for messages.
-        device: where unit rows are wanted.
-        part: the rows to look at, by default all.
+        name: of one row, for messages.
+        device: of the unit rows.
+        part: the rows to use, by default all.
 
     Attributes:
         width: D.
-        device: where unit rows are wanted.
-        scales: [N] float64, what makes a raw row a unit row but for rounding.
+        scales: [N] float64, factors that turn raw rows into unit rows up to rounding.
         moderate: whether products of raw rows and scales stay far from overflow and underflow.
 
     Raises:
@@ -59,7 +58,7 @@ class UnitRows:
                 raise UserError(f"a {name} feature is NaN or infinite: check the encoder and the images it was given")
             self._peaks[rows] = torch.where(peak > 0, peak, 1.0)
             squares = (values / self._peaks[rows]).square_()
-            while (width := squares.shape[1]) > 1:  # Halving: sum() may add in an order of its own on every device.
+            while (width := squares.shape[1]) > 1:  # by halves, because the order of sum() depends on the device
                 half = (width + 1) // 2
                 squares[:, : width - half] += squares[:, half:]
                 squares = squares[:, :half]
@@ -75,7 +74,7 @@ class UnitRows:
         return torch.div(self._raw(rows), self._peaks[rows]).mul_(self._inverse[rows])
 
     def approximate(self, rows: slice) -> Tensor:
-        """Unit rows in float32; no coordinate is off by more than 6 x 2^-24 of itself."""
+        """Unit rows in float32, with a relative error of at most 6 x 2^-24 in every coordinate."""
         raw = self._raw(rows)
         kind = torch.promote_types(raw.dtype, torch.float32)
         return torch.div(raw, self._peaks[rows].to(kind)).mul_(self._inverse[rows].to(kind)).float()
@@ -85,7 +84,7 @@ class UnitRows:
         return torch.div(self.raw(rows), self._peaks.index_select(0, rows)).mul_(self._inverse.index_select(0, rows))
 
     def raw(self, rows: Tensor) -> Tensor:
-        """Rows [n, D] of the given numbers [n] as they are."""
+        """Raw rows [n, D] of the given numbers [n]."""
         if isinstance(self._source, Tensor):
             return self._source.detach().index_select(0, (rows + self._first).to(self._source.device)).to(self.device)
         return torch.cat([self._source.rows(row, row + 1) for row in (rows + self._first).tolist()]).to(self.device)

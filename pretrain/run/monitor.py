@@ -143,8 +143,8 @@ class Monitor:
         if self._images.labels is not None and self._images.classes is not None:
             labels = torch.from_numpy(self._images.labels)[plain.samples]
             classes = len(self._images.classes)
-            votes = vote(neighbours, labels, ks=[k], temperature=KNN_TEMPERATURE, classes=classes)
-            figures["knn_top1"] = figures["score"] = accuracy(votes[k], labels)[0]
+            votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
+            figures["knn_top1"] = figures["score"] = accuracy(votes[k, KNN_TEMPERATURE], labels)[0]
         return figures
 
 

@@ -236,8 +236,9 @@ def _knn(network: nn.Module, bank: Features, sets: Sets, recipe: Recipe, device:
         queries, targets, leave_one_out = test.rows, torch.from_numpy(sets.held_out.labels)[test.samples], False
     k = min(K, len(labels) - leave_one_out)
     neighbours = nearest(bank.rows, queries, k, exclude_self=leave_one_out)
-    votes = vote(neighbours, labels, ks=[k], temperature=KNN_TEMPERATURE, classes=len(sets.train.classes))
-    return {"knn_top1": accuracy(votes[k], targets)[0]}
+    classes = len(sets.train.classes)
+    votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
+    return {"knn_top1": accuracy(votes[k, KNN_TEMPERATURE], targets)[0]}
 
 
 @torch.no_grad()

@@ -26,9 +26,9 @@ def test_no_array_grows_with_queries_times_classes() -> None:
     indices = torch.arange(10).repeat(500, 1)
     neighbours = Neighbours(indices, 1 - indices.double() / 10)
     with mock.patch.multiple(knn, _SCORES=1000), LargestTensor() as largest:
-        votes = vote(neighbours, torch.arange(10), ks=[5, 10], temperature=0.07, classes=100)
-    assert votes[10].top5.tolist() == [[0, 1, 2, 3, 4]] * 500
-    assert largest.elements == votes[10].top5.numel()  # Q x classes is 20 times that
+        votes = vote(neighbours, torch.arange(10), ks=[5, 10], temperatures=[0.07], classes=100)
+    assert votes[10, 0.07].top5.tolist() == [[0, 1, 2, 3, 4]] * 500
+    assert largest.elements == votes[10, 0.07].top5.numel()  # Q x classes is 20 times that
 
 
 def loop_vote(
@@ -60,10 +60,11 @@ def test_vote_against_a_loop(
     similarities = torch.tensor(lines, dtype=torch.float64).sort(dim=1, descending=True).values
     indices = torch.tensor([data.draw(st.permutations(range(20)))[:6] for _ in lines])
     with mock.patch.multiple(knn, _SCORES=20):
-        votes = vote(Neighbours(indices, similarities), torch.tensor(labels), ks=ks, temperature=0.07, classes=classes)
-    assert list(votes) == sorted(set(ks))
+        neighbours = Neighbours(indices, similarities)
+        votes = vote(neighbours, torch.tensor(labels), ks=ks, temperatures=[0.07], classes=classes)
+    assert list(votes) == [(k, 0.07) for k in sorted(set(ks))]
     voted = [[labels[i] for i in line] for line in indices.tolist()]
-    for k, result in votes.items():
+    for (k, _), result in votes.items():
         expected = loop_vote(similarities, voted, k, 0.07, classes)
         assert result.top5.tolist() == [ranking[:5] for ranking in expected]
         assert result.top1.tolist() == [ranking[0] for ranking in expected]
@@ -87,26 +88,30 @@ def neighbours_of_one(*similarities: float) -> Neighbours:
 )
 def test_ties_of_votes(similarities: tuple[float, ...], labels: list[int], top1: int, tied: bool) -> None:
     k = len(labels)
-    result = vote(neighbours_of_one(*similarities), torch.tensor(labels), ks=[k], temperature=0.07, classes=3)[k]
+    result = vote(neighbours_of_one(*similarities), torch.tensor(labels), ks=[k], temperatures=[0.07], classes=3)[
+        k, 0.07
+    ]
     assert (result.top1.tolist(), result.tied.tolist()) == ([top1], [tied])
     assert result.top5.shape == (1, 3)
 
 
 def test_one_class_is_never_tied() -> None:
-    result = vote(neighbours_of_one(1.0, 1.0), torch.tensor([0, 0]), ks=[2], temperature=0.07, classes=1)[2]
+    result = vote(neighbours_of_one(1.0, 1.0), torch.tensor([0, 0]), ks=[2], temperatures=[0.07], classes=1)[2, 0.07]
     assert (result.top1.tolist(), result.top5.tolist(), result.tied.tolist()) == ([0], [[0]], [False])
 
 
 def test_low_temperatures_do_not_overflow() -> None:
-    result = vote(neighbours_of_one(1.0, 0.999, 0.9), torch.tensor([2, 1, 1]), ks=[3], temperature=1e-4, classes=3)[3]
+    neighbours = neighbours_of_one(1.0, 0.999, 0.9)
+    result = vote(neighbours, torch.tensor([2, 1, 1]), ks=[3], temperatures=[1e-4], classes=3)[3, 1e-4]
     assert result.top5.tolist() == [[2, 1, 0]]
 
 
 def test_digits_as_scikit_learn_classifies_them() -> None:
     features, labels = load_digits(return_X_y=True)
     bank, queries = torch.from_numpy(features[:1200]), torch.from_numpy(features[1200:])
-    votes = vote(nearest(bank, queries, 50), torch.from_numpy(labels[:1200]), ks=[10, 50], temperature=0.07, classes=10)
-    for k, result in votes.items():
+    neighbours = nearest(bank, queries, 50)
+    votes = vote(neighbours, torch.from_numpy(labels[:1200]), ks=[10, 50], temperatures=[0.07], classes=10)
+    for (k, _), result in votes.items():
         classifier = KNeighborsClassifier(
             k, metric="cosine", algorithm="brute", weights=lambda distances: np.exp((1 - distances) / 0.07)
         ).fit(features[:1200], labels[:1200])
@@ -130,17 +135,17 @@ def test_accuracy_counts_in_percent() -> None:
         ({"ks": [3]}, "every k must lie in 1 to 2"),
         ({"ks": [0, 1]}, "every k must lie in 1 to 2"),
         ({"ks": []}, "every k must lie in 1 to 2"),
-        ({"temperature": 0.0}, "choose a number above 0"),
-        ({"temperature": math.nan}, "choose a number above 0"),
+        ({"temperatures": [0.07, 0.0]}, "choose a number above 0"),
+        ({"temperatures": [math.nan]}, "choose a number above 0"),
         ({"labels": torch.tensor([0])}, "one label per row"),
         ({"labels": torch.tensor([0, 3])}, "outside 0 to 2"),
         ({"labels": torch.tensor([-1, 1])}, "outside 0 to 2"),
     ],
 )
 def test_mistakes_in_a_vote(changes: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"labels": torch.tensor([0, 1]), "ks": [2], "temperature": 0.07, "classes": 3} | changes
+    arguments: dict[str, Any] = {"labels": torch.tensor([0, 1]), "ks": [2], "temperatures": [0.07], "classes": 3}
     with pytest.raises(UserError, match=message) as error:
-        vote(neighbours_of_one(0.9, 0.8), **arguments)
+        vote(neighbours_of_one(0.9, 0.8), **arguments | changes)
     assert "\n" not in str(error.value)
 
 
@@ -150,7 +155,7 @@ def test_several_temperatures_vote_in_one_pass() -> None:
     votes = vote(found, labels, ks=[20, 5], temperatures=[0.07, 1.0], classes=7)
     assert list(votes) == [(5, 0.07), (5, 1.0), (20, 0.07), (20, 1.0)]
     for (k, temperature), several in votes.items():
-        one = vote(found, labels, ks=[k], temperature=temperature, classes=7)[k]
+        one = vote(found, labels, ks=[k], temperatures=[temperature], classes=7)[k, temperature]
         assert torch.equal(one.top5, several.top5)
         assert torch.equal(one.tied, several.tied)
     with pytest.raises(UserError, match="choose one or several"):
