@@ -49,11 +49,6 @@ class CachedFeatures:
         return self.rows(0, len(self))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Folders on disk
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class Store:
     """The features of one set on disk: NNNNN.npy for every shard, and meta.json once all are there.
 
@@ -173,11 +168,6 @@ def _checksum(rows: np.ndarray) -> int:
 
 def _unwritable(place: Path, reason: str) -> UserError:
     return UserError(f"cannot write features to {place} ({reason}); {_ADVICE}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The cache as a whole
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

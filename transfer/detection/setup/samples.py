@@ -106,11 +106,6 @@ def _tensor(pixels: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Batches
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class Loader:
     """This rank's share of every training batch, from step `start` on, without end.
 
