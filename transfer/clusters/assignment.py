@@ -6,7 +6,6 @@ Letters: N images, K clusters, D width of the bottleneck.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,18 +17,10 @@ from excb.exact import exact_products
 from excb.hub.trained_heads import NetworkHeads
 from excb.networks.features import in_batches
 
+from ..features.cache import CachedFeatures
+
 TILE = 2**24  # similarities held at once: 64 MiB
-MOST_ROWS = 1024  # through the projector at once; not the user's batch size, so that figures do not depend on it
-
-
-class Rows(Protocol):
-    """Features [N, width] that are read as they are needed, such as `excb.transfer.features.cache.CachedFeatures`."""
-
-    def __len__(self) -> int:
-        """N."""
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Rows [stop - start, width]."""
+MOST_ROWS = 1024  # in the projector at once; independent of the user's batch size, as the figures must be
 
 
 @dataclass(frozen=True)
@@ -52,11 +43,11 @@ class Assignment:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Images of every cluster, [K] int64."""
+        """Number of images in every cluster, [K] int64."""
         return np.bincount(self.first, minlength=self.clusters)
 
     def mean(self, values: np.ndarray) -> np.ndarray:
-        """The mean of a value of images over every cluster, [K] float64; 0 where a cluster is empty."""
+        """Mean over every cluster of the images' values [N], [K] float64; 0 for empty clusters."""
         means: np.ndarray = np.bincount(self.first, weights=values, minlength=self.clusters)
         means /= np.maximum(self.sizes, 1)
         return means
@@ -82,14 +73,14 @@ class Neighbours:
 @torch.no_grad()
 def assign(
     heads: NetworkHeads,
-    features: Rows,
+    features: CachedFeatures,
     *,
     device: torch.device | str = "cpu",
     progress: Callable[[int], None] = lambda _done: None,
 ) -> Assignment:
     """Assign images to the centroid with the largest similarity, one tile of N x K at a time.
 
-    All ranks call this together, share the work, and get the whole result.
+    All ranks call this together, share the work and get the whole result.
 
     Args:
         heads: projector and centroids, in eval mode, on `device`.
@@ -104,7 +95,7 @@ def assign(
     keys = heads.keys()
     require(len(keys) > 1, "the checkpoint has one cluster only: there is nothing to assign")
     tiles = in_batches(range(len(features)), max(1, min(MOST_ROWS, TILE // len(keys))))
-    mine = []
+    own_tiles = []
     for turn, tile in enumerate(tiles[rank() :: world_size()]):
         with exact_products(device):
             rows = torch.nn.functional.normalize(
@@ -114,10 +105,10 @@ def assign(
         best, first = scores.max(1)
         scores.scatter_(1, first[:, None], -torch.inf)
         runner_up, second = scores.max(1)
-        mine.append([part.cpu().numpy() for part in (first, second, best, best - runner_up)])
+        own_tiles.append([part.cpu().numpy() for part in (first, second, best, best - runner_up)])
         progress(sum(map(len, tiles[turn * world_size() : (turn + 1) * world_size()])))
-    everywhere = gather_objects(mine)
-    in_order = [everywhere[turn % world_size()][turn // world_size()] for turn in range(len(tiles))]
+    by_rank = gather_objects(own_tiles)
+    in_order = [by_rank[turn % world_size()][turn // world_size()] for turn in range(len(tiles))]
     return Assignment(len(keys), *(np.concatenate(parts) for parts in zip(*in_order, strict=True)))
 
 
@@ -133,7 +124,7 @@ def neighbours(
 
     Args:
         centroids: unit rows [K, D].
-        most: M, how many nearest ones; fewer where there are fewer.
+        most: M, number of neighbours; at most K - 1.
         threshold: cosine above which two centroids count as duplicates.
         progress: called with the number of centroids done after every tile.
     """

@@ -1,4 +1,4 @@
-"""The atlas: one page of HTML that holds all clusters and their pictures, and needs nothing else, nor a network."""
+"""The atlas: one self-contained HTML page with all clusters and their pictures."""
 
 import base64
 import hashlib
@@ -15,13 +15,13 @@ from .assignment import Assignment, Neighbours
 from .files import names_of
 from .statistics import LabelCounts
 
-LISTED = 100_000  # images of a set that are all listed by name; of larger sets only those with a picture
+LISTED = 100_000  # larger sets list only the images with a picture
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
 @dataclass(frozen=True)
 class Exemplars:
-    """The images that stand for clusters.
+    """The images that represent clusters.
 
     Args:
         nearest: indices of images by cluster, the most similar to its centroid first.
@@ -44,20 +44,20 @@ def contents(
     heading: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What the page shows, as its script reads it.
+    """The page's data, as its script reads them.
 
     Args:
         assignment: of the images.
         images: the set.
-        near: how centroids lie.
+        near: neighbours of the centroids.
         exemplars: of every cluster.
         figures: of all clusters together.
         heading: "checkpoint" and "data" in words.
-        notes: what the reader must know, such as what was left out.
+        notes: for the reader, such as what was left out.
     """
     count = len(assignment.first)
-    chosen = list(range(count)) if count <= LISTED else sorted(exemplars.pictures)
-    position = {index: number for number, index in enumerate(chosen)}
+    listed = list(range(count)) if count <= LISTED else sorted(exemplars.pictures)
+    position = {index: number for number, index in enumerate(listed)}
     names = names_of(images)
     labels = images.labels
     return {
@@ -75,32 +75,31 @@ def contents(
         "twins": near.twins.nonzero()[0].tolist(),
         "nearest": [[position[i] for i in part if i in position] for part in exemplars.nearest],
         "border": [[position[i] for i in part if i in position] for part in exemplars.border],
-        "names": [names[i] for i in chosen],
-        "cluster": assignment.first[chosen].tolist(),
-        "second": assignment.second[chosen].tolist(),
-        "label": labels[chosen].tolist() if labels is not None else None,
-        "z": assignment.similarity[chosen].astype(float).round(3).tolist(),
-        "gap": assignment.margin[chosen].astype(float).round(4).tolist(),
+        "names": [names[i] for i in listed],
+        "cluster": assignment.first[listed].tolist(),
+        "second": assignment.second[listed].tolist(),
+        "label": labels[listed].tolist() if labels is not None else None,
+        "z": assignment.similarity[listed].astype(float).round(3).tolist(),
+        "gap": assignment.margin[listed].astype(float).round(4).tolist(),
         "pictures": {position[index]: picture for index, picture in exemplars.pictures.items()},
     }
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """The page around its contents. Whatever names and labels hold, they are data in it and never markup or script.
+def page(shown: Mapping[str, Any]) -> str:
+    """The page around its contents. Names and labels are data in it, never markup or script, whatever they contain.
 
-    The page's own policy lets it run its one script, use its one style sheet and show pictures that it holds.
+    The page's policy allows its one script, its one style sheet and embedded pictures only.
     """
     parts = {name: resources.files(__package__).joinpath(f"page.{name}").read_text("utf-8") for name in ("css", "js")}
-    # Data ends where "</script" begins, in any case, so that no "<" may stand in it; all else that is not ASCII is
-    # escaped by json.
-    data = json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    # "</script" would end the data, so that every "<" is escaped; json escapes what is not ASCII.
+    data = json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     policy = (
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"style-src '{_digest(parts['css'])}'; script-src '{_digest(parts['js'])}'"
     )
     parts |= {"data": data, "policy": policy}
     template = resources.files(__package__).joinpath("page.html").read_text("utf-8")
-    return _SLOT.sub(lambda slot: parts[slot[1]], template)  # in one pass: what is filled in is not read again
+    return _SLOT.sub(lambda slot: parts[slot[1]], template)  # one pass: inserted text is not searched for slots
 
 
 def _digest(text: str) -> str:

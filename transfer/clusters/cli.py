@@ -1,4 +1,4 @@
-"""`excb-eval clusters`: from arguments to figures and files."""
+"""`excb-eval clusters`: its options, and the command."""
 
 import argparse
 from functools import partial
@@ -16,32 +16,30 @@ from ..task_command import forecast, prepared
 if TYPE_CHECKING:
     import torch
 
-    from .command import Options
-
 
 def _add_options(parser: Parser) -> None:
     add = parser.add_argument
-    add(
-        "--ckpt", required=True, metavar="PATH", help="with heads: a run, an export of one, the authors' or DINO's file"
-    )
-    add(
-        "--data",
-        required=True,
-        metavar="SOURCE",
-        help="images, or what holds train/; shards; torchvision:NAME; hf:ID",
-    )
-    add("--data-root", type=Path, metavar="DIR", help="where torchvision keeps its data sets")
+    add("--ckpt", required=True, metavar="PATH", help="checkpoint with heads: a run, its export, the authors', DINO's")
+    add("--data", required=True, metavar="SOURCE", help="images, folder with train/, shards, torchvision:NAME or hf:ID")
+    add("--data-root", type=Path, metavar="DIR", help="folder of torchvision's data sets")
     add_pass_options(parser)
-    add("--out", type=local_path, metavar="DIR", help="write figures, assignments, picture and atlas into this folder")
-    add("--compare", type=Path, nargs="+", default=[], metavar="DIR", help="earlier --out folders, for one picture")
-    add("--duplicates", type=float, metavar="COSINE", help="above it two centroids are duplicates (default: 0.99)")
-    add("--exemplars", type=int, metavar="N", help="images of a cluster in the atlas (default: 9, and 3 at its border)")
-    add("--atlas-mb", dest="megabytes", type=float, metavar="MB", help="of pictures in the atlas (default: 48)")
+    add("--out", type=local_path, metavar="DIR", help="write figures, assignments, picture and atlas to this folder")
+    add(
+        "--compare",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="earlier --out folders, for one picture",
+    )
+    add("--duplicates", type=float, metavar="COSINE", help="centroids above it are duplicates (default: 0.99)")
+    add("--exemplars", type=int, metavar="N", help="images per cluster in the atlas (default: 9, and 3 at its border)")
+    add("--atlas-mb", dest="megabytes", type=float, metavar="MB", help="size of the atlas's pictures (default: 48)")
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:
-    """`excb-eval clusters` in this process, with the others if there are any."""
-    from excb.distributed.collectives import all_succeed
+    """`excb-eval clusters` on this rank."""
+    from excb.distributed.collectives import all_succeed, run_on_rank0
     from excb.images.scanning import refuse_among
 
     from ..data.sources import images_of
@@ -50,10 +48,12 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
 
     reporter = Reporter(quiet=args.quiet or not is_rank0())
     if args.compare and args.out is None:
-        raise UserError.on_all_ranks("--compare draws into a folder: name it with --out DIR")
-    for place in args.compare:
-        all_succeed(partial(read_sizes, place))  # reports a wrong one before images are read
-    options = all_succeed(lambda: _options(args))
+        raise UserError.on_all_ranks("--compare needs a folder to draw into: name it with --out DIR")
+    for folder in args.compare:
+        all_succeed(partial(read_sizes, folder))  # reports a wrong one before images are read
+    names = ("duplicates", "exemplars", "megabytes", "compare")
+    set_options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    options = all_succeed(lambda: command.Options(**set_options))
     images = all_succeed(lambda: images_of(args.data, data_root=args.data_root, note=reporter.note))
     if args.out is not None:
         all_succeed(partial(refuse_among, images, args.out))
@@ -74,24 +74,19 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
     )
     result = clusters.result
     if args.out is not None:
-        result, files = command.write(clusters, images, args.out, reporter, name=Path(args.ckpt).name, options=options)
+        name = Path(args.ckpt).name
+        result, files = run_on_rank0(
+            lambda: command.write(clusters, images, args.out, reporter, name=name, options=options)
+        )
         reporter.note(f"wrote {', '.join(map(str, files))}")
     if args.json and is_rank0():
         reporter.answer(result.to_json())
     return 0
 
 
-def _options(args: argparse.Namespace) -> "Options":
-    """What was said of the clusters; the rest is as `Options` has it."""
-    from .command import Options
-
-    said = {name: getattr(args, name) for name in ("duplicates", "exemplars", "megabytes", "compare")}
-    return Options(**{name: value for name, value in said.items() if value is not None})
-
-
 CLUSTERS = Command(
     "clusters",
-    "assign images to clusters: sizes, purity, and an atlas to see",
+    "assign images to clusters: sizes, purity and an atlas",
     _add_options,
     in_parallel(_work, out="folder"),
 )

@@ -1,4 +1,4 @@
-"""`excb-eval clusters`: from features to assignments, figures, picture and atlas, all in one folder."""
+"""Evaluate clusters: from features to a folder of assignments, figures, picture and atlas."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from excb.console import Reporter
-from excb.distributed.collectives import rank, run_on_rank0
+from excb.distributed.collectives import rank
 from excb.errors import UserError, require
 from excb.files.atomic import write_bytes, write_text
 from excb.hub.backbone import Backbone
@@ -19,29 +19,28 @@ from excb.hub.trained_heads import NetworkHeads
 from excb.images.image_set import Images
 from excb.results.result import Result
 
+from ..features.cache import CachedFeatures
 from . import atlas, drawing, exemplars, files
-from .assignment import Assignment, Neighbours, Rows, assign, neighbours
+from .assignment import Assignment, Neighbours, assign, neighbours
 from .statistics import label_figures, sizes_figures
 
 NEIGHBOURS = 8  # of every centroid, in the atlas
-DUPLICATES = 0.99
-EXEMPLARS, MEGABYTES = 9, 48
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose.
+    """Options of the evaluation.
 
     Args:
         duplicates: cosine above which two centroids count as duplicates.
-        exemplars: images of every cluster in the atlas, nearest to the centroid; a third as many of the border.
-        megabytes: of pictures in the atlas.
-        compare: folders of other results, drawn in the same picture.
+        exemplars: images per cluster in the atlas, nearest to the centroid; a third as many at the border.
+        megabytes: size of the atlas's pictures.
+        compare: folders of other results to draw in the same picture.
     """
 
-    duplicates: float = DUPLICATES
-    exemplars: int = EXEMPLARS
-    megabytes: float = MEGABYTES
+    duplicates: float = 0.99
+    exemplars: int = 9
+    megabytes: float = 48
     compare: Sequence[Path] = ()
 
     def __post_init__(self) -> None:
@@ -60,28 +59,28 @@ class Clusters:
 
 
 def heads_of(backbone: Backbone, *, source: str) -> NetworkHeads:
-    """Projector and centroids of the network that was loaded.
+    """Projector and centroids of the loaded network.
 
     Raises:
-        UserError: the checkpoint has them of the other network only.
+        UserError: the checkpoint has those of the other network only.
     """
     assert backbone.heads is not None, "load with heads=True"
     network = backbone.entry.network
-    found = backbone.heads.student if network == "student" else backbone.heads.teacher
-    if found is None:
+    heads = backbone.heads.student if network == "student" else backbone.heads.teacher
+    if heads is None:
         raise UserError(f"{source} has no projector and centroids of the {network}: choose the other --network")
-    return found
+    return heads
 
 
 def evaluate(
     heads: NetworkHeads,
-    features: Rows,
+    features: CachedFeatures,
     images: Images,
     *,
     checkpoint: Mapping[str, Any],
     device: torch.device,
     reporter: Reporter,
-    options: Options | None = None,
+    options: Options,
     table: bool = True,
 ) -> Clusters:
     """Assign images to clusters and measure the clusters. All ranks call this together.
@@ -93,13 +92,13 @@ def evaluate(
         checkpoint: what is evaluated, for the result.
         device: where the heads are.
         reporter: for messages and progress.
-        options: what the user chose.
+        options: of the evaluation.
         table: print the figures.
 
     Raises:
         UserError: the checkpoint has one cluster only.
     """
-    start, options = time.monotonic(), options or Options()
+    start = time.monotonic()
     with reporter.progress("assignments", len(features)) as bar:
         assignment = assign(heads, features, device=device, progress=bar.advance)
     centroids = heads.centroids()
@@ -138,43 +137,37 @@ def _notes(images: int, clusters: int, *, labelled: bool) -> list[str]:
     """Notes that a reader of the figures needs."""
     ratio = images / clusters
     notes = [
-        f"{ratio:.3g} images a cluster: dealt evenly at random they would leave {100 * math.exp(-ratio):.1f} % of the "
+        f"{ratio:.3g} images a cluster: assigned at random they would leave {100 * math.exp(-ratio):.1f} % of the "
         "clusters empty (exp(-N/K))"
     ]
     if ratio < 1:
         notes.append(f"fewer images than clusters: at least {100 * (1 - ratio):.1f} % of the clusters must be empty")
     if labelled:
-        notes.append("purity and NMI grow with the number of clusters: read them beside those by chance")
+        notes.append("purity and NMI grow with the number of clusters: compare them with those by chance")
     return notes
 
 
 def write(
-    found: Clusters, images: Images, folder: Path, reporter: Reporter, *, name: str, options: Options | None = None
+    clusters: Clusters, images: Images, folder: Path, reporter: Reporter, *, name: str, options: Options
 ) -> tuple[Result, list[Path]]:
-    """Write a folder: clusters.json, assignments as CSV and Parquet, the picture, and atlas.html; process 0 does.
+    """Write clusters.json, assignments as CSV and Parquet, the picture, and atlas.html. Only rank 0 calls this.
 
     Args:
-        found: what `evaluate` returned.
+        clusters: what `evaluate` returned.
         images: the set.
-        folder: where to; files of these names in it are replaced.
+        folder: to write to; files of these names in it are replaced.
         reporter: for messages and progress.
-        name: of the checkpoint, for people.
-        options: what the user chose.
+        name: of the checkpoint, for the reader.
+        options: of the evaluation.
 
     Returns:
-        The result with its file of assignments named, and the files.
+        The result, which names its file of assignments, and all files.
 
     Raises:
-        UserError: a file cannot be written, or a folder to compare with is none of this command.
+        UserError: a file cannot be written, or a folder to compare with is not one of this command.
     """
-    return run_on_rank0(lambda: _write(found, images, folder, reporter, name=name, options=options or Options()))
-
-
-def _write(
-    found: Clusters, images: Images, folder: Path, reporter: Reporter, *, name: str, options: Options
-) -> tuple[Result, list[Path]]:
-    assignment = found.assignment
-    others = [_other(place) for place in options.compare]  # before anything is written
+    assignment = clusters.assignment
+    others = [drawing.Curve(_folder_name(path), files.read_sizes(path)[1]) for path in options.compare]
     table = files.to_csv(assignment, images)
     written = {files.TABLE: table}
     if files.has_parquet():
@@ -182,36 +175,34 @@ def _write(
     else:
         reporter.note("no assignments.parquet: it needs pyarrow (pip install 'excb[parquet]')")
     curves = [drawing.Curve(name, assignment.sizes), *others]
-    drawn = drawing.draw(curves, title=f"Clusters of {_place(images)}, sorted by size")
+    drawn = drawing.draw(curves, title=f"Clusters of {_set_name(images)}, sorted by size")
     written |= {f"sizes.{suffix}": packed for suffix, packed in drawn.items()}
-    written["atlas.html"] = _atlas(found, images, reporter, name, options).encode()
+    written["atlas.html"] = _atlas(clusters, images, reporter, name, options).encode()
     digest = hashlib.sha256(table).hexdigest()
-    result = replace(found.result, predictions={"file": files.TABLE, "sha256": digest})
+    result = replace(clusters.result, predictions={"file": files.TABLE, "sha256": digest})
     for file, packed in written.items():
         write_bytes(packed, folder / file)
-    write_text(result.to_json() + "\n", folder / files.RESULT)  # last: what it names is there
+    write_text(result.to_json() + "\n", folder / files.RESULT)  # last: the files that it names exist
     return result, [folder / file for file in (files.RESULT, *written)]
 
 
-def _other(place: Path) -> drawing.Curve:
-    """The curve of an earlier result, called as its folder."""
-    _, sizes = files.read_sizes(place)
-    return drawing.Curve((place if place.is_dir() else place.parent).resolve().name, sizes)
+def _folder_name(path: Path) -> str:
+    return (path if path.is_dir() else path.parent).resolve().name
 
 
-def _place(images: Images) -> str:
-    """A set's name for people: its folder's, and the one above where that is only "train"."""
+def _set_name(images: Images) -> str:
+    """A set's name for the reader: its folder's, with the parent's where that is only "train"."""
     root = Path(images.root)
     return "/".join(root.parts[-2:]) if root.name in ("train", "val", "test") else (root.name or str(root))
 
 
-def _atlas(found: Clusters, images: Images, reporter: Reporter, name: str, options: Options) -> str:
-    assignment = found.assignment
+def _atlas(clusters: Clusters, images: Images, reporter: Reporter, name: str, options: Options) -> str:
+    assignment = clusters.assignment
     nearest, border = exemplars.choose(assignment, options.exemplars)
     wanted = list(exemplars.in_turn(nearest, border, assignment.sizes))
     with reporter.progress("pictures of the atlas", len(wanted)) as bar:
         pictures = exemplars.pictures(images, wanted, budget=round(1e6 * options.megabytes), progress=bar.advance)
-    notes = list(found.result.notes)
+    notes = list(clusters.result.notes)
     if missing := len(wanted) - len(pictures):
         note = (
             f"{missing:,} of {len(wanted):,} exemplars have no picture: {options.megabytes:g} MB are full "
@@ -222,10 +213,10 @@ def _atlas(found: Clusters, images: Images, reporter: Reporter, name: str, optio
     shown = atlas.contents(
         assignment,
         images,
-        found.near,
+        clusters.near,
         atlas.Exemplars(nearest, border, pictures),
-        figures=found.result.figures,
-        heading={"checkpoint": name, "data": _place(images)},
+        figures=clusters.result.figures,
+        heading={"checkpoint": name, "data": _set_name(images)},
         notes=notes,
     )
     shown["threshold"] = options.duplicates

@@ -1,4 +1,4 @@
-"""The paper's picture of clusters: relative sizes in order, with the empty share and the largest one written on it."""
+"""The paper's picture of clusters: sorted relative sizes, with the empty share and the largest one in the legend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ class Curve:
     sizes: np.ndarray
 
     @property
-    def words(self) -> str:
-        """What is written on the picture."""
-        found = sizes_figures(self.sizes)
+    def label(self) -> str:
+        """The text in the legend."""
+        figures = sizes_figures(self.sizes)
         return (
             f"{self.name}: {len(self.sizes):,} clusters, {int(self.sizes.sum()):,} images\n"
-            f"empty {found['empty_clusters']:,} ({found['empty_percent']:.1f} %), "
-            f"largest {found['largest_relative_size']:.1f} ({found['largest_images']:,} images)"
+            f"empty {figures['empty_clusters']:,} ({figures['empty_percent']:.1f} %), "
+            f"largest {figures['largest_relative_size']:.1f} ({figures['largest_images']:,} images)"
         )
 
 
@@ -50,7 +50,7 @@ def draw(curves: Sequence[Curve], *, title: str) -> dict[str, bytes]:
         filled = int((relative > 0).sum())
         percent = 100 * np.arange(len(relative) + 1) / len(relative)
         # Every cluster is a step as wide as its share of K; the curve ends where the empty ones begin.
-        axes.stairs(relative[:filled], percent[: filled + 1], color=color, baseline=None, label=curve.words, lw=1.8)
+        axes.stairs(relative[:filled], percent[: filled + 1], color=color, baseline=None, label=curve.label, lw=1.8)
         if filled < len(relative):
             axes.axvspan(percent[filled], 100, color=color, alpha=0.08, lw=0)
     axes.axhline(1, color=GREY, linestyle=":", linewidth=1)

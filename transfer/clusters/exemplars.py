@@ -1,4 +1,4 @@
-"""Which images stand for a cluster, and their pictures: small JPEGs within a budget of bytes."""
+"""The images that represent a cluster, and their pictures: small JPEGs within a budget of bytes."""
 
 import base64
 import io
@@ -21,15 +21,14 @@ def choose(assignment: Assignment, most: int) -> tuple[list[list[int]], list[lis
 
     Args:
         assignment: of the images.
-        most: of the first kind in a cluster; of the second kind a third as many, rounded up.
+        most: number of the first kind per cluster; of the second kind a third as many, rounded up.
 
     Returns:
-        Indices of images by cluster, best first, and nearest to the border first.
+        Indices of images by cluster: most similar first, and smallest margin first.
     """
     images = np.arange(len(assignment.first))
     ends = np.cumsum(assignment.sizes)
-    nearest: list[list[int]] = []
-    border: list[list[int]] = []
+    nearest, border = list[list[int]](), list[list[int]]()
     by_similarity = np.lexsort((images, -assignment.similarity, assignment.first))
     for end, size in zip(ends.tolist(), assignment.sizes.tolist(), strict=True):
         members = by_similarity[end - size : end]
@@ -61,19 +60,18 @@ def pictures(
         budget: characters.
         progress: called after every picture.
     """
-    found: dict[int, str] = {}
-    spent = 0
+    encoded, spent = dict[int, str](), 0
     for index in wanted:
         try:
             picture = base64.b64encode(jpeg(images.open(index))).decode()
-        except BrokenImageError:  # it was readable before, or its features came from the cache
+        except BrokenImageError:  # its features came from the cache, or it changed since
             continue
         spent += len(picture)
         if spent > budget:
             break
-        found[index] = picture
+        encoded[index] = picture
         progress(1)
-    return found
+    return encoded
 
 
 def jpeg(image: Image.Image) -> bytes:

@@ -1,4 +1,4 @@
-"""Assignments as files: CSV for everyone, Parquet where pyarrow is installed, and sizes read back for a comparison."""
+"""Assignments as files: CSV, Parquet where pyarrow is installed, and sizes read back for a comparison."""
 
 import csv
 import hashlib
@@ -17,7 +17,7 @@ from .assignment import Assignment
 
 RESULT, TABLE, PARQUET = "clusters.json", "assignments.csv", "assignments.parquet"
 HEADER = ("path", "cluster", "similarity", "second_cluster", "margin", "label")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would take for a formula
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # spreadsheets take cells that begin with these for formulas
 
 
 def has_parquet() -> bool:
@@ -26,7 +26,7 @@ def has_parquet() -> bool:
 
 
 def names_of(images: Images) -> list[str]:
-    """Every image's path as text of any encoding: bytes that are no UTF-8 become escapes."""
+    """Every image's path; bytes that are not UTF-8 become escapes."""
     return [path.encode("utf-8", "backslashreplace").decode("utf-8") for path in images.paths]
 
 
@@ -41,33 +41,22 @@ def labels_of(images: Images) -> list[str]:
 def to_csv(assignment: Assignment, images: Images) -> bytes:
     """A row for every image, in the set's order.
 
-    No spreadsheet can take a cell for a formula: a path that begins like one is written ./PATH, which is the same file,
-    and such a label has an apostrophe before it.
+    Spreadsheets cannot take a cell for a formula: a path that begins like one is written ./PATH, which is the same
+    file, and such a label gets an apostrophe before it.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(HEADER)
-    for path, *numbers, label in _rows(assignment, images):
-        writer.writerow(
-            [
-                f"./{path}" if path.startswith(_FORMULA) else path,
-                *numbers,
-                f"'{label}" if label.startswith(_FORMULA) else label,
-            ]
-        )
-    return text.getvalue().encode()
-
-
-def _rows(assignment: Assignment, images: Images) -> "zip[tuple[str, int, str, int, str, str]]":
-    return zip(
-        names_of(images),
+    columns = (
+        [f"./{path}" if path.startswith(_FORMULA) else path for path in names_of(images)],
         assignment.first.tolist(),
         [f"{value:.6f}" for value in assignment.similarity.tolist()],
         assignment.second.tolist(),
         [f"{value:.6f}" for value in assignment.margin.tolist()],
-        labels_of(images),
-        strict=True,
+        [f"'{label}" if label.startswith(_FORMULA) else label for label in labels_of(images)],
     )
+    writer.writerows(zip(*columns, strict=True))
+    return text.getvalue().encode()
 
 
 def to_parquet(assignment: Assignment, images: Images) -> bytes:
@@ -92,7 +81,7 @@ def read_sizes(folder: Path) -> tuple[Result, np.ndarray]:
     """The result in a folder that `excb-eval clusters` wrote, and its cluster sizes [K].
 
     Raises:
-        UserError: it is no such folder, or the assignments are not the result's own.
+        UserError: it is not such a folder, or the assignments are not those of the result.
     """
     file = folder / RESULT if folder.is_dir() else folder
     try:

@@ -1,4 +1,4 @@
-"""What the clusters of a set of images are like, in figures: sizes, labels, and what chance alone would give."""
+"""Figures of clusters: sizes, agreement with labels, and what chance alone would give."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from .assignment import Assignment
 
-SHOWN = 5  # labels of a cluster that are kept, most frequent first
+SHOWN = 5  # most frequent labels of a cluster in the atlas
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,7 @@ class LabelCounts:
 
     @classmethod
     def of(cls, clusters: np.ndarray, labels: np.ndarray) -> "LabelCounts":
-        """Count.
-
-        Args:
-            clusters: [N] int64.
-            labels: [N] int64, from 0.
-        """
+        """Count the labels [N] int64, from 0, of the clusters [N] int64."""
         classes = int(labels.max()) + 1
         pairs, images = np.unique(clusters.astype(np.int64) * classes + labels, return_counts=True)
         cluster, label = np.divmod(pairs, classes)
@@ -38,26 +33,22 @@ class LabelCounts:
         return cls(cluster[order], label[order], images[order])
 
     @property
-    def _majorities(self) -> np.ndarray:
-        """Where each cluster's most frequent label stands."""
-        return np.flatnonzero(np.r_[True, self.cluster[1:] != self.cluster[:-1]])
-
-    @property
     def purity(self) -> float:
         """(1 / N) sum_k max_j n_kj, from 0 to 1."""
-        return float(self.images[self._majorities].sum() / self.images.sum())
+        majority = np.r_[True, self.cluster[1:] != self.cluster[:-1]]  # each cluster's most frequent label
+        return float(self.images[majority].sum() / self.images.sum())
 
     def top(self, clusters: int, most: int = SHOWN) -> list[list[tuple[int, int]]]:
         """The most frequent labels of each of K clusters, as (label, images)."""
-        found: list[list[tuple[int, int]]] = [[] for _ in range(clusters)]
+        top: list[list[tuple[int, int]]] = [[] for _ in range(clusters)]
         for cluster, label, images in zip(*(a.tolist() for a in (self.cluster, self.label, self.images)), strict=True):
-            if len(found[cluster]) < most:
-                found[cluster].append((label, images))
-        return found
+            if len(top[cluster]) < most:
+                top[cluster].append((label, images))
+        return top
 
 
 def sizes_figures(sizes: np.ndarray) -> dict[str, float]:
-    """Figures of cluster sizes [K]; see docs/clusters.md for what each one is."""
+    """Figures of cluster sizes [K]; docs/clusters.md explains each one."""
     clusters, images = len(sizes), int(sizes.sum())
     shares = sizes[sizes > 0] / images
     empty = int((sizes == 0).sum())
@@ -73,16 +64,16 @@ def sizes_figures(sizes: np.ndarray) -> dict[str, float]:
 
 
 def label_figures(assignment: Assignment, labels: np.ndarray) -> dict[str, float]:
-    """Purity and normalised mutual information in percent, and both with the labels dealt out at random.
+    """Purity and normalised mutual information in percent, and both with shuffled labels.
 
-    Many small clusters are pure by necessity, one image each being perfect: the second pair of figures says how much of
-    the first is of that kind.
+    Small clusters are pure by necessity: one image alone is perfect. The second pair of figures shows how much of the
+    first is due to that.
     """
     from sklearn.metrics import normalized_mutual_info_score
 
     figures = {}
-    dealt = np.random.default_rng(0).permutation(labels)
-    for suffix, given in (("", labels), ("_by_chance", dealt)):
-        figures[f"purity{suffix}_percent"] = 100 * LabelCounts.of(assignment.first, given).purity
-        figures[f"nmi{suffix}_percent"] = 100 * float(normalized_mutual_info_score(given, assignment.first))
+    shuffled = np.random.default_rng(0).permutation(labels)
+    for suffix, of_images in (("", labels), ("_by_chance", shuffled)):
+        figures[f"purity{suffix}_percent"] = 100 * LabelCounts.of(assignment.first, of_images).purity
+        figures[f"nmi{suffix}_percent"] = 100 * float(normalized_mutual_info_score(of_images, assignment.first))
     return {name: round(value, 4) for name, value in figures.items()}

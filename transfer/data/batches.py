@@ -1,4 +1,4 @@
-"""Augmented training batches of the protocols that train; order, crop and flip are functions of seed and sample."""
+"""Augmented training batches; order, crop and flip depend only on seed, epoch and sample."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from excb.networks.preprocessing import Preprocessing
 
 @dataclass(frozen=True)
 class Augmentation:
-    """RandomResizedCrop and flip, as every linear and fine-tuning protocol of the field uses them.
+    """RandomResizedCrop and flip, the usual augmentation of linear probing and fine-tuning.
 
     Args:
         size: side of the crop in pixels.
@@ -50,7 +50,7 @@ class Augmentation:
         box = draw_crop_box((image.width, image.height), self.scale, self.ratio, random)
         flip = random.random() < 0.5
         resample = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
-        # Cut first: reading beyond the crop's edge would blend in pixels that are not part of the view.
+        # Crop first: the resize must not read pixels beyond the crop's edge.
         crop = image.crop(box).resize((self.size, self.size), resample)
         if flip:
             crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -71,8 +71,8 @@ class Batch:
 class TrainingBatches:
     """The batches of a training run; every epoch has every image once, the last batch may be smaller.
 
-    A batch is strided by rank, so that shares may differ by one image or be empty. Gradients are therefore sums divided
-    by `Batch.whole`, all-reduced as sums.
+    Batches are strided by rank, so that shares may differ by one image or be empty. Divide sums of losses by
+    `Batch.whole`, and all-reduce gradients as sums.
 
     Args:
         images: labelled images.

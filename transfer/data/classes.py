@@ -33,8 +33,8 @@ def labelled(folder: Path) -> ImageSet:
 def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, str] | None = None) -> FixedImages:
     """The test set with the train set's class indices; some classes may have no test image.
 
-    Classes that only the test set has are numbered after the train set's. Nothing can predict them, so that their
-    images count as errors. `Task.unknown` lists them.
+    Classes that only the test set has are numbered after the train set's. No prediction can match them, so their images
+    count as errors. `Task.unknown` lists them.
 
     Args:
         test: labelled by its folders, or shards with labels.

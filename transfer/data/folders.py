@@ -1,4 +1,4 @@
-"""Folders and tar shards of labelled images, ImageNet's usual layouts among them."""
+"""Folders and tar shards of labelled images, including ImageNet's usual layouts."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ from .classes import labelled, with_classes_of
 from .label_lists import labelled_by_list, list_beside
 from .named_sets import Note, Split
 
-# sha256 of ImageNet's 1,000 sorted class folders, one a line: the class order of every ImageNet classifier.
+# SHA-256 of ImageNet's 1,000 sorted class folders, one per line: the class order of every ImageNet classifier.
 _IMAGENET = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
 
 
@@ -32,18 +32,18 @@ def open_folder(folder: str, split: Split, note: Note) -> Images:
     """
     if split == "train":
         train = _below(folder, "train")
-        if not is_remote(folder) and not Path(train).is_dir():
-            raise UserError(
-                f"no folder {train}: --data names a folder that holds train/ and test/ (or val/); name others with "
-                "--train DIR --test DIR"
-            )
+        require(
+            is_remote(folder) or Path(train).is_dir(),
+            f"no folder {train}: --data names a folder that holds train/ and test/ (or val/); name others with "
+            "--train DIR --test DIR",
+        )
         return labelled_images(train, note)
     held_out = held_out_place(folder)
     return open_shards(held_out, note) if is_shards(held_out) else scan_folder(held_out)
 
 
 def images_below(folder: Path, note: Note) -> Images:
-    """The images of a folder, labelled or not; of its train/ where it holds train/ beside test/ or val/."""
+    """The images of a folder, labelled or not; those of train/ if it holds train/ beside test/ or val/."""
     if (folder / "train").is_dir() and any((folder / name).is_dir() for name in ("test", "val")):
         note(f"images of {folder / 'train'}: name another folder of {folder} for its other images")
         folder /= "train"
@@ -51,13 +51,13 @@ def images_below(folder: Path, note: Note) -> Images:
 
 
 def held_out_place(folder: str) -> str:
-    """The folder or URL of the test images: test/, or val/ where test/ is missing or has no labels, as ImageNet's."""
+    """The folder or URL of the test images: test/, or val/ if test/ is missing or has no labels, as in ImageNet."""
     test, val = _below(folder, "test"), _below(folder, "val")
     if is_remote(folder):
         return test if holds_shards(test) else val
     place = Path(test)
-    known = place.is_dir() and (_has_folders(place) or list_beside(place) or is_shards(test))
-    return test if known or (place.is_dir() and not Path(val).is_dir()) else val
+    labels = place.is_dir() and (_has_folders(place) or list_beside(place) or is_shards(test))
+    return test if labels or (place.is_dir() and not Path(val).is_dir()) else val
 
 
 def _below(folder: str, name: str) -> str:
@@ -81,7 +81,7 @@ def labelled_images(folder: Path | str, note: Note) -> ImageSet | ShardImages:
             index = np.array([ordered.index(name) for name in classes])
             return replace(images, labels=index[images.labels], classes=tuple(ordered))
     if _are_wnids(classes) and hashlib.sha256("\n".join(classes).encode()).hexdigest() != _IMAGENET:
-        note(f"{folder} has {len(classes):,} classes that are not ImageNet's 1,000: indices are of these, by name")
+        note(f"{folder} has {len(classes):,} classes other than ImageNet's 1,000: their indices follow their names")
     return images
 
 
@@ -89,13 +89,13 @@ def _labelled_shards(text: str, note: Note) -> ShardImages:
     images = open_shards(text, note)
     require(
         images.labels is not None,
-        f"the images in {text} have no classes: shards need KEY.cls beside every KEY.jpg, or class folders inside",
+        f"the images in {text} have no classes: shards need KEY.cls beside every KEY.jpg, or class folders",
     )
     return images
 
 
 def _are_wnids(classes: Sequence[str]) -> bool:
-    """Whether these are names of ImageNet's class folders, whose usual order is by name."""
+    """Whether these are names of ImageNet's class folders."""
     return all(re.fullmatch(r"n\d{8}", name) for name in classes)
 
 
@@ -107,7 +107,7 @@ def test_images(place: Path | str, train: Images, rename: Mapping[str, str], not
     images = scan_folder(folder)
     if not any("/" in path for path in images.paths):
         if (file := list_beside(folder)) is not None:
-            require(not rename, f"--rename: the images in {folder} lie in no folders, {file} gives their classes")
+            require(not rename, f"--rename: the images in {folder} have no class folders, {file} gives their classes")
             return labelled_by_list(images, train, file)
         if _are_wnids(train.classes or ()):
             raise UserError(

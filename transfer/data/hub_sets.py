@@ -30,7 +30,7 @@ class HubImages(NumberedImages):
         column: the images' column.
         labels: class indices, int64 [N].
         classes: class names.
-        origin: the fingerprint of the data set as it was loaded.
+        origin: the loaded data set's fingerprint.
     """
 
     root: Path
@@ -60,7 +60,7 @@ class HubImages(NumberedImages):
 
 
 def open_hub(text: str, split: Split, _root: Path | None, note: Note) -> HubImages:
-    """A split with labels; where the test split has none, as of some benchmarks, the validation split replaces it.
+    """A split with labels; if the test split has none, as in some benchmarks, the validation split replaces it.
 
     Args:
         text: ID or ID@CONFIG.
@@ -76,18 +76,18 @@ def open_hub(text: str, split: Split, _root: Path | None, note: Note) -> HubImag
         library = importlib.import_module("datasets")
     except ImportError:
         raise UserError(f"hf:{text} needs the package `datasets`: pip install datasets") from None
-    trouble = (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
+    errors = (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
 
-    def ask(function: str, **options: str) -> Any:
+    def call(function: str, **options: str) -> Any:
         try:
             return getattr(library, function)(name, config or None, **options)
-        except trouble as error:
+        except errors as error:
             raise UserError(f"cannot load hf:{text}: {one_line(error)}") from None
 
-    available = run_on_rank0(lambda: list(ask("get_dataset_split_names")))
+    available = run_on_rank0(lambda: list(call("get_dataset_split_names")))
     candidates = ("train",) if split == "train" else ("test", "validation", "valid", "val")
     for part in (part for part in candidates if part in available):
-        data = rank0_then_all(functools.partial(ask, "load_dataset", split=part))
+        data = rank0_then_all(functools.partial(call, "load_dataset", split=part))
         images = _hub_images(f"hf:{text}", part, data, library)
         if images.labels.min() >= 0:
             return images

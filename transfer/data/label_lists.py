@@ -19,23 +19,23 @@ def list_beside(folder: Path) -> Path | None:
 def labelled_by_list(images: ImageSet, train: Images, file: Path) -> ImageSet:
     """Labels of a flat folder by a list of names and class indices or names."""
     classes = train.classes or ()
-    given = _read_labels(file, prefix=f"{images.root.name}/")
+    label_of = _read_labels(file, prefix=f"{images.root.name}/")
     for one, other, words in (
-        (images.paths, given.keys(), f"images in {images.root} are not in {file}"),
-        (given.keys(), set(images.paths), f"names in {file} are not in {images.root}"),
+        (images.paths, label_of.keys(), f"images in {images.root} are not in {file}"),
+        (label_of.keys(), set(images.paths), f"names in {file} are not in {images.root}"),
     ):
         if left := [name for name in one if name not in other]:
-            raise UserError(f"{len(left):,} {words}, such as {left[0]}: it needs one line for every image")
-    if set(given.values()) <= set(classes):
+            raise UserError(f"{len(left):,} {words}, such as {left[0]}: the list needs one line for every image")
+    if set(label_of.values()) <= set(classes):
         index = {name: number for number, name in enumerate(classes)}
     else:
         index = {str(number): number for number in range(len(classes))}
-    if wrong := sorted(set(given.values()) - index.keys()):
+    if wrong := sorted(set(label_of.values()) - index.keys()):
         raise UserError(
             f"{file} has the class {wrong[0]}: it needs indices from 0 to {len(classes) - 1} in the order of the train "
             "set's folders, or these folders' names"
         )
-    return replace(images, labels=np.array([index[given[path]] for path in images.paths]), classes=tuple(classes))
+    return replace(images, labels=np.array([index[label_of[path]] for path in images.paths]), classes=tuple(classes))
 
 
 def _read_labels(file: Path, *, prefix: str) -> dict[str, str]:

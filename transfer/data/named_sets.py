@@ -1,4 +1,4 @@
-"""What sources of named data sets share: how one is declared, numbered images, and failures in one line."""
+"""The base of sources of named data sets: their declaration, numbered images, one-line errors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,13 +35,13 @@ class Opener(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """A source of data sets that are named, PREFIX:NAME, instead of lying in a folder.
+    """A source of data sets that are named PREFIX:NAME.
 
     Args:
         prefix: before the colon, in lower case.
         form: what a user writes, for messages.
         open: opens one split.
-        find: the full name of the data set that a word surely means, or None; it must not use the network.
+        find: the full name of the data set that a word means, or None; it must not use the network.
     """
 
     prefix: str
@@ -77,13 +77,13 @@ class NumberedImages:
 
 
 def rank0_then_all(load: Callable[[], T]) -> T:
-    """Load on rank 0, which may have to download, and then on the other ranks from its disk."""
+    """Load on rank 0, which may download, then on the other ranks from its disk."""
     loaded: list[T] = []
     run_on_rank0(lambda: loaded.append(load()))
     return loaded[0] if loaded else load()
 
 
 def one_line(error: Exception) -> str:
-    """An error of a library as one line of at most 300 characters."""
+    """A library's error as one line of at most 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]}..."

@@ -1,6 +1,6 @@
-"""The table of sources of labelled images, and what a command line names by it. A new source is one file and one line.
+"""The table of sources of labelled images; a new source is one file and one entry.
 
-What has no prefix of the table is a folder, a URL or shards (folders.py).
+Names without a prefix of the table are folders, URLs or shards (folders.py).
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,6 @@ from .named_sets import Note, Source, Split
 
 SOURCES: tuple[Source, ...] = (torchvision_sets.SOURCE, hub_sets.SOURCE)
 
-_NO_IMAGES = "name the images with --data DIR (train/ and test/ inside), or with --train DIR --test DIR"
-
 
 def train_and_test(
     data: str | None,
@@ -30,13 +28,13 @@ def train_and_test(
     data_root: Path | None = None,
     note: Note = lambda _line: None,
 ) -> tuple[Images, Images]:
-    """The train and test set of a command line, both with the train set's class indices.
+    """The train and the test set, both with the train set's class indices.
 
     Args:
         data: what `open_source` takes.
         train: a folder of training images, or shards (`excb.images.shards.open_shards`), instead of the source's.
-        test: a folder of test images, or shards, instead of the source's. A folder without class folders may have a
-            list beside it: FOLDER.txt or imagenet_FOLDER.txt, with a line "NAME INDEX" or "NAME CLASS" for every image.
+        test: a folder of test images, or shards, instead of the source's. A folder without class folders needs a list
+            beside it: FOLDER.txt or imagenet_FOLDER.txt, with a line "NAME INDEX" or "NAME CLASS" for every image.
         rename: new names of test folders that are named differently in the train set.
         data_root: folder of torchvision's data sets.
         note: called with messages for the user.
@@ -44,8 +42,10 @@ def train_and_test(
     Raises:
         UserError: one of the sets is missing or unusable, or their classes do not match.
     """
-    if data is None and (train is None or test is None):
-        raise UserError(_NO_IMAGES)
+    require(
+        data is not None or (train is not None and test is not None),
+        "name the images with --data DIR (train/ and test/ inside), or with --train DIR --test DIR",
+    )
     train_set = (
         labelled_images(train, note) if train else open_source(data or "", "train", data_root=data_root, note=note)
     )
@@ -55,10 +55,10 @@ def train_and_test(
         return train_set, test_images(test, train_set, rename or {}, note)
     require(not rename, "--rename is for folders of test images: name them with --test DIR")
     held_out = open_source(data or "", "test", data_root=data_root, note=note)
-    if held_out.classes != train_set.classes:
-        raise UserError(
-            f"{held_out.root} and {train_set.root} have different classes: name a test set with the same ones"
-        )
+    require(
+        held_out.classes == train_set.classes,
+        f"{held_out.root} and {train_set.root} have different classes: name a test set with the same ones",
+    )
     return train_set, held_out
 
 
@@ -67,8 +67,8 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
 
     Args:
         text: a folder or a URL that holds train/ and test/ (or val/), with images or shards in them; torchvision:NAME;
-            hf:ID or hf:ID@CONFIG. Where a data set of torchvision has train and validation images, both are for
-            training, as Kornblith et al. (2019) do.
+            hf:ID or hf:ID@CONFIG. If a data set of torchvision has train and validation images, both are for training,
+            as in Kornblith et al. (2019).
         split: which images.
         data_root: folder of torchvision's data sets; else $EXCB_DATA, else ~/.cache/excb/datasets.
         note: called with messages for the user.
@@ -83,11 +83,10 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
 
 
 def images_of(text: str, *, data_root: Path | None = None, note: Note = lambda _line: None) -> Images:
-    """The images of one source, with labels where it has classes.
+    """The images of one source, with labels if it has classes.
 
     Args:
-        text: a folder of images; a folder with train/ and test/ or val/, of which train/ is used; shards; or a data set
-            as in `open_source`, of which the training images are used.
+        text: a folder of images, shards, or a source as in `open_source`, whose training images are used.
         data_root: folder of torchvision's data sets.
         note: called with messages for the user.
 
@@ -107,7 +106,7 @@ def _named(text: str) -> tuple[Source, str] | None:
 
 
 def _existing(text: str) -> str:
-    """A folder that can hold train/ and test/, or its URL.
+    """The folder, or its URL.
 
     Raises:
         UserError: there is no such folder, or these are shards.
@@ -115,7 +114,7 @@ def _existing(text: str) -> str:
     if is_remote(text) and not names_tars(text):
         return text.rstrip("/")
     if is_shards(text):
-        raise UserError(f"{text} names shards, of train or test images: name both, with --train SHARDS --test SHARDS")
+        raise UserError(f"{text} names shards of one split: name both splits with --train SHARDS --test SHARDS")
     folder = Path(text)
     if not folder.is_dir():
         names = [f"{source.prefix}:{text}" for source in SOURCES if source.find(text) is not None]

@@ -23,7 +23,7 @@ TIMEOUT = 30  # seconds without an answer
 
 @dataclass(frozen=True)
 class _Published:
-    """A list of file names as its authors published it."""
+    """A published list of file names."""
 
     percent: int
     lines: int
@@ -67,17 +67,17 @@ def simclr_split(percent: int, images: Images, *, file: Path | None = None, cach
     Raises:
         UserError: the list cannot be loaded, is damaged, or names an image twice or one that is not in the set.
     """
-    names = run_on_rank0(lambda: _published(percent, cache) if file is None else _given(percent, file))
+    names = run_on_rank0(lambda: _published(percent, cache) if file is None else _read_list(percent, file))
     return _find(names, images, source="SimCLR's list" if file is None else str(file))
 
 
 def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """A seeded fraction of the images, stratified by class.
 
-    The split is the beginning of one order of all images. A smaller fraction is therefore a subset of every larger one
-    of the same seed, and the total is exactly round(fraction * N). The order starts with one image of each class. Image
-    p of a class of n follows at (p + 1/2) / n, which is Webster's rounding: a class gives round(fraction * n) images,
-    up to what the exact total requires. Counts of equally large classes differ by at most 1, as in SimCLR's lists.
+    The split is a prefix of one order of all images. A smaller fraction is therefore a subset of every larger one with
+    the same seed, and the total is exactly round(fraction * N). The order starts with one image of each class. Image p
+    of a class of n follows at (p + 1/2) / n, which is Webster's rounding: a class gives about round(fraction * n)
+    images. Counts of equally large classes differ by at most 1, as in SimCLR's lists.
 
     Args:
         labels: class index of every image, [N].
@@ -99,84 +99,83 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> np.ndarr
         members = random.permutation(np.flatnonzero(labels == label))
         place[members] = (np.arange(len(members)) + 0.5) / len(members)
         place[members[0]] = 0
-        draw[members] = random.random()  # which of two equally large classes gives one more is random, too
+        draw[members] = random.random()  # random order of equally large classes, too
     order = np.lexsort((draw, place))
     return np.sort(order[: max(len(classes), round(fraction * len(labels)))])
 
 
 def _sha256(names: Sequence[str]) -> str:
-    """The hash of a list as it was published: one name a line, whatever the line ends of this copy."""
+    """The hash of a list as published, one name per line, independent of this copy's line ends."""
     return hashlib.sha256("".join(f"{name}\n" for name in names).encode()).hexdigest()
 
 
 def _published(percent: int, cache: Path) -> Sequence[str]:
-    """The names of a published list, downloaded if no sound copy is in the cache."""
+    """The names of a published list, downloaded if the cache holds no intact copy."""
     require(
         percent in _PUBLISHED,
         f"SimCLR published lists of 1 % and 10 %, none of {percent} %: name your own with --split-file FILE",
     )
-    known = _PUBLISHED[percent]
-    file = cache / known.name
+    published = _PUBLISHED[percent]
+    file = cache / published.name
     if file.is_file():
         names = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        if known.describes(names):
+        if published.describes(names):
             return names
-    names = _download(known).splitlines()
-    if not known.describes(names):
+    names = _download(published).splitlines()
+    if not published.describes(names):
         raise UserError(
-            f"{known.address} gave {len(names):,} lines that are not SimCLR's {known.lines:,}: name a copy of the list "
-            "with --split-file FILE"
+            f"{published.address} gave {len(names):,} lines that are not SimCLR's {published.lines:,}: name a copy of "
+            "the list with --split-file FILE"
         )
     write_text("".join(f"{name}\n" for name in names), file)
     return names
 
 
-def _download(known: _Published) -> str:
+def _download(published: _Published) -> str:
     try:
-        with urlopen(known.address, timeout=TIMEOUT) as answer:  # noqa: S310 - the address is https and ours
-            return str(answer.read().decode("utf-8", "replace"))
+        with urlopen(published.address, timeout=TIMEOUT) as response:  # noqa: S310 - the address is https and ours
+            return str(response.read().decode("utf-8", "replace"))
     except (OSError, HTTPException) as error:
         reason = " ".join(f"{error}".split()) or type(error).__name__
         raise UserError(
-            f"cannot download {known.address} ({reason}): get it on another machine and name it with --split-file FILE"
+            f"cannot download {published.address} ({reason}): download it elsewhere and name it with --split-file FILE"
         ) from None
 
 
-def _given(percent: int, file: Path) -> Sequence[str]:
-    """The names of the user's list; what is, or claims to be, a published one is held to it."""
+def _read_list(percent: int, file: Path) -> Sequence[str]:
+    """The names of the user's list; a list that is a published one, or is named like one, is verified."""
     names = read_list(file).paths
-    for known in _PUBLISHED.values():
-        if known.describes(names):
+    for published in _PUBLISHED.values():
+        if published.describes(names):
             require(
-                known.percent == percent or percent not in _PUBLISHED,
-                f"{file} is SimCLR's {known.percent} % list, not the {percent} % one: name {percent}percent.txt",
+                published.percent == percent or percent not in _PUBLISHED,
+                f"{file} is SimCLR's {published.percent} % list, not the {percent} % one: name {percent}percent.txt",
             )
-        elif file.name == known.name and all(re.fullmatch(r"n\d{8}_\d+\.JPEG", name) for name in names):
+        elif file.name == published.name and all(re.fullmatch(r"n\d{8}_\d+\.JPEG", name) for name in names):
             raise UserError(
-                f"{file} is not SimCLR's {known.percent} % list: it has {len(names):,} lines of {known.lines:,} or "
-                f"another sha256; get it again from {known.address}, or rename it if it is a list of your own"
+                f"{file} is not SimCLR's {published.percent} % list: it has {len(names):,} lines of {published.lines:,}"
+                f" or another sha256; get it again from {published.address}, or rename it if it is a list of your own"
             )
     return names
 
 
 def _find(names: Sequence[str], images: Images, *, source: str) -> np.ndarray:
-    """Indices of the named images; a name is a path below the root or, where it is the only one, a file name."""
-    wanted, found = set(names), dict[str, int]()
+    """Indices of the named images; a name is a path below the root, or a file name if that is unique."""
+    wanted, indices_by_name = set(names), dict[str, int]()
     for index, path in enumerate(images.paths):
         for name in {path, path.rpartition("/")[2]} & wanted:
-            if name in found:
+            if name in indices_by_name:
                 raise UserError(
-                    f"{source} names {name}, but {images.root} holds {images.paths[found[name]]} and {path}: "
+                    f"{source} names {name}, but {images.root} holds {images.paths[indices_by_name[name]]} and {path}: "
                     "write paths below that folder"
                 )
-            found[name] = index
-    missing = [name for name in names if name not in found]
-    if missing:
+            indices_by_name[name] = index
+    if missing := [name for name in names if name not in indices_by_name]:
         raise UserError(
             f"{len(missing):,} of {len(names):,} names of {source} are not in {images.root}, such as {missing[0]}: "
             "the list must be of this set's training images"
         )
-    indices = np.sort(np.fromiter(found.values(), dtype=np.int64, count=len(found)))
+    indices = np.sort(np.fromiter(indices_by_name.values(), dtype=np.int64))
     twice = indices[1:][np.diff(indices) == 0]
     require(not len(twice), f"{source} names one image twice, by file name and by path; remove one of them")
     return indices

@@ -70,12 +70,12 @@ class ArrayImages(NumberedImages):
 
 
 def torchvision_name(text: str) -> str | None:
-    """A data set's name in torchvision's spelling, from any case; None if there is none."""
+    """A data set's name in torchvision's spelling, from any case; None if it has none."""
     return next((name for name in SETS if name.lower() == text.lower()), None)
 
 
 def open_torchvision(text: str, split: Split, root: Path | None, note: Note) -> Images:
-    """A split of a data set of torchvision: an array where torchvision keeps one, else files.
+    """A split of a data set of torchvision: an array if torchvision keeps one, else files.
 
     Args:
         text: the data set's name, in any case.
@@ -102,13 +102,13 @@ def _data_root() -> Path:
 
 
 def _load(name: str, part: str | bool, root: Path, note: Note) -> Any:
-    """torchvision's object, from disk if it is there."""
+    """torchvision's data set, downloaded if it is not on disk."""
     from torchvision import datasets
 
     build = getattr(datasets, name)
     options: dict[str, Any] = {"train": part} if isinstance(part, bool) else {"split": part}
     if not isinstance(part, bool) and name not in ("OxfordIIITPet", "STL10", "SVHN"):
-        options["loader"] = Path  # items are then file and label, so that listing them opens no image
+        options["loader"] = Path  # items are then (file, label): listing them opens no image
     try:
         return build(root, **options)
     except (RuntimeError, OSError):
@@ -131,7 +131,7 @@ def _arrays(name: str, split: Split, data: Any) -> ArrayImages:
 
 
 def _files(sets: Sequence[Any], root: Path) -> ImageSet:
-    """Files and labels of one or several splits, one after the other."""
+    """Files and labels of one or several splits, concatenated."""
     pairs: list[tuple[Any, int]] = []
     for data in sets:
         # Of these sets, only Pets has no `loader` that could return the file.

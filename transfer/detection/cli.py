@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from ..published.claim import ClaimImages
     from ..task import Task
     from .coco.annotations import CocoSet
-    from .command import Request
+    from .request import Request
 
 _FIGURE = re.compile(r"(bbox|segm|voc)_(AP\w*)")
 _METRICS = {"bbox": "box ", "segm": "mask ", "voc": ""}
-_OF_CHECKPOINT = ("mean", "std", "input_format", "stride_in_1x1", "save_every")  # settings that the checkpoint decides
+_IGNORED = ("mean", "std", "input_format", "stride_in_1x1", "save_every")  # settings that define no protocol
 _SMOKE = ("smoke", "overfit")  # schedules that measure nothing
 _ITERATIONS, _BATCH = {"1x": 90_000, "2x": 180_000}, 16
 
@@ -37,58 +37,44 @@ def _add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--ckpt", required=True, metavar="PATH", help="a ResNet-50, -101 or -152, as for the other protocols")
     add("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="holds annotations/instances_{train,val}2017.json, train2017/, val2017/",
-    )
+    add("--data", type=Path, metavar="DIR", help="annotations/instances_{train,val}2017.json, train2017/ and val2017/")
     for split in ("train", "val"):
-        add(f"--{split}-json", type=Path, metavar="FILE", help=f"annotations of the {split} images, elsewhere")
+        add(f"--{split}-json", type=Path, metavar="FILE", help=f"annotations of the {split} images")
         add(f"--{split}-images", type=Path, metavar="DIR", help=f"the {split} images")
-    add("--check-all", action="store_true", help="open every image before training, not a sample of them")
+    add("--check-all", action="store_true", help="check every image before training, not only a sample")
     add("--schedule", default="1x", metavar="NAME", help="1x (default), 2x, smoke (minutes) or overfit (a few images)")
-    add(
-        "--recipe",
-        default="ssl",
-        metavar="NAME",
-        help="ssl (default, as papers on pretraining) or stock (Detectron2's)",
-    )
+    add("--recipe", default="ssl", metavar="NAME", help="ssl (default, as in papers on SSL) or stock (Detectron2's)")
     add("--engine", choices=("detectron2", "torchvision"), default="detectron2", help="default: detectron2")
-    add("--batch", type=int, metavar="B", help="images a step; lr and schedule follow in proportion (default: 16)")
-    add("--set", action="append", default=[], metavar="OPTION=VALUE", help="any other option: --dry-run shows all")
+    add("--batch", type=int, metavar="B", help="images per step; lr and schedule scale with it (default: 16)")
+    add("--set", action="append", default=[], metavar="OPTION=VALUE", help="any other option; --dry-run lists all")
     add("--run", type=Path, metavar="DIR", help="the run's folder (default: runs/detection-CKPT-SCHEDULE)")
     add("--preflight", action="store_true", default=None, help="overfit a few images first (default for 1x and 2x)")
-    add("--skip-preflight", dest="preflight", action="store_false", help="train at once")
+    add("--skip-preflight", dest="preflight", action="store_false", help="start training immediately")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
-    add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; torchrun for many machines")
+    add("--gpus", type=int, metavar="N", help="one process on each of N GPUs; use torchrun for several machines")
     add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
-    add("--workers", type=int, default=None, metavar="N", help="processes that read images")
-    add("--dry-run", action="store_true", help="check everything, show every option, and train nothing")
-    add("--out", type=local_path, metavar="FILE.json", help="write the result here as well")
+    add("--workers", type=int, default=None, metavar="N", help="data loading processes")
+    add("--dry-run", action="store_true", help="check everything and list all options, but do not train")
+    add("--out", type=local_path, metavar="FILE.json", help="write a copy of the result to this file")
     add("--json", action="store_true", help="print the result as JSON instead of a table")
     add("--quiet", action="store_true", help="no notes, no progress")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Evaluating
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _work(args: argparse.Namespace, device: "torch.device") -> int:
-    """`excb-eval detection` in this process, with the others if there are any."""
+    """`excb-eval detection` on this rank."""
     from excb.distributed.collectives import all_succeed, run_on_rank0
 
     from . import command
+    from .request import check, prepare, show
 
     reporter = Reporter(quiet=args.quiet or not is_rank0())
     request = _request_of(args)
-    command.check(request)  # before a large annotation file is read
-    train, val = _images_of(args)
-    job = all_succeed(lambda: command.prepare(request, train, val, device, reporter))
+    check(request)  # before a large annotation file is read
+    train, val = _open_images(args)
+    job = all_succeed(lambda: prepare(request, train, val, device, reporter))
     if args.dry_run:
         if is_rank0():
-            command.show(request, job)
+            show(request, job)
         return 0
     result = command.evaluate(request, job, table=not args.json)
     if isinstance(result, int):
@@ -106,90 +92,57 @@ def _open(
     device: "torch.device",
     reporter: Reporter,
     *,
-    task: "Task | None" = None,
-    results: Path | None = None,
+    task: "Task | None" = None,  # noqa: ARG001 - see `protocol.OpenEvaluation`
+    results: Path | None = None,  # noqa: ARG001
 ) -> Evaluation:
-    """See `protocol.OpenEvaluation`; `task` and `results` are of no use here."""
-    del task, results
-    train, val = _images_of(args)
-    sets = (("train", train), ("test", val))
-    data: dict[str, Any] = {name: {"images": len(part), "fingerprint": part.fingerprint} for name, part in sets} | {
-        "classes": len(val.classes)
-    }
-    return Evaluation(data, lambda table: _measure(args, train, val, device, reporter, table=table))
-
-
-def _measure(
-    args: argparse.Namespace,
-    train: "CocoSet",
-    val: "CocoSet",
-    device: "torch.device",
-    reporter: Reporter,
-    *,
-    table: bool,
-) -> Measured:
     from excb.distributed.collectives import all_succeed, run_on_rank0
 
     from . import command
+    from .request import prepare
 
-    request = _request_of(args)
-    job = all_succeed(lambda: command.prepare(request, train, val, device, reporter))
-    result = command.evaluate(request, job, table=table)
-    if isinstance(result, int):
-        raise UserError.on_all_ranks("detection was stopped: the same command resumes it")
-    return result, lambda result, file: run_on_rank0(lambda: command.copy_result(result, job.folder, file))
+    train, val = _open_images(args)
+
+    def measure(table: bool) -> Measured:
+        request = _request_of(args)
+        job = all_succeed(lambda: prepare(request, train, val, device, reporter))
+        result = command.evaluate(request, job, table=table)
+        if isinstance(result, int):
+            raise UserError.on_all_ranks("detection was stopped: the same command resumes it")
+        return result, lambda result, file: run_on_rank0(lambda: command.copy_result(result, job.folder, file))
+
+    sets = {"train": train, "test": val}.items()
+    data: dict[str, Any] = {name: {"images": len(part), "fingerprint": part.fingerprint} for name, part in sets}
+    return Evaluation(data | {"classes": len(val.classes)}, measure)
 
 
 def _missing(args: argparse.Namespace) -> str:
     """Why the engine cannot be used here."""
-    from . import command
+    from .request import check
 
     try:
-        command.check(_request_of(args))
+        check(_request_of(args))
     except UserError as error:
         return str(error)
     return ""
 
 
 def _request_of(args: argparse.Namespace) -> "Request":
-    from .command import Request
+    from .request import Request
     from .setup.settings import parse_option
 
-    return Request(
-        args.ckpt,
-        network=args.network,
-        schedule=args.schedule,
-        recipe=args.recipe,
-        engine=args.engine,
-        batch=args.batch,
-        options=dict(map(parse_option, args.set)),
-        folder=args.run,
-        workers=args.workers,
-        preflight=args.preflight,
-    )
+    names = ("network", "schedule", "recipe", "engine", "batch", "workers", "preflight")
+    same = {name: getattr(args, name) for name in names}
+    return Request(args.ckpt, options=dict(map(parse_option, args.set)), folder=args.run, **same)
 
 
-def _images_of(args: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
-    """The images to train on, and those to find objects in."""
+def _open_images(args: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
+    """The training and the validation set."""
     from excb.distributed.collectives import all_succeed
 
     from .coco.reading import open_coco
 
-    return all_succeed(
-        lambda: open_coco(
-            args.data,
-            train_json=args.train_json,
-            train_images=args.train_images,
-            val_json=args.val_json,
-            val_images=args.val_images,
-            check_all=args.check_all,
-        )
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Figures
-# ---------------------------------------------------------------------------------------------------------------------
+    names = ("train_json", "train_images", "val_json", "val_images", "check_all")
+    return all_succeed(lambda: open_coco(args.data, **{name: getattr(args, name) for name in names}))
 
 
 def _kind_of(figure: str) -> FigureKind | None:
@@ -202,7 +155,7 @@ def _kind_of(figure: str) -> FigureKind | None:
 def _result_fields(settings: Fields, _kind: FigureKind) -> Fields:
     settings = dict(settings)
     detector = settings.pop("settings", {})
-    return named(settings | without(detector, _OF_CHECKPOINT))
+    return named(settings | without(detector, _IGNORED))
 
 
 def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
@@ -210,7 +163,7 @@ def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
 
     settings = asdict(settings_for(options["schedule"], options["recipe"]))
     fields = {"engine": "detectron2", "schedule": options["schedule"], "recipe": options["recipe"]}
-    return fields | without(settings, (*_OF_CHECKPOINT, "seed"))
+    return fields | without(settings, (*_IGNORED, "seed"))
 
 
 def _cost(options: Mapping[str, Any], images: "ClaimImages") -> str:
@@ -220,12 +173,7 @@ def _cost(options: Mapping[str, Any], images: "ClaimImages") -> str:
 
 def _objection(result: "Result") -> str:
     schedule = result.settings.get("schedule")
-    return f"schedule {schedule} shows that the machinery works, and measures nothing" if schedule in _SMOKE else ""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# In `excb-eval all`
-# ---------------------------------------------------------------------------------------------------------------------
+    return f"schedule {schedule} shows that the machinery works, but measures nothing" if schedule in _SMOKE else ""
 
 
 def _add_suite_options(parser: Parser) -> None:
@@ -236,26 +184,21 @@ def _add_suite_options(parser: Parser) -> None:
 
 
 def _steps(task: "Task", args: argparse.Namespace, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
-    from .command import DEPTHS
+    from .request import DEPTHS
     from .setup.settings import settings_for
 
-    settings_for(args.schedule)
-    network = task.backbone.entry.architecture.name
+    settings_for(args.schedule)  # refuses unknown schedules
+    network, skipped = task.backbone.entry.architecture.name, ""
     if network not in DEPTHS:
-        return [_skipped(f"it takes a {' or '.join(DEPTHS)}, not a {network}")]
-    if args.coco is None:
-        return [_skipped("name images for it with --coco DIR")]
-    common = {name: depends_on[name] for name in ("weights", "network", "version")}
-    return [_step(args, common | {"images": _fingerprints(args.coco)})]
-
-
-def _skipped(why: str) -> SuiteStep:
-    return SuiteStep("detection", "Detection", ["detection"], skipped=why)
-
-
-def _step(args: argparse.Namespace, depends_on: Mapping[str, Any]) -> SuiteStep:
+        skipped = f"it takes a {' or '.join(DEPTHS)}, not a {network}"
+    elif args.coco is None:
+        skipped = "name images for it with --coco DIR"
+    if skipped:
+        return [SuiteStep("detection", "Detection", ["detection"], skipped=skipped)]
     options = ["--data", str(args.coco), "--schedule", args.schedule, "--engine", args.engine]
-    return SuiteStep("detection", "Detection", ["detection", *options], depends_on=depends_on)
+    depends_on = {name: depends_on[name] for name in ("weights", "network", "version")}
+    depends_on |= {"images": _fingerprints(args.coco)}
+    return [SuiteStep("detection", "Detection", ["detection", *options], depends_on=depends_on)]
 
 
 def _fingerprints(folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Detections drawn on their images: masks, boxes, names and scores; a PNG for every image, and one sheet of all."""
+"""Detections drawn on their images: masks, boxes, names and scores; one PNG per image, and a sheet of all."""
 
 import colorsys
 import io
@@ -16,7 +16,7 @@ from .coco.annotations import CocoSet, decoded
 
 SHEET = "sheet.png"
 LEAST, MOST = 0.5, 20  # smallest score and largest number of drawn detections
-FEW = 3  # detections drawn where no score is high, as after short runs
+FEW = 3  # detections drawn if no score is high, as after short runs
 TILE, COLUMNS, GAP = 320, 4, 6  # of the sheet; lengths in pixels
 GOLDEN = 0.61803398875  # multiples of the golden ratio around the colour wheel stay distinct
 

@@ -1,4 +1,4 @@
-"""The table of engines. A new engine is one folder beside this file and one line in the table."""
+"""The table of engines. A new engine is one folder beside this file and one entry in the table."""
 
 import importlib.util
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Features kept on disk: addressed by all that they depend on, in shards, written atomically and checked when read."""
+"""Features cached on disk in shards: addressed by everything they depend on, written atomically, checked when read."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.errors import UserError
+from excb.errors import UserError, require
 from excb.files import json_text, npy
 from excb.files.atomic import new_file, write_text
 
@@ -22,9 +22,9 @@ _ADVICE = "name a folder elsewhere in EXCB_CACHE"
 
 
 class CachedFeatures:
-    """Features [N, D] float32 of a set in its order; their shards lie on disk and are read as they are needed.
+    """Features [N, D] float32 of a set in its order; shards are memory-mapped and read when needed.
 
-    What comes back may lie in the file's memory map: it is not to be changed in place.
+    Rows may share the file's memory map: do not change them in place.
     """
 
     def __init__(self, shards: Sequence[np.ndarray]) -> None:
@@ -45,20 +45,15 @@ class CachedFeatures:
         return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, self.width), *parts])
 
     def all(self) -> Tensor:
-        """All rows [N, D]: N x D x 4 bytes of memory, or as much of the disk's where there is one shard only."""
+        """All rows [N, D]; several shards are copied into N x D x 4 bytes of memory."""
         return self.rows(0, len(self))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Folders on disk
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class Store:
-    """The features of one set on disk: NNNNN.npy for every shard, and meta.json once all are there.
+    """The features of one set on disk: NNNNN.npy for every shard, and meta.json once all are written.
 
     Args:
-        folder: of this set alone.
+        folder: of this set only.
         shards: the images of every shard.
         width: D.
     """
@@ -71,49 +66,49 @@ class Store:
         return self.folder / f"{number:05}.npy"
 
     def read(self, number: int) -> np.ndarray | None:
-        """A shard's rows, memory-mapped, or None where there is no whole one."""
+        """A shard's rows, memory-mapped, or None if it is missing or damaged."""
         try:
             with npy.unwarned():
-                # Copy on write: torch wants memory that may be written, and the file must stay as it is.
+                # Copy on write: torch needs writable memory, and the file must not change.
                 rows = np.load(self.file(number), mmap_mode="c", allow_pickle=False)
         except npy.DAMAGE:
             return None
         return rows if rows.dtype == np.float32 and rows.shape == (len(self._shards[number]), self._width) else None
 
     def missing(self, warn: Callable[[str], None]) -> list[int]:
-        """The shards that have to be computed; damaged ones are named through `warn`."""
-        everything = range(len(self._shards))
+        """Numbers of the shards to compute; `warn` gets a message for each damaged one."""
+        numbers = range(len(self._shards))
         try:
             checksums = self._checksums()
-        except (OSError, ValueError, LookupError, TypeError):  # nothing vouches for the shards any more
+        except (OSError, ValueError, LookupError, TypeError):  # without checksums no shard can be trusted
             warn(f"{self.folder / META} is damaged: these features are computed again")
-            return list(everything)
-        missing = [number for number in everything if not self._intact(number, checksums)]
+            return list(numbers)
+        missing = [number for number in numbers if not self._intact(number, checksums)]
         for number in missing:
             if self.file(number).exists():
                 warn(f"{self.file(number)} is damaged: its features are computed again")
         return missing
 
     def _checksums(self) -> list[int] | None:
-        """The shards' checksums, or None where the features are not complete yet."""
+        """The shards' checksums, or None if the features are not complete yet."""
         file = self.folder / META
         if not file.exists():
             return None
-        found = json_text.parse(file.read_bytes())["crc32"]
-        if not isinstance(found, list) or len(found) != len(self._shards):
+        checksums = json_text.parse(file.read_bytes())["crc32"]
+        if not isinstance(checksums, list) or len(checksums) != len(self._shards):
             raise ValueError("not one checksum for each shard")
-        return found
+        return checksums
 
     def _intact(self, number: int, checksums: list[int] | None) -> bool:
         rows = self.read(number)
         return rows is not None and (checksums is None or _checksum(rows) == checksums[number])
 
     def finished(self) -> bool:
-        """Whether all shards were there once; some may be damaged since."""
+        """Whether all shards were written; some may have been damaged since."""
         return (self.folder / META).is_file()
 
     def start(self, missing: Sequence[int]) -> None:
-        """Make ready for the missing shards.
+        """Prepare the folder for the missing shards.
 
         Raises:
             UserError: the folder cannot be written, or the disk has too little room.
@@ -121,7 +116,7 @@ class Store:
         wanted = sum(len(self._shards[number]) for number in missing) * self._width * 4
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Before anything is computed: after an interruption, what is there counts as good.
+            # Before anything is computed: after an interruption, existing shards count as intact.
             for file in [self.folder / META, *map(self.file, missing)]:
                 file.unlink(missing_ok=True)
             free = shutil.disk_usage(self.folder).free
@@ -136,20 +131,19 @@ class Store:
         Raises:
             UserError: the disk is full or the folder cannot be written.
         """
-        with new_file(self.file(number), advice=_ADVICE) as made, made.open("wb") as stream:
+        with new_file(self.file(number), advice=_ADVICE) as file, file.open("wb") as stream:
             np.save(stream, rows, allow_pickle=False)
 
     def finish(self, description: dict[str, Any]) -> None:
-        """Write meta.json: from now on the features are complete.
+        """Write meta.json, which marks the features as complete.
 
         Raises:
             UserError: the disk is full or the folder cannot be written.
         """
-        shards = [self.read(number) for number in range(len(self._shards))]
         meta = {
             "images": sum(map(len, self._shards)),
             "width": self._width,
-            "crc32": [_checksum(rows) for rows in shards if rows is not None],
+            "crc32": list(map(_checksum, self._intact_shards())),
             "made_from": description,
         }
         write_text(json.dumps(meta, indent=2), self.folder / META, advice=_ADVICE)
@@ -158,13 +152,17 @@ class Store:
         """The complete features.
 
         Raises:
-            UserError: this process does not see what process 0 has written.
+            UserError: this rank does not see the files that rank 0 has written.
         """
-        shards = [self.read(number) for number in range(len(self._shards))]
-        whole = [rows for rows in shards if rows is not None]
-        if len(whole) < len(shards):
-            raise UserError(f"no features in {self.folder}: the cache must lie on a disk that all processes see")
-        return CachedFeatures(whole)
+        shards = self._intact_shards()
+        require(
+            len(shards) == len(self._shards),
+            f"no features in {self.folder}: the cache must lie on a disk that all processes see",
+        )
+        return CachedFeatures(shards)
+
+    def _intact_shards(self) -> list[np.ndarray]:
+        return [rows for number in range(len(self._shards)) if (rows := self.read(number)) is not None]
 
 
 def _checksum(rows: np.ndarray) -> int:
@@ -175,14 +173,9 @@ def _unwritable(place: Path, reason: str) -> UserError:
     return UserError(f"cannot write features to {place} ({reason}); {_ADVICE}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The cache as a whole
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class CacheEntry:
-    """One set's features in the cache, for people."""
+    """Facts about one set's features in the cache; None if they are not complete."""
 
     folder: Path
     bytes: int
@@ -193,8 +186,8 @@ class CacheEntry:
 
 
 def entries(root: Path) -> list[CacheEntry]:
-    """What the cache holds, largest first."""
-    found = []
+    """The sets in the cache, largest first."""
+    sets = []
     for folder in sorted(path for path in (root / FOLDER).glob("*") if path.is_dir()):
         size = sum(file.stat().st_size for file in folder.iterdir())
         try:
@@ -202,15 +195,15 @@ def entries(root: Path) -> list[CacheEntry]:
             made_from = meta["made_from"]
             facts = (meta["images"], made_from["architecture"]["name"], made_from["kind"])
             if not all(isinstance(fact, kind) for fact, kind in zip(facts, (int, str, str), strict=True)):
-                raise TypeError("facts of another kind")
-            found.append(CacheEntry(folder, size, True, *facts))
+                raise TypeError("facts of another type")
+            sets.append(CacheEntry(folder, size, True, *facts))
         except (OSError, ValueError, LookupError, TypeError):
-            found.append(CacheEntry(folder, size, False, None, None, None))
-    return sorted(found, key=lambda entry: -entry.bytes)
+            sets.append(CacheEntry(folder, size, False, None, None, None))
+    return sorted(sets, key=lambda entry: -entry.bytes)
 
 
 def remove(root: Path) -> int:
-    """Delete all features that the cache holds; gives the bytes freed. Only damaged files are deleted otherwise.
+    """Delete all features in the cache, and return the number of bytes freed.
 
     Raises:
         UserError: a file cannot be deleted.

@@ -1,4 +1,4 @@
-"""Export features, and say beforehand what computing them will take."""
+"""Export features, and estimate beforehand what computing them takes."""
 
 import time
 from collections.abc import Mapping
@@ -12,25 +12,24 @@ from excb.console import Reporter, duration
 from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.errors import UserError
 from excb.files.atomic import new_file
-from excb.images.image_set import Images
 from excb.networks.features import Inputs, in_batches, stream
 
 from .extraction import Extraction, features_of
 
-TIMED = 16  # images that the estimate of the time is taken from
+TIMED = 16  # images that are timed for the estimate
 
 
 def export(sets: Mapping[str, Extraction], cache: Path | None, file: Path, reporter: Reporter) -> Path:
-    """Write the features of labelled sets into one .npz file; all processes call this, rank 0 writes.
+    """Write the features of labelled sets to one .npz file; all ranks call this, rank 0 writes.
 
-    The file holds, for each SET, SET_rows [N, D] float32, SET_labels [N] int64 and SET_names [N] (paths below the
-    set's folder), and `classes`, the names of the labels. It is read without pickle.
+    For each SET the file holds SET_rows [N, D] float32, SET_labels [N] int64 and SET_names [N] (paths below the set's
+    folder), and `classes`, the names of the labels. Reading it needs no pickle.
 
     Args:
-        sets: by name; the classes are those of the last, whose labels continue those of the others.
-        cache: where features are kept; None keeps none.
+        sets: by name; the last one has all classes.
+        cache: folder of cached features; None caches nothing.
         file: FILE.npz.
-        reporter: where to talk.
+        reporter: for messages and progress.
 
     Raises:
         UserError: an image cannot be read, or the file cannot be written.
@@ -38,36 +37,35 @@ def export(sets: Mapping[str, Extraction], cache: Path | None, file: Path, repor
     if file.suffix != ".npz" or file.is_dir():
         raise UserError(f"--out {file}: features are written to a file that ends in .npz")
     arrays: dict[str, np.ndarray] = {"classes": np.array([*sets.values()][-1].images.classes)}
-    talk = reporter if rank() == 0 else Reporter(quiet=True)
+    reporter = reporter if rank() == 0 else Reporter(quiet=True)
     for name, extraction in sets.items():
         images = extraction.images
         assert images.labels is not None
-        rows = features_of(extraction, cache, talk, name=name).all()
-        arrays |= {f"{name}_rows": rows.numpy(), f"{name}_labels": images.labels, f"{name}_names": _names(images)}
+        rows = features_of(extraction, cache, reporter, name=name).all()
+        arrays |= {
+            f"{name}_rows": rows.numpy(),
+            f"{name}_labels": images.labels,
+            f"{name}_names": np.array(list(images.paths)),
+        }
     run_on_rank0(lambda: _write(arrays, file))
-    if rank() == 0:
-        reporter.note(f"wrote {file}")
+    reporter.note(f"wrote {file}")
     return file
 
 
-def _names(images: Images) -> np.ndarray:
-    return np.array(list(images.paths))
-
-
 def _write(arrays: dict[str, np.ndarray], file: Path) -> None:
-    with new_file(file, advice="name another file") as made, made.open("wb") as stream:
+    with new_file(file, advice="name another file") as temporary, temporary.open("wb") as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]
 
 
 def plan(sets: Mapping[str, Extraction], cache: Path | None) -> dict[str, Any]:
-    """What features will take; reads and passes a few images, and computes nothing that is kept.
+    """Estimate what features take, by timing a few images; nothing is cached.
 
     Args:
         sets: by name.
-        cache: where features are kept; None keeps none.
+        cache: folder of cached features; None caches nothing.
 
     Returns:
-        `width`; `seconds_per_image`, timed on a few images of the first set, or None where nothing is left to compute;
+        `width`; `seconds_per_image`, timed on a few images of the first set, or None if nothing is left to compute;
         `seconds`, the estimate for all that is left; and for each set the number of `images`, how many of these are
         `cached`, and the `bytes` of all their features.
 
@@ -95,9 +93,9 @@ def _plan_set(extraction: Extraction, cache: Path | None) -> dict[str, int]:
 
 
 def _seconds_per_image(extraction: Extraction) -> float:
-    """Seconds from file to feature, in the processes that will read; starting these does not count."""
+    """Seconds from file to feature with these workers, without starting them."""
     images, device = extraction.images, extraction.device
-    few = range(0, len(images), max(1, len(images) // TIMED))[:TIMED]  # of all classes: sizes may differ
+    few = range(0, len(images), max(1, len(images) // TIMED))[:TIMED]  # spread over all classes: sizes may differ
     inputs = Inputs(images, extraction.preprocessing, chosen=few)
     batches = in_batches(range(len(few)), extraction.batch)
     for part in stream(extraction.reader, inputs, batches[:1], device=device):  # warms up, and opens the files
@@ -111,13 +109,13 @@ def _seconds_per_image(extraction: Extraction) -> float:
     start = time.perf_counter()
     with torch.no_grad():
         extraction.reader(good).cpu()
-    # Workers read while the network computes, so that the slower of the two counts; alone, it is one after the other.
+    # Workers read while the network computes, so that the slower of the two counts. Without workers they alternate.
     compute = (time.perf_counter() - start) * len(few) / len(good)
     return (max(read, compute) if extraction.workers else read + compute) / len(few)
 
 
 def describe(planned: dict[str, Any]) -> str:
-    """A plan as people read it, for `--dry-run`."""
+    """A plan as text, for `--dry-run`."""
     lines = []
     for name, entry in planned["sets"].items():
         cached = f"{entry['cached']:,} of them cached" if entry["cached"] else "none cached"

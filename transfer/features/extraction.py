@@ -28,7 +28,7 @@ from excb.networks.preprocessing import Preprocessing
 from . import cache
 from .cache import CachedFeatures, Store
 
-CODE_VERSION = 2  # raise it with every change after which the same images give other features
+CODE_VERSION = 2  # raise it with every change of the code that changes features
 PACKAGES = ("torch", "torchvision", "timm", "pillow")
 
 
@@ -49,7 +49,7 @@ def refuse_broken(broken: Mapping[str, str], images: Images, *, already_reported
 
 
 def files_hash(images: Images) -> str:
-    """SHA-256 of the stamps that show whether image files have changed; of nothing for a source without files."""
+    """SHA-256 of the stamps that show whether image files have changed; of nothing for images without files."""
     digest = hashlib.sha256()
     for index in range(len(images)):
         if stamp := images.stamp(index):
@@ -116,7 +116,7 @@ class Extraction:
         }
 
     def store(self, root: Path, description: dict[str, Any]) -> Store:
-        """Where the features lie in the cache."""
+        """The features' place in the cache."""
         key = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
         return Store(root / cache.FOLDER / key, self.shards, self.width)
 
@@ -131,13 +131,12 @@ class Extraction:
         """
         batch = int(gather_numbers([self.batch]).min())  # automatic batch sizes may differ between ranks
         batches = {number: in_batches(self.shards[number], batch) for number in numbers}
-        mine = [part for number in numbers for part in batches[number][rank() :: world_size()]]
-        passed = self._pass(mine)
+        passed = self._pass([part for number in numbers for part in batches[number][rank() :: world_size()]])
         broken: dict[str, str] = {}
         for number, whole in batches.items():
-            # One rank may run out of memory: the others must learn of it while they wait for its rows.
-            everywhere = gather_objects(all_succeed(partial(self._parts, passed, whole, progress)))
-            in_order = [everywhere[turn % world_size()][turn // world_size()] for turn in range(len(whole))]
+            # One rank may run out of memory while the others wait for its rows.
+            by_rank = gather_objects(all_succeed(partial(self._parts, passed, whole, progress)))
+            in_order = [by_rank[turn % world_size()][turn // world_size()] for turn in range(len(whole))]
             bad = {path: reason for part in in_order for path, reason in part.broken.items()}
             broken |= bad
             if not bad:
@@ -164,13 +163,13 @@ class Extraction:
 
 
 def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *, name: str) -> CachedFeatures:
-    """The features of a set: read from the cache, or computed and kept there.
+    """The features of a set: read from the cache, or computed and cached.
 
     An interrupted extraction resumes at its first missing shard. All ranks call this together.
 
     Args:
         extraction: what to compute.
-        root: of the cache; None keeps nothing on disk, and every rank holds all rows in memory.
+        root: of the cache; None caches nothing, and every rank holds all rows in memory.
         reporter: for messages and progress.
         name: of the set, for messages.
 

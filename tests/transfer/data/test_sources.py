@@ -184,7 +184,7 @@ def test_class_folders_are_checked_against_imagenets(imagenet: Path, tmp_path: P
     assert train.classes == test.classes == tuple(wnids)
     assert said == []
     open_source(str(imagenet), "train", note=said.append)
-    assert said == [f"{imagenet / 'train'} has 3 classes that are not ImageNet's 1,000: indices are of these, by name"]
+    assert said == [f"{imagenet / 'train'} has 3 classes other than ImageNet's 1,000: their indices follow their names"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -530,7 +530,7 @@ def test_shards_go_with_folders_of_the_same_classes(packed: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["SET/train"], "SET/train names shards, of train or test images: name both, with --train SHARDS"),
+        (["SET/train"], "SET/train names shards of one split: name both splits with --train SHARDS"),
         ([None, "SET/plain.tar", "SET/val"], "have no classes: shards need KEY.cls beside every KEY.jpg"),
         ([None, "SET/train", "SET/none-*.tar"], "no tar at .*none"),
         (["memory://nothing"], "no tar at memory://nothing/train"),

@@ -16,7 +16,7 @@ from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.cli import main
-from excb.transfer.detection import command
+from excb.transfer.detection import command, request
 from excb.transfer.detection import preflight as preflights
 from excb.transfer.detection.coco.annotations import CocoSet
 from excb.transfer.detection.coco.reading import open_coco
@@ -81,8 +81,9 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Perfect:
     stub = Perfect()
-    monkeypatch.setattr(command, "open_engine", lambda name: stub)
-    monkeypatch.setattr(command, "load", lambda name, network: checkpoint("vit_small" if name == "vit" else "resnet50"))
+    for module in (command, request):
+        monkeypatch.setattr(module, "open_engine", lambda name: stub)
+    monkeypatch.setattr(request, "load", lambda name, network: checkpoint("vit_small" if name == "vit" else "resnet50"))
     monkeypatch.chdir(tmp_path)
     return stub
 
@@ -293,7 +294,7 @@ def test_weights_of_another_checkpoint_are_another_run(
     assert detect(data) == 0
     other = checkpoint()
     other.network.register_buffer("more", torch.zeros(1))
-    monkeypatch.setattr(command, "load", lambda name, network: other)
+    monkeypatch.setattr(request, "load", lambda name, network: other)
     assert detect(data) == 2
     assert "(other checkpoint)" in capsys.readouterr().err
 
@@ -368,6 +369,6 @@ def test_an_engine_that_is_not_there_is_no_failure_of_the_claim(
     def missing(name: str) -> Perfect:
         raise UserError(f"{name} is not installed")
 
-    monkeypatch.setattr(command, "open_engine", missing)
+    monkeypatch.setattr(request, "open_engine", missing)
     assert reproduce(data, tmp_path) == 3
     assert {claim["why"] for claim in json.loads(capsys.readouterr().out)["claims"]} == {"detectron2 is not installed"}

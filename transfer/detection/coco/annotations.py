@@ -1,4 +1,4 @@
-"""Images with annotated objects, as COCO's format describes them; reading.py reads such sets from disk."""
+"""Images with annotated objects as in COCO's format; reading.py reads such sets from disk."""
 
 import hashlib
 import warnings

@@ -1,4 +1,4 @@
-"""Sets in COCO's format, read and checked before anything is trained; importing this file does not import torch."""
+"""Read and check sets in COCO's format before training; importing this file does not import torch."""
 
 import contextlib
 import hashlib
@@ -16,8 +16,6 @@ from excb.files import json_text
 
 from .annotations import Annotation, CocoImage, CocoSet
 from .run_lengths import run_lengths
-
-__all__ = ["CocoSet", "open_coco"]
 
 MOST_PIXELS = 2**31  # of an image; larger ones cannot be opened
 CHECKED = 200  # images whose size is compared with the annotated one, unless `check_all`
@@ -95,7 +93,7 @@ def _read(file: Path, folder: Path) -> CocoSet:
     for kind in ("images", "annotations", "categories"):
         if not isinstance(contents, dict) or not isinstance(contents.get(kind), list):
             raise UserError(f"{file} has no list of '{kind}': name a file of COCO's instance annotations")
-    categories = dict(sorted(_entries(file, contents, "categories", _category)))
+    categories = dict(sorted(_entries(file, contents, "categories", lambda c: (_whole(c["id"]), str(c["name"])))))
     images = {image.id: image for image in sorted(_entries(file, contents, "images", _image), key=lambda i: i.id)}
     for kind, count in (("categories", len(categories)), ("images", len(images))):
         if count < len(contents[kind]):
@@ -130,10 +128,6 @@ def _entries(file: Path, contents: dict[str, Any], kind: str, parse: Callable[[d
         except (ArithmeticError, TypeError, ValueError) as error:
             raise UserError(f"{file}: {kind}[{number}] is malformed: {error}") from None
     return entries
-
-
-def _category(entry: dict[str, Any]) -> tuple[int, str]:
-    return _whole(entry["id"]), str(entry["name"])
 
 
 def _image(entry: dict[str, Any]) -> CocoImage:
@@ -184,11 +178,6 @@ def _whole(value: Any) -> int:
     return value
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Checks
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _compare_categories(train: CocoSet, val: CocoSet) -> None:
     first, second = (set(zip(images.category_ids, images.classes, strict=True)) for images in (train, val))
     if first != second:
@@ -219,10 +208,7 @@ def _check_files(images: CocoSet) -> None:
 def _check_masks(images: CocoSet) -> None:
     """Refuse a validation set with an object without a mask: COCO's evaluation would crash on it."""
     for image in images.images:
-        if not all(_is_mask(annotation.mask) for annotation in image.annotations):
-            raise UserError(f"{images.source}: an object of image {image.id} has no mask: add or remove it")
-
-
-def _is_mask(mask: tuple[np.ndarray, ...] | dict[str, Any] | None) -> bool:
-    """Whether COCO's evaluation accepts a mask: it reads a first polygon of four numbers as a box."""
-    return mask is not None and (isinstance(mask, dict) or (len(mask[0]) > 4 and all(map(len, mask))))
+        for mask in (annotation.mask for annotation in image.annotations):
+            # COCO's evaluation reads a first polygon of four numbers as a box.
+            if not (isinstance(mask, dict) or (mask is not None and len(mask[0]) > 4 and all(map(len, mask)))):
+                raise UserError(f"{images.source}: an object of image {image.id} has no mask: add or remove it")

@@ -1,4 +1,4 @@
-"""Detections as COCO's results, the file they are written to, and their average precision by COCO's own evaluation."""
+"""Detections as COCO's results, their file, and their average precision by COCO's own evaluation."""
 
 import contextlib
 import hashlib

@@ -13,7 +13,6 @@ from torch import nn
 
 from excb import seeding
 from excb.charts.tensorboard import TensorBoardWriter
-from excb.console import Reporter
 from excb.distributed.collectives import gather_objects, rank, world_size
 from excb.distributed.parallel import average_gradients
 from excb.distributed.signals import StopRequest
@@ -56,7 +55,11 @@ def train(job: Job, stop: StopRequest) -> bool:
     with _log(job.folder / LOG if rank() == 0 else None), _errors_reported(job):
         network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone)
         optimizer = _optimizer(config, settings, network)
-        trainer = _trainer(average_gradients(network) or network, optimizer, amp=settings.precision == "amp")
+        model, no_loader = average_gradients(network) or network, ()  # the loader depends on the step to resume from
+        if settings.precision == "amp":
+            trainer = AMPTrainer(model, no_loader, optimizer, grad_scaler=torch.amp.GradScaler("cuda"))
+        else:
+            trainer = SimpleTrainer(model, no_loader, optimizer)
         checkpoints, line = Checkpoints(network, job, trainer), ProgressLine()
         rates = hooks.LRScheduler(scheduler=build_lr_scheduler(config, optimizer))
         trainer.register_hooks([SeedStep(settings.seed), hooks.IterationTimer(), line, rates])
@@ -68,7 +71,7 @@ def train(job: Job, stop: StopRequest) -> bool:
         if rank() == 0:
             write_text(config.dump(), job.folder / CONFIG)
         trainer.reset_data_loader(lambda: Batches(job, start))
-        with _reporter(job).progress("detection: training", settings.iterations, done=start) as line.bar:
+        with job.rank0_reporter.progress("detection: training", settings.iterations, done=start) as line.bar:
             try:
                 trainer.train(start, settings.iterations)
             except StoppedError:
@@ -89,7 +92,7 @@ def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
         require(Checkpoints(network, job).restore() > 0, f"{job.folder} holds no trained detector: train first")
         samples = evaluation_samples(images, settings, rank=rank(), world=world_size(), workers=job.workers)
         share = range(rank(), len(images), world_size())
-        with _reporter(job).progress("detection: evaluation", len(share)) as bar:
+        with job.rank0_reporter.progress("detection: evaluation", len(share)) as bar:
             for sample in samples:
                 instances = network(inputs([sample], settings, training=False))[0]["instances"].to("cpu")
                 detections += instances_to_coco_json(instances, sample.image_id)
@@ -115,8 +118,7 @@ def first_losses(job: Job, images: int, iterations: int) -> list[float]:
     for index in indices:
         random = seeding.generator(seeding.Purpose.TRANSFER_VIEW, settings.seed, 0, index)
         samples.append(training_sample(job.train.trainable, index, settings, random))
-    losses = []
-    devices = [job.device] if job.device.type == "cuda" else []
+    losses, devices = [], [job.device] if job.device.type == "cuda" else []
     with _log(None), _errors_reported(job), torch.random.fork_rng(devices), EventStorage():
         network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone).train()
         optimizer = _optimizer(config, settings, network)
@@ -133,21 +135,11 @@ def first_losses(job: Job, images: int, iterations: int) -> list[float]:
     return losses
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The trainer's parts
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _configuration(job: Job) -> CfgNode:
-    """Detectron2's configuration.
-
-    Raises:
-        UserError: the settings cannot run on this machine.
-    """
     on_cpu = job.device.type == "cpu"
     if on_cpu and world_size() > 1:
         raise UserError.on_all_ranks(
-            "Detectron2 trains in one process on a CPU: start one, or use --engine torchvision",
+            "Detectron2 trains in one process on a CPU: start one, or use --engine torchvision"
         )
     require(not (on_cpu and job.settings.precision == "amp"), "precision=amp needs a GPU: use precision=fp32")
     return configuration(job.settings, depth=job.depth, classes=len(job.train.classes), device=job.device)
@@ -159,13 +151,6 @@ def _optimizer(config: CfgNode, settings: DetectionSettings, network: nn.Module)
         return optimizer
     groups = get_default_optimizer_params(network, weight_decay_norm=config.SOLVER.WEIGHT_DECAY_NORM)
     return torch.optim.AdamW(groups, lr=settings.base_lr, weight_decay=settings.weight_decay)
-
-
-def _trainer(model: nn.Module, optimizer: torch.optim.Optimizer, *, amp: bool) -> SimpleTrainer:
-    """Detectron2's loop, without a data loader: that depends on the step to resume from."""
-    if amp:
-        return AMPTrainer(model, (), optimizer, grad_scaler=torch.amp.GradScaler("cuda"))
-    return SimpleTrainer(model, (), optimizer)
 
 
 def _hooks_of_results(job: Job, trainer: SimpleTrainer, checkpoints: Checkpoints, start: int) -> list[HookBase]:
@@ -180,15 +165,6 @@ def _hooks_of_results(job: Job, trainer: SimpleTrainer, checkpoints: Checkpoints
         scalars = ScalarWriter(TensorBoardWriter(job.folder / TENSORBOARD, purge_step=start))
         registered.append(hooks.PeriodicWriter([scalars], WRITE_EVERY))
     return registered
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Output and errors
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _reporter(job: Job) -> Reporter:
-    return job.reporter if rank() == 0 else Reporter(quiet=True)
 
 
 @contextmanager
@@ -229,7 +205,6 @@ def _handler(file: Path) -> logging.Handler:
 @contextmanager
 def _errors_reported(job: Job) -> Iterator[None]:
     """Turn out-of-memory errors and divergence into a UserError."""
-    settings = job.settings
     try:
         yield
     except FloatingPointError as error:
@@ -239,6 +214,7 @@ def _errors_reported(job: Job) -> Iterator[None]:
         out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
         if not out_of_memory and "can't allocate memory" not in str(error):  # the CPU allocator raises RuntimeError
             raise
+        batch, rois = job.settings.batch, job.settings.rois
         raise UserError(
-            f"out of memory on {job.device}: lower the batch ({settings.batch}), rois ({settings.rois}) or image sizes"
+            f"out of memory on {job.device}: lower the batch ({batch}), rois ({rois}) or image sizes"
         ) from None

@@ -49,7 +49,10 @@ def configuration(settings: DetectionSettings, *, depth: int, classes: int, devi
         "MODEL.PIXEL_STD": list(settings.std[::-1] if reverse else settings.std),
         "MODEL.ROI_HEADS.NUM_CLASSES": classes,
         "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": settings.rois,
-        **(_fpn(settings, norm) if settings.architecture == "fpn" else _c4(settings)),
+        "MODEL.ROI_HEADS.NAME": "Res5ROIHeads",  # C4, as in Detectron2's Base-RCNN-C4
+        "MODEL.RPN.PRE_NMS_TOPK_TEST": settings.rpn_pre_test,
+        "MODEL.RPN.POST_NMS_TOPK_TEST": settings.rpn_post_test,
+        **(_fpn(settings, norm) if settings.architecture == "fpn" else {}),
         "TEST.PRECISE_BN.ENABLED": settings.precise_bn,
         "TEST.PRECISE_BN.NUM_ITER": settings.precise_bn_iterations,
         # Images. setup/samples.py reads them; these values document the run.
@@ -81,15 +84,6 @@ def norm_on(norm: str, device: torch.device) -> str:
     return "BN" if norm == "SyncBN" and device.type == "cpu" else norm
 
 
-def _c4(settings: DetectionSettings) -> dict[str, Any]:
-    """As in Detectron2's Base-RCNN-C4."""
-    return {
-        "MODEL.ROI_HEADS.NAME": "Res5ROIHeads",
-        "MODEL.RPN.PRE_NMS_TOPK_TEST": settings.rpn_pre_test,
-        "MODEL.RPN.POST_NMS_TOPK_TEST": settings.rpn_post_test,
-    }
-
-
 def _fpn(settings: DetectionSettings, norm: str) -> dict[str, Any]:
     """As in Detectron2's Base-RCNN-FPN. Like MoCo's, the pyramid has the backbone's norm unless that is frozen."""
     stages = ["res2", "res3", "res4", "res5"]
@@ -104,7 +98,6 @@ def _fpn(settings: DetectionSettings, norm: str) -> dict[str, Any]:
         "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 2000,  # per level
         "MODEL.RPN.PRE_NMS_TOPK_TEST": min(1000, settings.rpn_pre_test),
         "MODEL.RPN.POST_NMS_TOPK_TRAIN": 1000,
-        "MODEL.RPN.POST_NMS_TOPK_TEST": settings.rpn_post_test,
         "MODEL.ROI_HEADS.NAME": "StandardROIHeads",
         "MODEL.ROI_HEADS.IN_FEATURES": _PYRAMID,
         "MODEL.ROI_BOX_HEAD.NAME": "FastRCNNConvFCHead",

@@ -1,1 +1,1 @@
-"""What every engine builds on: the settings, the samples, and the job that it is given."""
+"""What every engine starts from: the settings, the samples and the job."""

@@ -1,4 +1,4 @@
-"""A detection run as every engine is given it, and what an engine must be able to do."""
+"""The job that every engine gets, and the interface of an engine."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from excb.console import Reporter
+from excb.distributed.collectives import rank
 from excb.distributed.signals import StopRequest
 from excb.networks.backbone import weights_hash
 
@@ -52,6 +53,11 @@ class Job:
         return weights_hash(self.backbone)
 
     @property
+    def rank0_reporter(self) -> Reporter:
+        """The reporter on rank 0, a quiet one on the other ranks."""
+        return self.reporter if rank() == 0 else Reporter(quiet=True)
+
+    @property
     def training(self) -> dict[str, Any]:
         """What must be equal for training to resume: plain values by name."""
         settings = {name: value for name, value in asdict(self.settings).items() if name not in RESUMABLE_CHANGES}
@@ -59,7 +65,7 @@ class Job:
 
 
 class Engine(Protocol):
-    """Builds, trains and runs a detector. A module with these functions is one."""
+    """Builds, trains and runs a detector; a module with these functions."""
 
     differences: tuple[str, ...]  # from Detectron2, one sentence each; noted in every result
 
@@ -80,12 +86,7 @@ class Engine(Protocol):
         """
 
     def first_losses(self, job: Job, images: int, iterations: int) -> list[float]:
-        """Train a new detector on a few training images for a few steps, and return the loss of every step.
+        """Train a new detector on the first `images` training images, and return the loss of every step.
 
-        One rank calls this alone. It writes nothing and leaves the global random state unchanged.
-
-        Args:
-            job: the run.
-            images: number of images, the first ones of the training set.
-            iterations: number of steps.
+        Only one rank calls this. It writes nothing and leaves the global random state unchanged.
         """

@@ -106,13 +106,8 @@ def _tensor(pixels: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Batches
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class Loader:
-    """This rank's share of every training batch, from step `start` on, without end.
+    """This rank's share of every training batch, endlessly from step `start` on.
 
     Every epoch has a new order. Images wider than tall and the others go into separate batches, as in Detectron2, which
     keeps padding small. A batch depends on the seed of the settings, its step and the world size.
@@ -164,7 +159,7 @@ def evaluation_samples(
 
 
 class _Plan(Sampler[list[tuple[int, int, int]]]):
-    """(step, place in the global batch, image) for all images of one rank's batches."""
+    """(step, position in the global batch, image) for all images of one rank's batches."""
 
     def __init__(self, images: CocoSet, settings: DetectionSettings, start: int, rank: int, world: int) -> None:
         self._wide = [image.width > image.height for image in images.images]
@@ -178,7 +173,7 @@ class _Plan(Sampler[list[tuple[int, int, int]]]):
             group = groups[self._wide[index]]
             group.append(index)
             if len(group) == self._share:
-                # The order up to `start` is recomputed, not stored: it takes a second per million images.
+                # The order before `start` is recomputed instead of stored: one second per million images.
                 if step >= self._start:
                     yield [(step, self._rank * self._share + place, index) for place, index in enumerate(group)]
                 step += 1
@@ -197,7 +192,7 @@ def _sample_at(images: CocoSet, settings: DetectionSettings, key: tuple[int, int
 
 
 class _Samples(Dataset["Sample | str"]):
-    """The sample of each item; a UserError becomes its message, which a worker would bury in a traceback."""
+    """The sample of each item; a UserError is returned as its message, because a worker would add a traceback."""
 
     def __init__(self, make: Callable[[Any], Sample]) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""The settings of a detection run: the field's recipe or Detectron2's, every choice an option with its source.
+"""The settings of a detection run: recipes and schedules; every setting has its source.
 
 The recipe that papers cite as "following MoCo" (repository facebookresearch/moco, folder detection, removed in 2026) is
 `ssl`; `stock` is Detectron2's mask_rcnn_R_50_C4. docs/detection.md compares them. This file does not import torch.
@@ -108,7 +108,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "1x": {"iterations": 90_000, "steps": (60_000, 80_000)},
     "2x": {"iterations": 180_000, "steps": (120_000, 160_000)},
-    # Does everything run end to end? Takes minutes on two cores; the figures mean nothing.
+    # Does everything run end to end? Takes minutes on two cores; its figures mean nothing.
     "smoke": {
         "min_sizes": (192, 256),
         "test_size": 256,

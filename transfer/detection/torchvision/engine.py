@@ -11,7 +11,6 @@ from excb import seeding
 from excb.charts.tensorboard import TensorBoardWriter
 from excb.checkpoint import run_checkpoint
 from excb.checkpoint.same_run import require_same_run
-from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_objects, rank, run_on_rank0, world_size
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
@@ -35,12 +34,12 @@ differences: tuple[str, ...] = (
 )
 
 KEPT = 2  # number of newest checkpoints kept
-WRITTEN = 20  # steps from one entry in TensorBoard to the next, as Detectron2; in short runs every step has one
+WRITTEN = 20  # steps between entries in TensorBoard, as in Detectron2; short runs write every step
 
 
 def train(job: Job, stop: StopRequest) -> bool:
     """As `Engine.train`."""
-    settings, reporter = job.settings, _reporter(job)
+    settings, reporter = job.settings, job.rank0_reporter
     saved = run_on_rank0(lambda: _newest(job))
     training = Training(job)
     done = training.restore(saved) if saved is not None else 0
@@ -82,7 +81,7 @@ def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
 
     def share() -> list[dict[str, Any]]:
         results = []
-        with _reporter(job).progress("evaluation", len(range(rank(), len(images), world_size()))) as bar:
+        with job.rank0_reporter.progress("evaluation", len(range(rank(), len(images), world_size()))) as bar:
             for sample in samples:
                 results += detect(model, sample, images)
                 bar.advance()
@@ -132,11 +131,6 @@ def _batches(job: Job, *, start: int) -> Iterator[list[Sample]]:
     return iter(Loader(job.train, job.settings, start=start, rank=rank(), world=world_size(), workers=job.workers))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Checkpoints and TensorBoard
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _newest(job: Job) -> dict[str, Any] | None:
     """The newest intact checkpoint, or None where there is none yet.
 
@@ -159,7 +153,7 @@ def _save(folder: Path, contents: dict[str, Any]) -> None:
 
 @contextmanager
 def _tensorboard(job: Job, done: int) -> Iterator[Callable[[dict[str, float], int], None]]:
-    """Give a function that writes a step's losses to TensorBoard, from step `done` on."""
+    """Yield a function that writes a step's losses to TensorBoard, from step `done` on."""
     if rank() > 0:
         yield lambda _losses, _step: None
         return
@@ -176,7 +170,3 @@ def _tensorboard(job: Job, done: int) -> Iterator[Callable[[dict[str, float], in
         yield write
     finally:
         writer.close()
-
-
-def _reporter(job: Job) -> Reporter:
-    return job.reporter if rank() == 0 else Reporter(quiet=True)

@@ -99,7 +99,7 @@ def build(settings: DetectionSettings, depth: int, backbone: Mapping[str, Tensor
     c4 = settings.architecture == "c4"
     for name in [name for stage in STAGES[: settings.freeze_at] for name in stage]:
         if not (c4 and name == "layer4"):  # conv5 is in C4's head, which Detectron2 never freezes
-            _freeze(network, name)
+            setattr(network, name, frozen_norms(getattr(network, name)).requires_grad_(False))
     return (_c4 if c4 else _fpn)(network, settings, norm, classes)
 
 
@@ -138,13 +138,6 @@ def _stride_first(network: ResNet) -> None:
         block = stage[0]
         assert isinstance(block, Bottleneck)
         block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
-
-
-def _freeze(network: ResNet, name: str) -> None:
-    """Freeze a part of the network: its weights and its norms' statistics."""
-    part = frozen_norms(getattr(network, name))
-    part.requires_grad_(False)
-    setattr(network, name, part)
 
 
 def frozen_norms(module: nn.Module) -> nn.Module:

@@ -70,10 +70,8 @@ class Training:
             self._scaler.scale(loss).backward()
         means = mean_over_ranks(torch.stack([loss, *losses.values()]).detach().float()).tolist()
         if not math.isfinite(means[0]):
-            raise UserError.on_all_ranks(
-                f"training diverged in step {step + 1} of {self._job.settings.iterations}: lower base_lr, or lengthen "
-                "warmup",
-            )
+            where = f"in step {step + 1} of {self._job.settings.iterations}"
+            raise UserError.on_all_ranks(f"training diverged {where}: lower base_lr or lengthen warmup")
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self._done = step + 1
@@ -178,14 +176,7 @@ def new_detector(job: Job) -> Detector:
 
 @contextmanager
 def memory_for(what: str) -> Iterator[None]:
-    """Turn an out-of-memory error into a UserError.
-
-    Args:
-        what: needs the memory, for the message.
-
-    Raises:
-        UserError: memory is too small.
-    """
+    """Turn an out-of-memory error into a UserError that says what needs the memory."""
     try:
         yield
     except RuntimeError as error:

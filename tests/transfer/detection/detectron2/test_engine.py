@@ -184,7 +184,7 @@ def test_damaged_checkpoint_is_told(trained: Job, make: Callable[..., Job], tmp_
 
 
 def test_first_losses_fall_and_leave_no_trace(make: Callable[..., Job], tmp_path: Path) -> None:
-    job = make(tmp_path / "run", replace(TINY, base_lr=0.02))
+    job = make(tmp_path / "run", replace(TINY, optimizer="adamw", base_lr=1e-4))  # as the preflight has it
     before = torch.get_rng_state()
     losses = detectron2_engine.first_losses(job, 2, 8)
     assert torch.equal(torch.get_rng_state(), before)

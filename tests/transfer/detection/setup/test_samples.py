@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from excb.errors import UserError
-from excb.transfer.detection.coco.annotations import decoded
-from excb.transfer.detection.coco.reading import CocoSet, open_coco
+from excb.transfer.detection.coco.annotations import CocoSet, decoded
+from excb.transfer.detection.coco.reading import open_coco
 from excb.transfer.detection.setup.samples import (
     Loader,
     Sample,

@@ -80,7 +80,7 @@ def test_precise_statistics_are_those_of_all_batches_together(data: Path, tmp_pa
 
 
 def test_divergence_is_told(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"diverged in step \d of 4: lower base_lr, or lengthen warmup"):
+    with pytest.raises(UserError, match=r"diverged in step \d of 4: lower base_lr or lengthen warmup"):
         train(make_job(data, tmp_path, base_lr=1e30))
 
 
