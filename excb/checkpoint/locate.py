@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from excb.checkpoint.coverage import Coverage, blueprint, cover, coverage_error, few, recognise
-from excb.checkpoint.layout_table import CLASSIFIERS
-from excb.checkpoint.places import Dictionaries, Place
+from excb.checkpoint.layout_table import CLASSIFIERS, Dictionaries, Place
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from excb.checkpoint import stored
+from excb.checkpoint import reading, stored
 from excb.checkpoint.stored import Stored, Which
 from excb.console import Reporter
 from excb.errors import UserError
@@ -100,7 +100,7 @@ def _read(name: str | Path, *, network: Which, heads: bool) -> tuple[Stored, nn.
     if fetched.foreign:
         imported = _imported(resolved, fetched, network, reporter)
         return (imported.stored if heads else replace(imported.stored, heads={})), imported.network
-    return stored.read(fetched.path, network=network, heads=heads), None
+    return reading.read(fetched.path, network=network, heads=heads), None
 
 
 def _imported(resolved: Resolved, fetched: Fetched, network: Which, reporter: Reporter) -> "Imported":
