@@ -38,8 +38,9 @@ def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (),
         inside = path.name == run_checkpoint.FOLDER and not (path / run_checkpoint.FOLDER).is_dir()
         run = path.parent if inside else path
         newest = run_checkpoint.read_newest(
-            run, lambda text: warnings.warn(text, stacklevel=6)
-        )  # at the call of `load`
+            run,
+            lambda text: warnings.warn(text, stacklevel=6),  # at the call of `load`
+        )
         if newest is None:
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
         return _from_run(*newest, network)
