@@ -21,8 +21,7 @@ _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
     ((3, 8, 36, 3), True): "resnet152",
 }
 _VITS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base"}  # by width; all of 12 blocks and patches of 16 pixels
-_COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out, and evaluation does not use it
-_NAMED = 3  # tensors named in a refusal
+COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out, and evaluation does not use it
 
 
 class Row(NamedTuple):
@@ -108,7 +107,7 @@ def cover(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], spare: Se
     rows = [
         Row("missing", name, "", _described(value))
         for name, value in wanted.items()
-        if name not in tensors and not name.endswith(_COUNTER)
+        if name not in tensors and not name.endswith(COUNTER)
     ]
     for name, value in tensors.items():
         if name in wanted:
@@ -134,24 +133,17 @@ def own(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, source: 
         UserError: NaN or infinity in a tensor.
     """
     copies = {
-        name: _copy(tensors[name], value.dtype) if name in tensors else torch.zeros(value.shape, dtype=value.dtype)
+        name: tensors[name].detach().to(value.dtype, copy=True, memory_format=torch.contiguous_format)
+        if name in tensors
+        else torch.zeros(value.shape, dtype=value.dtype)
         for name, value in wanted.items()
     }
-    check_finite(copies, source=source)
-    return copies
-
-
-def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
-
-
-def check_finite(tensors: Mapping[str, Tensor], *, source: str) -> None:
-    """Raise UserError where a tensor holds NaN or infinity."""
-    if broken := [name for name, value in tensors.items() if not value.isfinite().all()]:
+    if broken := [name for name, value in copies.items() if not value.isfinite().all()]:
         raise UserError(
             f"{source} holds NaN or infinity in {len(broken)} tensors ({few(broken)}): its training diverged or the "
             "file is damaged; nothing was loaded"
         )
+    return copies
 
 
 def coverage_error(
@@ -203,5 +195,5 @@ def _same_name(architecture: Architecture) -> str:
 
 
 def few(names: Sequence[str]) -> str:
-    """The first names of many, for a message."""
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    """The first three names, for a message."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from excb.checkpoint import timm_format
+from excb.checkpoint.stored import Stored
 from excb.errors import UserError
 from excb.files import json_text, records
 from excb.files.atomic import new_folder
@@ -37,25 +37,6 @@ _FACTS = {
     "origin": _table,
     "sha256": Field(table, "a table"),
 }
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A folder as read, not yet built.
-
-    Args:
-        folder: its path.
-        tensors: of the backbone alone.
-        architecture: of the backbone.
-        preprocessing: of its images.
-        facts: what else is known: the block "excb" of config.json, or one made of timm's, with its licence in "timm".
-    """
-
-    folder: Path
-    tensors: dict[str, Tensor]
-    architecture: Architecture
-    preprocessing: Preprocessing
-    facts: dict[str, Any]
 
 
 def write(
@@ -132,12 +113,11 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read(folder: Path, *, verify: bool = True) -> Exported:
+def read(folder: Path) -> Stored:
     """Read a folder that `write` wrote, or one of timm's own from the Hugging Face Hub, without its classifier.
 
-    Args:
-        folder: with config.json and model.safetensors.
-        verify: compare the weights' sha256 with config.json's first. Folders of timm and of version 0.1.0 have none.
+    The weights' sha256 is first compared with config.json's; folders of timm and of version 0.1.0 have none. The facts
+    are the block "excb" of config.json, or one made of timm's, with its licence in "timm". Heads are not read.
 
     Raises:
         UserError: a file is missing, damaged or not what it should be.
@@ -145,39 +125,37 @@ def read(folder: Path, *, verify: bool = True) -> Exported:
     config = read_config(folder)
     try:
         block = config["excb"] if "excb" in config else timm_format.block_of(config)
-        architecture, preprocessing = (
-            architecture_from(block["architecture"]),
-            preprocessing_from(block["preprocessing"]),
-        )
+        architecture = architecture_from(block["architecture"])
+        preprocessing = preprocessing_from(block["preprocessing"])
         facts_from(block)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder / CONFIG} was not written by `excb-zoo export` or timm ({reason})") from None
-    tensors = _read_tensors(folder / WEIGHTS, config, verify=verify)
+    tensors = _read_tensors(folder / WEIGHTS, config)
     if tensors is None:
         raise UserError(f"{folder} has no {WEIGHTS}: export it again or fetch it again")
     if "excb" not in config:
         dropped = timm_format.classifiers(config["architecture"])
         tensors = {name: value for name, value in tensors.items() if not name.startswith(dropped)}
-    return Exported(folder, tensors, architecture, preprocessing, block)
+    return Stored(folder / WEIGHTS, tensors, architecture, preprocessing, facts=block)
 
 
-def read_heads(folder: Path, *, verify: bool = True) -> dict[str, Tensor] | None:
+def read_heads(folder: Path) -> dict[str, Tensor] | None:
     """Read the heads of both networks and s beside a backbone, named as in `excb.method.ExCB`; None without any.
 
     Raises:
         UserError: they are damaged, or not those in config.json.
     """
-    return read_part(folder, HEADS, verify=verify)
+    return read_part(folder, HEADS)
 
 
-def read_part(folder: Path, name: str, *, verify: bool = True) -> dict[str, Tensor] | None:
+def read_part(folder: Path, name: str) -> dict[str, Tensor] | None:
     """Read one of a folder's safetensors files, such as `SELFTEST`; None where there is none of that name.
 
     Raises:
         UserError: it is damaged, or not the one in config.json.
     """
-    return _read_tensors(folder / name, read_config(folder), verify=verify)
+    return _read_tensors(folder / name, read_config(folder))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -200,7 +178,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(file: Path, config: dict[str, Any], *, verify: bool) -> dict[str, Tensor] | None:
+def _read_tensors(file: Path, config: dict[str, Any]) -> dict[str, Tensor] | None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -212,7 +190,7 @@ def _read_tensors(file: Path, config: dict[str, Any], *, verify: bool) -> dict[s
             raise UserError(f"{file} is missing, but {CONFIG} lists it: export it again or fetch it again")
         return None
     try:
-        if verify and hashes is not None and (found := sha256_of(file)) != stated:
+        if hashes is not None and (found := sha256_of(file)) != stated:
             raise UserError(
                 f"{file} is damaged or another file (sha256 {found}, but {CONFIG} says {stated}): export it again or "
                 "fetch it again"

@@ -1,61 +1,42 @@
 """Recognise the layout of a checkpoint file and map its backbone onto torchvision's or timm's names, wholly or not."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from excb.checkpoint import layout_table
 from excb.checkpoint.coverage import Coverage, blueprint, cover, coverage_error, own, recognise
-from excb.checkpoint.layout_table import CLASSIFIERS, USUAL, Layout
+from excb.checkpoint.layout_table import CLASSIFIERS, USUAL, Layout, Place
 from excb.checkpoint.locate import ORDER, File, Found, dictionaries_of, find, find_in_order
-from excb.checkpoint.places import Place
+from excb.checkpoint.stored import Stored, Which
 from excb.errors import UserError, nearest_name
 from excb.networks.architecture import Architecture
-from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import architecture_from
-
-
-@dataclass(frozen=True)
-class Mapped:
-    """A file's backbone under our names.
-
-    Args:
-        layout: a name in `LAYOUTS`; "order"; or, if none is known, the place of the only network that was found.
-        network: "teacher" or "student".
-        architecture: of the backbone.
-        tensors: all of the backbone's in the order of its state dict, floating point as float32.
-        heads: what ExCB or DINO trained besides backbones, float32, named as in
-            `excb.hub.trained_heads.Heads`; empty in other files.
-        preprocessing: that the layout's authors evaluate with.
-    """
-
-    layout: str
-    network: str
-    architecture: Architecture
-    tensors: dict[str, Tensor]
-    heads: dict[str, Tensor]
-    preprocessing: Preprocessing
 
 
 def map_file(
     contents: Any,
     *,
-    source: str,
+    source: Path,
     layout: str | None = None,
     architecture: Architecture | None = None,
-    network: Literal["teacher", "student"] = "teacher",
-) -> Mapped:
+    network: Which = "teacher",
+) -> Stored:
     """Find a backbone in a file's contents and map it onto the names of its architecture.
 
     Args:
         contents: of the file, as `excb.checkpoint.untrusted.read` gives them.
-        source: what to call the file in messages.
+        source: the file.
         layout: a name in `LAYOUTS`, "order", or a place such as "state_dict:encoder."; recognised if None.
         architecture: of the backbone; recognised by the tensors if None.
         network: of a file that holds two. The teacher is what the authors evaluate, also where they have no teacher.
+
+    Returns:
+        The backbone and heads, floating point as float32. The facts are "network" and "layout": a name in `LAYOUTS`;
+        "order"; or, if none is known, the place of the only network in the file.
 
     Raises:
         UserError: no known layout, several networks to choose from, or NaN in a tensor.
@@ -65,20 +46,20 @@ def map_file(
     if not dictionaries:
         raise UserError(f"{source} holds no tensors by name: save the model's state_dict()")
     wanted = None if architecture is None else blueprint(architecture)
-    file = File(source, contents, dictionaries, architecture, wanted, network)
+    file = File(str(source), contents, dictionaries, architecture, wanted, network)
     known = _recognised(file) if layout is None else _named(layout)
     search = find_in_order if layout == ORDER else find
     found = search(file) if known is None else _map_known(known, file)
     name = found.layout
     if layout is None and name == "torchvision" and found.architecture.timm_name:
         name = "timm"  # the same places
-    return Mapped(
-        name,
-        network,
+    return Stored(
+        source,
+        own(found.tensors, found.wanted, source=file.source),
         found.architecture,
-        own(found.tensors, found.wanted, source=source),
-        _heads(known, file),
         known.preprocessing if known else USUAL,
+        _heads(known, file),
+        {"network": network, "layout": name},
     )
 
 

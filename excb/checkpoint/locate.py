@@ -8,16 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from excb.checkpoint.coverage import Coverage, blueprint, cover, coverage_error, few, recognise
-from excb.checkpoint.layout_table import CLASSIFIERS
-from excb.checkpoint.places import Dictionaries, Place
+from excb.checkpoint.coverage import COUNTER, Coverage, blueprint, cover, coverage_error, few, recognise
+from excb.checkpoint.layout_table import CLASSIFIERS, Dictionaries, Place
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 
 ORDER = "order"  # the layout of a file whose tensors match in number, kinds, shapes and order, but not in names
 
 _ANCHOR = re.compile(r"((?:.*\.)?)(?:layer[1-4]\.\d+\.conv\d\.weight|blocks\.\d+\.attn\.qkv\.weight)")
-_COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out
 _DEPTH = 8  # of nested dictionaries
 
 
@@ -66,7 +64,7 @@ def dictionaries_of(contents: Any) -> Dictionaries:
     What DistributedDataParallel and torch.compile put before all names of a dictionary is cut. Sparse and quantised
     tensors, and those without values, are no weights.
     """
-    found: Dictionaries = {}
+    dictionaries: Dictionaries = {}
     waiting = deque[tuple[tuple[str, ...], Any]]([((), contents)])
     seen = set[int]()
     while waiting:
@@ -75,31 +73,28 @@ def dictionaries_of(contents: Any) -> Dictionaries:
             continue
         seen.add(id(node))
         named = {name: value for name, value in node.items() if isinstance(name, str)}
-        if tensors := {name: value for name, value in named.items() if isinstance(value, Tensor) and _plain(value)}:
-            found[path] = _unwrapped(tensors)
+        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and _plain(value)}
+        for wrapper in ("module.", "_orig_mod.", "module."):
+            if all(name.startswith(wrapper) for name in tensors):
+                tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
+        if tensors:
+            dictionaries[path] = tensors
         waiting.extend(((*path, name), value) for name, value in named.items())
-    return found
+    return dictionaries
 
 
 def _plain(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
 
 
-def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    for wrapper in ("module.", "_orig_mod.", "module."):
-        if all(name.startswith(wrapper) for name in tensors):
-            tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
-    return tensors
-
-
 def _prefixes(names: Iterable[str], wanted: Mapping[str, Tensor] | None) -> set[str]:
     """How names begin where a network may be: before a ResNet's or a ViT's layers, or before half of `wanted`."""
-    found = {match[1] for name in names if (match := _ANCHOR.fullmatch(name))}
+    prefixes = {match[1] for name in names if (match := _ANCHOR.fullmatch(name))}
     if wanted is not None:
         starts = ((name, start) for name in names for start in (0, *(m.end() for m in re.finditer(r"\.", name))))
         counts = Counter(name[:start] for name, start in starts if name[start:] in wanted)
-        found |= {prefix for prefix, count in counts.items() if 2 * count >= len(wanted)}
-    return found
+        prefixes |= {prefix for prefix, count in counts.items() if 2 * count >= len(wanted)}
+    return prefixes
 
 
 def find(file: File) -> Found:
@@ -151,7 +146,7 @@ def _ordered(file: File) -> Iterator[Found]:
         return
     for path, tensors in file.dictionaries.items():
         kinds = [_kind(name) for name in tensors]
-        names = [name for name in file.wanted if _kind(name) != _COUNTER or _COUNTER in kinds]
+        names = [name for name in file.wanted if _kind(name) != COUNTER or COUNTER in kinds]
         first, rest = kinds[: len(names)], kinds[len(names) :]
         if first == [_kind(name) for name in names] and rest in ([], ["weight"], ["weight", "bias"]):
             renamed = dict(zip(names, tensors.values(), strict=False))

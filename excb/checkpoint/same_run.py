@@ -9,14 +9,6 @@ from excb.errors import UserError
 HASH_LENGTH = 64  # hexadecimal digits of a SHA-256, which nobody wants to read
 
 
-class _Unset:
-    def __str__(self) -> str:
-        return "not set"
-
-
-_UNSET = _Unset()
-
-
 def require_same_run(
     place: str | os.PathLike[str],
     before: Any,
@@ -51,9 +43,9 @@ def changes(before: Any, now: Mapping[str, Any], *, resumable_changes: Collectio
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str, ignored: Collection[str]) -> list[str]:
     changed: list[str] = []
-    for field in [*now, *(field for field in before if field not in now)]:
-        name, old, new = f"{prefix}{field}", before.get(field, _UNSET), now.get(field, _UNSET)
-        if name in ignored or old == new:
+    for field in [*now, *(each for each in before if each not in now)]:
+        name, old, new = f"{prefix}{field}", before.get(field, "not set"), now.get(field, "not set")
+        if name in ignored or (old == new and (field in before) == (field in now)):
             continue
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             changed += _changes(old, new, f"{name}.", ignored)

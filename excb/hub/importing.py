@@ -6,8 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
-from excb.checkpoint import exported
-from excb.checkpoint.stored import Stored, Which, from_foreign, load_strictly
+from excb.checkpoint import exported, untrusted
+from excb.checkpoint.layouts import map_file
+from excb.checkpoint.stored import Stored, Which, load_strictly
 from excb.console import Reporter
 from excb.hub import selftest
 from excb.hub.backbone import Backbone, Entry
@@ -23,7 +24,7 @@ class Imported:
 
     Args:
         folder: the exported folder.
-        stored: what `excb.checkpoint.stored.read` gives for that folder, with its heads.
+        stored: what `excb.checkpoint.reading.read` gives for that folder, with its heads.
         network: built from it, in eval mode.
     """
 
@@ -62,7 +63,9 @@ def import_file(
     if checkpoint is not None:
         layout, architecture = layout or checkpoint.layout, architecture or checkpoint.architecture
         allow = {*allow, *checkpoint.globals}
-    stored = from_foreign(file, network=network, layout=layout, architecture=architecture, allow=allow)
+    stored = map_file(
+        untrusted.read(file, allow=allow), source=file, layout=layout, architecture=architecture, network=network
+    )
     built = stored.architecture.build()
     load_strictly(built, stored.tensors, what=f"{file} ({stored.architecture.name})")
     if checkpoint is None:

@@ -2,23 +2,25 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
-from excb.checkpoint import stored
-from excb.checkpoint.stored import Stored, Which
+from excb.checkpoint import reading
+from excb.checkpoint.coverage import blueprint
+from excb.checkpoint.stored import Stored, Which, check_fit, load_strictly
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub.backbone import Backbone, Entry
+from excb.hub.buckets import fetch_kept
 from excb.hub.catalogue import Checkpoint
-from excb.hub.fetching import Fetched, fetch
-from excb.hub.resolve import TIMM, Resolved, resolve
+from excb.hub.resolve import HUB, TIMM, WEB, Resolved, resolve
+from excb.hub.trained_heads import Heads
 from excb.networks.architecture import Architecture
+from excb.remote.fetch import fetch_repo, fetch_url
 
 if TYPE_CHECKING:
     from excb.hub.importing import Imported
-    from excb.hub.trained_heads import Heads
     from excb.networks.outputs import Output
 
 
@@ -55,13 +57,18 @@ def load(
     if img_size is not None:
         from excb.networks.outputs import resized_preprocessing
 
-        built, architecture = _built_for(checkpoint, img_size)
+        built, architecture = _built(checkpoint, img_size)
         preprocessing = resized_preprocessing(preprocessing, img_size)
     elif built is None:
-        built = _built(checkpoint)
+        built, _ = _built(checkpoint, None)
     backbone = Backbone(built, preprocessing, _entry(checkpoint, architecture), features=features).eval()
     if heads:
-        backbone.heads = _heads(checkpoint)
+        if not checkpoint.heads:
+            raise UserError(
+                f"{checkpoint.file} holds a backbone without heads (projector and centroids): name a run of "
+                "excb-pretrain, an export of one, or a full checkpoint of ExCB's authors or of DINO"
+            )
+        backbone.heads = Heads.of(checkpoint.heads, source=str(checkpoint.file))
     return backbone
 
 
@@ -83,7 +90,7 @@ def obtain(name: str | Path, *, network: Which = "teacher") -> Path:
     resolved, reporter = resolve(name, network=network), Reporter()
     if resolved.locations and resolved.name.startswith(TIMM):
         raise UserError(f"timm keeps {name} in a cache of its own: use excb.load, which fetches it")
-    fetched = fetch(resolved, reporter)
+    fetched = _fetch(resolved, reporter)
     return _imported(resolved, fetched, network, reporter).folder if fetched.foreign else fetched.path
 
 
@@ -96,49 +103,69 @@ def _read(name: str | Path, *, network: Which, heads: bool) -> tuple[Stored, nn.
         if network != "teacher":
             raise UserError(f"{name} has no {network}: leave --network out")
         return timm_models.read(resolved.name), None
-    fetched = fetch(resolved, reporter)
+    fetched = _fetch(resolved, reporter)
     if fetched.foreign:
         imported = _imported(resolved, fetched, network, reporter)
         return (imported.stored if heads else replace(imported.stored, heads={})), imported.network
-    return stored.read(fetched.path, network=network, heads=heads), None
+    return reading.read(fetched.path, network=network, heads=heads), None
 
 
-def _imported(resolved: Resolved, fetched: Fetched, network: Which, reporter: Reporter) -> "Imported":
+class _Fetched(NamedTuple):
+    path: Path
+    foreign: bool  # it must be imported first
+
+
+def _fetch(resolved: Resolved, reporter: Reporter) -> _Fetched:
+    """Fetch what a name leads to, from the first location that has it; a path on this machine is returned as it is."""
+    if resolved.path is not None:
+        return _Fetched(resolved.path, foreign=False)
+    failures = []
+    for location in resolved.locations:
+        try:
+            return _from(location, resolved, reporter)
+        except UserError as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    reasons = "; ".join(map(str, failures))
+    raise UserError(f"{resolved.name} could not be fetched from any of its {len(failures)} locations: {reasons}")
+
+
+def _from(location: str, resolved: Resolved, reporter: Reporter) -> _Fetched:
+    if location.startswith(HUB):
+        repo, _, revision = location.removeprefix(HUB).partition("@")
+        return _Fetched(fetch_repo(repo, revision or None, reporter=reporter), foreign=False)
+    if location.startswith(WEB):
+        digest = resolved.row.digest if resolved.row else None
+        return _Fetched(fetch_url(location, digest=digest, reporter=reporter, name=resolved.name), foreign=True)
+    return _Fetched(fetch_kept(location, reporter), foreign=False)
+
+
+def _imported(resolved: Resolved, fetched: _Fetched, network: Which, reporter: Reporter) -> "Imported":
     from excb.hub.importing import import_file
 
     return import_file(fetched.path, resolved.import_as, checkpoint=resolved.row, network=network, reporter=reporter)
 
 
-def _built(checkpoint: Stored) -> nn.Module:
-    network = _covered(checkpoint).build()
-    stored.load_strictly(network, checkpoint.tensors, what=_what(checkpoint))
-    return network
+def _built(checkpoint: Stored, img_size: int | None) -> tuple[nn.Module, Architecture]:
+    """The network, for images of another size if asked for, and its architecture.
 
-
-def _built_for(checkpoint: Stored, img_size: int) -> tuple[nn.Module, Architecture]:
-    """The network for images of another size, and its architecture."""
-    from excb.networks.outputs import resampled, sized
-
-    architecture = sized(_covered(checkpoint), img_size)
-    network = architecture.build()
-    tensors = resampled(checkpoint.tensors, network, img_size=checkpoint.architecture.options.get("img_size"))
-    stored.load_strictly(network, tensors, what=_what(checkpoint))
-    return network, architecture
-
-
-def _covered(checkpoint: Stored) -> Architecture:
-    """The checkpoint's architecture, once its tensors are known to cover it.
-
-    No memory is taken for weights yet: a file may state a network of terabytes, but its tensors are not that large.
+    Tensors are compared before memory is taken: a file may state a network of terabytes without having its tensors.
     """
-    from excb.checkpoint.coverage import blueprint
+    architecture, tensors = checkpoint.architecture, checkpoint.tensors
+    what = f"{checkpoint.file} ({architecture.name})"
+    check_fit(blueprint(architecture), tensors, what=what)
+    if img_size is None:
+        network = architecture.build()
+    else:
+        from excb.networks.outputs import resampled, sized
 
-    stored.check_fit(blueprint(checkpoint.architecture), checkpoint.tensors, what=_what(checkpoint))
-    return checkpoint.architecture
-
-
-def _what(checkpoint: Stored) -> str:
-    return f"{checkpoint.file} ({checkpoint.architecture.name})"
+        stated_size = architecture.options.get("img_size")
+        architecture = sized(architecture, img_size)
+        network = architecture.build()
+        tensors = resampled(tensors, network, img_size=stated_size)
+    load_strictly(network, tensors, what=what)
+    return network, architecture
 
 
 def _entry(checkpoint: Stored, architecture: Architecture) -> Entry:
@@ -153,14 +180,3 @@ def _entry(checkpoint: Stored, architecture: Architecture) -> Entry:
         layout=facts.get("layout") or (facts.get("origin") or {}).get("layout"),
         checkpoint=row if isinstance(row, Checkpoint) or row is None else Checkpoint.from_dict(row),
     )
-
-
-def _heads(checkpoint: Stored) -> "Heads":
-    from excb.hub.trained_heads import Heads
-
-    if not checkpoint.heads:
-        raise UserError(
-            f"{checkpoint.file} holds a backbone without heads (projector and centroids): name a run of excb-pretrain, "
-            "an export of one, or a full checkpoint of ExCB's authors or of DINO"
-        )
-    return Heads.of(checkpoint.heads, source=str(checkpoint.file))

@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 import excb
-from excb.checkpoint import layout_table, layouts, run_checkpoint, stored, untrusted
+from excb.checkpoint import layout_table, layouts, reading, run_checkpoint, untrusted
 from tests.fuzz import hostile
 from tests.fuzz.guard import CANARY, Guard
 from tests.fuzz.lane import fuzz
@@ -75,7 +75,7 @@ def test_damaged_files(guard: Guard, data: bytes, name: str, allow: tuple[str, .
     file.write_bytes(data)
     guard.run(lambda: untrusted.read(file, allow=allow))
     guard.run(lambda: run_checkpoint.read(file), declared=(run_checkpoint.DamagedFileError,))
-    guard.run(lambda: stored.read(file, allow=allow))
+    guard.run(lambda: reading.read(file, allow=allow))
 
 
 @fuzz(KIND, inputs=25, place=st.integers(0, 2**20), bits=st.integers(1, 255), cut=st.integers(0, 3))
@@ -238,10 +238,10 @@ def test_rewritten_pickles(guard: Guard, data: bytes, allow: tuple[str, ...]) ->
     file = guard.folder / "step-1.pt"
     file.write_bytes(data)
     guard.run(lambda: run_checkpoint.read(file), declared=(run_checkpoint.DamagedFileError,))
-    guard.run(lambda: stored.read(file, allow=allow))
+    guard.run(lambda: reading.read(file, allow=allow))
     found = guard.run(lambda: untrusted.read(file, allow=allow))
     if found is not None:
-        guard.run(lambda: layouts.map_file(found, source="model.pth"))
+        guard.run(lambda: layouts.map_file(found, source=Path("model.pth")))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ HEADER = {
 def test_headers_of_safetensors(guard: Guard, header: bytes, length: int | None, size: int) -> None:
     file = guard.folder / "model.safetensors"
     file.write_bytes(with_header(header, length, bytes(size)))
-    guard.run(lambda: stored.read(file))
+    guard.run(lambda: reading.read(file))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 def test_foreign_files_with_other_contents(guard: Guard, data: Any, layout: str | None, saver: str) -> None:
     file = guard.folder / "model.pth"
     file.write_bytes(saved(data, saver))
-    guard.run(lambda: stored.from_foreign(file, layout=layout))
+    guard.run(lambda: layouts.map_file(untrusted.read(file), source=file, layout=layout))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def exported_files() -> dict[str, bytes]:
         run = Path(name) / "run" / run_checkpoint.FOLDER / "step-1.pt"
         run.parent.mkdir(parents=True)
         run.write_bytes(of_run())
-        found = stored.read(run)
+        found = reading.read(run)
         folder = exported.write(
             Path(name) / "exported",
             tensors=found.tensors,

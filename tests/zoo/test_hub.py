@@ -26,6 +26,9 @@ from tests.hub_client import client, publish, refused
 from tests.hub_server import Hub
 from tests.run_files import TINY_RESNET, features, photograph, pictures, tiny_recipe, write_run
 
+# The client's process has one thread too; on another number, sums would differ in the last bit.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WEIGHTS = "model.safetensors"
 PATHS = [
     "lfs",

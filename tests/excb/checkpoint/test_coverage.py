@@ -1,6 +1,7 @@
 """What a file lacks, has too much of or has in another shape is told by name, count and likeliest cause."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def tensors() -> Tensors:
 
 def refusal(tensors: Tensors, architecture: Architecture = RESNET, **options: Any) -> CoverageError:
     with pytest.raises(CoverageError) as caught:
-        map_file(tensors, source="it", architecture=architecture, **options)
+        map_file(tensors, source=Path("it"), architecture=architecture, **options)
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -54,7 +55,7 @@ def test_one_missing(tensors: Tensors) -> None:
 
 def test_statistics_count_and_counters_do_not(tensors: Tensors) -> None:
     del tensors[MEAN.replace("running_mean", "num_batches_tracked")]
-    assert len(map_file(tensors, source="it", architecture=RESNET).tensors) == len(tensors) + 1
+    assert len(map_file(tensors, source=Path("it"), architecture=RESNET).tensors) == len(tensors) + 1
     del tensors[MEAN]
     assert f"1 missing ({MEAN})" in str(refusal(tensors))
 
@@ -71,7 +72,7 @@ def test_one_too_many(tensors: Tensors) -> None:
 def test_one_too_many_in_a_known_layout(tensors: Tensors, place: str) -> None:
     state = {f"module.encoder_q.{name}": value for name, value in tensors.items()}
     state |= {"module.queue": torch.ones(3), "module.encoder_q.fc.0.weight": torch.ones(3)}
-    assert map_file({"state_dict": state}, source="it", architecture=RESNET).layout == "moco"
+    assert map_file({"state_dict": state}, source=Path("it"), architecture=RESNET).facts["layout"] == "moco"
     state[f"module.{place}"] = torch.ones(3)
     error = refusal({"state_dict": state})  # type: ignore[dict-item]
     assert [row.kind for row in error.coverage.rows] == ["unexpected"]
@@ -150,7 +151,7 @@ def test_a_wider_network() -> None:
     with pytest.raises(
         CoverageError, match=r"does not cover resnet50's .*wider or narrower: use excb-zoo import --arch"
     ):
-        map_file(hollow(dict(shapes)), source="it")
+        map_file(hollow(dict(shapes)), source=Path("it"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -202,19 +203,19 @@ def test_networks_that_cannot_be_built_without_values_are_built_with() -> None:
 def test_nan_and_infinity_are_refused(tensors: Tensors, value: float, name: str) -> None:
     tensors[name].view(-1)[-1] = value
     with pytest.raises(UserError, match=rf"it holds NaN or infinity in 1 tensors \({name}\): .*nothing was loaded"):
-        map_file(tensors, source="it", architecture=RESNET)
+        map_file(tensors, source=Path("it"), architecture=RESNET)
 
 
 def test_what_float32_cannot_hold_is_refused(tensors: Tensors) -> None:
     tensors[CONV] = tensors[CONV].double() * 1e300
     with pytest.raises(UserError, match="NaN or infinity"):
-        map_file(tensors, source="it", architecture=RESNET)
+        map_file(tensors, source=Path("it"), architecture=RESNET)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_floats_of_any_width_become_float32(tensors: Tensors, dtype: torch.dtype) -> None:
     cast = {name: value.to(dtype) if value.is_floating_point() else value.int() for name, value in tensors.items()}
-    mapped = map_file(cast, source="it", architecture=RESNET).tensors
+    mapped = map_file(cast, source=Path("it"), architecture=RESNET).tensors
     assert {name: value.dtype for name, value in mapped.items()} == {n: v.dtype for n, v in tensors.items()}
     assert all(torch.equal(mapped[name], value.to(tensors[name].dtype)) for name, value in cast.items())
 
@@ -232,7 +233,7 @@ def test_copies_hold_on_to_nothing_of_the_file() -> None:
     whole = torch.arange(24.0).view(2, 3, 4)
     tensors = {"a": whole[0].T, "b": whole[0].T, "c": torch.nn.Parameter(whole[1])}
     wanted = {"c": torch.empty(3, 4), "a": torch.empty(4, 3), "b": torch.empty(4, 3), "n": torch.tensor(1)}
-    copies = own(tensors, wanted, source="it")
+    copies = own(tensors, wanted, source=Path("it"))
     assert list(copies) == list(wanted)
     assert torch.equal(copies["a"], whole[0].T)
     assert copies["n"] == 0

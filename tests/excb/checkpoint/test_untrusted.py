@@ -361,7 +361,7 @@ def test_dictionaries_that_hold_themselves(file: Path) -> None:
     contents = untrusted.read(file)
     assert contents["self"]["self"]["weights"] is contents["weights"]
     with pytest.raises(UserError, match="cannot tell the architecture"):
-        map_file(contents, source="it")
+        map_file(contents, source=Path("it"))
 
 
 def test_enormous_nesting(file: Path) -> None:
@@ -372,7 +372,7 @@ def test_enormous_nesting(file: Path) -> None:
         contents = contents["a"]
     assert contents == {}
     with pytest.raises(UserError, match="holds no tensors by name"):
-        map_file(untrusted.read(file), source="it")
+        map_file(untrusted.read(file), source=Path("it"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import excb
-from excb.checkpoint import run_checkpoint, stored
+from excb.checkpoint import reading, run_checkpoint
 from excb.errors import UserError
 from excb.hub import loading
 from excb.hub.backbone import Backbone
@@ -139,8 +139,8 @@ def test_entry_tells_where_the_weights_come_from_and_how_they_were_trained(run: 
 
 
 def test_full_checkpoints_are_told_from_backbones_alone(run: Path, tmp_path: Path) -> None:
-    assert stored.read(run).full
-    assert not stored.read(export(str(run), tmp_path / "exported")).full
+    assert reading.read(run).full
+    assert not reading.read(export(str(run), tmp_path / "exported")).full
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,83 @@
+"""Read the checkpoint at a path: a run folder or file, an exported folder, or a file of any known foreign layout."""
+
+import warnings
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from excb.checkpoint import exported, run_checkpoint, untrusted
+from excb.checkpoint.layout_table import NOT_HEADS
+from excb.checkpoint.layouts import map_file
+from excb.checkpoint.stored import Stored, Which
+from excb.errors import UserError
+from excb.networks.rules import architecture_from, preprocessing_from
+
+
+def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (), heads: bool = False) -> Stored:
+    """Read the checkpoint at a path.
+
+    Args:
+        path: a run folder (its newest intact checkpoint), an exported folder, or a file of either or of other code.
+        network: of a checkpoint that holds two.
+        allow: what a foreign file may need besides tensors and plain values; see `excb.checkpoint.untrusted`.
+        heads: read an exported folder's heads as well.
+
+    Raises:
+        UserError: nothing there, damaged, or no checkpoint.
+    """
+    if network not in ("teacher", "student"):
+        raise UserError(f"network is 'teacher' or 'student', not '{network}'")
+    if path.name == exported.WEIGHTS and (path.parent / exported.CONFIG).is_file():
+        path = path.parent
+    if path.is_dir():
+        if (path / exported.CONFIG).is_file():
+            return _from_exported(path, network, heads=heads)
+        inside = path.name == run_checkpoint.FOLDER and not (path / run_checkpoint.FOLDER).is_dir()
+        run = path.parent if inside else path
+        newest = run_checkpoint.read_newest(
+            run,
+            lambda text: warnings.warn(text, stacklevel=6),  # at the call of `load`
+        )
+        if newest is None:
+            raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
+        return _from_run(*newest, network)
+    if not path.exists():
+        raise UserError(f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder")
+    try:
+        return _from_run(path, run_checkpoint.read(path), network)
+    except run_checkpoint.DamagedFileError as error:
+        raise UserError(f"{error}: use an earlier checkpoint of the run") from None
+    except run_checkpoint.ForeignFileError:
+        return map_file(untrusted.read(path, allow=allow), source=path, network=network)
+
+
+def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
+    prefix = f"{network}.backbone."
+    try:
+        model: dict[str, Tensor] = contents["model"]
+        if odd := [key for key, value in model.items() if not (isinstance(key, str) and isinstance(value, Tensor))]:
+            raise TypeError(f"{odd[0]!r} is no tensor by name")
+        facts = exported.facts_from({name: contents.get(name) for name in ("step", "epoch", "recipe")})
+        return Stored(
+            file,
+            {key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)},
+            architecture_from(contents["architecture"]),
+            preprocessing_from(contents["preprocessing"]),
+            {key: value for key, value in model.items() if not key.startswith(NOT_HEADS)},
+            {"network": network} | facts,
+            contents,
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{file} is no whole checkpoint of a run ({reason}): use another one of the run") from None
+
+
+def _from_exported(folder: Path, network: Which, *, heads: bool) -> Stored:
+    checkpoint = exported.read(folder)
+    stated = checkpoint.facts.get("network", network)
+    if stated != network and stated in ("teacher", "student"):
+        raise UserError(f"{folder} holds the {stated}, not the {network}: load it from the run folder")
+    return replace(checkpoint, heads=exported.read_heads(folder) or {}) if heads else checkpoint
