@@ -51,10 +51,10 @@ class Batch:
         rows, batches = len(self.samples) // parts, list[Batch]()
         views = self.global_crops, self.global_parameters, self.local_crops, self.local_parameters
         for first in range(0, parts * rows, rows):
-            cut: Any = [None if tensor is None else tensor[:, first : first + rows] for tensor in views]
+            cut: list[Any] = [None if tensor is None else tensor[:, first : first + rows] for tensor in views]
             samples, used = (tensor[first : first + rows] for tensor in (self.samples, self.used))
-            broken, position = [] if first else self.broken, self.position + first
-            batches.append(Batch(*cut, samples=samples, used=used, broken=broken, position=position))
+            cut += [samples, used, [] if first else self.broken, self.position + first]
+            batches.append(Batch(*cut))
         return batches
 
 
