@@ -19,6 +19,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,10 @@ from torchvision.transforms import InterpolationMode
 
 from excb.images.image_set import ImageSet
 from excb.images.photographs import PHOTOGRAPHS, photograph
+from excb.pretrain.data.augmentation import augment
 from excb.pretrain.data.loader import TrainingViews
 from excb.pretrain.data.sampler import SampleRef
-from excb.pretrain.data.views import augment
-from excb.pretrain.recipe import ViewSettings
+from excb.pretrain.recipe import Recipe, ViewSettings
 from excb.pretrain.recipes import RECIPES
 
 WIDTH, HEIGHT = 500, 375
@@ -110,7 +111,9 @@ def published(images: ImageSet, settings: ViewSettings, *, pillow_blur: bool) ->
 
 def ours(images: ImageSet, settings: ViewSettings, *, everything: bool, scaled_decoding: bool = False) -> Way:
     """What a worker of ours does, and perhaps the augmentation."""
-    crops_of = TrainingViews(images, settings, seed=0, epochs=99, scaled_decoding=scaled_decoding)
+    recipe = replace(Recipe(name=""), views=settings)
+    recipe = recipe.change(optim={"epochs": 99}, efficiency={"scaled_decoding": scaled_decoding})
+    crops_of = TrainingViews(images, recipe)
 
     def views(number: int, choice: int) -> object:
         _, _, arrays, _ = crops_of[SampleRef(choice, 0, number)]

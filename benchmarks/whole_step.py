@@ -50,19 +50,7 @@ Step = Callable[[object, int], float]  # a batch and the step's number -> its lo
 
 def our_batches(recipe: Recipe, images: ImageSet, workers: int, device: torch.device) -> Iterator[object]:
     """Batches without end."""
-    return iter(
-        loader(
-            images,
-            recipe.views,
-            seed=0,
-            epochs=recipe.optim.epochs,
-            batch=recipe.optim.batch,
-            start=0,
-            stop=10**6,
-            workers=workers,
-            pin_memory=device.type == "cuda",
-        )
-    )
+    return iter(loader(images, recipe, start=0, stop=10**6, workers=workers, pin_memory=device.type == "cuda"))
 
 
 @dataclass(frozen=True)

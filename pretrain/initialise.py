@@ -41,13 +41,10 @@ def build_model(recipe: Recipe) -> ExCB:
 
 
 def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
-    """Load what `recipe.init` names into a new model.
+    """Load what `recipe.init` names into a new model and return a message that says what was loaded.
 
     A backbone is loaded into both networks. A full checkpoint provides both networks and, for the same K, the centroids
     and s. With other images s is reset.
-
-    Returns:
-        A message that says what was loaded.
 
     Raises:
         UserError: nothing can be loaded from there, or its architecture differs.
@@ -117,15 +114,8 @@ def start_centroids(
 ) -> str | None:
     """Initialise the centroids by k-means of projected training views, alternating between global views by batch.
 
-    Args:
-        trainer: holds the model.
-        batches: this rank's part of the batches to project.
-        recipe: the run's recipe.
-        advance: called after every batch.
-        asked: whether the run is asked to stop, the same on all ranks.
-
-    Returns:
-        A message; None if the run was asked to stop, in which case nothing has changed.
+    Every rank passes its part of the batches. `advance` is called after every batch. `asked` says whether the run is
+    asked to stop, the same on all ranks. Returns a message; None if it is asked to stop, and then nothing has changed.
     """
     model, rows = trainer.model, list[Tensor]()
     with uncompiled(model.teacher.backbone):

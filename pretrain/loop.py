@@ -86,17 +86,7 @@ def train(
 
 
 class Run:
-    """This rank's part of a run; only rank 0 writes files and prints.
-
-    Args:
-        recipe: the run's recipe.
-        images: the training images.
-        folder: the run folder, locked; None on ranks other than 0.
-        reporter: for messages and progress.
-        device: where this rank trains.
-        table: print the last epoch's figures at the end.
-        profile: record a few steps.
-    """
+    """This rank's part of a run (arguments: see `train`); only rank 0 has a folder, writes files and prints."""
 
     def __init__(
         self,
@@ -186,7 +176,7 @@ class Run:
             logs = progress.step % recipe.run.log_steps == 0
             due = asked or (recipe.run.save_steps is not None and progress.step % recipe.run.save_steps == 0)
             if logs or self.statistics.complete:
-                self._synchronize()
+                self._unless_diverged(self.trainer.synchronize)
             if logs:
                 self._log_step(float(mean_over_ranks(output.loss)), float(norm), bar)
             if self.statistics.complete and not asked:
@@ -205,11 +195,7 @@ class Run:
         return False
 
     def _finish_pending_epoch(self, stop: StopRequest) -> bool:
-        """Sum up an epoch if the run was stopped at its last step and saved before its figures were made.
-
-        Returns:
-            Whether the run was asked to stop again.
-        """
+        """Sum up an epoch that was saved before its figures were made; whether the run was asked to stop again."""
         if not self.statistics.complete:
             return False
         due, asked = self.epoch_end.sum_up(self.journal, stop)
@@ -218,7 +204,6 @@ class Run:
         return asked
 
     def _step(self, batch: Batch) -> tuple[Step, torch.Tensor]:
-        """Take one step and count it."""
         for file in self.state.broken.count(batch):
             self.reporter.warn(f"{file.path} cannot be read ({file.reason}); {file.replacement} replaces it")
         if self.profile is not None:
@@ -232,10 +217,6 @@ class Run:
         self.feed.step_done(self.progress.step)
         return output, norm
 
-    def _synchronize(self) -> None:
-        """Wait for the newest step, and stop the run if it was rejected."""
-        self._unless_diverged(self.trainer.synchronize)
-
     def _unless_diverged(self, work: Callable[[], T]) -> T:
         """Do some work; if the newest counted step turns out to be rejected, take it back and stop the run."""
         try:
@@ -247,7 +228,6 @@ class Run:
             raise self._diverged(str(error)) from None
 
     def _log_step(self, loss: float, norm: float, bar: Progressor) -> None:
-        """Write a step's figures and show them."""
         progress, schedules, done = self.progress, self.trainer.schedules, self.progress.step - 1
         epoch, speed = self.state.epochs_done, progress.images_per_second
         figures = {
@@ -286,12 +266,8 @@ class Run:
         )
 
     def _save(self) -> None:
-        """Write a checkpoint.
-
-        Raises:
-            UserError: weights are NaN or infinite; such a state never replaces a good one.
-        """
-        self._synchronize()
+        """Write a checkpoint, unless a weight is NaN or infinite: such a state never replaces a good one."""
+        self._unless_diverged(self.trainer.synchronize)
         if name := self.state.not_finite():
             raise self._diverged(f"{name} is not finite")
         contents, progress = self.state.contents(), self.progress

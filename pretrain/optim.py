@@ -20,13 +20,7 @@ def cosine(start: float, end: float, progress: float) -> float:
 
 @dataclass(frozen=True)
 class Schedules:
-    """Every scheduled value, as a function of the step.
-
-    Args:
-        optim: the recipe's optimizer.
-        method: the recipe's method.
-        steps_per_epoch: steps in an epoch.
-    """
+    """Every scheduled value, as a function of the step."""
 
     optim: OptimSettings
     method: MethodSettings
@@ -66,10 +60,7 @@ class Schedules:
 def build_optimizer(student: nn.Module, settings: OptimSettings, *, fused: bool = True) -> Optimizer:
     """The optimizer with three groups: weights, parameters without decay (biases and 1-D ones), centroids.
 
-    Args:
-        student: on the device where it trains.
-        settings: the recipe's optimizer.
-        fused: update all tensors in one kernel; if False, list by list (torch's foreach).
+    If `fused`, one kernel updates all tensors; otherwise they are updated list by list (torch's foreach).
     """
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "centroids": []}
     for name, parameter in student.named_parameters():

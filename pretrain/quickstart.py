@@ -36,15 +36,7 @@ BINS = 4  # of the colour histogram, per channel
 def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True, profile: bool = False) -> int:
     """Write patches of photographs, pretrain on the train patches, and compare the k-NN accuracy of several features.
 
-    Args:
-        recipe: the quickstart recipe.
-        out: the run folder; patches go into its `data`, and `report.json` gains `knn`.
-        reporter: for messages and progress.
-        table: print the table.
-        profile: record a few steps.
-
-    Returns:
-        The exit code.
+    Patches go into `data` in the run folder `out`, and its `report.json` gains `knn`. Returns the exit code.
     """
     start = time.monotonic()
     folder = RunFolder(Place(out), reporter.warn)  # to fail early; training locks it again
@@ -113,14 +105,10 @@ def estimate_batchnorm(network: nn.Module, images: Images, preprocessing: Prepro
     network.train()
     device, generator = next(network.parameters()).device, torch.Generator().manual_seed(0)
     inputs = Inputs(images, preprocessing)
-    for batch in DataLoader(inputs, batch_size=128, shuffle=True, generator=generator, collate_fn=_readable):
-        network(batch.to(device))
+    for batch in DataLoader(inputs, batch_size=128, shuffle=True, generator=generator, collate_fn=list):
+        readable = torch.stack([item for _, item in batch if isinstance(item, Tensor)])
+        network(readable.to(device))
     network.eval()
-
-
-def _readable(batch: list[tuple[int, Tensor | str]]) -> Tensor:
-    """The inputs of a batch's readable images."""
-    return torch.stack([item for _, item in batch if isinstance(item, Tensor)])
 
 
 def colour_histogram(image: Image.Image) -> Tensor:

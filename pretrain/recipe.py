@@ -29,7 +29,6 @@ class ModelSettings:
     drop_path: float = option(0.0, "stochastic depth of the student (timm's networks)", paper="0; ViT: 0.1 (DINO)")
 
     def __post_init__(self) -> None:
-        """Raise UserError for values out of range."""
         require(0 <= self.drop_path < 1, "model.drop_path must lie in [0, 1)")
 
 
@@ -76,7 +75,6 @@ class ViewSettings:
     eval_crop: int = option(224, "side of the central crop in evaluation, in pixels", paper="224")
 
     def __post_init__(self) -> None:
-        """Raise UserError for values out of range."""
         require_choices("views", self)
         require(self.global_views >= 1, "views.global_views must be at least 1")
         require(self.local_views >= 0, "views.local_views must not be negative")
@@ -144,16 +142,14 @@ class OptimSettings:
     frozen_centroid_epochs: int = option(0, "epochs at the start with fixed centroids", paper="0; ViT: 1 (DINO)")
 
     def __post_init__(self) -> None:
-        """Raise UserError for values out of range."""
         require_choices("optim", self)
         require(self.epochs >= 1, "optim.epochs must be at least 1")
         require(self.batch >= 1, "optim.batch must be at least 1")
         require(self.base_lr > 0, "optim.base_lr must be above 0")
         require(self.clip is None or self.clip > 0, "optim.clip must be above 0, or none")
         require(0 <= self.momentum < 1, "optim.momentum must lie in [0, 1)")
-        for name in ("warmup_epochs", "lr_floor", "weight_decay", "weight_decay_end", "frozen_centroid_epochs"):
-            require(getattr(self, name) >= 0, f"optim.{name} must not be negative")
-        for name in ("centroid_decay", "centroid_decay_end"):
+        decays = ("weight_decay", "weight_decay_end", "centroid_decay", "centroid_decay_end")
+        for name in ("warmup_epochs", "lr_floor", "frozen_centroid_epochs", *decays):
             require(getattr(self, name) >= 0, f"optim.{name} must not be negative")
 
 
@@ -167,7 +163,6 @@ class MonitorSettings:
     wandb: str | None = option(None, "project of Weights & Biases to log to as well", source="ours")
 
     def __post_init__(self) -> None:
-        """Raise UserError for values out of range."""
         require(self.every_epochs >= 1, "monitor.every_epochs must be at least 1")
         require(self.images >= 2, "monitor.images must be at least 2")
         require(self.k >= 1, "monitor.k must be at least 1")
@@ -209,7 +204,6 @@ class EfficiencySettings:
     )
 
     def __post_init__(self) -> None:
-        """Raise UserError for values out of range."""
         require(
             self.objective != "flex",
             "efficiency.objective=flex was removed: set efficiency.objective=auto (a run may change it and resume)",
@@ -236,7 +230,6 @@ class RunSettings:
     log_steps: int = option(10, "steps between lines of metrics.jsonl", source="ours")
 
     def __post_init__(self) -> None:
-        """Raise UserError for values out of range."""
         require(0 <= self.seed < 2**63, "run.seed must lie between 0 and 2^63 - 1")
         require(self.save_epochs >= 1, "run.save_epochs must be at least 1")
         require(self.save_steps is None or self.save_steps >= 1, "run.save_steps must be at least 1, or none")

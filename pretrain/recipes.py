@@ -13,10 +13,6 @@ from excb.settings import OFFICIAL
 
 from .recipe import Recipe
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The paper's runs
-# ---------------------------------------------------------------------------------------------------------------------
-
 OFFICIAL_VIEWS: dict[str, Any] = {
     "blur": (0.0, 0.9),  # the authors' code passes 1 - p
     "blur_local": 0.0,
@@ -66,11 +62,6 @@ def vits16(epochs: int) -> Recipe:
 def vits16_official(epochs: int) -> Recipe:
     """ViT-S/16 as the authors' code trains it: no clipping, no frozen epoch, the centroids' own decay here too."""
     return _official(vits16(epochs)).change(optim={"clip": None, "frozen_centroid_epochs": 0, "centroid_decay": 10.0})
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Small runs
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def rn18_small() -> Recipe:

@@ -9,7 +9,9 @@ from excb.console import Reporter
 
 from .overrides import apply, field_names
 from .recipe import Recipe
+from .recipes import RECIPES
 
+KEYS = ("field", "value", "from", "speed_only", "paper", "doc")
 SPEED = "speed only"  # marks what changes speed or memory, never the result's definition
 
 
@@ -36,42 +38,22 @@ def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
     """One row per field: value, origin, whether it affects speed only, the paper's value, and what it is."""
     final, default = apply(recipe, values), Recipe(name="")
     base = recipe.name.removesuffix("_official")
-    rows = []
-    for name in field_names(recipe):
-        if name == "init":
-            rows.append(
-                {
-                    "field": "init",
-                    "value": final.init,
-                    "from": "command line" if final.init else "default",
-                    "speed_only": False,
-                    "paper": "random weights",
-                    "doc": "a loadable backbone or full checkpoint to start from",
-                }
-            )
-            continue
+    doc = "a loadable backbone or full checkpoint to start from"
+    rows = [("init", final.init, "command line" if final.init else "default", False, "random weights", doc)]
+    for name in field_names(recipe)[1:]:
         section, field = name.split(".")
         value, ours, usual = (getattr(getattr(r, section), field) for r in (final, recipe, default))
         metadata = next(f for f in dataclasses.fields(getattr(recipe, section)) if f.name == field).metadata
         if value != ours:
             origin = "command line"
-        elif base != recipe.name and ours != getattr(getattr(_paper_twin(base), section), field):
+        elif base != recipe.name and ours != getattr(getattr(RECIPES[base](), section), field):
             origin = "official (authors' code)"  # also where it equals the default again
         elif ours == usual:
             origin = f"default ({metadata['source']})"
         else:
             origin = f"recipe {base}"
-        speed = {"speed_only": section == "efficiency"}
-        texts = {"paper": metadata["paper"], "doc": metadata["doc"]}
-        rows.append({"field": name, "value": value, "from": origin} | speed | texts)
-    return rows
-
-
-def _paper_twin(name: str) -> Recipe:
-    """The same run in the paper's family."""
-    from .recipes import RECIPES
-
-    return RECIPES[name]()
+        rows.append((name, value, origin, section == "efficiency", metadata["paper"], metadata["doc"]))
+    return [dict(zip(KEYS, row, strict=True)) for row in rows]
 
 
 def _text(value: Any) -> str:

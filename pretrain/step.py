@@ -41,9 +41,7 @@ class StepCheck:
     """Whether a step was taken: known on the device at once, on the CPU once the device has reached it.
 
     Args:
-        step: its number.
         valid: [] bool, whether this step and all before it were finite.
-        loss: [].
         norms: [] of every gradient.
     """
 
@@ -62,19 +60,14 @@ class StepCheck:
         if self._valid.numpy():
             return
         mean = float(mean_over_ranks(self._loss.clone()))
-        not_finite = [name for name, value in self._norms.items() if not math.isfinite(value)] or [
-            "all weights together"
-        ]
+        not_finite = [name for name, value in self._norms.items() if not math.isfinite(value)]
+        not_finite = not_finite or ["all weights together"]
         rest = f" and {len(not_finite) - 1} more" if len(not_finite) > 1 else ""
         raise NotFiniteError(f"the loss is {mean:.4g}, the gradient of {not_finite[0]}{rest} is not finite", self.step)
 
 
 class BufferSnapshot:
-    """Copies of a model's buffers for a step that may be rejected: BatchNorm updates them in the forward pass.
-
-    Args:
-        buffers: at least one.
-    """
+    """Copies of a model's buffers for a step that may be rejected: BatchNorm updates them in the forward pass."""
 
     def __init__(self, buffers: list[Tensor]) -> None:
         self._groups = [[one for one in buffers if one.dtype is dtype] for dtype in {one.dtype for one in buffers}]
@@ -116,15 +109,7 @@ def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
 
 
 class Trainer:
-    """Takes steps: holds the method, its optimizer and its schedules.
-
-    Args:
-        model: student, teacher and sizes, on the device.
-        optimizer: of the student.
-        schedules: learning rate, weight decay and momentum by step.
-        recipe: the run's recipe.
-        device: where the networks are.
-    """
+    """Takes steps: holds the method, its optimizer and its schedules."""
 
     def __init__(
         self, model: ExCB, optimizer: Optimizer, schedules: Schedules, recipe: Recipe, device: torch.device
@@ -187,9 +172,8 @@ class Trainer:
             self.model.student.centroids.weight.grad = None  # no gradient: no decay and no momentum either
         conditional_step(self.optimizer, finite & self._valid)
         self.scaler.update()
-        momentum = 1 - self._valid.double() * (
-            1 - self.schedules.teacher_momentum(step)
-        )  # 1 leaves the teacher unchanged
+        # A momentum of 1 leaves the teacher unchanged.
+        momentum = 1 - self._valid.double() * (1 - self.schedules.teacher_momentum(step))
         self.model.update(output.counted, momentum, output.balance)
         self._buffers.restore_unless(self._valid)
         previous, self._check = self._check, StepCheck(step, self._valid, output.loss, norms)

@@ -59,7 +59,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(findings: Sequence["Finding"], reporter: Reporter, *, as_json: bool) -> None:
-    """Print all findings, and how many of them are errors."""
     counts = {verdict: sum(each.verdict == verdict for each in findings) for verdict in ("ok", "warning", "error")}
     if as_json:
         contents = {"checks": [finding.to_dict() for finding in findings], "counts": counts}

@@ -78,7 +78,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _list(reporter: Reporter, *, as_json: bool) -> int:
-    """Print every study and its cells."""
     if as_json:
         listing = {
             study.name: {

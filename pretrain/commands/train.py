@@ -43,11 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_in_every_process(options: argparse.Namespace, recipe: Recipe, work: Work) -> int:
-    """Submit a Slurm job, start a process for each GPU, or do the work in this process.
-
-    Returns:
-        The exit code.
-    """
+    """Submit a Slurm job, start a process for each GPU, or do the work in this process; return the exit code."""
     reporter, place = reporter_of(options), place_of(options)
     jobs = (Path("runs") if place.url else place.folder) / "slurm"
     code = submit_command(MODULE, options.arguments, options.slurm, jobs, reporter, gpus=options.gpus)

@@ -1,8 +1,8 @@
 """A training batch: crops of B images with the parameters of their augmentation, and which images they show."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,39 +42,20 @@ class Batch:
     def pin_memory(self) -> "Batch":
         """Move the crops to page-locked memory (called by the loader)."""
         local = self.local_crops.pin_memory() if self.local_crops is not None else None
-        return Batch(
-            self.global_crops.pin_memory(),
-            self.global_parameters,
-            local,
-            self.local_parameters,
-            self.samples,
-            self.used,
-            self.broken,
-            self.position,
-        )
+        return replace(self, global_crops=self.global_crops.pin_memory(), local_crops=local)
 
     def split(self, parts: int) -> list["Batch"]:
         """Equal micro-batches, in order; the first holds the list of broken files."""
         if parts == 1:
             return [self]
-        rows = len(self.samples) // parts
-
-        def cut(tensor: Tensor | None, part: int, dimension: int) -> Tensor | None:
-            return None if tensor is None else tensor.narrow(dimension, part * rows, rows)
-
-        return [
-            Batch(
-                cut(self.global_crops, part, 1),  # type: ignore[arg-type]
-                cut(self.global_parameters, part, 1),  # type: ignore[arg-type]
-                cut(self.local_crops, part, 1),
-                cut(self.local_parameters, part, 1),
-                cut(self.samples, part, 0),  # type: ignore[arg-type]
-                cut(self.used, part, 0),  # type: ignore[arg-type]
-                [] if part else self.broken,
-                self.position + part * rows,
-            )
-            for part in range(parts)
-        ]
+        rows, batches = len(self.samples) // parts, list[Batch]()
+        views = self.global_crops, self.global_parameters, self.local_crops, self.local_parameters
+        for first in range(0, parts * rows, rows):
+            cut: list[Any] = [None if tensor is None else tensor[:, first : first + rows] for tensor in views]
+            samples, used = (tensor[first : first + rows] for tensor in (self.samples, self.used))
+            cut += [samples, used, [] if first else self.broken, self.position + first]
+            batches.append(Batch(*cut))
+        return batches
 
 
 def collate(items: Sequence[Item]) -> Batch:

@@ -17,8 +17,6 @@ class BatchFeed:
     """Makes the batches between two steps, and knows what resuming a stream takes.
 
     Args:
-        images: the training images.
-        recipe: the run's recipe.
         pin_memory: for asynchronous copies to a GPU.
 
     Raises:
@@ -39,7 +37,7 @@ class BatchFeed:
         Raises:
             ReadingError: while iterating, a worker died or a shard cannot be read.
         """
-        recipe, efficiency, images = self._recipe, self._recipe.efficiency, self._images
+        recipe, images = self._recipe, self._images
         if isinstance(images, StreamImages):
             self._sampler = all_succeed(
                 lambda: StreamBatchSampler(
@@ -55,17 +53,11 @@ class BatchFeed:
             )
         batches = loader(
             self.indexed,
-            recipe.views,
-            seed=recipe.run.seed,
-            epochs=recipe.optim.epochs,
-            batch=recipe.optim.batch,
+            recipe,
             start=start,
             stop=stop,
             workers=self.workers,
             pin_memory=self._pin_memory,
-            prefetch=efficiency.prefetch,
-            scaled_decoding=efficiency.scaled_decoding,
-            decoder=efficiency.decoder,
             sampler=self._sampler,
         )
         return watch_workers(batches)

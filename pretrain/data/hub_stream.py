@@ -73,11 +73,7 @@ def open_stream(text: str) -> StreamImages:
 
 
 def _find(text: str, name: str, config: str, split: str) -> tuple[str, ...]:
-    """The Parquet files of a split.
-
-    Raises:
-        UserError: the library is missing, or there is no such data set or split.
-    """
+    """The Parquet files of a split."""
     try:
         library = importlib.import_module("datasets")
     except ImportError:

@@ -2,7 +2,6 @@
 
 import io
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -14,7 +13,7 @@ from excb.images import jpeg
 from excb.images.decoding import BrokenImageError, Source, open_image, open_smaller
 from excb.images.image_set import CodedImages
 
-from ..recipe import ViewSettings
+from ..recipe import Recipe
 from .batch import NO_IMAGE, Batch, Broken, Item, collate
 from .sampler import BatchSampler, SampleRef
 from .views import ViewMaker
@@ -23,33 +22,14 @@ REPLACEMENTS = 20  # images tried instead of a broken one
 
 
 class TrainingViews(Dataset[Item]):
-    """The views of one image, by its place in the run.
+    """The views of one image, by its place in a run of the recipe."""
 
-    Args:
-        images: the set.
-        settings: the recipe's views.
-        seed: the run's seed.
-        epochs: length of the run in epochs.
-        scaled_decoding: decode JPEGs at a reduced size where every crop of the image allows it.
-        decoder: library that decodes JPEGs in full; the pixels are the same.
-    """
-
-    def __init__(
-        self,
-        images: CodedImages,
-        settings: ViewSettings,
-        *,
-        seed: int,
-        epochs: int,
-        scaled_decoding: bool = False,
-        decoder: Literal["torchvision", "pillow"] = "torchvision",
-    ) -> None:
-        self._images, self._settings, self._seed = images, settings, seed
-        self._scaled, self._decoder = scaled_decoding, decoder
-        self._maker = ViewMaker(settings, seed=seed, epochs=epochs)
+    def __init__(self, images: CodedImages, recipe: Recipe) -> None:
+        self._images, self._settings, self._seed = images, recipe.views, recipe.run.seed
+        self._scaled, self._decoder = recipe.efficiency.scaled_decoding, recipe.efficiency.decoder
+        self._maker = ViewMaker(recipe.views, seed=recipe.run.seed, epochs=recipe.optim.epochs)
 
     def __getitem__(self, ref: SampleRef) -> Item:
-        """Read the image that is due, or its replacement, and cut its views."""
         used, broken = ref.sample, list[Broken]()
         for attempt in range(REPLACEMENTS):
             try:
@@ -88,47 +68,35 @@ class TrainingViews(Dataset[Item]):
 
 def loader(
     images: CodedImages,
-    settings: ViewSettings,
+    recipe: Recipe,
     *,
-    seed: int,
-    epochs: int,
-    batch: int,
     start: int,
     stop: int,
     workers: int,
     pin_memory: bool,
-    prefetch: int = 2,
-    scaled_decoding: bool = False,
-    decoder: Literal["torchvision", "pillow"] = "torchvision",
     sampler: Sampler[list[SampleRef]] | None = None,
 ) -> DataLoader[Batch]:
     """This rank's part of the batches from step `start` to `stop`; the step is all that a resumed run needs.
 
     Args:
         images: the set.
-        settings: the recipe's views.
-        seed: the run's seed.
-        epochs: length of the run in epochs.
-        batch: images per step over all ranks.
+        recipe: the run's recipe.
         start: first step.
         stop: the step to stop before.
         workers: processes that read; 0 reads in this one.
         pin_memory: for asynchronous copies to a GPU.
-        prefetch: batches that each worker prefetches.
-        scaled_decoding: decode large JPEGs at a reduced size (`ViewMaker.shrink`): faster, pixels differ slightly.
-        decoder: library that decodes JPEGs in full.
         sampler: the batches of a stream, whose refs hold encoded images; images of the set replace broken ones.
     """
-    views = TrainingViews(images, settings, seed=seed, epochs=epochs, scaled_decoding=scaled_decoding, decoder=decoder)
+    batch, seed = recipe.optim.batch, recipe.run.seed
     sampler = sampler or BatchSampler(
         len(images), batch, seed=seed, start=start, stop=stop, rank=rank(), world_size=world_size()
     )
     return DataLoader(
-        views,  # type: ignore[arg-type]
+        TrainingViews(images, recipe),  # type: ignore[arg-type]
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pin_memory,
         worker_init_fn=follow_parent,
-        prefetch_factor=prefetch if workers else None,
+        prefetch_factor=recipe.efficiency.prefetch if workers else None,
     )

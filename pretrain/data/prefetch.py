@@ -11,12 +11,9 @@ from .batch import Batch
 def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     """Yield the same batches in the same order; on a GPU, with their crops already copied to it.
 
-    One batch is prefetched, because its copy must start before the step that hides it. The GPU's memory then holds the
-    crops of two batches, as bytes. Parameters stay on the CPU, which decides by them which operations to launch.
-
-    Args:
-        batches: in pinned memory; otherwise the copies are synchronous.
-        device: where the steps run.
+    One batch is prefetched: its copy must start before the step that hides it. The GPU then holds the crops of two
+    batches, as bytes. Parameters stay on the CPU, which decides by them which operations to launch. Without pinned
+    memory the copies are synchronous.
     """
     if device.type != "cuda":
         yield from batches
@@ -24,22 +21,14 @@ def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Iterat
     stream, waiting = torch.cuda.Stream(device), None
     for batch in batches:
         with torch.cuda.stream(stream):
-            following = _start_copy(batch, device), stream.record_event()
+            local = None if batch.local_crops is None else batch.local_crops.to(device, non_blocking=True)
+            crops = batch.global_crops.to(device, non_blocking=True)
+            following = replace(batch, global_crops=crops, local_crops=local), stream.record_event()
         if waiting is not None:
             yield _wait_for_copy(*waiting)
         waiting = following
     if waiting is not None:
         yield _wait_for_copy(*waiting)
-
-
-def _start_copy(batch: Batch, device: torch.device) -> Batch:
-    """Start the copies of a batch's crops."""
-    local = batch.local_crops
-    return replace(
-        batch,
-        global_crops=batch.global_crops.to(device, non_blocking=True),
-        local_crops=None if local is None else local.to(device, non_blocking=True),
-    )
 
 
 def _wait_for_copy(batch: Batch, copied: torch.cuda.Event) -> Batch:

@@ -30,11 +30,7 @@ class BatchSampler(Sampler[list[SampleRef]]):
     Args:
         images: size of the set.
         batch: images per step over all ranks.
-        seed: the run's seed.
-        start: first step.
-        stop: the step to stop before.
         rank: this process; every rank takes an equal part of every batch.
-        world_size: number of ranks.
     """
 
     def __init__(
@@ -44,11 +40,9 @@ class BatchSampler(Sampler[list[SampleRef]]):
         self._first, self._size = rank * batch // world_size, batch // world_size
 
     def __len__(self) -> int:
-        """Number of steps."""
         return self._stop - self._start
 
     def __iter__(self) -> Iterator[list[SampleRef]]:
-        """Go through the batches."""
         per_epoch = self._images // self._batch
         epoch, order = -1, np.empty(0, np.int64)
         for step in range(self._start, self._stop):

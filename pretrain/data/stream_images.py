@@ -24,14 +24,7 @@ KEPT = 2048  # images, for the monitor and as replacements of broken ones
 
 @dataclass(frozen=True)
 class KeptImages:
-    """A few of a stream's images, in memory.
-
-    Args:
-        root: name of the stream.
-        contents: the encoded images.
-        paths: their names.
-        fingerprint: the stream's.
-    """
+    """A few of a stream's images, in memory."""
 
     root: str
     contents: Sequence[bytes]
@@ -41,7 +34,6 @@ class KeptImages:
     classes: None = None
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.contents)
 
     def stamp(self, _index: int) -> str:
@@ -66,10 +58,8 @@ class StreamImages:
     """Images that are read sequentially, shard by shard; there is no access by index.
 
     Args:
-        root: as the user named it.
         files: the shards, paths or URLs of Parquet files.
         sizes: images in each.
-        column: name of the column that holds the images.
         buffer: images in the shuffle buffers of all shard readers together.
     """
 
@@ -83,7 +73,6 @@ class StreamImages:
     paths: Sequence[str] = ()
 
     def __len__(self) -> int:
-        """Number of images."""
         return sum(self.sizes)
 
     def __getstate__(self) -> dict[str, Any]:

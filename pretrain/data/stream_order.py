@@ -68,10 +68,8 @@ class ShardReader:
     """Reads its shards in a random order, pass after pass, through a shuffle buffer.
 
     Args:
-        images: the stream.
         reader: number of this reader; it reads every R-th shard from there.
         readers: R, how many there are.
-        seed: the run's seed.
         state: of all readers, to resume from.
 
     Raises:
@@ -161,13 +159,7 @@ class StreamBatchSampler(Sampler[list[SampleRef]]):
     """This rank's part of the batches from one step of the run to another, prefetched by a thread.
 
     Args:
-        images: the stream.
         batch: images per step over all ranks.
-        seed: the run's seed.
-        start: first step.
-        stop: the step to stop before.
-        rank: this process.
-        world_size: number of ranks.
         state: of all shard readers before the first step; None at step 0.
     """
 
@@ -191,7 +183,6 @@ class StreamBatchSampler(Sampler[list[SampleRef]]):
         self._states = {start: self._state()}
 
     def __len__(self) -> int:
-        """Number of steps."""
         return self._stop - self._start
 
     def step_done(self, step: int) -> None:

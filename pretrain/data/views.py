@@ -39,8 +39,6 @@ class ViewMaker:
     """Draws and cuts the views of one image.
 
     Args:
-        settings: the recipe's views.
-        seed: the run's seed.
         epochs: length of the run; the scale of the crops may depend on it.
     """
 
@@ -91,15 +89,9 @@ class ViewMaker:
         return arrays
 
     def shrink(self, size: tuple[int, int], *, epoch: int, sample: int) -> int:
-        """The divisor by which an image can be decoded smaller without upsampling any view's crop.
+        """The divisor, 1, 2, 4 or 8, by which an image of this width and height can be decoded smaller.
 
-        Args:
-            size: width and height.
-            epoch: the epoch.
-            sample: the image's index in its set.
-
-        Returns:
-            1, 2, 4 or 8.
+        No view's crop is upsampled for it.
         """
         settings = self._settings
         if min(size) < 2 * settings.global_size:

@@ -12,13 +12,7 @@ OTHERS = 0.1  # share of a GPU's memory in use by other programs that is worth a
 
 
 def check_accelerator(device: str, precision: str, gpus: int | None) -> list[Finding]:
-    """All checks of GPUs.
-
-    Args:
-        device: the recipe's: cpu, cuda, or auto.
-        precision: the recipe's.
-        gpus: as `--gpus`: how many the run will use; None for one if there is one.
-    """
+    """All checks of GPUs. `gpus` is the value of `--gpus`: how many the run will use; None for one if there is one."""
     if device == "cpu" or gpus == 0:
         return [Finding("GPU", "ok", "not requested: the run trains on the CPU")]
     if not torch.cuda.is_available():
@@ -34,7 +28,6 @@ def check_accelerator(device: str, precision: str, gpus: int | None) -> list[Fin
 
 
 def _no_gpu(*, required: bool) -> Finding:
-    """Report why there is no GPU."""
     driver = driver_version()
     if driver is None:
         found, fix = "no NVIDIA driver", "install the driver, or start the container with --gpus all (docker)"
@@ -61,7 +54,6 @@ def driver_version() -> str | None:
 
 
 def _device(index: int) -> Finding:
-    """Check that a GPU computes and that its memory is free."""
     name = f"GPU {index}"
     try:
         torch.ones(8, device=f"cuda:{index}").sum().item()

@@ -31,10 +31,8 @@ class Subject:
     """What is examined: the images, the machine and, where a recipe is given, what its run needs.
 
     Args:
-        images: the training images.
         named_recipe: None where no recipe is given.
         place: the run folder, which may not exist yet, and where it is kept.
-        reporter: shows progress.
         gpus: GPUs of this machine for the run; None for one if there is one.
         everything: decode every image, not a sample.
     """
@@ -91,7 +89,6 @@ class Check:
     """One check.
 
     Args:
-        run: makes it.
         needs_recipe: it is made only where a recipe is given.
         not_after: beginnings of findings' names; after an error in one of these the check is left out.
     """

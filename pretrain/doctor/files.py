@@ -22,21 +22,18 @@ def check_files(
 ) -> list[Finding]:
     """Read every header, and decode a sample or all of the images. In shards, headers are sampled too.
 
-    Args:
-        images: the training images.
-        reporter: shows progress.
-        bearable: share of broken images that a run tolerates.
-        side: of a view in pixels, where a recipe is given.
-        everything: decode every image.
+    A run tolerates the share `bearable` of broken images; `side` is that of a view in pixels, where a recipe is given.
     """
     shorter: list[int] = []
     # An image in a shard is always read as a whole, so its header is no cheaper than its pixels.
     indices = range(len(images)) if everything or isinstance(images, ImageSet) else _spread(range(len(images)), SAMPLE)
-    broken = _try_all(images, indices, lambda source: shorter.append(_shorter_side(source)), "headers", reporter)
+    broken = _try_all(
+        images, indices, lambda source: shorter.append(min(stored_and_upright_size(source)[0])), "headers", reporter
+    )
     findings = [_judge("headers", broken, len(indices), bearable, of=len(images))]
     readable = sorted(set(range(len(images))) - broken.keys())
     sample = readable if everything else _spread(readable, SAMPLE)
-    damaged = _try_all(images, sample, _decode, "decoding", reporter)
+    damaged = _try_all(images, sample, lambda source: open_image(source).close(), "decoding", reporter)
     findings.append(_judge("pixels", damaged, len(sample), bearable, of=len(readable)))
     if side is not None and shorter:
         findings.append(_sizes(shorter, side))
@@ -60,14 +57,6 @@ def _try_all(
             for _ in threads.map(attempt, indices[start : start + CHUNK]):
                 bar.advance()
     return broken
-
-
-def _shorter_side(source: Source) -> int:
-    return min(stored_and_upright_size(source)[0])
-
-
-def _decode(source: Source) -> None:
-    open_image(source).close()
 
 
 def _spread(indices: Sequence[int], count: int) -> list[int]:
@@ -96,7 +85,6 @@ def _judge(name: str, broken: dict[int, str], indices: int, bearable: float, *, 
 
 
 def _sizes(shorter: Sequence[int], side: int) -> Finding:
-    """Check that images are as large as the views that are cut from them."""
     small = sum(pixels < side for pixels in shorter)
     found = f"shorter side {min(shorter):,} to {max(shorter):,} pixels, median {int(np.median(shorter)):,}"
     if small > SMALL_SHARE * len(shorter):

@@ -27,7 +27,7 @@ class Finding:
     names: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; `fix` is called `mend` there, as programs that read it expect."""
+        """Plain values for JSON, in the keys that programs expect."""
         return {
             "name": self.name,
             "verdict": self.verdict,

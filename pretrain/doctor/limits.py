@@ -34,11 +34,7 @@ def _limit(value: int) -> str:
 def check_shared_memory(batch: int, workers: int, prefetch: int, processes: int) -> Finding:
     """Check shared memory against the batches in flight, which pass through it.
 
-    Args:
-        batch: bytes of one process's share of a batch.
-        workers: of each process.
-        prefetch: batches that each worker prefetches.
-        processes: on this machine.
+    `batch` is the bytes of one process's share of a batch; workers are those of each process.
     """
     if not workers:
         return Finding("shared memory", "ok", "not used: no workers")
@@ -56,12 +52,7 @@ def check_shared_memory(batch: int, workers: int, prefetch: int, processes: int)
 
 
 def check_cores(workers: int, processes: int) -> Finding:
-    """Check the available cores against threads and workers.
-
-    Args:
-        workers: of each process.
-        processes: on this machine.
-    """
+    """Check the available cores against threads and workers of all processes."""
     seen, allowed = visible_cores(), quota()
     cores = min(seen, allowed) if allowed is not None else seen
     threads = torch.get_num_threads()

@@ -24,9 +24,7 @@ AMPLE = 2  # times the space that checkpoints need; less is worth a warning
 def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[Finding]:
     """Check that a run can write here. Nothing is left behind, and the folder itself is not created.
 
-    Args:
-        run: the run folder, which may not exist yet.
-        refuse: raises UserError where the run would refuse this folder, though it can be written.
+    The folder may not exist yet. `refuse` raises UserError where the run would refuse it, though it can be written.
     """
     home = existing(run)
     if home.is_file():
@@ -102,13 +100,7 @@ def _clock(behind: float) -> Finding:
 
 
 def check_space(run: Path, checkpoint: int, keep: int) -> Finding:
-    """Check that the disk has room for a run's checkpoints.
-
-    Args:
-        run: the run folder, which may not exist yet.
-        checkpoint: bytes of one.
-        keep: newest ones kept, besides the best one and the one being written.
-    """
+    """Check that the disk has room for checkpoints of `checkpoint` bytes: the newest `keep`, the best and a new one."""
     parent = existing(run)
     used = sum(file.stat().st_size for file in in_run(run))
     need, free = max(0, (keep + 2) * checkpoint - used), shutil.disk_usage(parent).free

@@ -19,12 +19,7 @@ HEAD = 2**16  # bytes read of files that share a name and a size
 
 
 def check_tree(images: CodedImages, batch: int | None = None) -> list[Finding]:
-    """Check the folder without decoding an image.
-
-    Args:
-        images: the training images.
-        batch: images of a step over all processes, where a recipe is given.
-    """
+    """Check the folder without decoding an image."""
     return [_images(images, batch), _classes(images), _copies(images)]
 
 

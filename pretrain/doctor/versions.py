@@ -30,7 +30,14 @@ def _versions() -> Finding:
     have = {name: version for name in SHOWN if (version := installed(name)) is not None}
     shown = ", ".join(f"{name} {version}" for name, version in have.items())
     found = f"excb {__version__}, Python {platform.python_version()}, {shown}"
-    wrong = [*_missing(have), *_too_old(have), *_unmet(have), *_double()]
+    wrong = [f"{name} is not installed" for name in SHOWN if name not in have]
+    for name, oldest in OLDEST.items():
+        if name in have and Version(have[name]) < Version(oldest):
+            wrong.append(f"{name} {have[name]} is older than {oldest}")
+    wrong += _unmet(have)
+    wrong += [
+        f"{one} and {other} exclude each other" for one, other in EXCLUSIVE if installed(one) and installed(other)
+    ]
     if wrong:
         return Finding(
             "versions", "error", f"{found}; {'; '.join(wrong)}", "pip install -U excb torch torchvision timm"
@@ -46,18 +53,6 @@ def installed(package: str) -> str | None:
         return None
 
 
-def _missing(have: dict[str, str]) -> list[str]:
-    return [f"{name} is not installed" for name in SHOWN if name not in have]
-
-
-def _too_old(have: dict[str, str]) -> list[str]:
-    return [
-        f"{name} {have[name]} is older than {oldest}"
-        for name, oldest in OLDEST.items()
-        if name in have and Version(have[name]) < Version(oldest)
-    ]
-
-
 def _unmet(have: dict[str, str]) -> list[str]:
     """Requirements between packages that an upgrade of one of them has broken."""
     wrong = []
@@ -69,10 +64,6 @@ def _unmet(have: dict[str, str]) -> list[str]:
             if applies and version is not None and not wanted.specifier.contains(version, prereleases=True):
                 wrong.append(f"{package} {own} needs {wanted.name}{wanted.specifier}")
     return wrong
-
-
-def _double() -> list[str]:
-    return [f"{one} and {other} exclude each other" for one, other in EXCLUSIVE if installed(one) and installed(other)]
 
 
 def _decoders() -> Finding:

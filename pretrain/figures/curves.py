@@ -50,7 +50,6 @@ class Curves:
     Args:
         label: the run's name in a figure of several.
         clusters: K, or None if unknown.
-        lines: all lines.
     """
 
     label: str
@@ -82,16 +81,7 @@ class Curves:
 
 
 def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
-    """Draw `curves.png` from a run folder's `metrics.jsonl`.
-
-    Args:
-        folder: the run folder.
-        clusters: K.
-        title: of the figure.
-
-    Returns:
-        The figure's file, or None if nothing is logged yet.
-    """
+    """Draw `curves.png` from a run folder's `metrics.jsonl` and return its path, or None if nothing is logged yet."""
     run = Curves(title, clusters, read_metrics(folder))
     if not run.kind("step") and not run.kind("epoch"):
         return None
@@ -238,7 +228,6 @@ def _mark(axes: Sequence[Any], run: Curves, colour: str, number: int = 0) -> Non
 
 
 def _points(lines: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    """Epochs and one statistic, where it was measured."""
     both = [line for line in lines if _drawable(line.get("epoch")) and _drawable(line.get(name))]
     return [line["epoch"] for line in both], [line[name] for line in both]
 
@@ -254,7 +243,6 @@ def _literally(text: str) -> str:
 
 
 def _series(axes: Any, lines: Sequence[dict[str, Any]], name: str, color: str, label: str | None = None) -> None:
-    """Plot one statistic against epochs, where it was measured."""
     when, values = _points(lines, name)
     if values:
         marker = "o" if len(values) < 30 else None

@@ -17,11 +17,6 @@ PAPER = Path(__file__).with_name("paper_figure2.csv")  # the paper's points, for
 COLUMNS = ("method", "epochs", "batch", "accuracy")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The balancing operator
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def balanced(
     similarity: float, sizes: Sequence[float], clusters: int, form: Literal["linear", "squared"]
 ) -> list[float]:
@@ -63,11 +58,6 @@ def balancing_curves(*, clusters: int = 8, similarities: Sequence[float] = (-0.6
     return figure
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The boundary between two clusters
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def boundary(share: float, angle: float) -> tuple[float, float] | None:
     """The boundary of two clusters on the unit circle after balancing by B (the paper's Figure 1).
 
@@ -100,9 +90,7 @@ def boundary(share: float, angle: float) -> tuple[float, float] | None:
 def boundary_shift(*, ratios: Sequence[float] = (1, 1.25, 1.5, 2), angle: float = 90.0) -> "Figure":
     """The paper's Figure 1: B moves the boundary of two clusters towards the larger one.
 
-    Args:
-        ratios: how many times larger c2 is than c1, one panel each.
-        angle: between the centroids, in degrees.
+    Each panel has one of `ratios`: how many times larger c2 is than c1. The angle is in degrees.
     """
     from matplotlib.lines import Line2D
 
@@ -148,11 +136,6 @@ def _disc(axes: Any, ratio: float, angle: float) -> None:
     axes.set_xlim(-1.2, 1.2)
     axes.set_ylim(-1.05, 1.2)
     axes.axis("off")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Accuracy against epochs
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

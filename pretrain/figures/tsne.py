@@ -40,16 +40,10 @@ PERPLEXITY = 30.0  # scikit-learn's default; fewer images take a third of their 
 
 @dataclass(frozen=True)
 class Plane:
-    """Images laid out in the plane.
+    """Images laid out in the plane."""
 
-    Attributes:
-        points: [N, 2].
-        labels: class index of every image, [N].
-        classes: names.
-    """
-
-    points: np.ndarray
-    labels: np.ndarray
+    points: np.ndarray  # [N, 2]
+    labels: np.ndarray  # [N], the class index of every image
     classes: Sequence[str]
 
 

@@ -113,7 +113,7 @@ def _pass(model: ExCB, views: tuple[Tensor, Tensor | None], autocast: torch.dtyp
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if not alive.ignores(storage):
+        if id(storage) not in alive.ignored:
             saved[id(storage)] = storage.nbytes()
         return tensor
 
@@ -129,26 +129,17 @@ def _pass(model: ExCB, views: tuple[Tensor, Tensor | None], autocast: torch.dtyp
 
 
 class Alive(TorchDispatchMode):
-    """Count the bytes of tensors created in its block, while they are alive.
-
-    Args:
-        ignored: storages that do not count.
-    """
+    """Count the bytes of tensors created in its block while they are alive, except in the `ignored` storages."""
 
     def __init__(self, ignored: Iterable[torch.UntypedStorage] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.highest = 0
-        self._ignored = {id(storage): storage for storage in ignored}
+        self.ignored = {id(storage): storage for storage in ignored}
         self._counted: set[int] = set()
-
-    def ignores(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage does not count."""
-        return id(storage) in self._ignored
 
     def __torch_dispatch__(
         self, function: Callable[..., Any], _types: Any, inputs: Any = (), keywords: Any = None
     ) -> Any:
-        """Run an operation and count its outputs."""
         outputs = function(*inputs, **(keywords or {}))
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, Tensor):
@@ -157,7 +148,7 @@ class Alive(TorchDispatchMode):
 
     def _see(self, storage: torch.UntypedStorage) -> None:
         name, size = id(storage), storage.nbytes()
-        if name in self._counted or name in self._ignored:
+        if name in self._counted or name in self.ignored:
             return
         self._counted.add(name)
         self.now += size

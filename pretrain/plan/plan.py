@@ -29,15 +29,9 @@ Report = dict[str, Any]
 def plan(
     recipe: Recipe, gpus: int | None, images: CodedImages | None, reporter: Reporter, *, measure: bool, as_json: bool
 ) -> int:
-    """Print the plan of a recipe.
+    """Print the plan of a recipe for as many processes as `gpus` (None or 0: one), on images if they are there.
 
-    Args:
-        recipe: with overrides applied.
-        gpus: processes, one on each GPU; None or 0 for one process.
-        images: the training images, if they are there.
-        reporter: prints the answer.
-        measure: measure on the CPU where there is no GPU.
-        as_json: print the report as JSON.
+    Without a GPU, steps are measured on the CPU only if `measure` is set.
 
     Raises:
         UserError: the recipe cannot run with this number of processes, or on these images.
@@ -121,13 +115,7 @@ def _workers(recipe: Recipe, processes: int) -> int:
     return wanted if wanted >= 0 else max(1, min(worker_count(-1), (os.cpu_count() or 1) // processes))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# As text
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _print(report: Report, reporter: Reporter) -> None:
-    """Print a report as tables."""
     processes, share = report["processes"], report["micro_batch"]
     again = ", blocks recomputed in the backward pass" if report["checkpointing"] else ""
     whose = "" if report["set_given"] else " of ImageNet (--data DIR for others)"

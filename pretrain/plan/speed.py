@@ -70,13 +70,7 @@ def random_batch(recipe: Recipe, images: int) -> Batch:
 
 
 def measure_step(recipe: Recipe, images: int, device: torch.device, *, seconds: float) -> StepSpeed:
-    """Take steps for some seconds, and one before.
-
-    Args:
-        recipe: the recipe.
-        images: in a step of this process.
-        device: where to.
-        seconds: how long; at least one step is taken.
+    """Take steps of `images` images for some seconds, at least one, after one to warm up.
 
     Raises:
         UserError: as `build_trainer`.
@@ -104,31 +98,10 @@ def measure_step(recipe: Recipe, images: int, device: torch.device, *, seconds: 
 def measure_loader(
     recipe: Recipe, images: CodedImages, *, workers: int, pin_memory: bool, seconds: float
 ) -> LoaderSpeed:
-    """Read a set's images, and cut their views, for some seconds.
-
-    Args:
-        recipe: the recipe.
-        images: the set.
-        workers: processes that read.
-        pin_memory: as for a GPU.
-        seconds: how long, once all workers are at work.
-    """
+    """Read a set's images, and cut their views, for some seconds once all workers are at work."""
     batch = min(READ_TOGETHER, len(images))
-    batches = loader(
-        images,
-        recipe.views,
-        seed=recipe.run.seed,
-        epochs=recipe.optim.epochs,
-        batch=batch,
-        start=0,
-        stop=10**9 // batch,  # more than can be read
-        workers=workers,
-        pin_memory=pin_memory,
-        prefetch=recipe.efficiency.prefetch,
-        scaled_decoding=recipe.efficiency.scaled_decoding,
-        decoder=recipe.efficiency.decoder,
-    )
-    iterator = iter(batches)
+    recipe, stop = recipe.change(optim={"batch": batch}), 10**9 // batch  # more steps than can be read
+    iterator = iter(loader(images, recipe, start=0, stop=stop, workers=workers, pin_memory=pin_memory))
     for _ in range(max(1, workers)):
         next(iterator)
     start, read = time.perf_counter(), 0

@@ -51,17 +51,11 @@ def coincident(centroids: Tensor) -> float:
 
 @dataclass
 class AlarmState:
-    """What judging an epoch needs of earlier ones; checkpoints hold it.
+    """What judging an epoch needs of earlier ones; checkpoints hold it."""
 
-    Attributes:
-        active: names of the alarms of the last epoch; only new alarms are reported.
-        agreement: a_avg of the newest epochs after warm-up.
-        lowest_loss: of all epochs.
-    """
-
-    active: list[str] = field(default_factory=list)
-    agreement: list[float] = field(default_factory=list)
-    lowest_loss: float = math.inf
+    active: list[str] = field(default_factory=list)  # alarms of the last epoch; only new ones are reported
+    agreement: list[float] = field(default_factory=list)  # a_avg of the newest epochs after warm-up
+    lowest_loss: float = math.inf  # of all epochs
 
     def to_dict(self) -> dict[str, Any]:
         """The state in a checkpoint's words."""
@@ -78,7 +72,6 @@ class Health:
     """Judges every epoch's figures.
 
     Args:
-        recipe: the run's recipe.
         assignments: of one epoch: images times global views.
         state: of the epochs before; updated by `judge`.
     """
@@ -111,12 +104,9 @@ class Health:
             self._centroids(figures),
             self._certainty(figures),
             self._agreement(figures),
+            self._collapse(figures),
         )
         alarms = [alarm for alarm in judged if alarm]
-        if "effective_rank" in figures:
-            alarms += self._rank(figures)
-        elif "collapse" in self.state.active:
-            alarms.append(Alarm("collapse", ""))  # stays active until it is measured again
         new = [alarm for alarm in alarms if alarm.name not in self.state.active]
         self.state.active = [alarm.name for alarm in alarms]
         self.state.lowest_loss = min(self.state.lowest_loss, figures["loss"])
@@ -200,13 +190,13 @@ class Health:
             "method.teacher_momentum",
         )
 
-    def _rank(self, figures: Mapping[str, float]) -> list[Alarm]:
+    def _collapse(self, figures: Mapping[str, float]) -> Alarm | None:
+        if "effective_rank" not in figures:  # an active alarm stays active until it is measured again
+            return Alarm("collapse", "") if "collapse" in self.state.active else None
         if figures["effective_rank"] >= RANK:
-            return []
-        return [
-            Alarm(
-                "collapse",
-                f"the features' effective rank is {figures['effective_rank']:.2f}: they have collapsed; restart "
-                "with a lower optim.base_lr or a higher method.teacher_momentum",
-            )
-        ]
+            return None
+        return Alarm(
+            "collapse",
+            f"the features' effective rank is {figures['effective_rank']:.2f}: they have collapsed; restart "
+            "with a lower optim.base_lr or a higher method.teacher_momentum",
+        )

@@ -28,11 +28,9 @@ class EpochStatistics:
     """Sums over the steps of an epoch, kept on the device so that no step synchronizes with the CPU.
 
     Args:
-        images: the training images.
         globals_: G, the global views.
         clusters: K.
         samples: images of a whole epoch that this rank sees.
-        device: where the steps run.
     """
 
     def __init__(self, images: Images, *, globals_: int, clusters: int, samples: int, device: torch.device) -> None:
@@ -59,10 +57,8 @@ class EpochStatistics:
     def summary(self, state: dict[str, Any] | None = None) -> dict[str, float]:
         """The epoch so far: means of loss, confidence (Eq. 11) and agreement (Eq. 12), clusters, purity with labels.
 
-        Cluster sizes are counted over the epoch's assignments and relative to 1/K: 1 is balanced.
-
-        Args:
-            state: result of `state`, to save the gathering if it was called already.
+        Cluster sizes are counted over the epoch's assignments and relative to 1/K: 1 is balanced. Passing the result of
+        `state` saves gathering it again.
         """
         state = state or self.state()
         loss, confidence, agreement = (state["sums"] / max(1, self._steps)).tolist()
@@ -153,9 +149,8 @@ class Journal:
         self._file = folder / METRICS
         kept = [line for line in read_metrics(folder) if line["step"] <= step] if step else []
         with _write_errors(self._file):
-            write_text(
-                "".join(json.dumps(line) + "\n" for line in kept), self._file
-            )  # atomic: a kill leaves the old file or the new one
+            # Atomic: a kill leaves the old file or the new one.
+            write_text("".join(json.dumps(line) + "\n" for line in kept), self._file)
             self._tensorboard = TensorBoardWriter(folder / "tensorboard", purge_step=step + 1)
 
     def __enter__(self) -> "Journal":

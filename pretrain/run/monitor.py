@@ -24,7 +24,7 @@ from excb.networks.features import Features, Inputs, extract
 
 from ..data.augmentation import augment
 from ..data.views import ViewMaker
-from ..recipe import MonitorSettings, ViewSettings
+from ..recipe import Recipe, ViewSettings
 
 KNN_TEMPERATURE = 0.07  # DINO's
 
@@ -54,29 +54,17 @@ class Monitor:
 
     Args:
         images: the training images.
-        settings: what to measure.
-        views: the recipe's views.
-        seed: the run's seed.
+        recipe: the run's recipe.
         device: where the backbone is.
         workers: processes that read images.
     """
 
-    def __init__(
-        self,
-        images: Images,
-        settings: MonitorSettings,
-        views: ViewSettings,
-        *,
-        seed: int,
-        device: torch.device,
-        workers: int,
-    ) -> None:
-        random = seeding.generator(seeding.Purpose.MONITOR, seed)
-        chosen = sorted(random.permutation(len(images))[: settings.images].tolist())
-        self._images = Subset(images, np.array(chosen, np.int64))
-        self._views, self._k, self._seed = views, settings.k, seed
-        self._device, self._workers = device, workers
-        self._mine = range(rank(), len(chosen), world_size())
+    def __init__(self, images: Images, recipe: Recipe, *, device: torch.device, workers: int) -> None:
+        random = seeding.generator(seeding.Purpose.MONITOR, recipe.run.seed)
+        subset = np.sort(random.permutation(len(images))[: recipe.monitor.images])
+        self._images = Subset(images, subset.astype(np.int64))
+        self._recipe, self._device, self._workers = recipe, device, workers
+        self._mine = range(rank(), len(subset), world_size())
 
     @property
     def passes(self) -> int:
@@ -115,8 +103,8 @@ class Monitor:
     def _features(self, backbone: nn.Module, progress: Callable[[int], None]) -> Iterator[Features]:
         """Features of this rank's plain images, then of the augmented ones."""
         for inputs in (
-            Inputs(self._images, self._views.preprocessing, chosen=self._mine),
-            AugmentedInputs(self._images, self._views, seed=self._seed, chosen=self._mine),
+            Inputs(self._images, self._recipe.views.preprocessing, chosen=self._mine),
+            AugmentedInputs(self._images, self._recipe.views, seed=self._recipe.run.seed, chosen=self._mine),
         ):
             yield extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress)
 
@@ -134,7 +122,7 @@ class Monitor:
         rows = plain.rows
         if len(rows) < 2 or not rows.isfinite().all():
             return {"effective_rank": 0.0, "neighbour_agreement": 0.0, "score": 0.0}
-        k = min(self._k, len(rows) - 1)
+        k = min(self._recipe.monitor.k, len(rows) - 1)
         rank = effective_rank(rows)
         neighbours = nearest(rows, rows, k, exclude_self=True)
         others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)

@@ -10,11 +10,7 @@ ROWS = 8  # operations named in the summary
 
 
 class StepProfile:
-    """Records some of the first steps of this rank.
-
-    Args:
-        folder: the run folder; the trace goes into its `profile` (open it in chrome://tracing or ui.perfetto.dev).
-    """
+    """Records some of the first steps of this rank; the trace opens in chrome://tracing or ui.perfetto.dev."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "profile" / "trace.json"

@@ -35,15 +35,7 @@ class Progress:
 
 
 def report(progress: Progress, recipe: Recipe, *, images: int, broken: int, device: torch.device) -> dict[str, Any]:
-    """What `report.json` holds.
-
-    Args:
-        progress: of the finished run.
-        recipe: the run's recipe.
-        images: number of training images.
-        broken: number of them that could not be read.
-        device: where this rank trained.
-    """
+    """What `report.json` holds."""
     best = progress.best and {**progress.best, "checkpoint": _checkpoint(progress.best["step"])}
     return {
         "recipe": recipe.name,
@@ -65,16 +57,7 @@ def report(progress: Progress, recipe: Recipe, *, images: int, broken: int, devi
 def sum_up(
     progress: Progress, recipe: Recipe, reporter: Reporter, *, device: torch.device, place: object, table: bool
 ) -> None:
-    """Print the last epoch's figures, the time taken, and where the run is.
-
-    Args:
-        progress: of the finished run.
-        recipe: the run's recipe.
-        reporter: prints it.
-        device: where this rank trained.
-        place: the run folder, or its URL.
-        table: whether to show the figures.
-    """
+    """Print the last epoch's figures, the time taken, and where the run is."""
     if table:
         rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in (progress.last or {}).items()]
         reporter.table(f"{recipe.name}, seed {recipe.run.seed}", ["last epoch", ""], rows)

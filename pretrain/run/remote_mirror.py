@@ -71,15 +71,8 @@ class Mirror:
         self._thread = ThreadPoolExecutor(1, "mirror")
         self._latest: Future[str] | None = None
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # At the start
-    # -----------------------------------------------------------------------------------------------------------------
-
     def text(self, name: str) -> str | None:
         """The text of a file that every run has, or None if there is no run at the URL.
-
-        Args:
-            name: of the file.
 
         Raises:
             UserError: it cannot be read, or a run that was there is gone.
@@ -102,8 +95,9 @@ class Mirror:
             UserError: something cannot be read.
         """
         try:
-            remote = {f"{run_checkpoint.FOLDER}/{name}": size for name, size in self._checkpoints().items()}
-            newest = max(map(_step, remote), default=-1)
+            stored = self._store.sizes(run_checkpoint.FOLDER)
+            remote = {_checkpoint(name): size for name, size in stored.items() if run_checkpoint.is_name(name)}
+            newest = max((run_checkpoint.step_of(Path(name)) for name in remote), default=-1)
             local = max(map(run_checkpoint.step_of, run_checkpoint.in_run(self._folder)), default=-1)
             if newest > local:
                 names = [f"{folder}/{name}".lstrip("/") for folder in FETCHED for name in self._store.sizes(folder)]
@@ -118,18 +112,8 @@ class Mirror:
         except StoreError as error:
             raise UserError(f"{error}: check your access to it, then start again") from None
 
-    def _checkpoints(self) -> dict[str, int]:
-        return {
-            name: size
-            for name, size in self._store.sizes(run_checkpoint.FOLDER).items()
-            if run_checkpoint.is_name(name)
-        }
-
     def claim(self, name: str) -> None:
         """Write there that this process owns the run from now on, and upload the file that every run has.
-
-        Args:
-            name: of the file.
 
         Raises:
             UserError: it cannot be written.
@@ -158,10 +142,6 @@ class Mirror:
         except (ValueError, AttributeError):
             return None
         return owner if owner.keys() >= {"host", "process", "since", "token"} else None
-
-    # -----------------------------------------------------------------------------------------------------------------
-    # During the run
-    # -----------------------------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
         """Have the thread upload what has changed; requests that wait are merged into one.
@@ -208,16 +188,16 @@ class Mirror:
             if owner is not None and owner["token"] != self._token:
                 self._successor = f"process {owner['process']} on {owner['host']}"
                 return self._successor
-            checkpoints = run_checkpoint.in_run(
-                self._folder
-            )  # listed before metrics are read, which are then as new or newer
+            # Listed before metrics are read, which are then as new or newer.
+            checkpoints = run_checkpoint.in_run(self._folder)
             for file in (file for folder in FOLDERS for file in sorted((self._folder / folder).glob("*"))):
                 self._send_file(file)
             for file in checkpoints:
                 self._send_file(file)
-            for name in [name for name in self._sent if _is_checkpoint(name) and not (self._folder / name).exists()]:
-                self._store.remove(name)
-                del self._sent[name]
+            for name in list(self._sent):
+                if name.startswith(_checkpoint("")) and not (self._folder / name).exists():
+                    self._store.remove(name)
+                    del self._sent[name]
         except (StoreError, OSError) as error:
             self._warn(f"{error}; the run continues in {self._folder} and tries again at the next checkpoint")
             return str(error)
@@ -245,9 +225,5 @@ def _stamp(file: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _is_checkpoint(name: str) -> bool:
-    return name.startswith(f"{run_checkpoint.FOLDER}/")
-
-
-def _step(name: str) -> int:
-    return run_checkpoint.step_of(Path(name))
+def _checkpoint(name: str) -> str:
+    return f"{run_checkpoint.FOLDER}/{name}"

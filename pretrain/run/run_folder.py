@@ -155,11 +155,6 @@ def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any]) -> None
 
     A run that was refused before its first step (a wrong init=) left a recipe but no result, and does not count.
 
-    Args:
-        folder: the run folder.
-        recipe: of the run to start.
-        data: `describe` of its images.
-
     Raises:
         UserError: the folder belongs to a run with another recipe or other images.
     """
@@ -170,11 +165,7 @@ def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any]) -> None
 
 
 def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) -> None:
-    """Compare a stored `recipe.json` with recipe and images.
-
-    Raises:
-        UserError: it is another run, or the text is damaged.
-    """
+    """Compare a stored `recipe.json` with recipe and images."""
     try:
         old = json_text.parse(text)
         old_recipe, old_data = _completed(old["recipe"]), old["data"]

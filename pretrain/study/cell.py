@@ -201,14 +201,7 @@ def _measure_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, 
     backbone = build_model(recipe).teacher.backbone.to(device)
     stride = -(-len(images) // CALIBRATION_IMAGES)
     estimate_batchnorm(backbone, Subset(images, np.arange(0, len(images), stride)), recipe.views.preprocessing)
-    monitor = Monitor(
-        images,
-        recipe.monitor,
-        recipe.views,
-        seed=recipe.run.seed,
-        device=device,
-        workers=worker_count(recipe.efficiency.workers),
-    )
+    monitor = Monitor(images, recipe, device=device, workers=worker_count(recipe.efficiency.workers))
     figures = _of_features(monitor.measure(backbone))
     bank = _features(backbone, images, recipe, device)
     return {"figures": figures | _knn(backbone, bank, sets, recipe, device)}

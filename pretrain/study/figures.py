@@ -11,14 +11,7 @@ from .table import FIGURES, Row, Table
 
 
 def draw(table: Table, folder: Path) -> list[Path]:
-    """Draw a study's finished cells as `picture.png` and `picture.svg`.
-
-    Args:
-        table: the cells.
-        folder: where to.
-
-    Returns:
-        The files; none if no cell is finished.
+    """Draw a study's finished cells as `picture.png` and `picture.svg`; return these files, or none without a cell.
 
     Raises:
         UserError: a file cannot be written.
@@ -104,7 +97,6 @@ def _dots(axes: Any, table: Table, rows: list[Row]) -> None:
 
 
 def _untrained(line: Any, table: Table) -> None:
-    """Mark the untrained network's score."""
     if (spread := table.untrained.spread(table.score)) is not None:
         line(spread.mean, color=GREY, linestyle="--", label="untrained network")
 

@@ -47,8 +47,6 @@ class Grid:
     """A study on one set of images in one folder.
 
     Args:
-        study: what is compared.
-        sets: the images.
         folder: the study's folder; a cell's run is in CELL/seed-N.
         values: overrides of the base recipe, for all cells; a cell's own value wins.
 
@@ -100,16 +98,13 @@ class Grid:
 
     def _row(self, cell: Cell) -> Row:
         finished = []
-        for seed in self._seeds(cell):
+        names = [folder.name.removeprefix("seed-") for folder in (self.folder / cell.name).glob("seed-*")]
+        for seed in sorted(int(name) for name in names if name.isdecimal()):
             job = self.job(cell, seed)
             contents = job.finished()
             if contents is not None and not job.changes(self.sets):
                 finished.append(contents)
         return Row(cell, finished)
-
-    def _seeds(self, cell: Cell) -> list[int]:
-        names = [folder.name.removeprefix("seed-") for folder in (self.folder / cell.name).glob("seed-*")]
-        return sorted(int(name) for name in names if name.isdecimal())
 
 
 def run_study(
@@ -126,16 +121,8 @@ def run_study(
 ) -> int:
     """Run the unfinished cells of a study, then write and print its table and figure.
 
-    Args:
-        study: what is compared.
-        data: the images; see `sets.find_sets`.
-        out: the folder of all studies.
-        reporter: where to talk.
-        seeds: number of seeds.
-        cells: names of the cells to run; all by default. The table holds every finished one.
-        values: overrides for all cells.
-        dry_run: only print what would run.
-        as_json: print the table, or what would run, as JSON.
+    `values` override the base recipe for all cells. Only `cells` are run, by default all; the table holds every
+    finished one. With `dry_run`, only print what would run.
 
     Returns:
         Exit code: 0; 2 if a cell failed; 128 + the signal that stopped the study.
@@ -169,7 +156,11 @@ def run_study(
     if as_json:
         reporter.answer(json.dumps(table.to_dict(), indent=2))
     else:
-        _print_table(table, reporter)
+        for rows in (table.paper_form(), table.cells()):
+            if rows is not None:
+                reporter.table(study.asks, *rows)
+        for note in table.footnotes():
+            reporter.answer(note)
     reporter.note(
         f"{grid.folder}: table.md, table.csv, {', '.join(file.name for file in pictures)}; runs in CELL/seed-N"
     )
@@ -184,7 +175,7 @@ def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list
     failed: list[str] = []
     done, spent = 0, 0.0  # passes over the images in this process, and their seconds
     for number, job in enumerate(left, start=1):
-        ahead = _epochs(left[number - 1 :])
+        ahead = sum(job.epochs for job in left[number - 1 :])
         if done:
             rate = done * len(grid.sets.train) / spent
         about = duration(ahead * len(grid.sets.train) / rate)
@@ -205,11 +196,6 @@ def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list
     return 0, failed
 
 
-def _epochs(jobs: Sequence[Job]) -> int:
-    """Passes over the training images."""
-    return sum(job.epochs for job in jobs)
-
-
 def _rate(grid: Grid) -> float:
     """Training images per second of the finished cells, evaluation included; a guess if there are none."""
     table = grid.table()
@@ -220,8 +206,7 @@ def _rate(grid: Grid) -> float:
 
 
 def _print_plan(grid: Grid, jobs: Sequence[Job], left: Sequence[Job], reporter: Reporter, *, as_json: bool) -> None:
-    """Print what would run and about how long it takes."""
-    seconds = _epochs(left) * len(grid.sets.train) / _rate(grid)
+    seconds = sum(job.epochs for job in left) * len(grid.sets.train) / _rate(grid)
     if as_json:
         cells = [
             {"cell": job.cell, "seed": job.seed, "overrides": [*job.shared, *job.own], "finished": job not in left}
@@ -240,11 +225,3 @@ def _print_plan(grid: Grid, jobs: Sequence[Job], left: Sequence[Job], reporter: 
     timed = any(row.runs for row in grid.table().rows)
     basis = "at the speed of its finished cells" if timed else "on one CPU core, at the sizes of the base recipe"
     reporter.answer(f"{len(left)} of {len(jobs)} to run: about {duration(seconds)} {basis}")
-
-
-def _print_table(table: Table, reporter: Reporter) -> None:
-    if (form := table.paper_form()) is not None:
-        reporter.table(table.study.asks, *form)
-    reporter.table(table.study.asks, *table.cells())
-    for note in table.footnotes():
-        reporter.answer(note)

@@ -52,11 +52,8 @@ class Sets:
 def find_sets(data: str | Path, note: Note = lambda _line: None) -> Sets:
     """The images of `data/train`, or `data`; labelled ones of `data/test` or else `data/val` are held out.
 
-    Held-out images of classes without training images are dropped: no neighbour could vote for them.
-
-    Args:
-        data: a folder of images or of shards, or shards as `excb.images.shards.open_shards` takes them.
-        note: called when shards are indexed.
+    Held-out images of classes without training images are dropped: no neighbour could vote for them. `data` may be
+    shards as `excb.images.shards.open_shards` takes them; `note` is called when these are indexed.
 
     Raises:
         UserError: there is no image.

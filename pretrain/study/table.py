@@ -62,11 +62,6 @@ class Row:
     runs: Sequence[dict[str, Any]]  # contents of `cell.json`, by seed
 
     @property
-    def seeds(self) -> list[int]:
-        """The finished seeds."""
-        return [one["seed"] for one in self.runs]
-
-    @property
     def seconds(self) -> float:
         """Computing time of all seeds."""
         return float(sum(sum(one["seconds"].values()) for one in self.runs))
@@ -198,7 +193,7 @@ class Table:
                     "cell": row.cell.name,
                     "factors": dict(row.cell.factors),
                     "overrides": list(row.cell.overrides),
-                    "seeds": row.seeds,
+                    "seeds": [one["seed"] for one in row.runs],
                     "figures": figures,
                     "seconds": round(row.seconds, 1),
                 }

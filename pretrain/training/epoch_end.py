@@ -5,30 +5,18 @@ from typing import Any
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 
-from ..run.alarms import Alarm, AlarmState, Health, coincident
+from ..run.alarms import AlarmState, Health, coincident
 from ..run.journal import Journal
 from ..run.monitor import Monitor, StoppedError
 from .state import RunState
 
 
 class EpochEnd:
-    """Sums up epochs.
-
-    Args:
-        state: the run's.
-        reporter: for progress and alarms.
-    """
+    """Sums up the epochs of a run."""
 
     def __init__(self, state: RunState, reporter: Reporter) -> None:
         recipe, self._state, self._reporter = state.recipe, state, reporter
-        self._monitor = Monitor(
-            state.feed.indexed,
-            recipe.monitor,
-            recipe.views,
-            seed=recipe.run.seed,
-            device=state.trainer.device,
-            workers=state.feed.workers,
-        )
+        self._monitor = Monitor(state.feed.indexed, recipe, device=state.trainer.device, workers=state.feed.workers)
         assignments = state.trainer.schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
         alarms = AlarmState.from_dict(state.progress.health)
         self._health = Health(recipe, assignments=assignments, state=alarms)
@@ -36,9 +24,7 @@ class EpochEnd:
     def sum_up(self, journal: Journal, stop: StopRequest) -> tuple[bool, bool]:
         """Sum up the epoch that is complete, and write its figures down.
 
-        Returns:
-            Whether a checkpoint is due, and whether the run was asked to stop meanwhile, in which case nothing
-            has changed.
+        Returns whether a checkpoint is due, and whether the run was asked to stop meanwhile: then nothing has changed.
         """
         progress, recipe, statistics = self._state.progress, self._state.recipe, self._state.statistics
         epoch = progress.step // self._state.trainer.schedules.steps_per_epoch
@@ -62,20 +48,12 @@ class EpochEnd:
             progress.best = {"step": progress.step} | figures
         journal.write("epoch", progress.step, figures)
         for alarm in alarms:
-            self._report(alarm, epoch, journal)
+            self._reporter.warn(f"epoch {epoch}: {alarm.message}")
+            journal.write("alarm", progress.step, {"epoch": epoch, "name": alarm.name, "message": alarm.message})
         return measured or last or epoch % recipe.run.save_epochs == 0, False
 
-    def _report(self, alarm: Alarm, epoch: int, journal: Journal) -> None:
-        self._reporter.warn(f"epoch {epoch}: {alarm.message}")
-        entry = {"epoch": epoch, "name": alarm.name, "message": alarm.message}
-        journal.write("alarm", self._state.progress.step, entry)
-
     def _measure(self, epoch: int, stop: StopRequest) -> dict[str, float]:
-        """The monitor's figures.
-
-        Raises:
-            StoppedError: the run was asked to stop.
-        """
+        """The monitor's figures; StoppedError if the run was asked to stop."""
         with self._reporter.progress(f"measuring epoch {epoch}", self._monitor.passes) as bar:
 
             def advance(images: int) -> None:

@@ -42,14 +42,7 @@ def start(
     reporter: Reporter,
     device: torch.device,
 ) -> RunState:
-    """Build the state of a run: that of the folder's newest checkpoint, or a new one.
-
-    Args:
-        recipe: the run's recipe.
-        images: the training images.
-        folder: the run folder, locked; None on ranks other than 0.
-        reporter: for notes.
-        device: where this rank trains.
+    """Build the state of a run: that of the folder's newest checkpoint, or a new one. Only rank 0 has a folder.
 
     Raises:
         UserError: recipe, images and folder do not fit each other, or `init` cannot be loaded.

@@ -21,17 +21,7 @@ from ..step import Trainer
 
 @dataclass
 class RunState:
-    """The parts of a run that change while it trains.
-
-    Args:
-        recipe: the run's recipe.
-        images: the training images.
-        trainer: model, optimizer and schedules.
-        statistics: of the current epoch.
-        feed: the batches.
-        progress: how far the run is.
-        broken: the unreadable images so far.
-    """
+    """The parts of a run that change while it trains."""
 
     recipe: Recipe
     images: Images

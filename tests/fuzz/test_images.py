@@ -100,7 +100,7 @@ def read(guard: Guard, name: str, data: bytes, *, scaled: bool = False) -> None:
     found = guard.run(lambda: jpeg.pixels(file))
     assert found is None or image is not None
     images = ImageSet(guard.folder, [name])
-    views = TrainingViews(images, tiny_recipe().views, seed=0, epochs=1, scaled_decoding=scaled)
+    views = TrainingViews(images, tiny_recipe().change(efficiency={"scaled_decoding": scaled}))
     _, used, arrays, broken = guard.run(lambda: views[SLOT])
     assert (used < 0) == bool(broken) == (image is None)
     assert all(array.dtype in (np.uint8, np.float32) for array in arrays)

@@ -60,7 +60,7 @@ def _below(folder: Path) -> Iterator[Path]:
     """All JSON files; not by rglob, which silently passes over a folder that cannot be read."""
 
     def refuse(error: OSError) -> None:
-        raise UserError(f"cannot read {error.filename} ({error.strerror}): allow reading it, or name other folders")
+        raise UserError(f"cannot read {error.filename} ({error.strerror}): make it readable, or name other folders")
 
     for place, _, names in os.walk(folder, onerror=refuse):
         yield from (Path(place) / name for name in names if name.endswith(".json"))

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from excb.pretrain.data.broken_files import BrokenFiles
 from excb.pretrain.data.loader import REPLACEMENTS, TrainingViews, loader
 from excb.pretrain.data.sampler import BatchSampler, SampleRef, epoch_order
 from excb.pretrain.data.views import ViewMaker
-from excb.pretrain.recipe import EfficiencySettings, ViewSettings
+from excb.pretrain.recipe import EfficiencySettings, Recipe, ViewSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,6 +68,13 @@ def unreadable(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
     return scan_folder(folder)
 
 
+def recipe_of(
+    *, seed: int = SEED, settings: ViewSettings = SETTINGS, epochs: int = EPOCHS, **efficiency: Any
+) -> Recipe:
+    recipe = replace(Recipe(name=""), views=settings)
+    return recipe.change(run={"seed": seed}, optim={"epochs": epochs, "batch": BATCH}, efficiency=efficiency)
+
+
 def batches(
     images: ImageSet,
     *,
@@ -77,20 +85,8 @@ def batches(
     settings: ViewSettings = SETTINGS,
     **options: Any,
 ) -> list[Batch]:
-    return list(
-        loader(
-            images,
-            settings,
-            seed=seed,
-            epochs=EPOCHS,
-            batch=BATCH,
-            start=start,
-            stop=stop,
-            workers=workers,
-            pin_memory=False,
-            **options,
-        )
-    )
+    recipe = recipe_of(seed=seed, settings=settings, **options)
+    return list(loader(images, recipe, start=start, stop=stop, workers=workers, pin_memory=False))
 
 
 def assert_same(first: Sequence[Batch], second: Sequence[Batch]) -> None:
@@ -256,10 +252,11 @@ def test_reading_ahead_changes_nothing(images: ImageSet, prefetch: int) -> None:
 
 
 def test_each_worker_reads_as_many_batches_ahead_as_asked(images: ImageSet) -> None:
-    options: dict[str, Any] = {"seed": 0, "epochs": 1, "batch": 2, "start": 0, "stop": 1, "pin_memory": False}
-    assert loader(images, SETTINGS, workers=2, prefetch=5, **options).prefetch_factor == 5
-    assert loader(images, SETTINGS, workers=2, **options).prefetch_factor == EfficiencySettings().prefetch
-    assert loader(images, SETTINGS, workers=0, prefetch=5, **options).prefetch_factor is None
+    options: dict[str, Any] = {"start": 0, "stop": 1, "pin_memory": False}
+    five, usual = recipe_of(prefetch=5), recipe_of()
+    assert loader(images, five, workers=2, **options).prefetch_factor == 5
+    assert loader(images, usual, workers=2, **options).prefetch_factor == EfficiencySettings().prefetch
+    assert loader(images, five, workers=0, **options).prefetch_factor is None
 
 
 @pytest.mark.parametrize(("start", "workers"), [(1, 0), (4, 0), (5, 2), (9, 0)])
@@ -345,7 +342,7 @@ def test_a_broken_image_is_replaced_in_its_place(images: ImageSet, damaged: Imag
 
 def test_a_replacement_depends_on_seed_epoch_and_position_only(damaged: ImageSet) -> None:
     def used(ref: SampleRef, *, seed: int = SEED, settings: ViewSettings = SETTINGS, epochs: int = EPOCHS) -> int:
-        return TrainingViews(damaged, settings, seed=seed, epochs=epochs)[ref][1]
+        return TrainingViews(damaged, recipe_of(seed=seed, settings=settings, epochs=epochs))[ref][1]
 
     refs = [SampleRef(epoch, position, 2) for epoch in range(4) for position in range(6)]
     expected = [replacements(ref, bad={2, 7})[-1] for ref in refs]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from excb.images.scanning import scan_folder
-from excb.pretrain.recipe import MonitorSettings, ViewSettings
+from excb.pretrain.recipe import MonitorSettings, Recipe, ViewSettings
 from excb.pretrain.run.monitor import KNN_TEMPERATURE, AugmentedInputs, Monitor, effective_rank, shared
 from tests.pretrain.small_runs import write_images
 
@@ -44,11 +44,13 @@ class Means(nn.Module):
         return images.mean((2, 3))
 
 
+def monitor_of(folder: Path, **settings: Any) -> Monitor:
+    recipe = Recipe(name="", monitor=MonitorSettings(**settings), views=VIEWS)
+    return Monitor(scan_folder(folder), recipe, device=torch.device("cpu"), workers=0)
+
+
 def measured(folder: Path, **settings: Any) -> dict[str, float]:
-    monitor = Monitor(
-        scan_folder(folder), MonitorSettings(**settings), VIEWS, seed=0, device=torch.device("cpu"), workers=0
-    )
-    return monitor.measure(Means())
+    return monitor_of(folder, **settings).measure(Means())
 
 
 def test_leave_one_out_vote_against_loops(tmp_path: Path) -> None:
@@ -75,10 +77,7 @@ def test_leave_one_out_vote_against_loops(tmp_path: Path) -> None:
 def test_k_is_cut_to_a_small_set_and_images_to_the_limit(tmp_path: Path) -> None:
     write_images(tmp_path)
     assert measured(tmp_path, k=500)["neighbour_agreement"] == 100  # every other image is a neighbour in both
-    limited = Monitor(
-        scan_folder(tmp_path), MonitorSettings(images=5), VIEWS, seed=0, device=torch.device("cpu"), workers=0
-    )
-    assert limited.passes == 10
+    assert monitor_of(tmp_path, images=5).passes == 10
 
 
 def test_a_collapsed_network_scores_low(tmp_path: Path) -> None:
@@ -87,8 +86,7 @@ def test_a_collapsed_network_scores_low(tmp_path: Path) -> None:
             return torch.ones(len(images), 3)
 
     write_images(tmp_path)
-    monitor = Monitor(scan_folder(tmp_path), MonitorSettings(k=4), VIEWS, seed=0, device=torch.device("cpu"), workers=0)
-    assert monitor.measure(Constant())["effective_rank"] == pytest.approx(1)
+    assert monitor_of(tmp_path, k=4).measure(Constant())["effective_rank"] == pytest.approx(1)
 
 
 def test_augmented_inputs_are_the_same_at_every_call_and_differ_by_image(tmp_path: Path) -> None:

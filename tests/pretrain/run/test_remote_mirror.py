@@ -195,7 +195,7 @@ def test_a_store_that_goes_down_stops_nothing_and_is_told(
         patch.setattr(loop.Run, "_step", down)
         assert main(command(images, URL)) == 2
     told = capsys.readouterr().err.splitlines()
-    assert any("warning: cannot write faulty://bucket/run/" in line and "the run goes on" in line for line in told)
+    assert any("warning: cannot write faulty://bucket/run/" in line and "the run continues" in line for line in told)
     assert f"excb-pretrain: error: the run is complete in {local()}, but not at {URL}" in told[-1]
     assert_same_run(undisturbed, local())
     FaultyStore.fails.clear()
