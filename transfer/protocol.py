@@ -26,11 +26,6 @@ Fields = dict[str, Any]  # what defines a protocol, field by field: figures comp
 Measured = tuple["Result", Callable[["Result", Path], list[Path]]]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Figures
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Family:
     """The figures of one table of the leaderboard.
@@ -63,11 +58,6 @@ class FigureKind:
     settings: tuple[tuple[str, Any], ...] = ()
     unit: str = "percent"
     higher_is_better: bool = True
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Running
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -142,11 +132,6 @@ class InSuite:
     names: tuple[str, ...]
     steps: "Callable[[Task, argparse.Namespace, Mapping[str, Any]], Sequence[SuiteStep]]"
     add_options: Callable[[Parser], None] = no_options
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The record
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _settings_alone(settings: Fields, _kind: FigureKind) -> Fields:

@@ -39,11 +39,6 @@ _SETTINGS = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Options
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _add_training_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--seeds", type=int, nargs="+", default=[0], metavar="S", help="trainings to average (default: 0)")
@@ -82,11 +77,6 @@ def _check_finetune(args: argparse.Namespace) -> None:
         raise UserError.on_all_ranks(
             "--split-file names the images of the share, so --fraction has no use: leave one out"
         )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Evaluating
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _semisup(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
@@ -140,11 +130,6 @@ def _split(args: argparse.Namespace, task: "Task", percent: int) -> "np.ndarray"
     return simclr_split(percent, task.train, file=args.split_file, cache=args.cache or cache_root())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Figures
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _semisup_kind(figure: str) -> FigureKind | None:
     match = _SEMISUP.fullmatch(figure)
     return None if match is None else FigureKind(match[1], f"top-{match[2]}")
@@ -186,11 +171,6 @@ def _unknown_cost(_options: Mapping[str, Any], _images: "ClaimImages") -> None:
     """The cost of `finetune`: no claim states its options."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# In `excb-eval all`
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _add_suite_options(parser: Parser) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="S", help="of fine-tuning (default: 0)")
 
@@ -216,10 +196,6 @@ def _too_few(task: "Task", percent: int) -> str:
         return ""
     return f"{percent} % of {len(task.train):,} train images are {images}, fewer than {classes} classes"
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The records
-# ---------------------------------------------------------------------------------------------------------------------
 
 _SEMISUP_COMMAND = TaskCommand(_semisup, _check_semisup)
 SEMISUP = Protocol(

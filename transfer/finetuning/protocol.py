@@ -163,11 +163,6 @@ def _describe(task: Task, share: np.ndarray, source: str) -> tuple[dict[str, Any
     return {"share": {"images": len(share), "sha256": digest, "source": source}}, notes
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Fine-tuning, with as many seeds as wanted
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _fine_tune(
     task: Task,
     reporter: Reporter,
@@ -261,11 +256,6 @@ def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], 
     epochs = result.settings["epochs"]
     title = f"{name}: fine-tuned on {images:,} images, {epochs} epoch{'s' if epochs != 1 else ''}"
     reporter.table(title, ["seed", "top-1 %", "top-5 %"], rows)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Frozen
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _evaluate_frozen(

@@ -19,11 +19,6 @@ FILES = ("protocols.toml", "paper.toml", "repositories.toml", "bundled.toml")  #
 NOT_STATED = "-"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Which there are
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def claims(files: Sequence[Path] = ()) -> list[Claim]:
     """Every claim of the registry, then those of the user's files, in the order of their tables.
 
@@ -75,10 +70,6 @@ def select(what: str, among: Iterable[Claim]) -> list[Claim]:
         "(`excb-eval reproduce --list` shows all)"
     )
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# From TOML
-# ---------------------------------------------------------------------------------------------------------------------
 
 # A row's columns, or fields of its table for all its rows; every other column is a metric.
 _FACTS = {"method", "architecture", "checkpoint", "data", "epochs", "batch", "crops", "source", "differs_from"}
