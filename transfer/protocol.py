@@ -12,6 +12,8 @@ from typing import Protocol as Interface
 
 from excb.cli import Command, Parser
 
+from .reporting.fields import named
+
 if TYPE_CHECKING:
     import torch
 
@@ -24,11 +26,6 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]  # what defines a protocol, field by field: figures compare where all are equal
 # A result, and what writes it to FILE.json with the files beside it; the files are returned.
 Measured = tuple["Result", Callable[["Result", Path], list[Path]]]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Figures
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,6 @@ class FigureKind:
     settings: tuple[tuple[str, Any], ...] = ()
     unit: str = "percent"
     higher_is_better: bool = True
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Running
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,10 +117,6 @@ class SuiteStep:
     depends_on: Mapping[str, Any] = field(default_factory=dict)
 
 
-def no_options(_parser: Parser) -> None:
-    """Add no option."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class InSuite:
     """A protocol's part in `excb-eval all`.
@@ -141,16 +129,7 @@ class InSuite:
 
     names: tuple[str, ...]
     steps: "Callable[[Task, argparse.Namespace, Mapping[str, Any]], Sequence[SuiteStep]]"
-    add_options: Callable[[Parser], None] = no_options
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The record
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _settings_alone(settings: Fields, _kind: FigureKind) -> Fields:
-    return settings
+    add_options: Callable[[Parser], None] = lambda _parser: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +138,7 @@ class Protocol(Command):
 
     Args:
         families: of its figures, in the order of their tables.
-        kind_of: what a figure's name says; None of names that are no figure of it, such as those of single seeds.
+        kind_of: what a figure's name says, where it is not FAMILY_top1 or FAMILY_top5; None for any other name.
         open: see `OpenEvaluation`.
         labels: what the images need: a class each, or boxes. With boxes a protocol resizes images by itself.
         headline: the figure that pages show first where a result has it; by default its first.
@@ -176,15 +155,15 @@ class Protocol(Command):
     """
 
     families: tuple[Family, ...]
-    kind_of: Callable[[str], FigureKind | None]
     open: OpenEvaluation
+    kind_of: Callable[[str], FigureKind | None] = lambda _figure: None
     labels: Literal["classes", "boxes"] = "classes"
     headline: str = ""
     state: str = ""
     state_suffix: str = ""
     cost: "Callable[[Mapping[str, Any], ClaimImages], float | str | None]"
-    result_fields: Callable[[Fields, FigureKind], Fields] = _settings_alone
-    claim_fields: Callable[[Fields, FigureKind], Fields] = _settings_alone
+    result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: named(settings)
+    claim_fields: Callable[[Fields, FigureKind], Fields] = lambda options, _kind: options
     label: "Callable[[Result], str]" = lambda result: result.protocol
     objection: "Callable[[Result], str]" = lambda _result: ""
     missing: Callable[[argparse.Namespace], str] = lambda _args: ""

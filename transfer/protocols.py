@@ -24,8 +24,7 @@ PROTOCOLS: tuple[Protocol, ...] = (
 
 FAMILIES: tuple[Family, ...] = tuple(family for protocol in PROTOCOLS for family in protocol.families)
 
-
-_TOP = re.compile(r"(\w+)_top([15])")  # accuracies that somebody published and that no protocol here measures
+_TOP = re.compile(r"(\w+)_top([15])")  # accuracies of any family, also those that no protocol here measures
 
 
 def of_command(name: str) -> Protocol | None:

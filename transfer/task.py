@@ -199,11 +199,6 @@ def _resized(preprocessing: Preprocessing, resize: int | None, crop: int | None)
     return replace(preprocessing, resize=resize, crop=crop)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Batch size
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def automatic_batch(backbone: nn.Module, crop: int, device: torch.device) -> int:
     """Images at once: 64 on the CPU, on a GPU half of the largest power of two, from 32 to 1024, that fits."""
     return CPU_BATCH if device.type == "cpu" else largest_batch(backbone, crop, device) // 2

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
 
+from .parallel import in_parallel
 from .protocol import Evaluation, Measured
 
 if TYPE_CHECKING:
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
 Measure = Callable[[argparse.Namespace, "Task", Reporter, bool], "tuple[Result, Scored]"]
 
 
-def _accept(_args: argparse.Namespace) -> None:
-    """Accept any options."""
-
-
-def _pooled(_args: argparse.Namespace) -> "Kind":
-    return "pooled"
-
-
 @dataclass(frozen=True)
 class TaskCommand:
     """How a protocol on a `Task` runs as a command, and for `reproduce` and `all`.
@@ -45,11 +38,16 @@ class TaskCommand:
     """
 
     measure: Measure
-    check: Callable[[argparse.Namespace], None] = _accept
-    features: "Callable[[argparse.Namespace], Kind]" = _pooled
+    check: Callable[[argparse.Namespace], None] = lambda _args: None
+    features: "Callable[[argparse.Namespace], Kind]" = lambda _args: "pooled"
     unknown: str = "count as wrong"
 
-    def work(self, args: argparse.Namespace, device: "torch.device") -> int:
+    @property
+    def run(self) -> Callable[[argparse.Namespace], int]:
+        """The `run` of the protocol's record."""
+        return in_parallel(self._work)
+
+    def _work(self, args: argparse.Namespace, device: "torch.device") -> int:
         """Evaluate in this process, with the others if there are any; returns the exit code."""
         reporter = Reporter(quiet=args.quiet or not is_rank0())
         self.check(args)
@@ -139,7 +137,7 @@ def task_of(
 def prepared(
     args: argparse.Namespace, train: "Images", test: "Images", device: "torch.device", *, heads: bool = False
 ) -> "Task":
-    """Load the checkpoint onto its device, with images and cache as the options say; all processes call this."""
+    """Load the checkpoint onto its device, with images and cache as the options say; all ranks call this."""
     from excb.distributed.collectives import all_succeed
     from excb.remote.home import cache_root
 

@@ -56,11 +56,6 @@ class Outcome:
     before: bool = False
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What to do
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def steps(task: Task, args: argparse.Namespace) -> list[SuiteStep]:
     """Every step of every protocol, those that do not apply with the reason.
 
@@ -101,11 +96,6 @@ def identity(step: SuiteStep) -> dict[str, Any]:
     """All that a step's result depends on, as JSON holds it."""
     values: dict[str, Any] = json.loads(json.dumps({**step.depends_on, "command": step.command}))
     return values
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Doing it
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def evaluate(steps_to_make: Sequence[SuiteStep], folder: Path, run: RunStep, reporter: Reporter) -> list[Outcome]:
@@ -195,11 +185,6 @@ def _digest(file: Path) -> str:
 
 def _read(file: Path) -> Result | None:
     return Result.from_json(file.read_text(encoding="utf-8"), source=str(file)) if is_rank0() else None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Telling
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def plan(planned: Sequence[SuiteStep], folder: Path | None) -> list[dict[str, Any]]:

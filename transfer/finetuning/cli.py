@@ -11,7 +11,6 @@ from excb.console import Reporter
 from excb.errors import UserError, require
 
 from ..options import add_task_options
-from ..parallel import in_parallel
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep
 from ..reporting.fields import named
 from ..task_command import TaskCommand
@@ -27,21 +26,25 @@ if TYPE_CHECKING:
     from .training import Settings
 
 _TRAINING_PASS = 3  # a forward and a backward pass cost about three forward passes
-_SEMISUP = re.compile(r"(semisup_(?:1|10)pct(?:_frozen)?)_top([15])")
-_FINETUNE = re.compile(r"(finetune)_top([15])")
 # What options of the command line are called in the settings of a training.
-_SETTINGS = {
-    "epochs": "epochs",
-    "train_batch": "batch",
-    "backbone_lr": "backbone_lr",
-    "head_lr": "head_lr",
-    "precision": "precision",
+_SETTINGS = {"epochs": "epochs", "train_batch": "batch"} | {
+    each: each for each in ("backbone_lr", "head_lr", "precision")
 }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Options
-# ---------------------------------------------------------------------------------------------------------------------
+def _add_semisup(parser: Parser) -> None:
+    add_task_options(parser)
+    parser.add_argument("--percent", type=int, choices=(1, 10), required=True, help="of the labels")
+    parser.add_argument("--frozen", action="store_true", help="logistic regression on frozen features instead")
+    _add_training_options(parser)
+    parser.set_defaults(fraction=1.0)
+
+
+def _add_finetune(parser: Parser) -> None:
+    add_task_options(parser)
+    parser.add_argument("--fraction", type=float, default=1.0, metavar="F", help="of the labels (default: 1)")
+    _add_training_options(parser)
+    parser.set_defaults(percent=None, frozen=False)
 
 
 def _add_training_options(parser: Parser) -> None:
@@ -56,103 +59,55 @@ def _add_training_options(parser: Parser) -> None:
     add("--state", type=Path, metavar="DIR", help="keep unfinished trainings here and resume from them")
 
 
-def _add_semisup(parser: Parser) -> None:
-    add_task_options(parser)
-    parser.add_argument("--percent", type=int, choices=(1, 10), required=True, help="of the labels")
-    parser.add_argument("--frozen", action="store_true", help="logistic regression on frozen features instead")
-    _add_training_options(parser)
-
-
-def _add_finetune(parser: Parser) -> None:
-    add_task_options(parser)
-    parser.add_argument("--fraction", type=float, default=1.0, metavar="F", help="of the labels (default: 1)")
-    _add_training_options(parser)
-
-
-def _check_semisup(args: argparse.Namespace) -> None:
+def _check(args: argparse.Namespace) -> None:
     options = [name for name in (*_SETTINGS, "state") if getattr(args, name) is not None]
     if args.frozen and options:
         raise UserError.on_all_ranks(
             f"--frozen fits a logistic regression, which has no --{options[0].replace('_', '-')}: leave it out"
         )
 
-
-def _check_finetune(args: argparse.Namespace) -> None:
     if args.fraction != 1 and args.split_file is not None:
         raise UserError.on_all_ranks(
             "--split-file names the images of the share, so --fraction has no use: leave one out"
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Evaluating
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _semisup(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
+def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
     from .protocol import evaluate, is_imagenet
 
-    split = _split(args, task, args.percent) if args.split_file is not None or is_imagenet(task.train) else None
+    listed = args.split_file is not None or (args.percent is not None and is_imagenet(task.train))
     return evaluate(
         task,
         reporter,
         percent=args.percent,
-        split=split,
+        fraction=args.fraction,
+        split=_split(args, task) if listed else None,
         seeds=args.seeds,
         frozen=args.frozen,
-        settings=_settings(args, args.percent),
+        settings=_settings(args),
         state=args.state,
         table=table,
     )
 
 
-def _finetune(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
-    from .protocol import evaluate_fraction
-
-    return evaluate_fraction(
-        task,
-        reporter,
-        fraction=args.fraction,
-        split=None if args.split_file is None else _split(args, task, 10),
-        seeds=args.seeds,
-        settings=_settings(args, 10),
-        state=args.state,
-        table=table,
-    )
-
-
-def _settings(args: argparse.Namespace, percent: int) -> "Settings":
-    """The paper's settings for a percentage, with those that the user named."""
+def _settings(args: argparse.Namespace) -> "Settings":
+    """The paper's settings for the percentage, by default 10, with those that the user named."""
     from dataclasses import replace
 
     from .protocol import SETTINGS
 
-    changes = {setting: getattr(args, option) for option, setting in _SETTINGS.items()}
-    return replace(SETTINGS[percent], **{name: value for name, value in changes.items() if value is not None})
+    options = {setting: getattr(args, option) for option, setting in _SETTINGS.items()}
+    changes = {name: value for name, value in options.items() if value is not None}
+    return replace(SETTINGS[args.percent or 10], **changes)
 
 
-def _split(args: argparse.Namespace, task: "Task", percent: int) -> "np.ndarray":
+def _split(args: argparse.Namespace, task: "Task") -> "np.ndarray":
     """The train images that a file names: the user's, or SimCLR's list for ImageNet."""
     from excb.remote.home import cache_root
 
     from ..data.splits import simclr_split
 
-    return simclr_split(percent, task.train, file=args.split_file, cache=args.cache or cache_root())
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Figures
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _semisup_kind(figure: str) -> FigureKind | None:
-    match = _SEMISUP.fullmatch(figure)
-    return None if match is None else FigureKind(match[1], f"top-{match[2]}")
-
-
-def _finetune_kind(figure: str) -> FigureKind | None:
-    match = _FINETUNE.fullmatch(figure)
-    return None if match is None else FigureKind(match[1], f"top-{match[2]}")
+    return simclr_split(args.percent or 10, task.train, file=args.split_file, cache=args.cache or cache_root())
 
 
 def _result_fields(settings: Fields, _kind: FigureKind) -> Fields:
@@ -182,15 +137,6 @@ def _cost(options: Mapping[str, Any], images: "ClaimImages") -> float | None:
     return float(_TRAINING_PASS * options["epochs"] * images.train * options["percent"] / 100 + images.test)
 
 
-def _unknown_cost(_options: Mapping[str, Any], _images: "ClaimImages") -> None:
-    """The cost of `finetune`: no claim states its options."""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# In `excb-eval all`
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _add_suite_options(parser: Parser) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="S", help="of fine-tuning (default: 0)")
 
@@ -217,24 +163,19 @@ def _too_few(task: "Task", percent: int) -> str:
     return f"{percent} % of {len(task.train):,} train images are {images}, fewer than {classes} classes"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The records
-# ---------------------------------------------------------------------------------------------------------------------
-
-_SEMISUP_COMMAND = TaskCommand(_semisup, _check_semisup)
+_COMMAND = TaskCommand(_measure, _check)
 SEMISUP = Protocol(
     name="semisup",
     help="fine-tuning on 1 % or 10 % of the labels",
     add_options=_add_semisup,
-    run=in_parallel(_SEMISUP_COMMAND.work),
-    open=_SEMISUP_COMMAND.open,
+    run=_COMMAND.run,
+    open=_COMMAND.open,
     families=(
         Family("semisup_1pct", "Fine-tuning on 1 % of the labels", "1 % of labels"),
         Family("semisup_10pct", "Fine-tuning on 10 % of the labels", "10 % of labels"),
         Family("semisup_1pct_frozen", "Logistic regression on 1 % of the labels", "semisup_1pct_frozen"),
         Family("semisup_10pct_frozen", "Logistic regression on 10 % of the labels", "semisup_10pct_frozen"),
     ),
-    kind_of=_semisup_kind,
     state="--state",
     cost=_cost,
     result_fields=_result_fields,
@@ -243,15 +184,13 @@ SEMISUP = Protocol(
     in_suite=InSuite(names=("semisup_1", "semisup_10"), steps=_steps, add_options=_add_suite_options),
 )
 
-_FINETUNE_COMMAND = TaskCommand(_finetune, _check_finetune)
 FINETUNE = Protocol(
     name="finetune",
     help="fine-tuning on any share of the labels",
     add_options=_add_finetune,
-    run=in_parallel(_FINETUNE_COMMAND.work),
-    open=_FINETUNE_COMMAND.open,
+    run=_COMMAND.run,
+    open=_COMMAND.open,
     families=(Family("finetune", "Fine-tuning on a share of the labels", "finetune"),),
-    kind_of=_finetune_kind,
-    cost=_unknown_cost,
+    cost=lambda _options, _images: None,
     result_fields=_result_fields,
 )

@@ -40,7 +40,8 @@ def evaluate(
     task: Task,
     reporter: Reporter,
     *,
-    percent: int,
+    percent: int | None = None,
+    fraction: float = 1.0,
     split: np.ndarray | None = None,
     seeds: Sequence[int] = (0,),
     frozen: bool = False,
@@ -48,30 +49,35 @@ def evaluate(
     state: Path | None = None,
     table: bool = True,
 ) -> tuple[Result, Predictions]:
-    """The paper's semi-supervised protocol: fine-tune all weights on 1 % or 10 % of the labels.
+    """Fine-tune all weights on a share of the labels: by the paper's semi-supervised protocol, or on any share.
 
     Args:
         task: backbone and images.
         reporter: where to talk.
-        percent: 1 or 10.
+        percent: 1 or 10, for the paper's protocol; None for any share.
+        fraction: without `percent`, the share of the train images, above 0 and at most 1, stratified by class.
         split: indices of the train images to use: SimCLR's list for ImageNet. By default a stratified share.
         seeds: trainings to average; they differ in the head's first weights, order, crops and flips.
-        frozen: logistic regression on frozen features of the share instead.
-        settings: by default the paper's for this percentage.
+        frozen: with `percent`, logistic regression on frozen features of the share instead.
+        settings: by default the paper's for this percentage; those of 10 % for shares that no paper states.
         state: folder for the state of unfinished trainings, to resume from.
         table: print the table.
 
     Returns:
-        Figures `semisup_1pct_top1`, `semisup_1pct_top5` (or `semisup_1pct_frozen_top1`, ...) in percent, and the
-        predictions. With several seeds the figures are means, beside those of every seed (`semisup_1pct_top1_seed0`)
-        and their standard deviation (`semisup_1pct_top1_sd`); predictions without a seed's name are the first seed's.
+        Figures `semisup_1pct_top1`, `semisup_1pct_top5` (or `semisup_1pct_frozen_top1`, `finetune_top1`, ...) in
+        percent, and the predictions. With several seeds the figures are means, beside those of every seed
+        (`semisup_1pct_top1_seed0`) and their standard deviation (`semisup_1pct_top1_sd`); predictions without a seed's
+        name are the first seed's.
 
     Raises:
         UserError: an argument is out of range, an image cannot be read, or the training diverges.
     """
-    require(percent in SETTINGS, f"{percent} %: the protocol knows 1 and 10; `excb-eval finetune` takes any --fraction")
-    share, source = _share(task, percent / 100, split)
-    name = f"semisup_{percent}pct"
+    require(
+        percent is None or percent in SETTINGS,
+        f"{percent} %: the protocol knows 1 and 10; `excb-eval finetune` takes any --fraction",
+    )
+    share, source = _share(task, fraction if percent is None else percent / 100, split)
+    name = "finetune" if percent is None else f"semisup_{percent}pct"
     if frozen:
         require(len(seeds) == 1, "the frozen variant has nothing random to average: give one seed")
         return _evaluate_frozen(task, reporter, share, source, name=f"{name}_frozen", seed=seeds[0], table=table)
@@ -80,54 +86,10 @@ def evaluate(
         reporter,
         share,
         source,
-        protocol="semisup",
+        protocol="finetune" if percent is None else "semisup",
         name=name,
         seeds=seeds,
-        settings=settings or SETTINGS[percent],
-        state=state,
-        table=table,
-    )
-
-
-def evaluate_fraction(
-    task: Task,
-    reporter: Reporter,
-    *,
-    fraction: float = 1.0,
-    split: np.ndarray | None = None,
-    seeds: Sequence[int] = (0,),
-    settings: Settings | None = None,
-    state: Path | None = None,
-    table: bool = True,
-) -> tuple[Result, Predictions]:
-    """Fine-tune all weights on any share of the labels; arguments and figures as `evaluate`'s.
-
-    Args:
-        task: backbone and images.
-        reporter: where to talk.
-        fraction: share of the train images, above 0 and at most 1, stratified by class.
-        split: indices of the train images to use instead.
-        seeds: trainings to average.
-        settings: by default those of the paper's 10 %, which no paper states for other shares.
-        state: folder for the state of unfinished trainings.
-        table: print the table.
-
-    Returns:
-        Figures `finetune_top1` and `finetune_top5` in percent, and the predictions.
-
-    Raises:
-        UserError: as `evaluate`.
-    """
-    share, source = _share(task, fraction, split)
-    return _fine_tune(
-        task,
-        reporter,
-        share,
-        source,
-        protocol="finetune",
-        name="finetune",
-        seeds=seeds,
-        settings=settings or SETTINGS[10],
+        settings=settings or SETTINGS[percent or 10],
         state=state,
         table=table,
     )
@@ -161,11 +123,6 @@ def _describe(task: Task, share: np.ndarray, source: str) -> tuple[dict[str, Any
         [f"{missing} of {classes} classes have no image in the share, so none of theirs is found"] if missing else []
     )
     return {"share": {"images": len(share), "sha256": digest, "source": source}}, notes
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Fine-tuning, with as many seeds as wanted
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _fine_tune(
@@ -261,11 +218,6 @@ def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], 
     epochs = result.settings["epochs"]
     title = f"{name}: fine-tuned on {images:,} images, {epochs} epoch{'s' if epochs != 1 else ''}"
     reporter.table(title, ["seed", "top-1 %", "top-5 %"], rows)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Frozen
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _evaluate_frozen(

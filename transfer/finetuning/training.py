@@ -241,11 +241,6 @@ def _switch_off_drop_path(backbone: nn.Module) -> None:
             module.drop_prob = 0.0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Going on, and testing
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _identity(task: Task, chosen: np.ndarray, settings: Settings, seed: int) -> dict[str, Any]:
     """What must be equal for a training to resume: plain values by name."""
     share = hashlib.sha256(np.ascontiguousarray(chosen, dtype="<i8").tobytes())
@@ -287,11 +282,6 @@ def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
     parts = [(samples, rows) for samples, rows in gather_objects((outputs.samples, best)) if rows is not None]
     order = torch.cat([samples for samples, _ in parts]).argsort()
     return torch.cat([rows for _, rows in parts])[order]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# BatchNorm over unequal shares
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _synchronise(network: nn.Module, device: torch.device) -> nn.Module:

@@ -9,7 +9,6 @@ from excb.cli import Parser
 from excb.console import Reporter
 
 from ..options import add_task_options
-from ..parallel import in_parallel
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
 from ..task_command import TaskCommand
@@ -68,7 +67,7 @@ KNN = Protocol(
     name="knn",
     help="weighted k-nearest-neighbour vote on frozen features (DINO's protocol)",
     add_options=_add_options,
-    run=in_parallel(_COMMAND.work),
+    run=_COMMAND.run,
     open=_COMMAND.open,
     families=(Family("knn", "k-NN on frozen features", "k-NN"),),
     kind_of=_kind_of,

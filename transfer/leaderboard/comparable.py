@@ -31,11 +31,6 @@ class ImagesKey:
     train: str
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Measured figures
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def of_result(result: Result, kind: FigureKind) -> Fields:
     """Every field that defines a measured figure, in the order in which people ask for them; values as in JSON."""
     settings = json.loads(json.dumps(result.settings))
@@ -87,11 +82,6 @@ def _registered(labels: str) -> list[ClaimImages]:
 def _labels_of(claim: Claim) -> str:
     protocol = protocols.of_command(claim.protocol.command)
     return "classes" if protocol is None else protocol.labels
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Published figures
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def of_claim(claim: Claim, kind: FigureKind) -> Fields:

@@ -82,11 +82,6 @@ def _text_of(name: str, epochs: int, batch: int | None, value: str, source: str)
     return f"{name}: {value} % after {epochs:,} epochs, {size} ({source})"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Drawing
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Frame:
     """The plot's box in pixels, and what its axes span."""

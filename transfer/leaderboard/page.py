@@ -79,11 +79,6 @@ def _figure(points: Sequence[Point], left_out: Sequence[str]) -> Html | None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Filters
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _filters(boards: Sequence[Board], rows: Sequence[LeaderboardRow]) -> Html:
     protocols = [name for board in boards for group in board.groups for name in group.names]
     search = element(
@@ -117,11 +112,6 @@ def _select(name: str, label: str, values: Iterable[str]) -> Html:
 
 def _network(row: LeaderboardRow) -> str:
     return row.architecture.removeprefix("timm:")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Tables
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _board(number: int, board: Board) -> Html:

@@ -1,7 +1,6 @@
 """`excb-eval linear`: its options and its record."""
 
 import argparse
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,6 @@ from excb.console import Reporter
 from excb.errors import UserError
 
 from ..options import add_task_options
-from ..parallel import in_parallel
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
 from ..task_command import TaskCommand
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from ..published.claim import ClaimImages
     from ..reporting.predictions import Predictions
     from ..task import Task
-
-_FIGURE = re.compile(r"linear_top([15])")
 
 
 def _add_options(parser: Parser) -> None:
@@ -81,20 +77,11 @@ def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: 
     )
 
 
-def _kind_of(figure: str) -> FigureKind | None:
-    match = _FIGURE.fullmatch(figure)
-    return None if match is None else FigureKind("linear", f"top-{match[1]}")
-
-
 def _cost(options: Mapping[str, Any], images: "ClaimImages") -> float | None:
     recipe = PROTOCOLS[options["protocol"]]
     if not recipe.augmented or images.train is None or images.test is None:
         return one_pass(options, images)
     return float(options.get("epochs", recipe.epochs) * images.train + images.test)
-
-
-def _result_fields(settings: Fields, _kind: FigureKind) -> Fields:
-    return named(settings)
 
 
 def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
@@ -124,14 +111,12 @@ LINEAR = Protocol(
     name="linear",
     help="linear heads on the frozen backbone",
     add_options=_add_options,
-    run=in_parallel(_COMMAND.work),
+    run=_COMMAND.run,
     open=_COMMAND.open,
     families=(Family("linear", "Linear classification", "Linear"),),
-    kind_of=_kind_of,
     state="--state",
     state_suffix=".pt",
     cost=_cost,
-    result_fields=_result_fields,
     claim_fields=_claim_fields,
     in_suite=InSuite(names=("linear",), steps=_steps, add_options=_add_suite_options),
 )

@@ -3,24 +3,25 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from excb.files.records import rules_of
 
 MOST = 1e15  # of any number in a claim
 MULTI = "multi"  # crops of more than one size, which ones is not stated
+Kind = TypeVar("Kind")
 
 
-def checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass from a file that people write: lists as tuples, each of the kind that it states.
+def from_table(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    """A dataclass from a table that people write, whose lists become tuples.
 
     Raises:
-        TypeError: one is of another kind.
+        TypeError: a field is missing, unknown, or of another type than its annotation.
     """
     for name, rule in rules_of(kind, MOST).items():
         if name in values and rule(values[name]) is not None:
             raise TypeError(f"{name} is {ascii(values[name])[:80]}")
-    return {name: tuple(item) if isinstance(item, list) else item for name, item in values.items()}
+    return kind(**{name: tuple(item) if isinstance(item, list) else item for name, item in values.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +57,6 @@ class ClaimProtocol:
     methods: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "ClaimProtocol":
-        """From a table of protocols.toml, whose lists become tuples; options stay as they are.
-
-        Raises:
-            TypeError: a field is missing, unknown, or of another kind.
-        """
-        return cls(**checked(cls, values))
 
     def arguments(self) -> list[str]:
         """The command and its options as words of a command line."""
@@ -110,15 +102,6 @@ class ClaimImages:
     train_fingerprint: str | None = None
     test_fingerprint: str | None = None
     rename: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "ClaimImages":
-        """From a table of protocols.toml, whose lists become tuples.
-
-        Raises:
-            TypeError: a field is missing, unknown, or of another kind.
-        """
-        return cls(**checked(cls, values))
 
 
 @dataclass(frozen=True, kw_only=True)

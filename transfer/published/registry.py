@@ -12,16 +12,11 @@ from typing import Any
 
 from excb.errors import UserError, nearest_name
 
-from .claim import MOST, Claim, ClaimImages, ClaimProtocol, checked
+from .claim import MOST, Claim, ClaimImages, ClaimProtocol, from_table
 
 FOLDER = Path(__file__).with_name("claims")
 FILES = ("protocols.toml", "paper.toml", "repositories.toml", "bundled.toml")  # later ones use what earlier ones define
 NOT_STATED = "-"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Which there are
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def claims(files: Sequence[Path] = ()) -> list[Claim]:
@@ -76,10 +71,6 @@ def select(what: str, among: Iterable[Claim]) -> list[Claim]:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# From TOML
-# ---------------------------------------------------------------------------------------------------------------------
-
 # A row's columns, or fields of its table for all its rows; every other column is a metric.
 _FACTS = {"method", "architecture", "checkpoint", "data", "epochs", "batch", "crops", "source", "differs_from"}
 _OF_TABLE = {"title", "columns", "rows", "notes", "unstated"}
@@ -106,8 +97,8 @@ class _Registry:
             protocols, data, recipes = (tables.pop(name, {}) for name in ("protocols", "data", "recipes"))
             new = _Registry(
                 self.protocols
-                | {name: ClaimProtocol.from_dict(each | {"name": name}) for name, each in protocols.items()},
-                self.data | {name: ClaimImages.from_dict(each | {"name": name}) for name, each in data.items()},
+                | {name: from_table(ClaimProtocol, each | {"name": name}) for name, each in protocols.items()},
+                self.data | {name: from_table(ClaimImages, each | {"name": name}) for name, each in data.items()},
                 self.recipes | recipes,
                 self.titles | {name: str(table["title"]) for name, table in tables.items()},
             )
@@ -147,7 +138,8 @@ class _Registry:
             names = " and ".join(protocol.name for protocol in fitting) or "none"
             raise ValueError(f"one protocol must be that of {name}, not {names}")
         stated = {"recipe": self.recipes.get(facts["checkpoint"], ""), "data": self.data[facts["data"]]}
-        claim = Claim(id=name, metric=metric, value=value, protocol=fitting[0], **checked(Claim, facts | stated | rest))
+        figure = {"id": name, "metric": metric, "value": value, "protocol": fitting[0]}
+        claim = from_table(Claim, facts | stated | figure | rest)
         if not abs(claim.number) < MOST:  # raises ValueError where the figure is no number
             raise ValueError(f"the figure of {name} is {value}")
         return claim

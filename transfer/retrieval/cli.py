@@ -9,7 +9,6 @@ from excb.cli import Parser
 from excb.console import Reporter
 
 from ..options import add_task_options
-from ..parallel import in_parallel
 from ..protocol import Family, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..task_command import TaskCommand
 
@@ -57,7 +56,7 @@ RETRIEVAL = Protocol(
     name="retrieval",
     help="images of the same class by cosine on frozen features: mAP, R-precision, recall@k",
     add_options=_add_options,
-    run=in_parallel(_COMMAND.work),
+    run=_COMMAND.run,
     open=_COMMAND.open,
     families=(Family("retrieval", "Retrieval of images of the same class", "Retrieval"),),
     kind_of=_kind_of,

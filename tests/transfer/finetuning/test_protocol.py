@@ -16,7 +16,7 @@ from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.data.splits import stratified_split
 from excb.transfer.finetuning import protocol, training
-from excb.transfer.finetuning.protocol import SETTINGS, evaluate, evaluate_fraction, interval_of_mean
+from excb.transfer.finetuning.protocol import SETTINGS, evaluate, interval_of_mean
 from excb.transfer.reporting import report
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
@@ -71,9 +71,9 @@ def test_images_and_settings_of_the_run(task: Task, monkeypatch: pytest.MonkeyPa
     tenth = stratified_split(task.train.labels, 0.1, 0).tolist()
     result, _ = quiet(task, percent=10)
     quiet(task, percent=1, split=np.array([3, 41]))
-    evaluate_fraction(task, Reporter(quiet=True), table=False)
+    evaluate(task, Reporter(quiet=True), table=False)
     whole = replace(QUICK, batch=4)
-    evaluate_fraction(task, Reporter(quiet=True), fraction=0.5, settings=whole, table=False)
+    evaluate(task, Reporter(quiet=True), fraction=0.5, settings=whole, table=False)
     assert asked[0] == (tenth, replace(SETTINGS[10], batch=7))
     assert asked[1] == ([3, 41], replace(SETTINGS[1], batch=2))
     assert asked[2] == (list(range(70)), replace(SETTINGS[10], batch=70))
@@ -161,7 +161,7 @@ def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_any_share(task: Task) -> None:
-    result, predictions = evaluate_fraction(
+    result, predictions = evaluate(
         task, Reporter(quiet=True), fraction=0.3, settings=replace(QUICK, epochs=1), table=False
     )
     assert result.protocol == "finetune"
