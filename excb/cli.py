@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a program, as `excb-eval knn`. Importing its module needs no torch, so that `--help` stays quick.
+    """One command of a program, such as `excb-eval knn`. Its module does not import torch, to keep `--help` fast.
 
     Args:
         name: its name on the command line.

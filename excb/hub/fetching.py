@@ -7,7 +7,8 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub.buckets import fetch_kept
 from excb.hub.resolve import HUB, WEB, Resolved
-from excb.remote.fetch import fetch_repo, fetch_url
+from excb.remote.fetch import fetch_url
+from excb.remote.hf_repository import fetch_repo
 
 
 class Fetched(NamedTuple):

@@ -96,11 +96,6 @@ class LastClassTokens(nn.Module):
         return torch.cat([prefix[:, 0] for _patches, prefix in layers], dim=1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Maps
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Stage:
     """A map that a network makes on its way to its features: one of its stages, or the patch tokens after a block."""
@@ -235,11 +230,6 @@ def _at_stride(tokens: Tensor, patch: int, stride: int) -> Tensor:
         return F.avg_pool2d(tokens, stride // patch, ceil_mode=True)  # of the patches there are, at the edges
     size = [-(-cells * patch // stride) for cells in tokens.shape[-2:]]
     return F.interpolate(tokens, size=size, mode="bilinear", antialias=stride > patch)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Images of another size
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def sized(architecture: Architecture, img_size: int) -> Architecture:

@@ -120,7 +120,7 @@ def test_only_https_is_fetched_from_elsewhere(url: str, part: Path) -> None:
     "url", ["https://[::1/a", "http://127.0.0.1:port/a", "http://127.0.0.1:1/a b", "http://127.0.0.1:1/ä"]
 )
 def test_broken_address_is_one_line(url: str, part: Path) -> None:
-    assert "is no address" in line(url, part)
+    assert "is not an address" in line(url, part)
 
 
 def test_redirect_is_followed(server: FileServer, part: Path) -> None:
