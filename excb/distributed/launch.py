@@ -121,7 +121,6 @@ def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> tup
 
 
 def _exit_code(codes: list[int | None], failed: list[int], stop: StopRequest, answers: Collection[int]) -> int:
-    """The exit code, or an error that names the failed process."""
     if USER_ERROR in codes:
         return USER_ERROR  # that process has reported why
     if stop.received is not None:

@@ -171,7 +171,6 @@ class Work:
 
 
 def _environment(place: Any, address: str) -> dict[str, str]:
-    """The environment variables of a process, as torch reads them."""
     from excb.distributed.machine import usable_cores
     from excb.distributed.signals import LAUNCHER
 

@@ -106,7 +106,6 @@ def _kill(workers: Sequence[BaseProcess]) -> None:
 
 
 def _cause(error: Exception, workers: Sequence[BaseProcess]) -> str:
-    """The message: what happened, why, and what to do."""
     codes = [worker.exitcode for worker in workers if worker.exitcode]
     if not codes:
         what = str(error).strip().rpartition("\n")[2]  # the last line of a worker's traceback

@@ -44,22 +44,14 @@ class Images(Protocol):
         """A text that changes when a stored image may have changed; empty where the fingerprint changes with it."""
 
     def open(self, index: int) -> Image.Image:
-        """One image as upright 8-bit RGB.
-
-        Raises:
-            BrokenImageError: it cannot be read.
-        """
+        """One image as upright 8-bit RGB. Raises BrokenImageError if it cannot be read."""
 
 
 class CodedImages(Images, Protocol):
     """Images whose stored bytes can be read, so that pretraining chooses how to decode them."""
 
     def source(self, index: int) -> Source:
-        """One image as it is stored. A stream belongs to the caller.
-
-        Raises:
-            BrokenImageError: it cannot be read.
-        """
+        """One image as it is stored, a stream for this caller only. Raises BrokenImageError if it cannot be read."""
 
 
 def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
@@ -89,7 +81,6 @@ class ImageSet:
     scanned: bool = False
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.paths)
 
     def file(self, index: int) -> Path:

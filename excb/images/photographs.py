@@ -41,11 +41,7 @@ class PhotographError(UserError):
 
 
 def photograph(name: str) -> Image.Image:
-    """One of `PHOTOGRAPHS` as 8-bit RGB.
-
-    Raises:
-        PhotographError: it is not installed, or is damaged.
-    """
+    """One of `PHOTOGRAPHS` as 8-bit RGB. Raises PhotographError if it is not installed or damaged."""
     place = PHOTOGRAPHS[name]
     package, _, inside = place.partition("/")
     spec = find_spec(package)  # which does not import the package

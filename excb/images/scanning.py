@@ -67,11 +67,7 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, or a link to one.
-
-    Raises:
-        UserError: it is a link whose target cannot be read.
-    """
+    """Whether an entry is a folder or a link to one. Raises UserError if a link's target cannot be read."""
     try:
         return entry.is_dir()
     except OSError as error:

@@ -36,7 +36,6 @@ class Paths(Sequence[str]):
         self._ends = np.flatnonzero(np.frombuffer(names, np.uint8) == 0)
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._ends)
 
     @overload
@@ -53,7 +52,6 @@ class Paths(Sequence[str]):
         return f"{self._shards[self.shard(index)]}/{member}"
 
     def __iter__(self) -> Iterator[str]:
-        """All paths in order."""
         members = iter(self._names.decode(errors="surrogateescape").split("\0"))
         for shard, count in zip(self._shards, np.diff(self._last, prepend=0).tolist(), strict=True):
             for member in itertools.islice(members, count):
@@ -95,7 +93,6 @@ class ShardImages:
     _reader: byte_ranges.RangeReader = field(default_factory=byte_ranges.RangeReader, repr=False)
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.index.offsets)
 
     @cached_property

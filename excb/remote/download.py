@@ -218,7 +218,6 @@ def _split(address: str) -> SplitResult:
 
 
 def _checked(address: str, *, came_from: str | None = None) -> str:
-    """The address, if files may be fetched from it."""
     parts = _split(address)
     # Unencrypted data can be changed on its way through a network, but not within this machine.
     inside = parts.hostname in LOOPBACK and (came_from is None or urlsplit(came_from).hostname in LOOPBACK)

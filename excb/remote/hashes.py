@@ -27,11 +27,7 @@ class Published(NamedTuple):
 
 
 def parse(digest: str) -> Published:
-    """Read "sha256:HEX" or "md5:HEX".
-
-    Raises:
-        UserError: it is neither, or has less than 8 digits.
-    """
+    """Read "sha256:HEX" or "md5:HEX". Raises UserError for anything else, or less than 8 digits."""
     if re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}", digest.lower()) is None:
         raise UserError(f"'{digest}' is no hash: write sha256:HEX or md5:HEX, with 8 digits at least")
     return Published(*digest.lower().split(":"))
@@ -63,11 +59,7 @@ class Hashes:
 
 
 def hashes_of(file: Path, algorithms: Collection[str]) -> dict[str, str]:
-    """The hashes of a file in hexadecimal digits.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """The hashes of a file in hexadecimal digits. Raises UserError if it cannot be read."""
     hashes = Hashes(algorithms)
     try:
         hashes.add_file(file)

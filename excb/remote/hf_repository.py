@@ -154,7 +154,6 @@ def _cached(repo: str, revision: str, failure: str) -> Path:
 
 
 def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", reporter: Reporter) -> Path:
-    """Download what is not in the cache yet."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     cache = _cache()
@@ -247,7 +246,6 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _reason(error: BaseException, repo: str, where: str) -> str:
-    """The message: what went wrong and what to do."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:

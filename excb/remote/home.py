@@ -48,11 +48,7 @@ def folder_of(name: str) -> Path:
 
 
 def recorded(url: str) -> str | None:
-    """The sha256 of the file at `url` as of its first download, if there was one.
-
-    Raises:
-        UserError: the record cannot be read.
-    """
+    """The recorded sha256 of the file at `url`, if any. Raises UserError if the record cannot be read."""
     entry = _hashes().get(url)
     return None if entry is None else str(entry["sha256"])
 

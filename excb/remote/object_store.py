@@ -72,11 +72,7 @@ class Store:
             return None
 
     def fetch(self, name: str, target: Path) -> None:
-        """Copy a file to this machine, atomically.
-
-        Raises:
-            UserError: `target` cannot be written.
-        """
+        """Copy a file to this machine, atomically. Raises UserError if `target` cannot be written."""
 
         def fetch() -> None:
             size = self._system.info(self._path(name))["size"]
