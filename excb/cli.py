@@ -25,19 +25,12 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a program, such as `excb-eval knn`. Its module does not import torch, to keep `--help` fast.
+    """One command of a program, such as `excb-eval knn`. Its module does not import torch, to keep `--help` fast."""
 
-    Args:
-        name: its name on the command line.
-        help: what it does, one line without a full stop.
-        add_options: adds its options to its parser.
-        run: runs it with the parsed options, and returns the exit code.
-    """
-
-    name: str
-    help: str
+    name: str  # on the command line
+    help: str  # what it does, one line without a full stop
     add_options: Callable[[Parser], None]
-    run: Callable[[argparse.Namespace], int]
+    run: Callable[[argparse.Namespace], int]  # takes the parsed options, and returns the exit code
 
 
 def command_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:

@@ -64,21 +64,13 @@ def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with a fixed order: `root / paths[i]` is sample i.
-
-    Args:
-        root: folder that the paths start from.
-        paths: POSIX paths below root, sorted.
-        labels: class index of every sample, or None.
-        classes: class names, or None.
-        scanned: whether these are all images below root, as another scan would find them.
-    """
+    """Images with a fixed order: `root / paths[i]` is sample i."""
 
     root: Path
-    paths: Sequence[str]
-    labels: np.ndarray | None = None
-    classes: tuple[str, ...] | None = None
-    scanned: bool = False
+    paths: Sequence[str]  # POSIX paths below root, sorted
+    labels: np.ndarray | None = None  # class index of every sample, int64 [N]
+    classes: tuple[str, ...] | None = None  # class names
+    scanned: bool = False  # whether these are all images below root, as another scan would find them
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -75,21 +75,13 @@ class _Member(io.BytesIO):
 
 @dataclass(frozen=True)
 class ShardImages:
-    """Images in tars, shard after shard, each in the tar's order.
+    """Images in tars, shard after shard, each in the tar's order."""
 
-    Args:
-        root: what the user named.
-        places: the shards' files or URLs.
-        index: where the images are in them.
-        labels: class index of every image, int64 [N], or None.
-        classes: class names, or None.
-    """
-
-    root: str
-    places: tuple[str, ...]
+    root: str  # what the user named
+    places: tuple[str, ...]  # the shards' files or URLs
     index: ShardIndex
-    labels: np.ndarray | None = None
-    classes: tuple[str, ...] | None = None
+    labels: np.ndarray | None = None  # class index of every image, int64 [N]
+    classes: tuple[str, ...] | None = None  # class names
     _reader: byte_ranges.RangeReader = field(default_factory=byte_ranges.RangeReader, repr=False)
 
     def __len__(self) -> int:

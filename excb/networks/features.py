@@ -30,9 +30,9 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
     """A network's inputs for the images of a set, or the reasons why images are unreadable.
 
     Args:
-        images: the images.
+        images: the set.
         transform: PIL image -> input [3, H, W].
-        chosen: indices of the images to read; all by default.
+        chosen: indices of the images to read, by default all.
     """
 
     def __init__(
@@ -110,24 +110,17 @@ def extract(
     workers: int = 0,
     progress: Callable[[int], None] = lambda _done: None,
 ) -> Features:
-    """Pass every image once through a backbone in eval mode.
+    """Pass every image once through a backbone, in batches of `batch` images, as `stream` does.
 
-    Args:
-        backbone: [B, 3, H, W] -> [B, D]; its mode is restored afterwards.
-        inputs: the backbone's inputs.
-        device: of the backbone.
-        batch: images per batch.
-        workers: worker processes of the data loader.
-        progress: called with the number of images of every batch.
+    `progress` is called with the number of images of every batch.
     """
     parts: list[Features] = []
     for part in stream(backbone, inputs, in_batches(range(len(inputs)), batch), device=device, workers=workers):
         parts.append(part)
         progress(len(part.samples) + len(part.broken))
     broken = {path: reason for part in parts for path, reason in part.broken.items()}
-    readable = [part for part in parts if len(part.samples)]
-    if not readable:
-        return Features(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), broken)
+    empty = Features(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), {})
+    readable = [part for part in parts if len(part.samples)] or [empty]
     return Features(torch.cat([part.rows for part in readable]), torch.cat([part.samples for part in readable]), broken)
 
 

@@ -211,11 +211,9 @@ class Pyramid(_Maps):
         if self.patch is None:
             return maps
         height, width = images.shape[-2:]
-        levels = zip(maps, STRIDES, strict=True)
-        return [
-            # Patches may reach beyond the image, where timm pads it.
+        return [  # cropped, because patches may reach beyond the image, where timm pads it
             _at_stride(tokens, self.patch, stride)[..., : -(-height // stride), : -(-width // stride)]
-            for tokens, stride in levels
+            for tokens, stride in zip(maps, STRIDES, strict=True)
         ]
 
 

@@ -21,20 +21,13 @@ class Preprocessing:
 
     It is bit-exact with torchvision's `Resize` and `CenterCrop`, except that of an image more than `STRIP` times as
     long as wide only the middle is resized, which moves it by less than a pixel.
-
-    Args:
-        resize: the shorter side after resizing.
-        crop: side of the central square that is kept.
-        mean: channel means in [0, 1].
-        std: channel standard deviations in [0, 1].
-        interpolation: of the resize, antialiased.
     """
 
-    resize: int = 256
-    crop: int = 224
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    resize: int = 256  # the shorter side after resizing
+    crop: int = 224  # side of the central square that is kept
+    mean: tuple[float, float, float] = IMAGENET_MEAN  # of the channels, in [0, 1]
+    std: tuple[float, float, float] = IMAGENET_STD  # standard deviations of the channels, in [0, 1]
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of the resize, antialiased
 
     def __call__(self, image: "Image") -> "Tensor":
         """Turn an image into a network's input, float32 [3, crop, crop]."""

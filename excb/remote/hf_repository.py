@@ -102,13 +102,12 @@ def kept_copy(repo: str, reporter: Reporter) -> Path | None:
         failure = _no_connection(error, f"hf-hub:{repo}", os.environ.get("HF_ENDPOINT") or HUB)
     else:
         return None
-    copies = [try_to_load_from_cache(repo, name, _cache()) for name in (WEIGHTS, "pytorch_model.bin")]
-    if isinstance(copies[0], str):
-        reporter.warn(f"{failure}: using the copy at {copies[0]}")
-        return Path(copies[0])
-    if isinstance(copies[1], str):
-        return None
-    raise UserError(failure)
+    copy, old = (try_to_load_from_cache(repo, name, _cache()) for name in (WEIGHTS, "pytorch_model.bin"))
+    if isinstance(copy, str):
+        reporter.warn(f"{failure}: using the copy at {copy}")
+        return Path(copy)
+    require(isinstance(old, str), failure)
+    return None
 
 
 def _is_repository(repo: str) -> bool:
