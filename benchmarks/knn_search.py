@@ -89,7 +89,7 @@ def check(bank: Tensor, queries: Tensor, k: int) -> None:
     distances, indices = brute.kneighbors(queries.double().numpy())
     print(f"neighbours: {int((found.indices.numpy() != indices).sum())} of {indices.size} differ")
     ks = sorted({min(k, count) for count in (10, 20, 100, 200)})
-    for count, ours in vote(found, labels, ks=ks, temperature=temperature, classes=classes).items():
+    for (count, _), ours in vote(found, labels, ks=ks, temperatures=[temperature], classes=classes).items():
         scores = np.zeros((len(queries), classes))
         weights = np.exp((1 - distances[:, :count]) / temperature)
         np.add.at(scores, (np.arange(len(queries))[:, None], labels.numpy()[indices[:, :count]]), weights)

@@ -25,21 +25,13 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a program, as `excb-eval knn`. Importing its module needs no torch, so that `--help` stays quick.
+    """One command of a program, such as `excb-eval knn`. Its module does not import torch, to keep `--help` fast."""
 
-    Args:
-        name: its name on the command line.
-        help: what it does, one line without a full stop.
-        add_options: adds its options to its parser.
-        run: runs it with the parsed options, and returns the exit code.
-        description: for its own `--help`, printed as it is; made of `help` by default.
-    """
-
-    name: str
-    help: str
+    name: str  # on the command line
+    help: str  # what it does, one line without a full stop
     add_options: Callable[[Parser], None]
-    run: Callable[[argparse.Namespace], int]
-    description: str = ""
+    run: Callable[[argparse.Namespace], int]  # takes the parsed options, and returns the exit code
+    description: str = ""  # for its own `--help`, printed as it is; made of `help` by default
 
 
 def command_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:

@@ -41,7 +41,7 @@ class Progressor:
 
 
 class Reporter:
-    """A program's output: notes and progress on stderr, results on stdout, so that pipes carry results only."""
+    """A program's output: notes and progress on stderr, results on stdout, so pipes carry results only."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._notes = Console(stderr=True, quiet=quiet, highlight=False)
@@ -81,7 +81,7 @@ class Reporter:
                 table.add_row(*row)
             self._results.print(table)
             return
-        widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         print(printable(title))
         for row in [header, *rows]:
             cells = [

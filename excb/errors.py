@@ -14,19 +14,14 @@ _SHOWN = "\n\t\u200c\u200d"  # several scripts need joiners and non-joiners with
 
 # Errors that a file system may raise in any program at any path, and what the user can do about them.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_OTHER_PLACE = "allow reading and writing, or name another place"
 _ROOM = "free some space, or name a place on another disk"
-_DISK = "check its disk or file server, then start again"
 _REMEDIES = {
-    errno.EACCES: _OTHER_PLACE,
-    errno.EPERM: _OTHER_PLACE,
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "allow reading and writing, or name another place"),
     errno.EROFS: "name a writable place",
     **dict.fromkeys(NO_ROOM, _ROOM),
     errno.ENAMETOOLONG: "use a shorter name",
-    errno.EIO: _DISK,
-    errno.ESTALE: _DISK,
-    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
-    errno.ENFILE: "raise the limit of open files (`ulimit -n`)",
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "check its disk or file server, then start again"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (`ulimit -n`)"),
 }
 
 

@@ -1,1 +1,1 @@
-"""How figures look, and TensorBoard's event files."""
+"""The style of figures, and TensorBoard's event files."""

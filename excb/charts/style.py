@@ -18,16 +18,8 @@ FORMATS = (".png", ".svg")
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#c0392b", "#8a8f94"
 # Ten colours of classes or runs, from Petroff (2021), "Accessible color sequences for data visualization".
 SEQUENCE = (
-    "#3f90da",
-    "#ffa90e",
-    "#bd1f01",
-    "#94a4a2",
-    "#832db6",
-    "#a96b59",
-    "#e76300",
-    "#b9ac70",
-    "#717581",
-    "#92dadd",
+    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
+    *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
 )
 MARKERS = "os^Dv"  # distinguish classes beyond the ten colours, and in print without colour
 
@@ -53,12 +45,12 @@ def style_axes(axes: Any, title: str = "", *, x: str = "", y: str = "", frame: b
 
 
 def shortened(name: str, most: int) -> str:
-    """A name of at most `most` characters. A longer one would leave its figure no room."""
+    """A name cut to at most `most` characters."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def drawable(name: str) -> str:
-    """A name that can be drawn although it may come from a file name that is not UTF-8."""
+    """A name that can be drawn even if it comes from a file name that is not UTF-8."""
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -69,11 +61,7 @@ def distinct_styles(count: int) -> Iterator[tuple[str, str]]:
 
 
 def check_formats(files: Sequence[Path]) -> None:
-    """Check that files are named as figures, before anything is computed.
-
-    Raises:
-        UserError: a name ends in neither .png nor .svg.
-    """
+    """Raise UserError, before anything is computed, for a file whose name ends in neither .png nor .svg."""
     for file in files:
         if file.suffix.lower() not in FORMATS:
             raise UserError(f"cannot draw {file}: its name must end in {' or '.join(FORMATS)}")

@@ -34,11 +34,7 @@ class TensorBoardWriter:
         self._write(session_log=SessionLog(status=SessionLog.START), step=purge_step)
 
     def add_scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Write values of one step.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Write values of one step. Raises OSError if the disk is full."""
         for name, value in values.items():
             self._write(summary=scalar(name, value), step=step)
 

@@ -50,15 +50,14 @@ def launch_on_gpus(
 def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Collection[int] = ()) -> int:
     """Run `python -m MODULE ARGUMENTS` in several processes that form one process group.
 
-    They meet at a store that this process keeps, on a port that the system chooses. Ctrl-C reaches only this process,
-    which forwards it. The first signal lets all of them finish the step and save. The second ends them, even if they
-    hang.
+    They meet at a store that this process keeps, on a free port. Ctrl-C reaches only this process, which forwards it.
+    The first signal lets all of them finish the step and save. The second ends them, even if they hang.
 
     Args:
         module: a command line program, such as "excb.pretrain".
         arguments: its command line, without the program.
         processes: world_size.
-        answers: exit codes above 0 that are no failure where all processes exit with the same one.
+        answers: exit codes above 0 that are no failure if all processes exit with the same one.
 
     Returns:
         The exit code of all of them.
@@ -121,7 +120,6 @@ def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> tup
 
 
 def _exit_code(codes: list[int | None], failed: list[int], stop: StopRequest, answers: Collection[int]) -> int:
-    """The exit code, or an error that names the failed process."""
     if USER_ERROR in codes:
         return USER_ERROR  # that process has reported why
     if stop.received is not None:

@@ -11,11 +11,7 @@ from excb.errors import UserError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name. `auto` is a GPU if there is one, else the CPU.
-
-    Raises:
-        UserError: there is no such device here.
-    """
+    """The device of a name; `auto` is a GPU if possible, else the CPU. Raises UserError if it is not available."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -97,8 +97,8 @@ def _own_device(device: str) -> torch.device:
 def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -> int:
     """Join the process group, do the work, and return its exit code. One of several processes exits with it at once.
 
-    An error that several ranks raise is reported by one of them. The exit code is `LOST` where another process is gone.
-    A hung process is reported, and the others exit (`excb.distributed.heartbeat`).
+    One rank reports an error that several raise. The exit code is `LOST` where another process is gone. A hung process
+    is reported, and the others exit (`excb.distributed.heartbeat`).
 
     Raises:
         UserError: from `joined` or the work, in a run of one process.

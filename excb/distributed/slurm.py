@@ -30,9 +30,9 @@ def submit_command(
 
     Args:
         module: a command line program, such as "excb.pretrain".
-        arguments: its command line. It may include `--slurm`, which has no effect within the job.
+        arguments: its command line. `--slurm` in it has no effect within the job.
         text: the value of `--slurm`, or None.
-        folder: where submitit keeps the job and its output. All nodes must see it.
+        folder: for submitit's files and output. All nodes must see it.
         reporter: prints how to follow and to stop the job.
         gpus: the value of `--gpus`, which cannot be combined with `--slurm`.
 
@@ -146,8 +146,7 @@ class Work:
 
         self._ask()
         if self._process is not None:
-            with suppress(ChildProcessError):  # it has already ended
-                # Not `wait`: the interrupted call holds its lock.
+            with suppress(ChildProcessError):  # already ended; `wait` would need the lock of the interrupted call
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(Work(self.command))
 
@@ -171,7 +170,6 @@ class Work:
 
 
 def _environment(place: Any, address: str) -> dict[str, str]:
-    """The environment variables of a process, as torch reads them."""
     from excb.distributed.machine import usable_cores
     from excb.distributed.signals import LAUNCHER
 

@@ -50,11 +50,7 @@ class Request:
 
 
 def parse(text: str) -> Request:
-    """Read "partition=gpu,nodes=2,gpus=8,time=24:00:00".
-
-    Raises:
-        UserError: an unknown name, or an invalid value.
-    """
+    """Read "partition=gpu,nodes=2,gpus=8,time=24:00:00". Raises UserError for an unknown name or invalid value."""
     types: dict[str, Any] = typing.get_type_hints(Request)
     values: dict[str, Any] = {}
     for item in text.split(","):

@@ -37,9 +37,8 @@ def worker_count(wanted: int) -> int:
 def follow_parent(_worker: int) -> None:
     """Initialise a worker process: it leaves signals to its parent, and exits when the parent does.
 
-    Ctrl-C and SIGTERM reach the whole process group. A worker that died of them would take the parent down in the
-    middle of a step. The loader's own check of the parent starts later, and takes whatever process is the parent then
-    for the real one. A worker whose parent was killed before that would wait forever.
+    Ctrl-C and SIGTERM reach the whole process group. A worker that died of them would end the parent within a step.
+    The loader's own check of the parent starts later. A worker whose parent was killed before it would wait forever.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -83,13 +82,13 @@ def watch_workers(loader: DataLoader[Any]) -> Iterator[Any]:
                 return
             except ReadingError:  # from the sampler
                 raise
-            except Exception as error:  # noqa: BLE001  # whatever a worker raised
+            except Exception as error:  # noqa: BLE001  # from a worker
                 failure = _cause(error, workers)
             if failure is not None:  # outside the handler, whose traceback would keep the iterator alive
                 raise ReadingError(failure, rank_local=True)
             yield batch
     finally:
-        # Workers that read from a disk that hangs would not exit, and the program would wait for them at its end.
+        # Workers that hang while reading would not exit, and the program would wait for them at its end.
         end = threading.Timer(PATIENCE, _kill, [workers])
         end.daemon = True
         end.start()
@@ -106,7 +105,6 @@ def _kill(workers: Sequence[BaseProcess]) -> None:
 
 
 def _cause(error: Exception, workers: Sequence[BaseProcess]) -> str:
-    """The message: what happened, why, and what to do."""
     codes = [worker.exitcode for worker in workers if worker.exitcode]
     if not codes:
         what = str(error).strip().rpartition("\n")[2]  # the last line of a worker's traceback

@@ -1,7 +1,7 @@
 """The one atomic writer: files and folders appear whole or not at all, also after a crash and with several writers.
 
-They are written beside their place under a name that no other writer has, flushed to the disk, and then renamed. Not
-written here: files that grow (logs, downloads that can resume), for which half a file is what is wanted.
+They are written beside their target under a unique name, flushed to the disk, and then renamed. Files that grow (logs,
+resumable downloads) are not written here.
 """
 
 import ctypes
@@ -11,17 +11,17 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from excb.errors import UserError
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder, there or not, in which no file can be made: before hours of work, not after. Nothing is left.
+    """Check before hours of work that files can be made in a folder, which need not exist yet. Nothing is left there.
 
     Raises:
-        UserError: it cannot be written, or a file is in its place.
+        UserError: it cannot be written, or is a file.
     """
     try:
         with tempfile.TemporaryFile(dir=existing(folder)):
@@ -31,83 +31,71 @@ def check_folder(folder: Path) -> None:
 
 
 def existing(path: Path) -> Path:
-    """The path, or what is nearest to it on the way, there, and to be seen."""
-    path = path.absolute()
-    return next(place for place in (path, *path.parents) if _seen(place))
-
-
-def _seen(place: Path) -> bool:
-    try:
-        return place.exists()
-    except PermissionError:  # a folder on the way may not be entered
-        return False
+    """The path, or its nearest parent that exists and can be accessed."""
+    for place in (path := path.absolute(), *path.parents):
+        with suppress(PermissionError):  # a parent folder may not be entered
+            if place.exists():
+                return place
+    raise AssertionError("the root exists")
 
 
 @contextmanager
 def new_file(target: Path, *, advice: str = "") -> Iterator[Path]:
-    """Give the name of a file to write; when the block ends without an error, it takes the place of `target`.
+    """Give the path of a file to write. It replaces `target` when the block ends without an error.
 
     Args:
         target: the file; its folder is made.
-        advice: what to do, or what is safe, if it cannot be written.
+        advice: for the message, if it cannot be written.
 
     Raises:
-        UserError: it cannot be written; what was there is untouched.
+        UserError: it cannot be written. An older file is untouched.
     """
-    with _made_beside(target, advice) as made:
-        yield made
-        flush(made)
-        made.replace(target)
+    with _partial(target, advice) as partial:
+        yield partial
+        flush(partial)
+        partial.replace(target)
 
 
 def write_text(text: str, file: Path, *, advice: str = "") -> None:
-    """Write a text file in UTF-8: see `new_file`.
-
-    Raises:
-        UserError: the file cannot be written; what was there is untouched.
-    """
+    """Write a text file in UTF-8, with the arguments and errors of `new_file`."""
     write_bytes(text.encode(), file, advice=advice)
 
 
 def write_bytes(contents: bytes, file: Path, *, advice: str = "") -> None:
-    """Write a file: see `new_file`. Of several writers of the same file, the last one wins.
-
-    Raises:
-        UserError: the file cannot be written; what was there is untouched.
-    """
-    with new_file(file, advice=advice) as made:
-        made.write_bytes(contents)
+    """Write a file, with the arguments and errors of `new_file`. Of several writers the last one wins."""
+    with new_file(file, advice=advice) as partial:
+        partial.write_bytes(contents)
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder to fill; when the block ends without an error, it takes the place of `target`.
+    """Give an empty folder to fill. It replaces `target` and all its contents when the block ends without an error.
 
-    An older folder there goes with all that it holds. On Linux there is no moment without the one or the other.
+    On Linux one of the two is there at every moment.
 
     Raises:
-        UserError: it cannot be written; what was there is untouched.
+        UserError: it cannot be written. An older folder is untouched.
     """
-    with _made_beside(target) as made:
-        made.mkdir()
-        yield made
-        for file in sorted(made.rglob("*")):
+    with _partial(target) as partial:
+        partial.mkdir()
+        yield partial
+        for file in sorted(partial.rglob("*")):
             flush(file)
-        flush(made)
-        _put(made, target)
+        flush(partial)
+        _replace_folder(partial, target)
 
 
 @contextmanager
-def _made_beside(target: Path, advice: str = "") -> Iterator[Path]:
-    """Give a free name beside `target`; nothing is left under it."""
-    made = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+def _partial(target: Path, advice: str = "") -> Iterator[Path]:
+    """Give a free path beside `target`, and remove what is left there."""
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            yield made
+            yield partial
             flush(target.parent)
         finally:
-            _remove(made)
+            _remove(partial)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error}{advice and f'; {advice}'}") from None
 
@@ -120,7 +108,7 @@ def _remove(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have the disk hold a file, or a folder's list of names, before anything else happens."""
+    """Flush a file, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -128,29 +116,28 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _put(made: Path, target: Path) -> None:
-    """Give a folder its name; what had that name has the other one afterwards, or is gone."""
+def _replace_folder(partial: Path, target: Path) -> None:
     try:
-        made.rename(target)  # nothing is there yet, or an empty folder
+        partial.rename(target)  # nothing is there yet, or an empty folder
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        if not _exchange(made, target):
-            _put_in_two_steps(made, target)
+        if not _exchange(partial, target):
+            _replace_in_two_steps(partial, target)
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap the names of two folders in one step; False where the system (all but Linux) or the disk cannot."""
+    """Swap the names of two folders in one step. False where the system (all but Linux) or the disk cannot."""
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return swap is not None and swap(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
 
 
-def _put_in_two_steps(made: Path, target: Path) -> None:
-    aside = made.with_suffix(".old")
+def _replace_in_two_steps(partial: Path, target: Path) -> None:
+    aside = partial.with_suffix(".old")
     target.rename(aside)
     try:
-        made.rename(target)
+        partial.rename(target)
     except BaseException:
         aside.rename(target)
         raise

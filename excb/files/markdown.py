@@ -1,4 +1,4 @@
-"""Text and values from files as Markdown that shows what they say and does nothing else."""
+"""Text and values from files as Markdown that shows them and does nothing else."""
 
 import html
 import re
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def line(text: str) -> str:
-    """Text on one line, without control characters and without those that turn the direction of writing."""
+    """Text on one line, without control characters and direction marks."""
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def cell(value: Any) -> str:
-    """A value as people read it, in a sentence or a table's cell: no markup, no HTML; numbers keep every digit."""
+    """A value as people read it, in a sentence or a table's cell, without markup or HTML. Numbers keep every digit."""
     return re.sub(r"([\\`*|\[\]~])", r"\\\1", html.escape(line(_text(value)), quote=False))
 
 

@@ -1,4 +1,4 @@
-"""What NumPy may raise, and warn of, when it reads a file that is damaged or that somebody made up."""
+"""What NumPy may raise and warn of when it reads a damaged or forged file."""
 
 import struct
 import tokenize
@@ -8,27 +8,15 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A header is read as a literal of Python, the parts of an .npz are those of a zip archive.
+# A header is parsed as a Python literal, and an .npz is a zip archive.
 DAMAGE = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    OSError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(ArithmeticError, EOFError, LookupError, MemoryError, NotImplementedError, OSError, RecursionError, SyntaxError),
+    *(TypeError, ValueError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """Read without NumPy's warning of headers as Python 2 wrote them: a flipped bit can make one."""
+    """Read without NumPy's warning of headers of Python 2, which a flipped bit can trigger."""
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         yield

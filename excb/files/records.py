@@ -1,7 +1,7 @@
-"""The one validator of records that anybody may have written: rules for values, and for the fields of a table.
+"""The one validator of records of unknown origin: rules for values, and for the fields of a table.
 
-A rule takes a value and returns where it is wrong, as a path such as "data.train.images", "" for the value itself, or
-None where nothing is. Rules are built of rules: `record({"name": text, "sizes": list_of(count)})`.
+A rule takes a value and returns None, or the path of what is wrong, such as "data.train.images", or "" for the value
+itself. Rules are built from rules: `record({"name": text, "sizes": list_of(count)})`.
 """
 
 import math
@@ -16,7 +16,7 @@ Rule = Callable[[Any], str | None]
 
 
 class RecordError(ValueError):
-    """A record that is not what it should be; the message names the first wrong field."""
+    """An invalid record. The message names the first wrong field."""
 
 
 class Field(NamedTuple):
@@ -38,13 +38,13 @@ def check(
 
     Args:
         values: the record.
-        fields: that it may have.
+        fields: allowed fields.
         what: the record's name in messages, such as "checkpoint 'mine'".
         required: fields that it must have.
         extra: whether it may have other fields as well.
 
     Raises:
-        RecordError: says which field, and what it must be.
+        RecordError: names the field, and what it must be.
     """
     if missing := [name for name in required if name not in values]:
         raise RecordError(f"{what} lacks {', '.join(missing)}")
@@ -56,18 +56,13 @@ def check(
             raise RecordError(f"{what} has no field {name!r}{nearest_name(str(name), fields)}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rules of values
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def where(holds: Callable[[Any], bool]) -> Rule:
-    """A rule of a condition."""
+    """The rule that a condition holds."""
     return lambda value: None if holds(value) else ""
 
 
 def number_in(least: float, most: float, *, whole: bool = False) -> Rule:
-    """A number within bounds; True and False are none, nor are NaN and infinity."""
+    """A finite number within bounds, not True or False."""
     kind = int if whole else (int, float)
     return where(
         lambda value: (
@@ -80,7 +75,7 @@ def number_in(least: float, most: float, *, whole: bool = False) -> Rule:
 
 
 def matching(pattern: str) -> Rule:
-    """Text that matches a pattern whole."""
+    """Text that matches all of a pattern."""
     return where(lambda value: isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None)
 
 
@@ -99,28 +94,23 @@ whole: Rule = number_in(-math.inf, math.inf, whole=True)
 count: Rule = number_in(0, math.inf, whole=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rules of rules
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def optional(rule: Rule) -> Rule:
-    """None, or what another rule takes."""
+    """None, or what another rule accepts."""
     return lambda value: None if value is None else rule(value)
 
 
 def any_of(*rules: Rule) -> Rule:
-    """What one of several rules takes."""
+    """What one of several rules accepts."""
     return where(lambda value: any(rule(value) is None for rule in rules))
 
 
 def all_of(*rules: Rule) -> Rule:
-    """What all of several rules take."""
+    """What all of several rules accept."""
     return lambda value: next((wrong for rule in rules if (wrong := rule(value)) is not None), None)
 
 
 def list_of(rule: Rule, length: int | None = None) -> Rule:
-    """A list, of one length where it is given; its path is the list's own."""
+    """A list, of `length` if given. The path of a wrong item is the list's own."""
     return where(
         lambda value: (
             isinstance(value, list | tuple)
@@ -145,7 +135,7 @@ table: Rule = table_of(anything)
 
 
 def record(fields: Mapping[str, Rule], *, required: Collection[str] = (), extra: bool = False) -> Rule:
-    """A table with some of these fields, and with others where `extra` is set."""
+    """A table with some of these fields, and with others if `extra` is set."""
 
     def wrong(value: Any) -> str | None:
         if not isinstance(value, dict) or not all(name in value for name in required):
@@ -161,29 +151,19 @@ def _first_wrong(items: Any) -> str | None:
     return next((f"{name}.{inner}".rstrip(".") for name, inner in items if inner is not None), None)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rules of types
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def rules_of(kind: type, most: float = math.inf) -> dict[str, Rule]:
-    """The rule of every field of a dataclass, from its annotation.
-
-    Args:
-        kind: the dataclass.
-        most: bound of every number.
-    """
-    return {name: _of_type(stated, most) for name, stated in get_type_hints(kind).items()}
+    """The rule of every field of a dataclass, from its annotation. No number may be larger than `most`."""
+    return {name: _of_type(annotation, most) for name, annotation in get_type_hints(kind).items()}
 
 
-def _of_type(stated: Any, most: float) -> Rule:
-    origin, parts = get_origin(stated) or stated, get_args(stated)
+def _of_type(annotation: Any, most: float) -> Rule:
+    origin, parts = get_origin(annotation) or annotation, get_args(annotation)
     if origin is UnionType:
         return any_of(*(_of_type(part, most) for part in parts))
-    if origin is tuple:  # of any length, as `tuple[str, ...]`
+    if origin is tuple:  # of any length, such as `tuple[str, ...]`
         return list_of(_of_type(parts[0], most))
     if origin is dict:
         return table_of(_of_type(parts[1], most))
     if origin in (int, float):
         return number_in(-most, most, whole=origin is int)
-    return anything if stated is Any else where(lambda value: isinstance(value, origin))
+    return anything if annotation is Any else where(lambda value: isinstance(value, origin))

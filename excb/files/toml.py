@@ -1,4 +1,4 @@
-"""Plain values as TOML, which Python reads (`tomllib`) and does not write."""
+"""Plain values as TOML. Python reads it (`tomllib`) but does not write it."""
 
 import json
 import re
@@ -11,7 +11,7 @@ def table(name: str, values: dict[str, Any]) -> str:
     """A table with its header. A table of tables becomes one line for each: `key.inner = { ... }`.
 
     Raises:
-        UserError: a value is none that TOML can hold, such as None.
+        UserError: TOML cannot hold a value, such as None.
     """
     lines = [f"[{_key(name)}]"]
     for key, value in values.items():

@@ -17,7 +17,8 @@ from excb.hub.catalogue import Checkpoint
 from excb.hub.resolve import HUB, TIMM, WEB, Resolved, resolve
 from excb.hub.trained_heads import Heads
 from excb.networks.architecture import Architecture
-from excb.remote.fetch import fetch_repo, fetch_url
+from excb.remote.fetch import fetch_url
+from excb.remote.hf_repository import fetch_repo
 
 if TYPE_CHECKING:
     from excb.hub.importing import Imported

@@ -44,22 +44,14 @@ class Images(Protocol):
         """A text that changes when a stored image may have changed; empty where the fingerprint changes with it."""
 
     def open(self, index: int) -> Image.Image:
-        """One image as upright 8-bit RGB.
-
-        Raises:
-            BrokenImageError: it cannot be read.
-        """
+        """One image as upright 8-bit RGB. Raises BrokenImageError if it cannot be read."""
 
 
 class CodedImages(Images, Protocol):
     """Images whose stored bytes can be read, so that pretraining chooses how to decode them."""
 
     def source(self, index: int) -> Source:
-        """One image as it is stored. A stream belongs to the caller.
-
-        Raises:
-            BrokenImageError: it cannot be read.
-        """
+        """One image as it is stored, a stream for this caller only. Raises BrokenImageError if it cannot be read."""
 
 
 def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
@@ -72,24 +64,15 @@ def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with a fixed order: `root / paths[i]` is sample i.
-
-    Args:
-        root: folder that the paths start from.
-        paths: POSIX paths below root, sorted.
-        labels: class index of every sample, or None.
-        classes: class names, or None.
-        scanned: whether these are all images below root, as another scan would find them.
-    """
+    """Images with a fixed order: `root / paths[i]` is sample i."""
 
     root: Path
-    paths: Sequence[str]
-    labels: np.ndarray | None = None
-    classes: tuple[str, ...] | None = None
-    scanned: bool = False
+    paths: Sequence[str]  # POSIX paths below root, sorted
+    labels: np.ndarray | None = None  # class index of every sample, int64 [N]
+    classes: tuple[str, ...] | None = None  # class names
+    scanned: bool = False  # whether these are all images below root, as another scan would find them
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.paths)
 
     def file(self, index: int) -> Path:

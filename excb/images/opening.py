@@ -17,7 +17,7 @@ def training_images(data: str | None, listed: Path | None, note: Note = lambda _
     """The images that a run trains on: those of a list, or what `open_images` finds.
 
     Args:
-        data: a folder or shards; with a list, the folder that its paths start from.
+        data: a folder or shards; with a list, the folder of its paths.
         listed: a file with one path a line.
         note: called with a message when shards are indexed.
 
@@ -56,7 +56,7 @@ def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
 
 
 def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:
-    """Read a list of image paths, one a line, relative to `root` or else to the list's own folder.
+    """Read a list of image paths, one a line, relative to `root` or by default to the list's own folder.
 
     The set has no labels and keeps the order of the list. Empty lines and lines that start with # are skipped.
 

@@ -4,6 +4,7 @@ The class of a patch is its photograph. Photographs are divided like chessboards
 test patches from white ones, so that no pixel is in both.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,11 +42,7 @@ class PhotographError(UserError):
 
 
 def photograph(name: str) -> Image.Image:
-    """One of `PHOTOGRAPHS` as 8-bit RGB.
-
-    Raises:
-        PhotographError: it is not installed, or is damaged.
-    """
+    """One of `PHOTOGRAPHS` as 8-bit RGB. Raises PhotographError if it is not installed or damaged."""
     place = PHOTOGRAPHS[name]
     package, _, inside = place.partition("/")
     spec = find_spec(package)  # which does not import the package
@@ -71,12 +68,8 @@ def patches(name: str, split: str, count: int, side: int = SIDE) -> Iterator[Ima
         PhotographError: as `photograph`.
     """
     whole, parity = photograph(name), SPLITS.index(split)
-    squares = [
-        (column, row)
-        for row in range(whole.height // TILE)
-        for column in range(whole.width // TILE)
-        if (column + row) % 2 == parity
-    ]
+    places = itertools.product(range(whole.height // TILE), range(whole.width // TILE))
+    squares = [(column, row) for row, column in places if (column + row) % 2 == parity]
     random = seeding.generator(seeding.Purpose.PHOTOGRAPHS, list(PHOTOGRAPHS).index(name), parity)
     for _ in range(count):
         column, row = squares[random.integers(len(squares))]

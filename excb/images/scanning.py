@@ -49,40 +49,28 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
         seen.add(real)
         try:
             with os.scandir(root / below) as listing:
-                entries = sorted((entry for entry in listing if not _is_skipped(entry.name)), key=lambda e: e.name)
+                # lost+found is the file system's own folder at the top of a disk, which only root can read.
+                shown = [entry for entry in listing if not entry.name.startswith(".") and entry.name != "lost+found"]
+                entries = sorted(shown, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):  # it has just gone
             continue
         except OSError as error:
             raise _unreadable(root / below, error) from None
-        folders, files = list[os.DirEntry[str]](), list[str]()
-        for entry in entries:
-            if is_folder(entry):
-                folders.append(entry)
-            else:
-                files.append(entry.name)
-        yield below, files
-        for entry in reversed(folders):
-            there = os.path.realpath(entry.path) if entry.is_symlink() else f"{real}/{entry.name}"
-            waiting.append((f"{below}{entry.name}/", there))
+        folders = {entry.name: entry for entry in entries if is_folder(entry)}
+        yield below, [entry.name for entry in entries if entry.name not in folders]
+        for name, entry in reversed(folders.items()):
+            there = os.path.realpath(entry.path) if entry.is_symlink() else f"{real}/{name}"
+            waiting.append((f"{below}{name}/", there))
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, or a link to one.
-
-    Raises:
-        UserError: it is a link whose target cannot be read.
-    """
+    """Whether an entry is a folder or a link to one. Raises UserError if a link's target cannot be read."""
     try:
         return entry.is_dir()
     except OSError as error:
         if error.errno != errno.ELOOP:  # a link to itself is no folder
             raise _unreadable(entry.path, error) from None
         return False
-
-
-def _is_skipped(name: str) -> bool:
-    # lost+found is the file system's own folder at the top of a disk, which only root can read.
-    return name.startswith(".") or name == "lost+found"
 
 
 def _unreadable(place: Path | str, error: OSError) -> UserError:

@@ -24,43 +24,32 @@ from excb.remote.home import cache_root
 
 VERSION = 1  # raise it when the same shards give another index
 FOLDER = "shards"  # in the cache
+_ARRAYS = ("counts", "offsets", "sizes", "labels")  # of a `ShardIndex`
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the N images of S shards are, shard after shard, in arrays whose memory worker processes share.
+    """Where the N images of S shards are, shard after shard, in arrays whose memory worker processes share."""
 
-    Args:
-        stamps: of every shard, from `excb.remote.byte_ranges.stamps`.
-        counts: images of every shard, int64 [S].
-        names: of the members, UTF-8, a zero byte after each.
-        offsets: of the images' first bytes in their shards, int64 [N].
-        sizes: in bytes, int64 [N].
-        labels: index in `label_names`, or -1 for an image without label file, int64 [N].
-        label_names: the contents of the label files.
-        skipped: number of members skipped in every shard, by kind.
-    """
-
-    stamps: tuple[str, ...]
-    counts: np.ndarray
-    names: bytes
-    offsets: np.ndarray
-    sizes: np.ndarray
-    labels: np.ndarray
-    label_names: tuple[str, ...]
-    skipped: tuple[dict[str, int], ...]
+    stamps: tuple[str, ...]  # of every shard, from `excb.remote.byte_ranges.stamps`
+    counts: np.ndarray  # images of every shard, int64 [S]
+    names: bytes  # of the members, UTF-8, a zero byte after each
+    offsets: np.ndarray  # of the images' first bytes in their shards, int64 [N]
+    sizes: np.ndarray  # in bytes, int64 [N]
+    labels: np.ndarray  # index in `label_names`, or -1 for an image without label file, int64 [N]
+    label_names: tuple[str, ...]  # the contents of the label files
+    skipped: tuple[dict[str, int], ...]  # number of members skipped in every shard, by kind
 
     def tables(self) -> list[TarTable]:
         """The table of every shard."""
         names = self.names.decode(errors="surrogateescape").split("\0")
         labels = [self.label_names[code] if code >= 0 else None for code in self.labels.tolist()]
-        tables, first = [], 0
-        for count, skipped in zip(self.counts.tolist(), self.skipped, strict=True):
-            part = slice(first, first + count)
-            offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
-            tables.append(TarTable(names[part], offsets, sizes, labels[part], Counter(skipped)))
-            first += count
-        return tables
+        offsets, sizes, ends = self.offsets.tolist(), self.sizes.tolist(), self.counts.cumsum().tolist()
+        parts = [slice(end - count, end) for end, count in zip(ends, self.counts.tolist(), strict=True)]
+        return [
+            TarTable(names[part], offsets[part], sizes[part], labels[part], Counter(skipped))
+            for part, skipped in zip(parts, self.skipped, strict=True)
+        ]
 
 
 def index_of(places: Sequence[str], note: Callable[[str], None]) -> ShardIndex:
@@ -149,16 +138,11 @@ def _pack(stamps: Sequence[str], tables: Sequence[TarTable]) -> ShardIndex:
 def _save(index: ShardIndex, file: Path) -> None:
     """Write an index, uncompressed so that it is read quickly."""
     meta = {"stamps": index.stamps, "label_names": index.label_names, "skipped": index.skipped}
+    texts = {"meta": json.dumps(meta).encode(), "names": index.names}
+    arrays = {name: np.frombuffer(text, np.uint8) for name, text in texts.items()}
+    arrays |= {name: getattr(index, name) for name in _ARRAYS}
     with new_file(file) as partial, partial.open("wb") as stream:
-        np.savez(
-            stream,
-            meta=np.frombuffer(json.dumps(meta).encode(), np.uint8),
-            names=np.frombuffer(index.names, np.uint8),
-            counts=index.counts,
-            offsets=index.offsets,
-            sizes=index.sizes,
-            labels=index.labels,
-        )
+        np.savez(stream, **arrays)
 
 
 def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | None:
@@ -167,14 +151,11 @@ def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | 
         with npy.unwarned(), file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             meta: dict[str, Any] = json_text.parse(stored["meta"].tobytes())
             index = ShardIndex(
-                tuple(map(str, meta["stamps"])),
-                stored["counts"],
-                stored["names"].tobytes(),
-                stored["offsets"],
-                stored["sizes"],
-                stored["labels"],
-                tuple(map(str, meta["label_names"])),
-                tuple(map(dict, meta["skipped"])),
+                stamps=tuple(map(str, meta["stamps"])),
+                names=stored["names"].tobytes(),
+                label_names=tuple(map(str, meta["label_names"])),
+                skipped=tuple(map(dict, meta["skipped"])),
+                **{name: stored[name] for name in _ARRAYS},
             )
         size = (int(index.counts.sum()),)
         arrays = (index.offsets, index.sizes, index.labels)

@@ -56,11 +56,7 @@ def holds_shards(folder: str) -> bool:
 
 
 def find_shards(text: str) -> list[str]:
-    """The shards that a text names, in order.
-
-    Raises:
-        UserError: there are none.
-    """
+    """The shards that a text names, in order. Raises UserError if there are none."""
     remote = byte_ranges.is_remote(text)
     patterns = [text] if not remote and Path(text).exists() else list(itertools.islice(_braces(text), MOST_SHARDS + 1))
     if len(patterns) > MOST_SHARDS:

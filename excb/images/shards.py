@@ -36,7 +36,6 @@ class Paths(Sequence[str]):
         self._ends = np.flatnonzero(np.frombuffer(names, np.uint8) == 0)
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._ends)
 
     @overload
@@ -53,7 +52,6 @@ class Paths(Sequence[str]):
         return f"{self._shards[self.shard(index)]}/{member}"
 
     def __iter__(self) -> Iterator[str]:
-        """All paths in order."""
         members = iter(self._names.decode(errors="surrogateescape").split("\0"))
         for shard, count in zip(self._shards, np.diff(self._last, prepend=0).tolist(), strict=True):
             for member in itertools.islice(members, count):
@@ -77,25 +75,16 @@ class _Member(io.BytesIO):
 
 @dataclass(frozen=True)
 class ShardImages:
-    """Images in tars, shard after shard, each in the tar's order.
+    """Images in tars, shard after shard, each in the tar's order."""
 
-    Args:
-        root: what the user named.
-        places: the shards' files or URLs.
-        index: where the images are in them.
-        labels: class index of every image, int64 [N], or None.
-        classes: class names, or None.
-    """
-
-    root: str
-    places: tuple[str, ...]
+    root: str  # what the user named
+    places: tuple[str, ...]  # the shards' files or URLs
     index: ShardIndex
-    labels: np.ndarray | None = None
-    classes: tuple[str, ...] | None = None
+    labels: np.ndarray | None = None  # class index of every image, int64 [N]
+    classes: tuple[str, ...] | None = None  # class names
     _reader: byte_ranges.RangeReader = field(default_factory=byte_ranges.RangeReader, repr=False)
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.index.offsets)
 
     @cached_property

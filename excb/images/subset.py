@@ -20,7 +20,6 @@ class Subset:
     chosen: np.ndarray
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.chosen)
 
     @property

@@ -18,17 +18,11 @@ _SCORES = 2**24  # scores in a block of votes at most: 128 MiB
 
 @dataclass(frozen=True)
 class Vote:
-    """The classes that the neighbours of every query voted for, on the CPU.
+    """The classes that the neighbours of every query voted for, on the CPU."""
 
-    Attributes:
-        top1: [Q] int64, the class of highest score.
-        top5: [Q, min(5, classes)] int64, the classes of highest score in order; classes without a vote score 0.
-        tied: [Q] bool, whether the two highest scores differ by less than a millionth of the highest.
-    """
-
-    top1: Tensor
-    top5: Tensor
-    tied: Tensor
+    top1: Tensor  # [Q] int64, the class of highest score
+    top5: Tensor  # [Q, min(5, classes)] int64, the classes of highest score in order; classes without a vote score 0
+    tied: Tensor  # [Q] bool, whether the two highest scores differ by less than a millionth of the highest
 
 
 def vote(

@@ -22,15 +22,10 @@ from excb.neighbours.unit_rows import Rows, UnitRows
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest bank rows of every query, on the CPU, sorted by (-similarity, index).
+    """The k nearest bank rows of every query, on the CPU, sorted by (-similarity, index)."""
 
-    Attributes:
-        indices: [Q, k] int64, rows of the bank.
-        similarities: [Q, k] float64, cosine similarities, multiples of 2^-36.
-    """
-
-    indices: Tensor
-    similarities: Tensor
+    indices: Tensor  # [Q, k] int64, rows of the bank
+    similarities: Tensor  # [Q, k] float64, cosine similarities, multiples of 2^-36
 
 
 def nearest(

@@ -17,21 +17,13 @@ from excb.neighbours.unit_rows import UnitRows
 
 @dataclass(frozen=True)
 class Proposal:
-    """Candidates of Q queries.
+    """Candidates of Q queries."""
 
-    Attributes:
-        rows: [Q, c] int64, ascending; -1 where a query has fewer.
-        values: [Q, c] float32, their approximate similarities, -inf where there is none.
-        floor: [Q] float32; every row with at least this value is a candidate. Infinite where there were too many.
-        error: [Q] float64, bounds |value - similarity| before the value was rounded.
-        rounding: bounds the relative error of that last rounding.
-    """
-
-    rows: Tensor
-    values: Tensor
-    floor: Tensor
-    error: Tensor
-    rounding: float
+    rows: Tensor  # [Q, c] int64, ascending; -1 where a query has fewer
+    values: Tensor  # [Q, c] float32, their approximate similarities, -inf where there is none
+    floor: Tensor  # [Q] float32; every row with at least this value is a candidate. Infinite where there were too many
+    error: Tensor  # [Q] float64, bounds |value - similarity| before the value was rounded
+    rounding: float  # bounds the relative error of that last rounding
 
 
 def propose_with_torch(bank: UnitRows, wanted: int, queries: Tensor, *, kind: torch.dtype, spread: int) -> Proposal:

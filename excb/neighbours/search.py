@@ -131,7 +131,6 @@ class Search:
         return similarities.mul_(self.bank.scales[rows]).masked_fill_(candidates < 0, -math.inf)
 
     def _search_all(self, queries: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the k best of all rows in float64."""
         N, D, budget, device = len(self.bank), self.bank.width, tiling.BUDGET, queries.device
         best, rows = queries.new_empty(len(queries), self.k), own.new_empty(len(queries), self.k)
         for some in tiling.spans(len(queries), max(tiling.BLOCK + self.k, D), budget, device):

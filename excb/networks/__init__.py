@@ -1,1 +1,1 @@
-"""Networks: building one by name, what it returns, preprocessing, and extracting features."""
+"""Networks: building one by name, its outputs, preprocessing, and extracting features."""

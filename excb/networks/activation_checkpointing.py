@@ -13,13 +13,13 @@ from excb.networks.drop_path import SampleDropPath
 
 
 def recompute_blocks(backbone: nn.Module) -> None:
-    """Let every residual or transformer block forget its activations and compute them again in the backward pass.
+    """Let every residual or transformer block recompute its activations in the backward pass.
 
-    The second pass sees the same drop path and leaves BatchNorm's running statistics alone, so that results are the
-    same. Names in the state stay as they are.
+    The second pass uses the same drop path and leaves BatchNorm's running statistics alone, so results are the same.
+    Names in the state stay the same.
 
     Raises:
-        UserError: the backbone has no blocks that this function knows: it is neither a ResNet nor a ViT.
+        UserError: the backbone is neither a ResNet nor a ViT, so its blocks are unknown.
     """
     stages = [getattr(backbone, name, None) for name in ("layer1", "layer2", "layer3", "layer4", "blocks")]
     blocks = [block for stage in stages if isinstance(stage, nn.Sequential | nn.ModuleList) for block in stage]
@@ -36,12 +36,12 @@ def _recompute(block: nn.Module) -> None:
     def checkpointed_forward(*inputs: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*inputs, **keywords)
-        names = [layer.row_keys for layer in drop_paths]
+        keys = [layer.row_keys for layer in drop_paths]
         return checkpoint(
             forward,
             *inputs,
             use_reentrant=False,
-            context_fn=lambda: (nullcontext(), _second_pass(block, drop_paths, names)),
+            context_fn=lambda: (nullcontext(), _second_pass(block, drop_paths, keys)),
             **keywords,
         )
 
@@ -50,7 +50,7 @@ def _recompute(block: nn.Module) -> None:
 
 @contextmanager
 def _second_pass(
-    block: nn.Module, drop_paths: Sequence[SampleDropPath], names: Sequence[Tensor | None]
+    block: nn.Module, drop_paths: Sequence[SampleDropPath], keys: Sequence[Tensor | None]
 ) -> Iterator[None]:
     """Repeat a block's pass: the same drop path, no statistics."""
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
@@ -58,8 +58,8 @@ def _second_pass(
     momenta = [norm.momentum for norm in norms]
     before = [layer.row_keys for layer in drop_paths]
     for norm in norms:
-        norm.momentum = 0.0  # what the second pass adds to the statistics
-    for layer, rows in zip(drop_paths, names, strict=True):
+        norm.momentum = 0.0  # weight of the second pass in the statistics
+    for layer, rows in zip(drop_paths, keys, strict=True):
         layer.row_keys = rows
     try:
         yield

@@ -1,4 +1,4 @@
-"""Architectures by name, as data: torchvision's and timm's networks; torch is imported to build one."""
+"""Architectures by name, as data: torchvision's and timm's networks. Only building one imports torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,24 +21,23 @@ TIMM_NAMES = {
 _TORCHVISION_PREFIX = "torchvision:"
 _RETURN_MORE = ("googlenet", "inception_v3")  # than features while they train
 
-# Arguments of timm's and torchvision's builders that a file may not set: they name other weights, or change what comes
-# out.
+# Arguments of timm's and torchvision's builders that a file may not set: they name other weights, or change the output.
 FORBIDDEN = {
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_filter_fn"),
     *("checkpoint_path", "cache_dir", "features_only", "scriptable", "exportable", "no_jit", "weights"),
 }
 
-WIDEST = 1 << 20  # features; known networks have some thousands
-MOST_TENSORS = 5_000  # of a network; the largest ones that are known have 1,400
+WIDEST = 1 << 20  # features; real networks have some thousands
+MOST_TENSORS = 5_000  # of a network; the largest real ones have 1,400
 
 
 class EndlessError(UserError):
-    """Options that would make an endless network."""
+    """Options that would make a network of endless size."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A backbone's architecture: all that is needed, besides weights, to build it.
+    """A backbone's architecture: all that is needed to build it, except weights.
 
     Args:
         name: one of torchvision's ResNets ("resnet50"), a short name ("vit_small"), "timm:NAME", or "torchvision:NAME"
@@ -52,7 +51,7 @@ class Architecture:
 
     @property
     def timm_name(self) -> str | None:
-        """The name timm knows this architecture by, or None for torchvision's."""
+        """The architecture's name in timm, or None for torchvision's."""
         return self.name.removeprefix("timm:") if self.name.startswith("timm:") else TIMM_NAMES.get(self.name)
 
     def build(self, *, drop_path: float = 0.0) -> "nn.Module":
@@ -62,8 +61,8 @@ class Architecture:
             drop_path: stochastic depth, largest rate (timm's networks only).
 
         Returns:
-            A module [B, 3, H, W] -> [B, width], `width` as `feature_width` gives it. Torchvision's ResNets start with
-            the last BatchNorm of every block at zero.
+            A module [B, 3, H, W] -> [B, `feature_width`]. In torchvision's ResNets the last BatchNorm of every block
+            starts at zero.
 
         Raises:
             UserError: unknown name, or options that the network does not take.
@@ -73,15 +72,14 @@ class Architecture:
         if forbidden := sorted(FORBIDDEN & self.options.keys()):
             raise UserError(f"backbone {self.name} is built without the option {', '.join(forbidden)}: leave it out")
         if self.name in TORCHVISION:
-            return self._build_torchvision(drop_path)
-        if self.name.startswith(_TORCHVISION_PREFIX):
-            with _bounded():
-                return self._build_any_of_torchvision(drop_path)
-        wanted = drop_path > 0 or "drop_path_rate" in self.options
+            return self._build_resnet(drop_path)
         with _bounded():
+            if self.name.startswith(_TORCHVISION_PREFIX):
+                return self._build_torchvision(drop_path)
+            wanted = drop_path > 0 or "drop_path_rate" in self.options
             return seed_drop_path(self._build_timm(drop_path), wanted=wanted)
 
-    def _build_torchvision(self, drop_path: float) -> "nn.Module":
+    def _build_resnet(self, drop_path: float) -> "nn.Module":
         import torchvision
         from torch import nn
 
@@ -92,16 +90,17 @@ class Architecture:
         network.fc = nn.Identity()
         return cast("nn.Module", network)
 
-    def _build_any_of_torchvision(self, drop_path: float) -> "nn.Module":
+    def _build_torchvision(self, drop_path: float) -> "nn.Module":
         from torchvision import models
 
         from excb.networks.backbone import REFUSALS
 
         name = self.name.removeprefix(_TORCHVISION_PREFIX)
-        names = [known for known in models.list_models(module=models) if known not in _RETURN_MORE]
-        if name not in names:
-            known = (_TORCHVISION_PREFIX + known for known in names)
-            raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, known)}")
+        names = [
+            _TORCHVISION_PREFIX + other for other in models.list_models(module=models) if other not in _RETURN_MORE
+        ]
+        if self.name not in names:
+            raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, names)}")
         if drop_path:
             raise UserError(f"backbone {self.name} takes no drop path: use timm's network")
         try:
@@ -121,8 +120,8 @@ class Architecture:
             names = [
                 *TORCHVISION,
                 *TIMM_NAMES,
-                *(f"timm:{known}" for known in timm.list_models()),
-                *(_TORCHVISION_PREFIX + known for known in torchvision.models.list_models(module=torchvision.models)),
+                *(f"timm:{other}" for other in timm.list_models()),
+                *(_TORCHVISION_PREFIX + other for other in torchvision.models.list_models(module=torchvision.models)),
             ]
             raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, names)}")
         options: dict[str, Any] = ({"drop_path_rate": drop_path} if drop_path else {}) | self.options
@@ -131,7 +130,7 @@ class Architecture:
         for resolution in ({"dynamic_img_size": True}, dict[str, Any]()):
             try:
                 network = timm.create_model(name, num_classes=0, **resolution, **options)
-                width = feature_width(network)  # perhaps no number: some networks just keep an option
+                width = feature_width(network)  # may be invalid, because some networks just store an option
             except REFUSALS as error:
                 reason = first_line(error)
                 continue
@@ -143,7 +142,7 @@ class Architecture:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Stop building a network that would take hours, as with a depth of millions in a file's options."""
+    """Stop building a network that would take hours, such as one with a depth of millions in a file's options."""
     from torch.nn.modules.module import register_module_parameter_registration_hook
 
     number = 0
@@ -164,7 +163,7 @@ def _bounded() -> Iterator[None]:
 
 
 def _without_classifier(network: Any, name: str) -> "nn.Module":
-    """Cut one of torchvision's classifiers off, from its first Linear or Dropout on: what comes before stays."""
+    """Remove the classifier of one of torchvision's networks, from its first Linear or Dropout on."""
     from torch import nn
 
     for attribute in ("fc", "classifier", "head", "heads"):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from excb.errors import UserError, first_line
 
-# What networks raise for options and images that they do not take.
+# What networks raise for options and images that they do not accept.
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -19,7 +19,7 @@ def feature_width(backbone: nn.Module) -> int:
 
 
 def weights_hash(weights: nn.Module | Mapping[str, Tensor]) -> str:
-    """SHA-256 of every tensor of a state: name, type, shape and bytes. Results name their weights so."""
+    """SHA-256 of every tensor of a state: name, type, shape and bytes. It identifies weights in results."""
     tensors = weights.state_dict() if isinstance(weights, nn.Module) else weights
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
@@ -35,7 +35,7 @@ def has_batchnorm(backbone: nn.Module) -> bool:
 
 @contextmanager
 def evaluating(backbone: nn.Module) -> Iterator[None]:
-    """Put a backbone into eval mode for a while; afterwards each of its modules is in the mode it was in."""
+    """Put a backbone into eval mode while the block runs, then restore the mode of each of its modules."""
     modes = [(module, module.training) for module in backbone.modules()]
     backbone.eval()
     try:
@@ -46,9 +46,9 @@ def evaluating(backbone: nn.Module) -> Iterator[None]:
 
 
 def uncompiled(module: nn.Module) -> AbstractContextManager[None]:
-    """Pass a compiled module's calls by its graphs, which know the shapes of training only."""
+    """Run a compiled module eagerly, since its graphs are for the shapes of training."""
     if getattr(module, "_compiled_call_impl", None) is None:
-        return nullcontext()  # and leave the compiler unimported: it takes seconds
+        return nullcontext()  # without importing the compiler, which takes seconds
     stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance
 

@@ -1,4 +1,4 @@
-"""Drop path whose choices belong to samples, not to their place in a batch."""
+"""Drop path that depends on the sample, not on its place in a batch."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,30 +31,25 @@ class SampleDropPath(nn.Module):
 def seed_drop_path(backbone: nn.Module, *, wanted: bool) -> nn.Module:
     """Replace timm's DropPath layers, which draw from a global generator, by `SampleDropPath`.
 
-    Args:
-        backbone: of timm.
-        wanted: whether anybody asked for drop path; some networks have it by default, and then it is off.
+    Unless drop path is `wanted`, its rate becomes 0 in networks that have it by default.
     """
     from timm.layers import DropPath
 
-    layers = [
-        (parent, name, child)
-        for parent in backbone.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, DropPath)
-    ]
-    for layer, (parent, name, child) in enumerate(layers):
-        setattr(parent, name, SampleDropPath(float(child.drop_prob or 0.0) if wanted else 0.0, layer))
+    places = [(parent, name) for parent in backbone.modules() for name, _ in parent.named_children()]
+    places = [(parent, name) for parent, name in places if isinstance(getattr(parent, name), DropPath)]
+    for layer, (parent, name) in enumerate(places):
+        rate = float(getattr(parent, name).drop_prob or 0.0) if wanted else 0.0
+        setattr(parent, name, SampleDropPath(rate, layer))
     return backbone
 
 
 @contextmanager
 def drop_path_keys(backbone: nn.Module, sample_keys: Tensor | None, views: Sequence[int]) -> Iterator[None]:
-    """Name the rows of the next forward pass, view by view, for drop path.
+    """Set drop path's RNG keys of the rows of the next forward pass, view by view.
 
     Args:
-        backbone: a backbone that `Architecture.build` made.
-        sample_keys: folded (seed, epoch, sample) of every image, [B], or None where there is no drop path.
+        backbone: a backbone from `Architecture.build`.
+        sample_keys: folded (seed, epoch, sample) of every image, [B], or None without drop path.
         views: indices of the views in the batch, in order.
     """
     layers = [module for module in backbone.modules() if isinstance(module, SampleDropPath)]

@@ -14,9 +14,7 @@ from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.networks.backbone import evaluating
 
-Kind = Literal[
-    "pooled", "last4_cls"
-]  # of features: what the backbone returns, or `excb.networks.outputs.LastClassTokens`
+Kind = Literal["pooled", "last4_cls"]  # the backbone's own features, or `excb.networks.outputs.LastClassTokens`
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,12 @@ class Features:
 
 
 class Inputs(Dataset[tuple[int, Tensor | str]]):
-    """A network's inputs for the images of a set; an unreadable one gives the reason instead.
+    """A network's inputs for the images of a set, or the reasons why images are unreadable.
 
     Args:
-        images: the images.
+        images: the set.
         transform: PIL image -> input [3, H, W].
-        chosen: indices of the images to read; all by default.
+        chosen: indices of the images to read, by default all.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
         self._chosen = range(len(images)) if chosen is None else chosen
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._chosen)
 
     def __getitem__(self, item: int) -> tuple[int, Tensor | str]:
@@ -56,7 +53,7 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
             return index, str(error)
 
     def prepare(self, image: Image, index: int) -> Tensor:
-        """Turn an image into an input; a subclass may let the image's index name its random choices."""
+        """Turn an image into an input. A subclass may use the image's index as RNG key."""
         del index
         return self._transform(image)
 
@@ -77,14 +74,14 @@ def stream(
     device: torch.device | str = "cpu",
     workers: int = 0,
 ) -> Iterator[Features]:
-    """Pass batches of images through a backbone in eval mode, and give the features of each batch in turn.
+    """Pass batches of images through a backbone in eval mode, and yield the features of each batch.
 
     Args:
         backbone: [B, 3, H, W] -> [B, D]; its mode is restored afterwards.
-        inputs: the images, as the backbone takes them.
-        batches: items of `inputs` that pass together.
-        device: where the backbone is.
-        workers: processes that read images besides this one.
+        inputs: the backbone's inputs.
+        batches: items of `inputs` in each batch.
+        device: of the backbone.
+        workers: worker processes of the data loader.
     """
     loader = DataLoader(
         inputs,
@@ -98,11 +95,10 @@ def stream(
     with evaluating(backbone):
         for indices, stacked, bad in watch_workers(loader):
             broken = {inputs.images.paths[index]: reason for index, reason in bad}
-            if stacked is None:
-                yield Features(torch.empty(0, 0), indices, broken)
-            else:
+            rows = torch.empty(0, 0)
+            if stacked is not None:
                 rows = backbone(stacked.to(device, dtype, non_blocking=True)).float().cpu()
-                yield Features(rows, indices, broken)
+            yield Features(rows, indices, broken)
 
 
 def extract(
@@ -114,24 +110,17 @@ def extract(
     workers: int = 0,
     progress: Callable[[int], None] = lambda _done: None,
 ) -> Features:
-    """Pass every image once through a backbone in eval mode.
+    """Pass every image once through a backbone, in batches of `batch` images, as `stream` does.
 
-    Args:
-        backbone: [B, 3, H, W] -> [B, D]; its mode is restored afterwards.
-        inputs: the images, as the backbone takes them.
-        device: where the backbone is.
-        batch: images at once.
-        workers: processes that read images besides this one.
-        progress: called with the number of images done after every batch.
+    `progress` is called with the number of images of every batch.
     """
     parts: list[Features] = []
     for part in stream(backbone, inputs, in_batches(range(len(inputs)), batch), device=device, workers=workers):
         parts.append(part)
         progress(len(part.samples) + len(part.broken))
     broken = {path: reason for part in parts for path, reason in part.broken.items()}
-    readable = [part for part in parts if len(part.samples)]
-    if not readable:
-        return Features(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), broken)
+    empty = Features(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), {})
+    readable = [part for part in parts if len(part.samples)] or [empty]
     return Features(torch.cat([part.rows for part in readable]), torch.cat([part.samples for part in readable]), broken)
 
 

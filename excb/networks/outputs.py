@@ -16,7 +16,7 @@ from excb.networks.backbone import feature_width
 from excb.networks.preprocessing import Preprocessing
 
 Output = Literal["pool", "last4", "map", "pyramid"]
-LAST_BLOCKS = 4  # as DINO judges ViT-S (`n_last_blocks` of its eval_linear.py)
+LAST_BLOCKS = 4  # as DINO evaluates ViT-S (`n_last_blocks` of its eval_linear.py)
 STRIDES = (4, 8, 16, 32)  # of a pyramid, in pixels
 
 
@@ -28,12 +28,8 @@ def output(network: nn.Module, kind: Output) -> "Pooled | LastClassTokens | Feat
     - "map": the last stage before pooling, or a ViT's patch tokens through its final norm, [B, D, H / s, W / s].
     - "pyramid": four maps of strides 4, 8, 16 and 32, finest first; see `Pyramid`.
 
-    The module shares the network's weights, passes gradients, and has `width` (D; of a pyramid, one for each map) and
-    `strides` (pixels from cell to cell, one for each map; none of "pool" and "last4").
-
-    Args:
-        network: as `Architecture.build` makes it.
-        kind: which output.
+    The module shares the network's weights, passes gradients, and has `width` (D; for a pyramid, one for each map) and
+    `strides` (pixels from cell to cell, one for each map; empty for "pool" and "last4").
 
     Raises:
         UserError: no such kind, or the network has no such output.
@@ -67,7 +63,7 @@ class LastClassTokens(nn.Module):
     The oldest of the four comes first, as in DINO's `eval_linear.py`.
 
     Raises:
-        UserError: the network is no ViT whose class token passes through its blocks, or has fewer than four blocks.
+        UserError: the network is not a ViT whose blocks process its class token, or has fewer than four blocks.
     """
 
     strides: tuple[int, ...] = ()
@@ -75,7 +71,7 @@ class LastClassTokens(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         steps = getattr(network, "forward_intermediates", None)
-        # CaiT, XCiT and ConViT add their class token after the blocks that patches pass.
+        # CaiT, XCiT and ConViT add their class token after the blocks for patches.
         passes = steps is not None and "return_prefix_tokens" in inspect.signature(steps).parameters
         if getattr(network, "cls_token", None) is None or not passes:
             raise UserError(
@@ -96,14 +92,9 @@ class LastClassTokens(nn.Module):
         return torch.cat([prefix[:, 0] for _patches, prefix in layers], dim=1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Maps
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Stage:
-    """A map that a network makes on its way to its features: one of its stages, or the patch tokens after a block."""
+    """A map inside a network: the output of a stage, or the patch tokens after a block."""
 
     index: int
     width: int
@@ -111,40 +102,39 @@ class _Stage:
 
 
 class _Maps(nn.Module):
-    """A network of which maps are taken.
+    """A network that returns maps.
 
     Raises:
-        UserError: it is neither a ResNet of torchvision nor a network of timm that gives maps.
+        UserError: it is neither a ResNet of torchvision nor a network of timm with maps.
     """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
         self.stages = _stages(network)
-        # Final norms that belong to the last map; Hiera, which has none before pooling, refuses to be asked for it.
+        # Whether the last map has a final norm. Hiera, which has none before pooling, refuses `norm=True`.
         self._norm = hasattr(network, "norm") or hasattr(network, "norm_pre")
 
     @property
     def patch(self) -> int | None:
-        """Side in pixels of the patches of a plain ViT, whose blocks all keep one stride; None of other networks."""
+        """Side in pixels of the patches of a plain ViT, whose blocks all have one stride, or None."""
         strides = {stage.stride for stage in self.stages}
         return strides.pop() if len(strides) == 1 else None
 
     def maps(self, images: Tensor, indices: Sequence[int]) -> list[Tensor]:
-        """The maps [B, D, h, w] of the stages of these indices, in their order."""
+        """The maps [B, D, h, w] of the stages with these indices, in ascending order."""
         network: Any = self.network
         if hasattr(network, "forward_intermediates"):
-            found = network.forward_intermediates(
+            outputs = network.forward_intermediates(
                 images, indices=list(indices), norm=self._norm, output_fmt="NCHW", intermediates_only=True
             )
-            return cast("list[Tensor]", found)
-        tensor = network.maxpool(network.relu(network.bn1(network.conv1(images))))
-        found = []
+            return cast("list[Tensor]", outputs)
+        tensor, maps = network.maxpool(network.relu(network.bn1(network.conv1(images)))), []
         for index, layer in enumerate((network.layer1, network.layer2, network.layer3, network.layer4)):
             tensor = layer(tensor)
             if index in indices:
-                found.append(tensor)
-        return found
+                maps.append(tensor)
+        return maps
 
 
 def _stages(network: Any) -> list[_Stage]:
@@ -156,7 +146,7 @@ def _stages(network: Any) -> list[_Stage]:
     information = getattr(network, "feature_info", ()) if hasattr(network, "forward_intermediates") else ()
     stages = [_Stage(index, entry["num_chs"], entry["reduction"]) for index, entry in enumerate(information)]
     same = len({stage.stride for stage in stages}) == 1
-    # Blocks of one stride are a ViT's: its patches must be square, and its tokens have a final norm to pass through.
+    # Blocks of one stride are a ViT's. Its patches must be square, and its tokens must have a final norm.
     patch = getattr(getattr(network, "patch_embed", None), "patch_size", 1)
     uneven = isinstance(patch, Sequence) and len(set(patch)) > 1
     if not stages or (same and (uneven or not hasattr(network, "norm"))):
@@ -183,12 +173,12 @@ class FeatureMap(_Maps):
 class Pyramid(_Maps):
     """Four maps of strides 4, 8, 16 and 32: [B, 3, H, W] -> four times [B, D_i, H / s_i, W / s_i].
 
-    ResNets and other networks with stages give these. A plain ViT has one stride, that of its patches: its maps are the
-    patch tokens after each quarter of the blocks, as BEiT (Bao et al., 2022) segments, through the final norm, each at
-    a stride of its own, as in ViTDet's simple pyramid (Li et al., 2022). Both learn how to resample; here nothing is
-    learnt: finer maps are interpolated bilinearly, coarser ones are averages of patches.
+    ResNets and other networks with stages return these. A plain ViT has one stride, that of its patches. Its maps are
+    the normed patch tokens after each quarter of the blocks, as in BEiT's segmentation (Bao et al., 2022), each at its
+    own stride, as in ViTDet's simple pyramid (Li et al., 2022). Both learn to resample. Here nothing is learnt: finer
+    maps are interpolated bilinearly, coarser ones are averages of patches.
 
-    Sizes of torchvision's ResNets and of ViTs are the image's sides over the stride, rounded up; other networks round
+    Maps of torchvision's ResNets and of ViTs have the image's sides over the stride, rounded up. Other networks round
     as their layers do (ConvNeXt's down). All agree where 32 divides the sides.
 
     Raises:
@@ -207,13 +197,13 @@ class Pyramid(_Maps):
                 f"a pyramid needs maps of strides 4, 8, 16 and 32, and this {type(network).__name__} has none of "
                 f"{', '.join(lacking)}: choose 'map' or 'pool'",
             )
-            chosen = [last[stride] for stride in STRIDES]
+            stages = [last[stride] for stride in STRIDES]
         else:
             depth = len(self.stages)
             require(depth >= len(STRIDES), f"this ViT has {depth} blocks: a pyramid needs four at least")
-            chosen = [self.stages[-(-depth * quarter // len(STRIDES)) - 1] for quarter in (1, 2, 3, 4)]
-        self._indices = [stage.index for stage in chosen]
-        self.width = tuple(stage.width for stage in chosen)
+            stages = [self.stages[-(-depth * quarter // len(STRIDES)) - 1] for quarter in (1, 2, 3, 4)]
+        self._indices = [stage.index for stage in stages]
+        self.width = tuple(stage.width for stage in stages)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """The maps of normalised images, finest first."""
@@ -221,35 +211,24 @@ class Pyramid(_Maps):
         if self.patch is None:
             return maps
         height, width = images.shape[-2:]
-        levels = zip(maps, STRIDES, strict=True)
-        return [
-            # Patches may reach beyond the image, where timm pads it.
+        return [  # cropped, because patches may reach beyond the image, where timm pads it
             _at_stride(tokens, self.patch, stride)[..., : -(-height // stride), : -(-width // stride)]
-            for tokens, stride in levels
+            for tokens, stride in zip(maps, STRIDES, strict=True)
         ]
 
 
 def _at_stride(tokens: Tensor, patch: int, stride: int) -> Tensor:
     """Resample a map [B, D, h, w] from the stride of its patches to another."""
     if stride % patch == 0:
-        return F.avg_pool2d(tokens, stride // patch, ceil_mode=True)  # of the patches there are, at the edges
+        return F.avg_pool2d(tokens, stride // patch, ceil_mode=True)
     size = [-(-cells * patch // stride) for cells in tokens.shape[-2:]]
     return F.interpolate(tokens, size=size, mode="bilinear", antialias=stride > patch)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Images of another size
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def sized(architecture: Architecture, img_size: int) -> Architecture:
-    """The architecture for square images of another size.
+    """The architecture for square images with sides of `img_size` pixels.
 
-    Networks of patches (ViTs, Swin) are built for one size and get the option `img_size`; all others take any.
-
-    Args:
-        architecture: of the checkpoint.
-        img_size: the images' side, in pixels.
+    Networks of patches (ViTs, Swin) are built for one size and get the option `img_size`. All others take any size.
 
     Raises:
         UserError: the patches do not divide the size.
@@ -257,7 +236,7 @@ def sized(architecture: Architecture, img_size: int) -> Architecture:
     require(type(img_size) is int and img_size > 0, f"img_size is a side in pixels, not {img_size!r}")
     if architecture.timm_name is None:
         return architecture
-    with torch.random.fork_rng(devices=[]):  # a network whose weights nobody sees draws no one else's numbers
+    with torch.random.fork_rng(devices=[]):  # its weights are discarded and must not advance the generator
         patches = _patches(architecture.build())
     if patches is None:
         return architecture
@@ -280,17 +259,17 @@ def resampled(
 ) -> dict[str, Tensor]:
     """A ViT's tensors with position embeddings for the size that a network was built for.
 
-    Embeddings of patches are interpolated as timm does (bicubic, antialiased); those of class and register tokens stay.
-    Tensors of networks without position embeddings, or for the same size, are returned as they are.
+    Embeddings of patches are interpolated as in timm (bicubic, antialiased); those of class and register tokens stay.
+    Tensors of networks without position embeddings, or for the same size, are returned unchanged.
 
     Args:
         tensors: of the checkpoint.
-        network: what will load them.
-        img_size: the side, or height and width, in pixels, that the tensors are for; None: the network's, if it has as
-            many patches, and otherwise square.
+        network: will load them.
+        img_size: the side, or height and width, in pixels, that the tensors are for. None means the network's size, if
+            it has as many patches, else a square.
 
     Raises:
-        UserError: the embeddings are not for images of that size, or for no square ones.
+        UserError: the embeddings are not for images of that size, or not for square ones.
     """
     from timm.layers import resample_abs_pos_embed_nhwc
 
@@ -315,6 +294,5 @@ def resampled(
 
 
 def _patches(network: nn.Module) -> Any:
-    """The layer that cuts images of one size into patches, or None in networks without."""
     layer = getattr(network, "patch_embed", None)
     return layer if hasattr(layer, "feat_ratio") and getattr(layer, "grid_size", None) else None

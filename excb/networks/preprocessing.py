@@ -1,4 +1,4 @@
-"""What turns an image into a network's input: resize, centre crop, scale to [0, 1], normalise."""
+"""Preprocessing of an image into a network's input: resize, centre crop, scale to [0, 1], normalise."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -12,29 +12,22 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-STRIP = 64  # times as long as wide: of a longer image its middle is enough, and the whole resized might be gigabytes
+STRIP = 64  # aspect ratio above which only the middle is resized, because the whole image might take gigabytes
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Deterministic preprocessing of evaluation, in pixels; call it on a PIL image of any mode and size.
+    """Deterministic preprocessing of evaluation, in pixels. Call it on a PIL image of any mode and size.
 
-    It is torchvision's `Resize` and `CenterCrop`, bit for bit; of an image more than `STRIP` times as long as wide only
-    the middle is resized, which moves it by less than a pixel.
-
-    Args:
-        resize: the shorter side after resizing.
-        crop: side of the central square that is kept.
-        mean: channel means in [0, 1].
-        std: channel standard deviations in [0, 1].
-        interpolation: of the resize, antialiased.
+    It is bit-exact with torchvision's `Resize` and `CenterCrop`, except that of an image more than `STRIP` times as
+    long as wide only the middle is resized, which moves it by less than a pixel.
     """
 
-    resize: int = 256
-    crop: int = 224
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    resize: int = 256  # the shorter side after resizing
+    crop: int = 224  # side of the central square that is kept
+    mean: tuple[float, float, float] = IMAGENET_MEAN  # of the channels, in [0, 1]
+    std: tuple[float, float, float] = IMAGENET_STD  # standard deviations of the channels, in [0, 1]
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of the resize, antialiased
 
     def __call__(self, image: "Image") -> "Tensor":
         """Turn an image into a network's input, float32 [3, crop, crop]."""
@@ -43,7 +36,7 @@ class Preprocessing:
         return self._pipeline(self._middle(to_rgb(image)))
 
     def _middle(self, image: "Image") -> "Image":
-        """The square that `crop` keeps, and as much beside it as makes no strip."""
+        """The image, or of a strip the part around the square that `crop` keeps."""
         short = min(image.size)
         kept = short * max(STRIP, 2 * -(-self.crop // self.resize))
         left, top = (max(0, (side - kept) // 2) for side in image.size)

@@ -1,4 +1,4 @@
-"""Files read by range, wherever they are: on this machine's disks, or anywhere that fsspec reaches (s3://, https://)."""
+"""Byte ranges of files, local or wherever fsspec reaches (s3://, https://)."""
 
 import os
 import sys
@@ -14,9 +14,9 @@ from excb.files.regular import refuse_special
 MOST_OPEN = 128  # local files that one process keeps open; systems usually allow it 1,024
 PAUSES = (1.0, 4.0)  # seconds before a remote read is tried again
 ASK_TOGETHER = 16  # remote files asked about, or indexed, at once
-READ_AHEAD = 8 * 2**20  # bytes asked for at once while a remote file is read from one end to the other
+READ_AHEAD = 8 * 2**20  # bytes requested at once while a remote file is read as a whole
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "https", "https": "https"}  # of pyproject.toml
-# What stores report of a file that changes with it.
+# Fields of a store's report on a file that change with the file.
 _CHANGES = (
     *("size", "ETag", "etag", "generation", "md5Hash", "crc32c", "Content-MD5"),
     *("mtime", "created", "updated", "LastModified", "Last-Modified", "last_modified"),
@@ -29,16 +29,13 @@ def is_remote(place: str) -> bool:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What reading a place may raise; storage libraries have errors of their own that are no OSError."""
-    known = (
-        ("aiohttp", "ClientError"),
-        ("azure.core.exceptions", "AzureError"),
-        ("botocore.exceptions", "BotoCoreError"),
-        ("botocore.exceptions", "ClientError"),
-        ("gcsfs.retry", "HttpError"),
-        ("google.auth.exceptions", "GoogleAuthError"),
+    """What reading a place may raise. Storage libraries have their own errors, which are no OSErrors."""
+    errors = (
+        *("aiohttp.ClientError", "azure.core.exceptions.AzureError", "botocore.exceptions.BotoCoreError"),
+        *("botocore.exceptions.ClientError", "gcsfs.retry.HttpError", "google.auth.exceptions.GoogleAuthError"),
     )
-    own = [getattr(sys.modules[module], name) for module, name in known if module in sys.modules]
+    parts = [error.rpartition(".") for error in errors]
+    own = [getattr(sys.modules[module], name) for module, _, name in parts if module in sys.modules]
     return (OSError, ValueError, ImportError, RuntimeError, *own)
 
 
@@ -49,7 +46,7 @@ def reason(error: Exception) -> str:
 
 
 def filesystem(place: str) -> tuple[Any, str]:
-    """fsspec's file system for a URL, made in this process, and the path in it.
+    """The fsspec file system of a URL, made in this process, and the path in it.
 
     Raises:
         UserError: it needs a package that is not installed.
@@ -66,7 +63,7 @@ def filesystem(place: str) -> tuple[Any, str]:
 
 
 def stream(place: str) -> AbstractContextManager[IO[bytes]]:
-    """A file to be read from its beginning to its end."""
+    """Open a file to read it as a whole."""
     if not is_remote(place):
         refuse_special(place)
         return open(place, "rb")  # noqa: PTH123 - a place is text: Path would turn s3:// into s3:/
@@ -75,7 +72,7 @@ def stream(place: str) -> AbstractContextManager[IO[bytes]]:
 
 
 def stamps(places: list[str]) -> list[str]:
-    """A text for every file that is another one once the file has changed: its size, times and hashes, as known.
+    """A text for every file that changes with the file: its size, times and hashes, as far as known.
 
     Raises:
         UserError: a file cannot be found.
@@ -87,13 +84,13 @@ def stamps(places: list[str]) -> list[str]:
 
 
 def stamp(place: str) -> str:
-    """See `stamps`."""
+    """The stamp of one file: see `stamps`."""
     try:
         if not is_remote(place):
             return _local_stamp(os.stat(place))  # noqa: PTH116
         system, path = filesystem(place)
-        found = system.info(path)
-        return " ".join(f"{key}={found[key]}" for key in _CHANGES if found.get(key) is not None)
+        status = system.info(path)
+        return " ".join(f"{key}={status[key]}" for key in _CHANGES if status.get(key) is not None)
     except failures() as error:
         raise UserError(f"cannot find {place} ({reason(error)}): check the name, and your access to it") from None
 
@@ -103,11 +100,11 @@ def _local_stamp(status: os.stat_result) -> str:
 
 
 class ChangedError(OSError):
-    """A file is not the one it was."""
+    """A file has changed."""
 
 
 class _Descriptor:
-    """An open local file, closed once nobody holds it any more."""
+    """An open local file, closed with its last reference."""
 
     def __init__(self, place: str, expected: str) -> None:
         self.number = -1
@@ -121,10 +118,10 @@ class _Descriptor:
 
 
 class RangeReader:
-    """Reads ranges of files; each process opens its own, and keeps at most `MOST_OPEN` of them open.
+    """Reads ranges of files. Each process opens its own, and keeps at most `MOST_OPEN` of them open.
 
-    It can be copied to other processes: nothing open goes with it. A local file that has changed since its stamp was
-    taken is noticed when it is opened.
+    It can be pickled, without its open files. A local file that has changed since its stamp was taken is detected when
+    it is opened.
     """
 
     def __init__(self) -> None:
@@ -134,23 +131,17 @@ class RangeReader:
         return {"_process": -1}
 
     def read(self, place: str, expected: str, offset: int, size: int) -> bytes:
-        """Read bytes of a file.
-
-        Args:
-            place: the file.
-            expected: its stamp.
-            offset: of the first byte.
-            size: how many.
+        """Read `size` bytes from `offset` on of the file whose stamp is `expected`.
 
         Raises:
-            failures(): it cannot be read, has changed, or ends before.
+            failures(): it cannot be read, has changed, or is too short.
         """
         if self._process != os.getpid():  # a new process must share neither files nor connections with its parent
             self._descriptor = lru_cache(MOST_OPEN)(_Descriptor)
             self._system = lru_cache(MOST_OPEN)(filesystem)
             self._process = os.getpid()
         content = self._remote(place, offset, size) if is_remote(place) else self._local(place, expected, offset, size)
-        if len(content) != size:  # it was cut; or a server gives no ranges but whole files
+        if len(content) != size:  # it was cut, or a server sends whole files instead of ranges
             raise ChangedError(f"{place} gave {len(content):,} bytes for {size:,} from byte {offset:,}")
         return content
 

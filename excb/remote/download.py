@@ -1,4 +1,4 @@
-"""One file brought here from an address: resumed where it was cut, hashed as it arrives, with one-line errors."""
+"""Download of one file: resumed where it was cut, hashed as it arrives, with one-line errors."""
 
 import errno
 import json
@@ -36,14 +36,14 @@ DRIVE = "https://drive.usercontent.google.com/download?"
 
 
 class _CutError(Exception):
-    """The connection broke, or the server failed for the moment: worth another attempt."""
+    """The connection broke, or the server failed temporarily: worth another attempt."""
 
 
 def direct(url: str) -> str:
-    """The address of the file itself, where `url` is the page of a Google Drive, Dropbox or Google Cloud share link.
+    """The address of the file itself, if `url` is a share link of Google Drive, Dropbox or Google Cloud.
 
     Raises:
-        UserError: it is no address.
+        UserError: it is not an address.
     """
     parts = _split(url)
     query = dict(parse_qsl(parts.query))
@@ -63,22 +63,22 @@ def direct(url: str) -> str:
 def download(
     url: str, part: Path, *, algorithms: Collection[str], reporter: Reporter, name: str
 ) -> tuple[str, dict[str, str]]:
-    """Bring the file at `url` to `part`, resuming what an earlier call left there.
+    """Download the file at `url` to `part`, resuming what an earlier call left there.
 
-    What is needed to resume is beside the part, in a small file whose name ends in .json instead.
+    What is needed to resume is kept beside the part, in a small .json file.
 
     Args:
         url: of the file, or a share link to it.
-        part: where the bytes go; its folder exists, and no other process uses it.
+        part: where the bytes go. Its folder exists, and no other process uses it.
         algorithms: of the hashes to return, such as "sha256".
         reporter: shows progress, in MB, and further attempts.
         name: of the checkpoint, for messages.
 
     Returns:
-        The file's name, which is safe to use here, and its hashes in hexadecimal digits.
+        The file's name, made safe for this disk, and its hashes in hexadecimal digits.
 
     Raises:
-        UserError: the file cannot be fetched or written. What arrived stays, unless it is no part of the file.
+        UserError: the file cannot be fetched or written. What arrived is kept, unless it is not part of the file.
     """
     task = _Download(_checked(direct(url)), part, algorithms, reporter, name)
     wait = BACKOFF
@@ -90,40 +90,33 @@ def download(
                 raise UserError(f"{name}: {error}, in {ATTEMPTS} attempts: run again to resume from there") from None
             reporter.warn(f"{name}: {error}: trying again")
         except OSError as error:
-            raise _unwritable(name, part.parent, error) from None
+            what = "the disk is full" if error.errno in NO_ROOM else "cannot write"
+            raise UserError(
+                f"{name}: {what} at {part.parent} ({error.strerror}): make room or name a folder elsewhere in "
+                f"{VARIABLE}, and run again"
+            ) from None
         time.sleep(wait)
         wait *= 2
     raise AssertionError("unreachable")
 
 
 def by_hand(name: str) -> str:
-    """What to do where only a person gets the file of the checkpoint `name`; an address can be no name."""
+    """What to do where only a browser gets the file of the checkpoint `name`, which may be an address."""
     return f"download it with a browser, then run `excb-zoo import FILE --name {'NAME' if '/' in name else name}`"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# One attempt
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What the server said of the file when its first byte came.
+    """The server's description of the file at its first byte."""
 
-    Args:
-        name: safe to use here.
-        total: bytes, if it was said.
-        version: the server's mark of this very content (strong ETag, else Last-Modified), if it gave one.
-    """
-
-    name: str
-    total: int | None
-    version: str | None
+    name: str  # safe for this disk
+    total: int | None  # bytes
+    version: str | None  # strong ETag, else Last-Modified
 
 
 @dataclass(frozen=True)
 class _Download:
-    """What `download` was asked for."""
+    """The arguments of `download`."""
 
     address: str
     part: Path
@@ -132,12 +125,12 @@ class _Download:
     name: str
 
     def attempt(self) -> tuple[str, dict[str, str]]:
-        """Do what `download` does, until the connection breaks."""
+        """Do what `download` does, once."""
         hashes, have, headers = Hashes(self.algorithms), 0, {}
         known = _read_known(self.part)
         if known is not None:
             have = hashes.add_file(self.part)
-            if have and have == known.total:  # an earlier call was stopped between the last byte and its return
+            if have and have == known.total:  # an earlier call was stopped after the last byte
                 return self._whole(known, hashes)
             if have and known.version is not None:
                 headers = {"Range": f"bytes={have}-", "If-Range": known.version}
@@ -145,25 +138,22 @@ class _Download:
             if response.headers.get_content_type() == "text/html":
                 raise self._page()
             said = _said(response, self.address)
-            if known is None or response.status != 206:  # anew: the server does not resume, or has another file now
+            if known is None or response.status != 206:  # the server does not resume, or has another file now
                 known, have, hashes = said, 0, Hashes(self.algorithms)
                 self.part.unlink(missing_ok=True)
-                write_text(json.dumps(asdict(known)), _beside(self.part))
+                write_text(json.dumps(asdict(known)), self.part.with_suffix(".json"))
             elif not _continues(response, have, known.total) or said.version not in (None, known.version):
                 _forget(self.part)
                 raise _CutError(f"{urlsplit(self.address).hostname} continued with another file")
-            _check_room(self.part.parent, (known.total or have) - have)
+            check_room(self.part.parent, (known.total or have) - have)
             have = self._write(response, have, known.total, hashes)
         if not have or have < (known.total or 0):
             raise _CutError(f"the connection was cut at byte {have}")
         return self._whole(known, hashes)
 
     def _write(self, response: HTTPResponse, have: int, total: int | None, hashes: Hashes) -> int:
-        """Append what comes to the part, and return its size.
-
-        Not atomic, on purpose: what a killed download leaves is where the next one resumes.
-        """
-        reporter = self.reporter if total is None or total >= MB else Reporter(quiet=True)  # no bar for a moment
+        """Append what arrives to the part, not atomically, so that the next download resumes it. Returns its size."""
+        reporter = self.reporter if total is None or total >= MB else Reporter(quiet=True)
         with (
             self.part.open("ab") as stream,
             reporter.progress(f"{self.name}, MB", (total or 0) // MB, done=have // MB) as progress,
@@ -180,7 +170,7 @@ class _Download:
     def _whole(self, known: _Known, hashes: Hashes) -> tuple[str, dict[str, str]]:
         with self.part.open("rb") as stream:
             start = stream.read(512).lstrip().lower()
-        if start.startswith((b"<!doctype html", b"<html")):  # whatever the server called it
+        if start.startswith((b"<!doctype html", b"<html")):  # whatever its type in the headers
             _forget(self.part)
             raise self._page()
         return known.name, hashes.digits()
@@ -193,7 +183,7 @@ class _Download:
 
 
 def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    # read1 and not read, which would lose what it had when the connection broke.
+    # Not `read`, which would lose its last bytes when the connection breaks.
     try:
         while chunk := response.read1(CHUNK):
             yield chunk
@@ -201,32 +191,16 @@ def _chunks(response: HTTPResponse) -> Iterator[bytes]:
         raise _CutError(f"the connection was cut ({error!r})") from None
 
 
-def _check_room(folder: Path, wanted: int) -> None:
+def check_room(folder: Path, wanted: int) -> None:
+    """Raise OSError if a folder's disk has less free space than `wanted` bytes."""
     free = shutil.disk_usage(folder).free
     if free < wanted:
         raise OSError(errno.ENOSPC, f"{wanted / MB:,.1f} MB are needed and {free / MB:,.1f} MB free")
 
 
-def _unwritable(name: str, folder: Path, error: OSError) -> UserError:
-    what = "the disk is full" if error.errno in NO_ROOM else "cannot write"
-    return UserError(
-        f"{name}: {what} at {folder} ({error.strerror}): make room or name a folder elsewhere in {VARIABLE}, and run "
-        "again"
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The file beside the part
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _beside(part: Path) -> Path:
-    return part.with_suffix(".json")
-
-
 def _read_known(part: Path) -> _Known | None:
     try:
-        values = json_text.parse(_beside(part).read_bytes())
+        values = json_text.parse(part.with_suffix(".json").read_bytes())
     except (FileNotFoundError, ValueError):
         return None
     rules = rules_of(_Known)
@@ -235,26 +209,20 @@ def _read_known(part: Path) -> _Known | None:
 
 
 def _forget(part: Path) -> None:
-    for file in (part, _beside(part)):
+    for file in (part, part.with_suffix(".json")):
         file.unlink(missing_ok=True)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The server
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _split(address: str) -> SplitResult:
     try:
         return urlsplit(address)
     except ValueError as error:
-        raise UserError(f"{address!r} is no address ({error})") from None
+        raise UserError(f"{address!r} is not an address ({error})") from None
 
 
 def _checked(address: str, *, came_from: str | None = None) -> str:
-    """The address, if files may be fetched from it."""
     parts = _split(address)
-    # Who sits on the way can change what crosses a network unencrypted; within this machine there is no such way.
+    # Unencrypted data can be changed on its way through a network, but not within this machine.
     inside = parts.hostname in LOOPBACK and (came_from is None or urlsplit(came_from).hostname in LOOPBACK)
     if parts.hostname and (parts.scheme == "https" or (parts.scheme == "http" and inside)):
         return address
@@ -281,7 +249,7 @@ def _opened(address: str, headers: dict[str, str], part: Path, name: str) -> HTT
         return cast(HTTPResponse, build_opener(_Redirects).open(request, timeout=TIMEOUT))
     except HTTPError as error:
         error.close()
-        if error.code == 416:  # the file is shorter now than what is here
+        if error.code == 416:  # the file is now shorter than the part
             _forget(part)
         if error.code == 416 or error.code >= 500:
             raise _CutError(f"{host} answers {error.code} {error.reason}") from None
@@ -296,7 +264,7 @@ def _opened(address: str, headers: dict[str, str], part: Path, name: str) -> HTT
             ) from None
         raise _CutError(f"cannot reach {host} ({error.reason})") from None
     except (InvalidURL, ValueError) as error:
-        raise UserError(f"{address!r} is no address ({error})") from None
+        raise UserError(f"{address!r} is not an address ({error})") from None
     except (OSError, HTTPException) as error:
         raise _CutError(f"cannot reach {host} ({error!r})") from None
 
@@ -327,6 +295,6 @@ def _safe(name: str) -> str:
 
 
 def _continues(response: HTTPResponse, have: int, total: int | None) -> bool:
-    """Whether a partial answer begins where the part ends, in a file of the same size where one was said."""
-    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-    return found is not None and int(found[1]) == have and total in (None, int(found[2]))
+    """Whether a partial answer begins where the part ends, in a file of the same size, if that is known."""
+    span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+    return span is not None and int(span[1]) == have and total in (None, int(span[2]))

@@ -1,4 +1,4 @@
-"""Fetching a checkpoint's file from any address: verified, kept, and usable again without a network."""
+"""A checkpoint's file from any address: downloaded once, verified, and usable again without a network."""
 
 import hashlib
 from collections.abc import Iterator
@@ -7,28 +7,26 @@ from pathlib import Path
 
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.remote.download import by_hand, direct, download
+from excb.remote.download import by_hand, download
 from excb.remote.hashes import WRONG, hashes_of, parse, verify
-from excb.remote.hf_repository import endpoint, fetch_repo, offline
+from excb.remote.hf_repository import offline
 from excb.remote.home import DOWNLOADS, VARIABLE, home
-
-__all__ = ["direct", "endpoint", "fetch_repo", "fetch_url", "offline"]  # everything about fetching from one module
 
 
 def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) -> Path:
-    """The file at an address: downloaded at the first call, verified at every one.
+    """The file at an address, downloaded at the first call and verified at every call.
 
-    Where no hash is published, that of the first download is recorded, and counts from then on. Several processes may
-    ask for one file at once: one of them downloads it.
+    If no hash is published, that of the first download is recorded, and later ones are compared with it. If several
+    processes ask for one file at once, one of them downloads it.
 
     Args:
-        url: https address, or share link of Google Drive or Dropbox; http only of this machine's own servers.
-        digest: published, "sha256:HEX" or "md5:HEX"; fewer digits than a whole hash has are its beginning.
+        url: https address, or share link of Google Drive or Dropbox; http only from this machine.
+        digest: published hash, "sha256:HEX" or "md5:HEX", or the beginning of one.
         reporter: shows progress, waiting, and a hash that is recorded.
         name: of the checkpoint, for messages.
 
     Raises:
-        UserError: the file cannot be fetched or written, or its hash is wrong; it is then kept aside.
+        UserError: the file cannot be fetched or written, or its hash is wrong and it was renamed.
     """
     published = None if digest is None else parse(digest)
     algorithms = {"sha256", published.algorithm if published else "sha256"}
@@ -42,27 +40,27 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
         if offline():
             raise UserError(f"{name}: {url} is not here yet and HF_HUB_OFFLINE is set: unset it, or {by_hand(name)}")
         with _alone(folder / f"{key}.lock", reporter, name):
-            file = _finished(folder, key)  # another process may have brought it meanwhile
+            file = _finished(folder, key)  # another process may have downloaded it meanwhile
             if file is None:
                 part = folder / f"{key}.part"
                 said, hashes = download(url, part, algorithms=algorithms, reporter=reporter, name=name)
                 file = folder / f"{key}-{said}"
                 part.with_suffix(".json").unlink()  # nothing to resume
                 verified(part, hashes, aside=file.with_name(file.name + WRONG))
-                part.replace(file)  # `download` has flushed it: resumable parts are no work of `files.atomic`
+                part.replace(file)  # `download` has flushed it
                 return file
     verified(file, hashes_of(file, algorithms), aside=file.with_name(file.name + WRONG))
     return file
 
 
 def _finished(folder: Path, key: str) -> Path | None:
-    """What an earlier download ended with: a file has this name only once it is whole and verified."""
+    """The result of an earlier download. A file has this name only once it is complete and verified."""
     return next((file for file in sorted(folder.glob(f"{key}-*")) if file.suffix != WRONG), None)
 
 
 @contextmanager
 def _alone(lock: Path, reporter: Reporter, name: str) -> Iterator[None]:
-    """Hold a lock, which goes with its process however that ends."""
+    """Hold a lock, which the system releases when its process ends."""
     from filelock import FileLock, Timeout
 
     held = FileLock(lock)

@@ -1,4 +1,4 @@
-"""Hashes of what was fetched: as published, or as recorded at the first download; wrong files are kept aside."""
+"""Hashes of downloads: published ones, or those recorded at the first download. Wrong files are renamed."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.remote.home import HASHES, home, record, recorded
 
-WRONG = ".wrong"  # what the name of a file kept aside ends in
+WRONG = ".wrong"  # ending of a renamed wrong file
 _CHUNK = 1 << 20  # bytes
 
 
@@ -22,28 +22,19 @@ class Published(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it alone identifies a file: MD5 does not, nor does a beginning."""
+        """Whether it identifies a file, unlike MD5 or the beginning of a hash."""
         return len(self.digits) == 64
 
 
 def parse(digest: str) -> Published:
-    """Read "sha256:HEX" or "md5:HEX".
-
-    Raises:
-        UserError: it is neither, or has less than 8 digits.
-    """
-    found = re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}", digest.lower())
-    if found is None:
+    """Read "sha256:HEX" or "md5:HEX". Raises UserError for anything else, or less than 8 digits."""
+    if re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}", digest.lower()) is None:
         raise UserError(f"'{digest}' is no hash: write sha256:HEX or md5:HEX, with 8 digits at least")
-    return Published(*found[0].split(":"))
+    return Published(*digest.lower().split(":"))
 
 
 class Hashes:
-    """Hashes of bytes that come piece by piece.
-
-    Args:
-        algorithms: such as "sha256".
-    """
+    """Hashes of bytes that arrive in chunks, by algorithms such as "sha256"."""
 
     def __init__(self, algorithms: Collection[str]) -> None:
         self._hashes = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
@@ -68,11 +59,7 @@ class Hashes:
 
 
 def hashes_of(file: Path, algorithms: Collection[str]) -> dict[str, str]:
-    """The hashes of a file in hexadecimal digits.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """The hashes of a file in hexadecimal digits. Raises UserError if it cannot be read."""
     hashes = Hashes(algorithms)
     try:
         hashes.add_file(file)
@@ -94,27 +81,25 @@ def verify(
     """Refuse a file whose hash is wrong, and record the hash of a new one.
 
     Args:
-        file: whose hashes they are; renamed to `aside` if it is wrong.
+        file: the file; it is renamed to `aside` if a hash is wrong.
         hashes: its sha256, and that of the published algorithm.
-        published: unless it is whole, the hash recorded of `source` counts as well.
+        published: unless it is whole, the hash recorded for `source` is compared as well.
         source: the address.
-        aside: where a wrong file is kept.
-        reporter: shows a hash that nobody has published.
+        aside: new path of a wrong file.
+        reporter: shows the hash if none is published.
         name: of the checkpoint, for messages.
 
     Raises:
-        UserError: a hash is wrong; it names both.
+        UserError: a hash is wrong. The message names both.
     """
     first = recorded(source)
-    expected = []
-    if published is not None:
-        expected.append((published, "is published"))
+    expected = [(published, "is published")] if published is not None else []
     if first is not None and not (published and published.whole):
         again = f"was recorded at its first download: if the new one is right, delete that entry in {home() / HASHES}"
         expected.append((Published("sha256", first), again))
     for (algorithm, digits), origin in expected:
         if not hashes[algorithm].startswith(digits):
-            file.replace(aside)  # a rename of what is on the disk already: nothing is written
+            file.replace(aside)
             raise UserError(
                 f"{name}: {source} is not the file it should be, and kept aside as {aside}: its {algorithm} is "
                 f"{hashes[algorithm]}, but {digits} {origin}"

@@ -1,20 +1,18 @@
-"""Fetching a repository of the Hugging Face Hub through its client: one clear line for whatever goes wrong."""
+"""Repositories of the Hugging Face Hub, fetched through its client, with one clear message for every failure."""
 
 import logging
 import os
 import re
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import ENOSPC
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Progressor, Reporter
-from excb.errors import NO_ROOM, UserError
-from excb.remote.download import MB, TIMEOUT
+from excb.errors import NO_ROOM, UserError, require
+from excb.remote.download import MB, TIMEOUT, check_room
 from excb.remote.hashes import WRONG, Published, hashes_of, verify
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ def endpoint() -> str | None:
     """The address of the hub to use instead of huggingface.co: EXCB_ENDPOINT, else HF_ENDPOINT.
 
     Raises:
-        UserError: it is no address.
+        UserError: it is not an address.
     """
     for variable in ("EXCB_ENDPOINT", "HF_ENDPOINT"):
         if address := os.environ.get(variable):
@@ -48,18 +46,18 @@ def endpoint() -> str | None:
 
 
 def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter) -> Path:
-    """A folder with a repository's config.json, model.safetensors and whichever of our other files it has.
+    """A folder with a repository's config.json, model.safetensors and its other files that we know.
 
-    It is in the cache of huggingface_hub's client, and is used as well if the hub cannot be reached.
+    It is in the cache of huggingface_hub's client, and also serves if the hub cannot be reached.
 
     Args:
         repo: "user/name".
         revision: branch, tag or commit; the main branch if None.
-        reporter: shows progress, and a hub that cannot be reached.
+        reporter: shows progress, and warns if the hub cannot be reached.
 
     Raises:
         UserError: no such repository, revision or file, no right to read it, neither network nor a cached copy, no
-            room, or the weights are not what the hub says they are.
+            room, or weights with another hash than the hub's.
     """
     where = f"hf-hub:{repo}@{revision}" if revision else f"hf-hub:{repo}"
     revision = revision or "main"
@@ -74,23 +72,19 @@ def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter) -> Path:
         else:
             folder = _snapshot(repo, revision, where, listing, reporter)
     for name in REQUIRED:
-        if not (folder / name).is_file():
-            raise UserError(f"{where}: {name} is missing in {folder}: fetch it again, with a network")
+        require((folder / name).is_file(), f"{where}: {name} is missing in {folder}: fetch it again, with a network")
     _verify_weights(folder, f"hf-hub:{repo}@{folder.name}/{WEIGHTS}", listing, where, reporter)
     return folder
 
 
 def kept_copy(repo: str, reporter: Reporter) -> Path | None:
-    """The cached weights of a repository, if the client's own hub cannot be reached.
+    """The cached weights of a repository if the client's hub cannot be reached, or None if the client can fetch them.
 
-    It is asked once: the client itself tries again for most of a minute, in words of its own, before it takes a copy.
+    The hub is asked once. The client itself would retry for most of a minute before it takes a copy.
 
     Args:
         repo: "user/name", at the hub that HF_ENDPOINT names or else huggingface.co.
         reporter: says that a copy is used.
-
-    Returns:
-        The copy; None if the client can fetch them.
 
     Raises:
         UserError: the hub cannot be reached, and there is no copy.
@@ -108,13 +102,12 @@ def kept_copy(repo: str, reporter: Reporter) -> Path | None:
         failure = _no_connection(error, f"hf-hub:{repo}", os.environ.get("HF_ENDPOINT") or HUB)
     else:
         return None
-    copies = [try_to_load_from_cache(repo, name, _cache()) for name in (WEIGHTS, "pytorch_model.bin")]
-    if isinstance(copies[0], str):
-        reporter.warn(f"{failure}: using the copy at {copies[0]}")
-        return Path(copies[0])
-    if isinstance(copies[1], str):
-        return None
-    raise UserError(failure)
+    copy, old = (try_to_load_from_cache(repo, name, _cache()) for name in (WEIGHTS, "pytorch_model.bin"))
+    if isinstance(copy, str):
+        reporter.warn(f"{failure}: using the copy at {copy}")
+        return Path(copy)
+    require(isinstance(old, str), failure)
+    return None
 
 
 def _is_repository(repo: str) -> bool:
@@ -125,27 +118,26 @@ def _is_repository(repo: str) -> bool:
         validate_repo_id(repo)
     except HFValidationError:
         return False
-    return "/" in repo and repo.isprintable()  # older clients take a line break at the end
+    return "/" in repo and repo.isprintable()  # older clients accept a line break at the end
 
 
 def _listing(repo: str, revision: str, where: str) -> tuple["ModelInfo | None", str | None]:
-    """What the hub says a repository has, or None and why it did not say."""
+    """The hub's list of a repository's files, or None and why there is none."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RevisionNotFoundError
 
     if offline():
         return None, None
     try:
-        found = HfApi(endpoint=endpoint()).model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
+        info = HfApi(endpoint=endpoint()).model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
     except RevisionNotFoundError as error:
         raise UserError(_reason(error, repo, where)) from None
     except _client_errors() as error:
         return None, _reason(error, repo, where)
-    names = [entry.rfilename for entry in found.siblings or []]
+    names = [entry.rfilename for entry in info.siblings or []]
     for name in REQUIRED:
-        if name not in names:
-            raise UserError(f"{where} has no {name}: it is no checkpoint that can be loaded")
-    return found, None
+        require(name in names, f"{where} has no {name}: it is no checkpoint that can be loaded")
+    return info, None
 
 
 def _cached(repo: str, revision: str, failure: str) -> Path:
@@ -161,21 +153,19 @@ def _cached(repo: str, revision: str, failure: str) -> Path:
 
 
 def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", reporter: Reporter) -> Path:
-    """Download what is not in the cache yet."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     cache = _cache()
     try:
-        sizes = [  # the client refuses names that lead elsewhere
+        sizes = [  # the client refuses names that lead outside its folder
             entry.size or 0
             for entry in listing.siblings or []
             if any(fnmatch(entry.rfilename, pattern) for pattern in FILES)
             and not isinstance(try_to_load_from_cache(repo, entry.rfilename, cache, listing.sha), str)
         ]
         cache.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(cache).free) < sum(sizes):
-            raise OSError(ENOSPC, f"{sum(sizes) / MB:,.1f} MB are needed and {free / MB:,.1f} MB free")
-        shown = reporter if sum(sizes) >= MB else Reporter(quiet=True)  # no bar for a moment
+        check_room(cache, sum(sizes))
+        shown = reporter if sum(sizes) >= MB else Reporter(quiet=True)
         with shown.progress(f"{where}, MB", sum(sizes) // MB) as progress:
             return Path(
                 snapshot_download(
@@ -184,7 +174,7 @@ def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", report
                     cache_dir=cache,
                     endpoint=endpoint(),
                     allow_patterns=FILES,
-                    max_workers=1,  # one file is nearly all
+                    max_workers=1,
                     tqdm_class=_bars(progress),
                 )
             )
@@ -197,8 +187,7 @@ def _verify_weights(folder: Path, source: str, listing: "ModelInfo | None", wher
     if listing is not None and listing.sha == folder.name:
         hashes = [entry.lfs.sha256 for entry in listing.siblings or [] if entry.rfilename == WEIGHTS and entry.lfs]
         published = Published("sha256", str(hashes[0])) if hashes else None
-    link = folder / WEIGHTS
-    file = link.resolve()
+    file = (link := folder / WEIGHTS).resolve()
     aside = file.with_name(file.name + WRONG)
     try:
         verify(file, hashes_of(file, ["sha256"]), published, source=source, aside=aside, reporter=reporter, name=where)
@@ -209,14 +198,14 @@ def _verify_weights(folder: Path, source: str, listing: "ModelInfo | None", wher
 
 
 def _cache() -> Path:
-    """Where the client keeps repositories; it asks the environment once, when imported, and we at each call."""
+    """The client's cache. The client reads the environment once at its import, we at each call."""
     data = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     hub = os.environ.get("HF_HOME") or f"{data}/huggingface"
     return Path(os.path.expandvars(os.environ.get("HF_HUB_CACHE") or f"{hub}/hub")).expanduser()
 
 
 def _bars(progress: Progressor) -> Any:
-    """A class for the client's progress bars that draws nothing, and moves ours as bytes reach the disk."""
+    """A class for the client's progress bars that draws nothing, and advances ours as bytes reach the disk."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bars(tqdm):
@@ -235,35 +224,31 @@ def _bars(progress: Progressor) -> Any:
 
 @contextmanager
 def _quiet_client() -> Iterator[None]:
-    """The client keeps its warnings to itself: what matters of them becomes the error's one line."""
+    """Silence the client's warnings: what matters of them is in the error's message."""
     from huggingface_hub.utils import logging as client_logging
 
     level = client_logging.get_verbosity()
     client_logging.set_verbosity(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Not enough free disk space")  # checked before, or an error anyway
+            warnings.filterwarnings("ignore", "Not enough free disk space")  # `check_room` reports it
             yield
     finally:
         client_logging.set_verbosity(level)
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """What the client raises: errors of its HTTP library, OSErrors, RuntimeErrors of its Xet transfers.
-
-    Where a server answers nonsense, whatever its values are not.
-    """
+    """What the client raises, including errors of its HTTP library and of its Xet transfers, or for invalid answers."""
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # whichever library it is
 
     return (HTTPError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def _reason(error: BaseException, repo: str, where: str) -> str:
-    """One line that says what went wrong and what to do."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
-        error = error.__cause__  # for want of an answer the client had looked for a copy
+        error = error.__cause__  # without an answer the client had looked for a copy
     if isinstance(error, HfHubHTTPError):
         return f"{where} {_answer(error, repo)}"
     if isinstance(error, OSError) and error.errno in NO_ROOM:

@@ -1,4 +1,4 @@
-"""Where things are kept: the zoo's checkpoints, what was downloaded and the hashes of it, and the cache."""
+"""Folders of the zoo's checkpoints, downloads and their hashes, and of the cache."""
 
 import json
 import os
@@ -24,12 +24,12 @@ def home() -> Path:
     if own := os.environ.get(VARIABLE):
         return Path(own).expanduser()
     data = Path(os.environ.get("XDG_DATA_HOME", ""))
-    # A relative XDG_DATA_HOME is invalid by the standard that defines it, and to be ignored.
+    # By its standard, a relative XDG_DATA_HOME is invalid and must be ignored.
     return (data if data.is_absolute() else Path("~/.local/share").expanduser()) / "excb"
 
 
 def cache_root() -> Path:
-    """What can be made again, such as features: $EXCB_CACHE, else `excb` in the user's folder for caches."""
+    """The folder for what can be computed again: $EXCB_CACHE, else `excb` in the user's folder for caches."""
     if cache := os.environ.get("EXCB_CACHE"):
         return Path(cache).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "excb"
@@ -39,7 +39,7 @@ def folder_of(name: str) -> Path:
     """The folder of the checkpoint `name`, whether it exists or not.
 
     Raises:
-        UserError: the name could lead elsewhere, or is that of something else in the zoo's folder.
+        UserError: the name could lead outside the zoo's folder, or is reserved.
     """
     if not _NAME.fullmatch(name) or len(name) > 128:
         raise UserError(
@@ -51,22 +51,13 @@ def folder_of(name: str) -> Path:
 
 
 def recorded(url: str) -> str | None:
-    """The sha256 of the file at `url` as of its first download, if there was one.
-
-    Raises:
-        UserError: the record cannot be read.
-    """
+    """The recorded sha256 of the file at `url`, if any. Raises UserError if the record cannot be read."""
     entry = _hashes().get(url)
     return None if entry is None else str(entry["sha256"])
 
 
 def record(url: str, sha256: str, size: int) -> None:
-    """Remember what was downloaded from `url`, in place of what was known of it.
-
-    Args:
-        url: as the user or the catalogue gave it.
-        sha256: of the file, in hexadecimal digits.
-        size: of the file, in bytes.
+    """Record the sha256 (hexadecimal) and size (bytes) of the file at `url`, replacing an older record.
 
     Raises:
         UserError: the record cannot be read or written.
@@ -76,7 +67,7 @@ def record(url: str, sha256: str, size: int) -> None:
     file = home() / HASHES
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{file}.lock"):  # two downloads that end together keep both records
+        with FileLock(f"{file}.lock"):  # downloads that end at once keep all records
             hashes = _hashes()
             hashes[url] = {"sha256": sha256, "size": size}
             write_text(json.dumps(hashes, indent=2, sort_keys=True) + "\n", file)

@@ -1,7 +1,8 @@
-"""Whole files in a folder at a URL, over fsspec: a name there is whole or absent, whatever fails on the way."""
+"""Whole files in a folder at a URL, over fsspec: a name there is complete or absent, also after failures."""
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,17 +15,14 @@ PAUSES = (1.0, 4.0, 16.0)  # seconds before what failed is tried again
 
 
 class StoreError(Exception):
-    """What a store could not do, after several tries; the message says what and why."""
+    """An operation of a store failed after several tries."""
 
 
 class Store:
-    """A folder at a URL.
+    """A folder at a URL, which need not exist yet.
 
-    A file is written under another name, and gets its own once it is there in full size: stores of objects put whole
-    objects, but file servers, mounted disks and the like leave the beginning of a file where a writer dies.
-
-    Args:
-        url: of the folder, which need not exist.
+    A file is written under another name, and renamed once it has its full size, because file servers and mounted disks
+    keep the beginning of a file if its writer dies. All methods raise StoreError where the store fails.
 
     Raises:
         UserError: fsspec has no such protocol, or it needs a package that is missing.
@@ -40,34 +38,26 @@ class Store:
             raise UserError(f"cannot use {url} ({byte_ranges.reason(error)}): check the name") from None
 
     def put(self, file: Path, name: str) -> None:
-        """Write a local file that nobody changes any more.
-
-        Raises:
-            StoreError: it cannot be written; what was there under that name is untouched.
-        """
+        """Write a local file that does not change meanwhile. If that fails, an older file is untouched."""
         self._place(name, file.stat().st_size, lambda path: self._system.put_file(str(file), path))
 
     def write(self, content: bytes, name: str) -> None:
-        """Write some bytes.
-
-        Raises:
-            StoreError: see `put`.
-        """
+        """Write bytes as `put` writes a file."""
         self._place(name, len(content), lambda path: self._system.pipe_file(path, content))
 
     def _place(self, name: str, size: int, send: Callable[[str], object]) -> None:
         folder, _, base = self._path(name).rpartition("/")
-        made = f"{folder}/.{base}.tmp"
+        partial = f"{folder}/.{base}.tmp"
 
         def place() -> None:
-            if not getattr(self._system, "async_impl", False):  # stores of objects, all of them async, have no folders
+            if not getattr(self._system, "async_impl", False):  # object stores, which are async, have no folders
                 self._system.makedirs(folder, exist_ok=True)
-            send(made)
+            send(partial)
             self._system.invalidate_cache()
-            arrived = self._system.info(made)["size"]
+            arrived = self._system.info(partial)["size"]
             if arrived != size:
                 raise OSError(f"{arrived:,} of {size:,} bytes arrived")
-            self._system.mv(made, f"{folder}/{base}")
+            self._system.mv(partial, f"{folder}/{base}")
 
         try:
             self._tried(f"cannot write {self.url}/{name}", place)
@@ -75,47 +65,34 @@ class Store:
             raise StoreError(f"cannot write {self.url}/{name} ({byte_ranges.reason(error)})") from None
 
     def read(self, name: str) -> bytes | None:
-        """A small file's bytes, or None where there is none.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """A small file's bytes, or None if there is no file."""
         try:
             return self._tried(f"cannot read {self.url}/{name}", lambda: bytes(self._system.cat_file(self._path(name))))
         except FileNotFoundError:
             return None
 
     def fetch(self, name: str, target: Path) -> None:
-        """Copy a file to this machine; `target` is whole or as it was.
-
-        Raises:
-            StoreError: it cannot be read.
-            UserError: `target` cannot be written.
-        """
+        """Copy a file to this machine, atomically. Raises UserError if `target` cannot be written."""
 
         def fetch() -> None:
             size = self._system.info(self._path(name))["size"]
-            self._system.get_file(self._path(name), str(made))
-            if made.stat().st_size != size:
-                raise OSError(f"{made.stat().st_size:,} of {size:,} bytes arrived")
+            self._system.get_file(self._path(name), str(partial))
+            if partial.stat().st_size != size:
+                raise OSError(f"{partial.stat().st_size:,} of {size:,} bytes arrived")
 
-        with new_file(target) as made:
+        with new_file(target) as partial:
             try:
                 self._tried(f"cannot read {self.url}/{name}", fetch)
             except FileNotFoundError:
                 raise StoreError(f"cannot read {self.url}/{name} (it is gone)") from None
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """The files right in a folder below, by name, with their sizes in bytes; hidden ones are left out.
-
-        Raises:
-            StoreError: it cannot be listed.
-        """
+        """The visible files directly in a sub-folder, by name, with their sizes in bytes."""
 
         def ask() -> list[dict[str, object]]:
             self._system.invalidate_cache()
-            found: list[dict[str, object]] = self._system.ls(self._path(folder), detail=True)
-            return found
+            entries: list[dict[str, object]] = self._system.ls(self._path(folder), detail=True)
+            return entries
 
         try:
             entries = self._tried(f"cannot list {self.url}/{folder}", ask)
@@ -125,26 +102,15 @@ class Store:
         return {name: int(str(entry["size"])) for name, entry in files.items() if name and not name.startswith(".")}
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there.
-
-        Raises:
-            StoreError: it cannot be removed.
-        """
-        try:
+        """Remove a file, if it exists."""
+        with suppress(FileNotFoundError):
             self._tried(f"cannot remove {self.url}/{name}", lambda: self._system.rm_file(self._path(name)))
-        except FileNotFoundError:
-            return
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/")
 
     def _tried(self, what: str, work: Callable[[], T]) -> T:
-        """Do something, again after pauses where it fails.
-
-        Raises:
-            FileNotFoundError: a file is not there, which more tries do not change.
-            StoreError: it fails for good.
-        """
+        """Do something, and retry after pauses unless FileNotFoundError says that a file is missing."""
         for pause in (*PAUSES, None):
             try:
                 return work()

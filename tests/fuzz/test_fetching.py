@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import excb
 from excb.console import Reporter
 from excb.remote import download
-from excb.remote.fetch import fetch_repo, fetch_url
+from excb.remote.fetch import fetch_url
+from excb.remote.hf_repository import fetch_repo
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz

@@ -478,9 +478,9 @@ def test_nobody_waits_for_a_pipe_or_a_device(tmp_path: Path) -> None:
     images = scan_folder(tmp_path)
     assert images.paths == ["pipe.jpg", "zero.jpg"]
     for file in map(images.file, range(2)):
-        with pytest.raises(BrokenImageError, match="it is no regular file"):
+        with pytest.raises(BrokenImageError, match="it is not a regular file"):
             open_image(file)
-        with pytest.raises(BrokenImageError, match="it is no regular file"):
+        with pytest.raises(BrokenImageError, match="it is not a regular file"):
             stored_and_upright_size(file)
         assert jpeg.pixels(file) is None
 

@@ -363,5 +363,5 @@ def test_mistakes_are_one_line(tmp_path: Path, cache: Path, memory: str, text: s
 
 def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "0.tar")
-    with pytest.raises(UserError, match=r"cannot read .*0\.tar \(it is no regular file\)"):
+    with pytest.raises(UserError, match=r"cannot read .*0\.tar \(it is not a regular file\)"):
         open_shards(str(tmp_path))

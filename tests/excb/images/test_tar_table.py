@@ -127,7 +127,7 @@ WHOLE = tar_of({f"{i}.jpg": picture(i) for i in range(4)})
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (gzip.compress(WHOLE), r"compressed \(gzip\), so that no image .* `gunzip`"),
+        (gzip.compress(WHOLE), r"compressed \(gzip\), so its images .* `gunzip`"),
         (bz2.compress(WHOLE), r"compressed \(bzip2\)"),
         (lzma.compress(WHOLE), r"compressed \(xz\)"),
         (b"\x28\xb5\x2f\xfd" + bytes(600), r"compressed \(zstd\)"),

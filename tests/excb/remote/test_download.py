@@ -120,7 +120,7 @@ def test_only_https_is_fetched_from_elsewhere(url: str, part: Path) -> None:
     "url", ["https://[::1/a", "http://127.0.0.1:port/a", "http://127.0.0.1:1/a b", "http://127.0.0.1:1/ä"]
 )
 def test_broken_address_is_one_line(url: str, part: Path) -> None:
-    assert "is no address" in line(url, part)
+    assert "is not an address" in line(url, part)
 
 
 def test_redirect_is_followed(server: FileServer, part: Path) -> None:
@@ -201,7 +201,7 @@ def broken(server: FileServer, part: Path, at: int = 4321) -> None:
 def left(part: Path, content: bytes, *, total: int | None, version: str | None) -> None:
     """Leave what an earlier download left."""
     part.write_bytes(content)
-    module._beside(part).write_text(json.dumps({"name": "net.pth", "total": total, "version": version}))
+    part.with_suffix(".json").write_text(json.dumps({"name": "net.pth", "total": total, "version": version}))
 
 
 def test_cut_download_goes_on_within_one_call(
@@ -279,7 +279,7 @@ def test_whole_part_needs_no_request(server: FileServer, part: Path) -> None:
 def test_part_of_which_nothing_is_known_starts_over(text: str | None, server: FileServer, part: Path) -> None:
     part.write_bytes(CONTENT[:100])
     if text is not None:
-        module._beside(part).write_text(text)
+        part.with_suffix(".json").write_text(text)
     fetch(server.url(FILE), part)
     assert [asked.range for asked in server.asked] == [None]
 
