@@ -1,12 +1,12 @@
-"""What each option of the `ssl` detection recipe costs: a training step from Detectron2's stock recipe to ours.
+"""Cost of each option of the `ssl` detection recipe: a training step from Detectron2's stock recipe to ours.
 
 Run: python benchmarks/detection_recipe.py [--engine detectron2] [--short 800] [--batch 2] [--rois 512] [--turns 5]
 On a CPU: python benchmarks/detection_recipe.py --engine torchvision --short 256 --batch 1 --rois 64 --turns 3
 
-Options are changed one after the other, each row keeping those above it, and the same random images with eight boxes
-each are trained on; forward, backward and SGD's update are timed. Rows take turns and the fastest step of each counts,
-on a CPU by its processor time: others may use the machine. "kept" is what the forward pass keeps for the backward one,
-each tensor's memory once; "peak" is the allocator's, on a GPU.
+Options are changed one after the other, and each row keeps those above it. Forward, backward and SGD's update are timed
+on the same random images with eight boxes each. Rows take turns and the fastest step of each counts, on a CPU by its
+processor time, because others may use the machine. "kept" is the memory that the forward pass keeps for the backward
+pass. "peak" is the allocator's peak on a GPU.
 """
 
 import argparse
@@ -119,20 +119,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     for name, default in (("short", 800), ("batch", 2), ("rois", 512), ("turns", 5), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    sizes = {"min_sizes": (chosen.short,), "max_size": chosen.short * 4 // 3, "test_size": chosen.short}
-    settings = settings_for("1x", "stock", options={**sizes, "batch": chosen.batch, "rois": chosen.rois})
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    sizes = {"min_sizes": (args.short,), "max_size": args.short * 4 // 3, "test_size": args.short}
+    settings = settings_for("1x", "stock", options={**sizes, "batch": args.batch, "rois": args.rois})
     rows: dict[str, DetectionSettings] = {}
     for name, options in STEPS:
         rows[name] = settings = replace(settings, **options)
     measured = {name: [float("inf"), 0, 0] for name in rows}
-    for _ in range(chosen.turns):
+    for _ in range(args.turns):
         for name, row in rows.items():
-            seconds, *memory = fastest_step(row, chosen.engine, torch.device(chosen.device))
+            seconds, *memory = fastest_step(row, args.engine, torch.device(args.device))
             measured[name] = [min(measured[name][0], seconds), *memory]
-    what = f"{chosen.batch} images, shorter side {chosen.short}, {chosen.rois} regions each"
-    print(f"torch {torch.__version__}, {chosen.engine}, {chosen.device}, {what}")
+    what = f"{args.batch} images, shorter side {args.short}, {args.rois} regions each"
+    print(f"torch {torch.__version__}, {args.engine}, {args.device}, {what}")
     heads = "".join(f"{head:>10}" for head in ("seconds", "/ stock", "kept, MB", "/ stock", "peak, MB"))
     print(f"{'each row keeps those above':28}{heads}")
     first_seconds, first_kept, _ = measured["stock"]

@@ -1,4 +1,4 @@
-"""How many images a second become features, and what of the time goes into reading them.
+"""Speed of feature extraction in images/s, and the part of the time that goes into reading the images.
 
 Run: python benchmarks/extraction.py [--arch resnet50] [--images 64] [--batch 32] [--workers 0] [--turns 3]
      python benchmarks/extraction.py --device cuda --images 4096 --batch 256 --workers 12
@@ -6,8 +6,8 @@ Run: python benchmarks/extraction.py [--arch resnet50] [--images 64] [--batch 32
 Images are the photographs of scikit-image and scikit-learn at ImageNet's usual size, 500 x 375, as JPEG files that the
 system holds in memory; weights are random. "plain" is what evaluation scripts do: torchvision's ImageFolder, Resize,
 CenterCrop, ToTensor, Normalize and a DataLoader. "ours" is `excb.networks.features.extract`, as `excb-eval` calls it.
-"network" passes inputs that are there already through the same network. Ways take turns, the fastest turn counts:
-others may use the machine.
+"network" passes prepared inputs through the same network. Ways take turns, and the fastest turn counts, because others
+may use the machine.
 """
 
 import argparse
@@ -47,16 +47,16 @@ def main() -> None:
     for name, default in (("images", 64), ("batch", 32), ("workers", 0), ("turns", 3), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cpu")
-    chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    device = torch.device(chosen.device)
-    network = Architecture(chosen.arch).build().eval().to(device)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    network = Architecture(args.arch).build().eval().to(device)
     layout = torch.channels_last if device.type == "cpu" else torch.preserve_format  # as `Task.prepare` has it
     faster = copy.deepcopy(network).to(memory_format=layout)
     preprocessing = Preprocessing()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_photographs(folder, chosen.images)
+        write_photographs(folder, args.images)
         transform = transforms.Compose(
             [
                 transforms.Resize(256),
@@ -65,11 +65,9 @@ def main() -> None:
                 transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
             ]
         )
-        loader = DataLoader(
-            datasets.ImageFolder(folder, transform), batch_size=chosen.batch, num_workers=chosen.workers
-        )
+        loader = DataLoader(datasets.ImageFolder(folder, transform), batch_size=args.batch, num_workers=args.workers)
         inputs = Inputs(scan_folder(folder), preprocessing)
-        ready = torch.stack([preprocessing(inputs.images.open(index)) for index in range(chosen.images)])
+        ready = torch.stack([preprocessing(inputs.images.open(index)) for index in range(args.images)])
 
         @torch.no_grad()
         def plain() -> Tensor:
@@ -77,22 +75,22 @@ def main() -> None:
 
         @torch.no_grad()
         def alone() -> Tensor:
-            return torch.cat([faster(images.to(device)).cpu() for images in ready.split(chosen.batch)])
+            return torch.cat([faster(images.to(device)).cpu() for images in ready.split(args.batch)])
 
         def ours() -> Tensor:
-            return extract(faster, inputs, device=device, batch=chosen.batch, workers=chosen.workers).rows
+            return extract(faster, inputs, device=device, batch=args.batch, workers=args.workers).rows
 
         ways: dict[str, Callable[[], Tensor]] = {"plain": plain, "ours": ours, "network": alone}
         rows = {way: work() for way, work in ways.items()}
         least = dict.fromkeys(ways, float("inf"))
-        for _ in range(chosen.turns):
+        for _ in range(args.turns):
             for way, work in ways.items():
                 start = time.perf_counter()
                 work()
                 least[way] = min(least[way], time.perf_counter() - start)
-    print(f"torch {torch.__version__}, {device}, {chosen.threads} thread(s), {chosen.workers} workers; {chosen.arch}")
+    print(f"torch {torch.__version__}, {device}, {args.threads} thread(s), {args.workers} workers; {args.arch}")
     for way, seconds in least.items():
-        print(f"{way:8}{chosen.images / seconds:9.1f} images/s{least['plain'] / seconds:7.2f} of plain")
+        print(f"{way:8}{args.images / seconds:9.1f} images/s{least['plain'] / seconds:7.2f} of plain")
     apart = ((rows["ours"] - rows["plain"]).norm() / rows["plain"].norm()).item()
     print(f"features of ours and plain: {apart:.1e} apart")
 

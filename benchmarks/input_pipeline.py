@@ -1,4 +1,4 @@
-"""How many images a second one core turns from JPEG files into 2 + 6 views: torchvision's PIL transforms against ours.
+"""Images/s that one core turns from JPEG files into 2 + 6 views: torchvision's PIL transforms against ours.
 
 Run: python benchmarks/input_pipeline.py [--turns 15] [--choices 3] [--quality 95] [--large]
 
@@ -8,9 +8,9 @@ system holds in memory. "torchvision" is what published codes run: Image.open, t
 in the authors' code, or Pillow's, as in DINO's. "crops" is what remains of ours on the CPU when a GPU augments: decode
 once, cut eight crops and draw their parameters; "all" is this and the augmentation.
 
-One thread; ways take turns at all images, which they meet with the same random choices in every turn, and the least
-processor time of each image counts: others may use the machine. --large takes mosaics of 2000 x 1500 pixels instead,
-and decodes them smaller as well.
+One thread. Ways take turns at all images, with the same random choices in every turn, and the least processor time of
+each image counts, because others may use the machine. --large takes mosaics of 2000 x 1500 pixels instead, and decodes
+them at reduced size as well.
 """
 
 import argparse

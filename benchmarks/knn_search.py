@@ -1,4 +1,4 @@
-"""How fast exact neighbours are found, against full rows of similarities with topk; and how much memory a bank takes.
+"""Speed of exact nearest neighbours against full rows of similarities with topk, and memory of a bank.
 
 Run: python benchmarks/knn_search.py [--bank 200000] [--queries 4000] [--width 384] [--k 200] [--threads 1] [--turns 2]
      python benchmarks/knn_search.py --memory --bank 1000000
@@ -35,9 +35,9 @@ def unit_rows(rows: int, width: int, seed: int) -> Tensor:
 
 
 def naive(bank: Tensor, queries: Tensor, k: int) -> Neighbours:
-    """What is usually done."""
-    found = [(some @ bank.T).topk(k) for some in queries.split(256)]
-    return Neighbours(torch.cat([each.indices for each in found]), torch.cat([each.values for each in found]))
+    """The usual way."""
+    parts = [(some @ bank.T).topk(k) for some in queries.split(256)]
+    return Neighbours(torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts]))
 
 
 def compare(bank: Tensor, queries: Tensor, k: int, turns: int) -> None:
@@ -84,12 +84,12 @@ def check(bank: Tensor, queries: Tensor, k: int) -> None:
 
     classes, temperature = 100, 0.07
     labels = torch.randint(classes, (len(bank),), generator=torch.Generator().manual_seed(2))
-    found = nearest(bank, queries, k)
+    neighbours = nearest(bank, queries, k)
     brute = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(bank.double().numpy())
     distances, indices = brute.kneighbors(queries.double().numpy())
-    print(f"neighbours: {int((found.indices.numpy() != indices).sum())} of {indices.size} differ")
+    print(f"neighbours: {int((neighbours.indices.numpy() != indices).sum())} of {indices.size} differ")
     ks = sorted({min(k, count) for count in (10, 20, 100, 200)})
-    for (count, _), ours in vote(found, labels, ks=ks, temperatures=[temperature], classes=classes).items():
+    for (count, _), ours in vote(neighbours, labels, ks=ks, temperatures=[temperature], classes=classes).items():
         scores = np.zeros((len(queries), classes))
         weights = np.exp((1 - distances[:, :count]) / temperature)
         np.add.at(scores, (np.arange(len(queries))[:, None], labels.numpy()[indices[:, :count]]), weights)

@@ -1,10 +1,10 @@
-"""What a sweep of linear heads costs: 50 heads in one pass against one head, and against 50 single runs.
+"""Cost of a sweep of linear heads: 50 heads in one pass against one head, and against 50 single runs.
 
 Run: python benchmarks/linear_sweep.py [--heads 50] [--side 224] [--batch 256] [--steps 3] [--device cpu]
 
 "backbone": images pass a torchvision ResNet-50 with random weights, then the heads take a step: the time with 50 heads
 over the time with one. "features": the heads' steps alone, on features made before: the time of one pass with 50 heads
-over that of 50 runs with one. Both ways take turns, and each one's fastest turn counts: others may use the machine.
+over that of 50 runs with one. Both ways take turns, and each one's fastest turn counts.
 """
 
 import argparse
@@ -81,16 +81,16 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=1000, help="with the backbone; on features 100")
     parser.add_argument("--steps", type=int, default=3, help="turns of which the fastest counts")
     parser.add_argument("--device", default="cpu")
-    chosen = parser.parse_args()
-    shared = {"turns": chosen.steps, "device": chosen.device}
-    sizes = {"side": chosen.side, "batch": chosen.batch, "classes": chosen.classes}
-    many, one = through_backbone(chosen.heads, **sizes, **shared)
-    together, singly = on_features(chosen.heads, batch=256, classes=100, width=1280, **shared)
-    where = f"{torch.get_num_threads()} thread(s)" if chosen.device == "cpu" else torch.cuda.get_device_name()
-    print(f"torch {torch.__version__}, {chosen.device}, {where}")
-    print(f"backbone, {chosen.heads} heads against 1:             {many:8.3f} s {one:8.3f} s  ratio {many / one:.2f}")
+    args = parser.parse_args()
+    shared = {"turns": args.steps, "device": args.device}
+    sizes = {"side": args.side, "batch": args.batch, "classes": args.classes}
+    many, one = through_backbone(args.heads, **sizes, **shared)
+    together, singly = on_features(args.heads, batch=256, classes=100, width=1280, **shared)
+    where = f"{torch.get_num_threads()} thread(s)" if args.device == "cpu" else torch.cuda.get_device_name()
+    print(f"torch {torch.__version__}, {args.device}, {where}")
+    print(f"backbone, {args.heads} heads against 1:             {many:8.3f} s {one:8.3f} s  ratio {many / one:.2f}")
     print(
-        f"features, {chosen.heads} heads against {chosen.heads} single runs: {together:8.3f} s {singly:8.3f} s  "
+        f"features, {args.heads} heads against {args.heads} single runs: {together:8.3f} s {singly:8.3f} s  "
         f"ratio {together / singly:.2f}"
     )
 

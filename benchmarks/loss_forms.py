@@ -1,12 +1,12 @@
-"""What was tried for the loss on a CPU: one pass over the centroids, by tile size, by way of summing, by attention.
+"""Variants of the loss on a CPU: one pass over the centroids, by tile size, by way of summing, by attention.
 
 Run: python benchmarks/loss_forms.py [--rows 512] [--clusters 65536] [--width 256] [--turns 3]
 
 The pass is the student's: logsumexp of R rows' scores and the softmax average of the centroids: the loss and its
-gradient in the rows. "matrix products" are the two that it cannot do without, by themselves; "attention" is PyTorch's
-flash attention for CPUs, by the operator that also returns the logsumexp; "whole" holds the rows x clusters matrix.
-Ways take turns; processor time of one thread, each way's fastest turn, as a share of the way that is used. Errors are
-relative, against float64.
+gradient in the rows. "matrix products" are the two necessary ones alone. "attention" is PyTorch's flash attention for
+CPUs, with the operator that also returns the logsumexp. "whole" holds the rows x clusters matrix. Ways take turns.
+Times are processor time of one thread in each way's fastest turn, relative to the way that is used. Errors are relative
+to float64.
 """
 
 import argparse

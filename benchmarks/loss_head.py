@@ -1,4 +1,4 @@
-"""What the loss costs, forward and backward: whole matrices of rows x clusters against centroids that pass by in tiles.
+"""Cost of the loss, forward and backward: whole matrices of rows x clusters against centroids streamed in tiles.
 
 Run: python benchmarks/loss_head.py [--batch 64] [--clusters 65536] [--width 256] [--threads 1] [--turns 3]
      python benchmarks/loss_head.py --device cuda --batch 256 [--backend auto]
@@ -6,7 +6,7 @@ Run: python benchmarks/loss_head.py [--batch 64] [--clusters 65536] [--width 256
 The input is what the heads return: unit rows of 2 global and 6 local views from projector and predictor, unit rows of
 the teacher, unit centroids. "published" is the plain form of the equations as published code writes them: B on the
 teacher's similarities, softmax, and for each of the 30 pairs of views -p log_softmax(z), eager, on a GPU under bfloat16
-autocast. "hoisted" is kinder to it: one log_softmax for each view instead of for each pair. "ours" is
+autocast. "hoisted" is a faster form of it: one log_softmax for each view instead of for each pair. "ours" is
 `excb.objective.loss`, in float32 on a CPU, with bfloat16 rows on a GPU.
 
 All ways take turns in one process, and each one's fastest turn counts. Others may use the machine: on a CPU it is

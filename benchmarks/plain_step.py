@@ -1,4 +1,4 @@
-"""A training step as published codes write it, and its loader: what `benchmarks.whole_step` compares ours with.
+"""A training step and loader as published codes write them, the baseline of `benchmarks.whole_step`.
 
 Eager, every matrix of rows x clusters, one product of probabilities for each pair of views, the teacher's average and
 clipping weight by weight, views by torchvision's PIL transforms. Weights, optimizer and schedules are ours.

@@ -56,28 +56,28 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="images a step, all processes together")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_intermixed_args()
-    settings = [f"optim.batch={chosen.batch}", "efficiency.device=cpu", *chosen.overrides]
-    recipe = apply(find_recipe(chosen.recipe), settings)
-    if chosen.child is not None:
-        child(recipe, chosen.steps, chosen.child)
+    args = parser.parse_intermixed_args()
+    settings = [f"optim.batch={args.batch}", "efficiency.device=cpu", *args.overrides]
+    recipe = apply(find_recipe(args.recipe), settings)
+    if args.child is not None:
+        child(recipe, args.steps, args.child)
         return
-    found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+    measured: dict[int, list[dict[str, float]]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
-        shared = ["--recipe", chosen.recipe, "--batch", str(chosen.batch), "--steps", str(chosen.steps)]
+        shared = ["--recipe", args.recipe, "--batch", str(args.batch), "--steps", str(args.steps)]
         for _ in range(TURNS):
-            for number, figures in found.items():
-                code = launch("benchmarks.scaling", ["--child", str(out), *shared, *chosen.overrides], number)
+            for number, figures in measured.items():
+                code = launch("benchmarks.scaling", ["--child", str(out), *shared, *args.overrides], number)
                 if code:
                     sys.exit(code)
                 figures.append(json.loads(out.read_text()))
-    one, two = (min(figure["seconds"] for figure in found[number]) for number in found)
-    print(f"{chosen.recipe}, {chosen.batch} images a step, torch {torch.__version__}")
-    speeds = f"1 process {chosen.batch / one:.1f} images/s, 2 processes {chosen.batch / two:.1f}"
+    one, two = (min(figure["seconds"] for figure in measured[number]) for number in measured)
+    print(f"{args.recipe}, {args.batch} images a step, torch {torch.__version__}")
+    speeds = f"1 process {args.batch / one:.1f} images/s, 2 processes {args.batch / two:.1f}"
     print(f"{speeds}: {one / two:.2f} times as fast (2 would be all)")
     planned = communication(recipe, count(recipe), 2, gpu=False)
-    summed, sums = found[2][0]["summed"], int(found[2][0]["sums"])
+    summed, sums = measured[2][0]["summed"], int(measured[2][0]["sums"])
     print(f"each of 2 sends {summed / 2**20:.3f} MiB a step in {sums} sums; planned {planned.total / 2**20:.3f} MiB")
     print("planned: " + ", ".join(f"{name} {value:,}" for name, value in asdict(planned).items()) + " (bytes; count)")
 

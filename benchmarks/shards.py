@@ -1,12 +1,12 @@
-"""Tar shards against the same images as files: how long they take to index and to open, how fast they are read.
+"""Tar shards against the same images as files: time to index and to open them, and reading speed.
 
 Run: python benchmarks/shards.py [--images 100000] [--shards 100] [--side 16] [--workers 0] [--folder DIR]
-     python benchmarks/shards.py --read 20000        the last part on so many of the images
+     python benchmarks/shards.py --read 20000        the last part on this many of the images
 
-The images are tiny JPEGs, so that what a set costs beside decoding shows. "Start" is a new Python process that opens
+The images are tiny JPEGs, so that costs other than decoding show. "Start" is a new Python process that opens
 the set with the index in the cache. An epoch decodes every image once in random order, in this process or in workers.
-Memory, at its start, middle and end, is what this process shares with no other or, with workers, what these do not: it
-grows where they come to copy what they shared with it, as lists of texts are.
+Memory at its start, middle and end is private to this process or to its workers. It grows where workers copy pages that
+they shared with this process, such as those of lists of texts.
 """
 
 import argparse
@@ -109,8 +109,8 @@ def epoch(name: str, images: CodedImages, count: int, workers: int) -> float:
 
     clock, processor = timed(read)
     seconds = clock if workers else processor
-    told = ", ".join(f"{value:.1f}" for value in memory)
-    print(f"{name}: {len(pixels) / clock:,.0f} images/s ({len(pixels) / seconds:,.0f} counted); {told} MiB")
+    sizes = ", ".join(f"{value:.1f}" for value in memory)
+    print(f"{name}: {len(pixels) / clock:,.0f} images/s ({len(pixels) / seconds:,.0f} counted); {sizes} MiB")
     return seconds
 
 
@@ -127,17 +127,15 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--folder", type=Path, help="where to write (default: the folder for temporary files)")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder, shards = Path(name) / "files", Path(name) / "shards"
         os.environ["EXCB_CACHE"] = f"{name}/cache"
-        write(folder, shards, images=chosen.images, count=chosen.shards, side=chosen.side)
+        write(folder, shards, images=args.images, count=args.shards, side=args.side)
         clock, processor = timed(lambda: open_shards(str(shards)))
-        print(
-            f"indexing {chosen.images:,} images in {chosen.shards} shards: {clock:.2f} s ({processor:.2f} s processor)"
-        )
+        print(f"indexing {args.images:,} images in {args.shards} shards: {clock:.2f} s ({processor:.2f} s processor)")
         size = sum(file.stat().st_size for file in Path(name, "cache").rglob("*.npz"))
-        print(f"index: {size / 2**20:.2f} MiB, {size / chosen.images:.1f} bytes an image")
+        print(f"index: {size / 2**20:.2f} MiB, {size / args.images:.1f} bytes an image")
         command = [sys.executable, "-c", START, str(shards)]
         alone, whole = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         print(f"start with the index: {float(alone):.2f} s, {float(whole):.2f} s with imports")
@@ -145,9 +143,9 @@ def main() -> None:
         print(f"the same as files, scanned at every start: {clock:.2f} s ({processor:.2f} s processor)")
         sets: dict[str, CodedImages] = {"files": scan_folder(folder), "shards": open_shards(str(shards))}
         best: dict[str, float] = {}
-        for _ in range(chosen.turns):
+        for _ in range(args.turns):
             for kind, images in sets.items():
-                seconds = epoch(kind, images, chosen.read or chosen.images, chosen.workers)
+                seconds = epoch(kind, images, args.read or args.images, args.workers)
                 best[kind] = min(best.get(kind, seconds), seconds)
         print(f"shards are read {best['files'] / best['shards']:.2f} times as fast as files")
 

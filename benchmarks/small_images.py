@@ -1,7 +1,7 @@
 """A recipe on a folder of small labelled photographs, several seeds: k-NN of ExCB, the untrained network, raw pixels.
 
 Run: python benchmarks/small_images.py DIR [--seeds 0 1 2] [--rename TEST=TRAIN] [section.field=value ...]
-DIR holds train/ and test/. Runs are kept in runs/small_images; started again, it goes on where it was.
+DIR holds train/ and test/. Runs are kept in runs/small_images; started again, it resumes.
 """
 
 import argparse
@@ -43,11 +43,11 @@ def main() -> None:
     parser.add_argument("--recipe", default="rn18_small")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rename", default="", help="TEST=TRAIN")
-    chosen = parser.parse_intermixed_args()
+    args = parser.parse_intermixed_args()
     reporter, quiet = Reporter(), Reporter(quiet=True)
-    bank = labelled(chosen.data / "train")
-    rename = dict([chosen.rename.split("=")]) if chosen.rename else {}
-    queries = with_classes_of(scan_folder(chosen.data / "test"), bank, rename=rename)
+    bank = labelled(args.data / "train")
+    rename = dict([args.rename.split("=")]) if args.rename else {}
+    queries = with_classes_of(scan_folder(args.data / "test"), bank, rename=rename)
 
     def top1(network: nn.Module, preprocessing: Preprocessing) -> float:
         backbone = Backbone(network, preprocessing, Entry("", Architecture("")))
@@ -56,13 +56,13 @@ def main() -> None:
         return protocol.evaluate(task, quiet, ks=[K], table=False).figures[f"knn_top1_k{K}"]
 
     rows = []
-    for seed in chosen.seeds:
-        recipe = apply(find_recipe(chosen.recipe), [*chosen.overrides, f"run.seed={seed}"])
+    for seed in args.seeds:
+        recipe = apply(find_recipe(args.recipe), [*args.overrides, f"run.seed={seed}"])
         untrained = build_model(recipe).teacher.backbone
         estimate_batchnorm(untrained, bank, recipe.views.preprocessing)
         before = top1(untrained, recipe.views.preprocessing)
-        out = RUNS / f"{chosen.recipe}-{seed}"
-        train(recipe, scan_folder(chosen.data / "train"), out, reporter, table=False)
+        out = RUNS / f"{args.recipe}-{seed}"
+        train(recipe, scan_folder(args.data / "train"), out, reporter, table=False)
         trained = load(out)
         seconds = float(torch.load(trained.entry.source, weights_only=True)["seconds"])
         rows.append([str(seed), f"{before:.1f}", f"{top1(trained.network, trained.transform):.1f}", duration(seconds)])

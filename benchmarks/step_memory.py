@@ -1,8 +1,8 @@
-"""How many GiB a multi-crop step takes on one GPU, by images on it and precision, with and without recomputed blocks.
+"""Memory of a multi-crop step on one GPU in GiB, by images and precision, with and without activation checkpointing.
 
 Run: python -m benchmarks.step_memory [--recipes rn50_400ep vits16_300ep] [--images 32 64 128 256 512 1024]
 
-Computed, not measured: the step's operations are done on tensors without values, which needs no GPU (`excb-pretrain
+Computed, not measured: the step runs on tensors without values, which needs no GPU (`excb-pretrain
 plan` shows each figure by part, and what is not counted). K = 65,536, whole batches without accumulation; a batch of
 1,024 is 1,024 images on one GPU or 128 on each of eight.
 """
@@ -21,13 +21,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=["rn50_400ep", "vits16_300ep"])
     parser.add_argument("--images", nargs="+", type=int, default=[32, 64, 128, 256, 512, 1024])
-    chosen = parser.parse_args()
+    args = parser.parse_args()
     columns = list(itertools.product(("fp32", "bf16"), (False, True)))
     titles = [precision + (", recomputing" if again else "") for precision, again in columns]
-    for name in chosen.recipes:
+    for name in args.recipes:
         print(f"{name}, GiB of a GPU at most: computed, not measured (torch {torch.__version__})")
         print(f"{'images':>8}" + "".join(f"{title:>20}" for title in titles))
-        for images in chosen.images:
+        for images in args.images:
             sizes = []
             for precision, again in columns:
                 recipe = find_recipe(name).change(efficiency={"precision": precision, "checkpointing": again})

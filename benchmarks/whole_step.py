@@ -163,34 +163,34 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", action="store_true", help="small networks and views, two workers, two steps")
-    chosen = parser.parse_intermixed_args()
-    device = choose_device(chosen.device)
-    workers, steps = (min(2, chosen.workers), 2) if chosen.tiny else (chosen.workers, chosen.steps)
-    size = chosen.batch or (8 if chosen.tiny else 256)
+    args = parser.parse_intermixed_args()
+    device = choose_device(args.device)
+    workers, steps = (min(2, args.workers), 2) if args.tiny else (args.workers, args.steps)
+    size = args.batch or (8 if args.tiny else 256)
     peak = matrix_peak(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     side, dtype = PEAK[device.type]
     product = f"{peak / 1e12:.3g} TFLOP/s in a product of {side}^3 in {str(dtype).removeprefix('torch.')}"
     print(f"{name}, torch {torch.__version__}; {product}; {workers} workers, {size} images a step")
     with tempfile.TemporaryDirectory() as folder:
-        there = scan_folder(chosen.data) if chosen.data else write_photographs(Path(folder), quality=95, large=False)
-        for title in chosen.recipes:
+        there = scan_folder(args.data) if args.data else write_photographs(Path(folder), quality=95, large=False)
+        for title in args.recipes:
             settings = [f"optim.batch={size}"]
             if device.type == "cuda":
                 settings += ["efficiency.precision=bf16", "efficiency.compile=true"]
             recipe = apply(find_recipe(title), [*settings, f"efficiency.device={device}"])
-            if chosen.tiny:
+            if args.tiny:
                 recipe = apply(recipe, [*TINY, f"model.backbone={TINY_BACKBONES[recipe.model.backbone]}"])
-            recipe = apply(recipe, chosen.overrides)
+            recipe = apply(recipe, args.overrides)
             flops = count(recipe).flops.image
-            found = compare(recipe, repeated(there, 4 * size), workers, steps)
+            timings = compare(recipe, repeated(there, 4 * size), workers, steps)
             print(f"\n{title}, {recipe.model.backbone}, {flops / 1e9:.4g} GFLOP an image")
             header = ("images/s alone", "of the peak", "GiB", "with loader", "first loss")
             print(f"{'':8}" + "".join(f"{column:>16}" for column in header))
-            for way, of in found.items():
+            for way, of in timings.items():
                 columns = f"{of.alone:16.1f}{of.alone * flops / peak:16.1%}{of.memory:16.2f}"
                 print(f"{way:8}{columns}{of.with_loader:16.1f}{of.loss:16.4f}")
-            ours, plain = found["ours"], found["plain"]
+            ours, plain = timings["ours"], timings["plain"]
             alone, together = ours.alone / plain.alone, ours.with_loader / plain.with_loader
             print(f"ours is {alone:.2f} times as fast alone, {together:.2f} times with the loader; its time goes to:")
             for operation, share in ours.operations:

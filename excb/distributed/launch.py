@@ -66,16 +66,7 @@ def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Co
         UserError: one failed, and the others were stopped within GRACE seconds.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    shared = {
-        "OMP_NUM_THREADS": str(max(1, usable_cores() // processes)),
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the processes are clients of our store
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        LAUNCHER: str(os.getpid()),
-    }
+    shared = process_environment("127.0.0.1", store.port, processes, processes)
     command = [sys.executable, "-m", module, *arguments]
     with StopRequest(at_once=False) as stop:
         running = [
@@ -92,6 +83,22 @@ def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Co
                     process.kill()
                 process.wait()
         return _exit_code(codes, failed, stop, answers)
+
+
+def process_environment(
+    address: str, port: int, world_size: int, local_world_size: int, threads: str | None = None
+) -> dict[str, str]:
+    """The environment variables, except ranks, of a process whose launcher keeps the store at this address."""
+    return {
+        "OMP_NUM_THREADS": threads or str(max(1, usable_cores() // local_world_size)),
+        **os.environ,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the processes are clients of our store
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        LAUNCHER: str(os.getpid()),
+    }
 
 
 def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> tuple[list[int | None], list[int]]:

@@ -113,7 +113,7 @@ class Work:
         import torch.distributed as dist
         from submitit.helpers import TorchDistributedEnvironment
 
-        from excb.distributed.launch import STOPPED
+        from excb.distributed.launch import STOPPED, process_environment
 
         place = TorchDistributedEnvironment()
         alone = place.world_size == place.local_world_size
@@ -121,7 +121,9 @@ class Work:
         store = None
         if place.rank == 0:
             store = dist.TCPStore(address, place.master_port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-        environment = _environment(place, address)
+        sizes, threads = (place.world_size, place.local_world_size), os.environ.get("SLURM_CPUS_PER_TASK")
+        environment = process_environment(address, place.master_port, *sizes, threads)
+        environment |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, self._forwarding(signal.getsignal(number)))
         # In its own session, since Slurm's signals to the task's process group would end it before it has saved.
@@ -167,22 +169,3 @@ class Work:
                 before(number, frame)
 
         return handle
-
-
-def _environment(place: Any, address: str) -> dict[str, str]:
-    from excb.distributed.machine import usable_cores
-    from excb.distributed.signals import LAUNCHER
-
-    threads = os.environ.get("SLURM_CPUS_PER_TASK") or str(max(1, usable_cores() // place.local_world_size))
-    return {
-        "OMP_NUM_THREADS": threads,
-        **os.environ,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(place.master_port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the processes are clients of our store
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        LAUNCHER: str(os.getpid()),
-    }

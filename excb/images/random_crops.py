@@ -26,22 +26,16 @@ def crop_box(
         ratios: smallest and largest width by height; drawn uniformly in the logarithm.
         draws: `BOX_DRAWS` numbers in [0, 1): two for each attempt, then two for the corner.
     """
-
-    def corner(columns: int, rows: int) -> tuple[int, int]:
-        return math.floor(draws[-2] * columns), math.floor(draws[-1] * rows)
-
-    return _box(size, scales, ratios, zip(draws[:-2:2], draws[1:-2:2], strict=True), corner)
+    attempts, last = zip(draws[:-2:2], draws[1:-2:2], strict=True), draws[-2:]
+    return _box(size, scales, ratios, attempts, lambda w, h: (math.floor(last[0] * w), math.floor(last[1] * h)))
 
 
 def draw_crop_box(
     size: tuple[int, int], scales: tuple[float, float], ratios: tuple[float, float], random: np.random.Generator
 ) -> Box:
     """A box as `crop_box` makes it, from a generator: two uniform numbers an attempt, two integers for the corner."""
-
-    def corner(columns: int, rows: int) -> tuple[int, int]:
-        return int(random.integers(columns)), int(random.integers(rows))
-
-    return _box(size, scales, ratios, ((random.random(), random.random()) for _ in range(ATTEMPTS)), corner)
+    attempts = ((random.random(), random.random()) for _ in range(ATTEMPTS))
+    return _box(size, scales, ratios, attempts, lambda w, h: (int(random.integers(w)), int(random.integers(h))))
 
 
 def _box(

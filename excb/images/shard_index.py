@@ -139,7 +139,7 @@ def _save(index: ShardIndex, file: Path) -> None:
     """Write an index, uncompressed so that it is read quickly."""
     meta = {"stamps": index.stamps, "label_names": index.label_names, "skipped": index.skipped}
     texts = {"meta": json.dumps(meta).encode(), "names": index.names}
-    arrays = {name: np.frombuffer(text, np.uint8) for name, text in texts.items()}
+    arrays: dict[str, Any] = {name: np.frombuffer(text, np.uint8) for name, text in texts.items()}
     arrays |= {name: getattr(index, name) for name in _ARRAYS}
     with new_file(file) as partial, partial.open("wb") as stream:
         np.savez(stream, **arrays)
