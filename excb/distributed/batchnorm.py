@@ -31,15 +31,17 @@ def synchronise_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-class _MeanOverRanks(torch.autograd.Function):
+class MeanOverRanks(torch.autograd.Function):
     """The mean over all ranks. It is linear and symmetric, so its backward pass is the same mean."""
 
     @staticmethod
     def forward(_context: Any, value: Tensor) -> Tensor:
+        """Return the mean of `value`, any shape, over all ranks."""
         return mean_over_ranks(value.clone())
 
     @staticmethod
     def backward(_context: Any, *gradients: Tensor) -> Tensor:
+        """Return the mean of the gradient over all ranks."""
         return mean_over_ranks(gradients[0].clone())
 
 
@@ -77,9 +79,9 @@ class SyncBatchNorm(_BatchNorm):
         reduced = [dimension for dimension in range(rows.ndim) if dimension != 1]
         shape = [1, -1] + [1] * (rows.ndim - 2)
         wide = rows if rows.dtype == torch.float64 else rows.float()
-        mean: Tensor = _MeanOverRanks.apply(wide.mean(reduced))
+        mean: Tensor = MeanOverRanks.apply(wide.mean(reduced))
         deviations = wide - mean.view(shape)
-        variance: Tensor = _MeanOverRanks.apply(deviations.square().mean(reduced))
+        variance: Tensor = MeanOverRanks.apply(deviations.square().mean(reduced))
         if self.track_running_stats:
             self._update_running(mean.detach(), variance.detach(), rows.numel() // rows.shape[1] * world_size())
         scale = torch.rsqrt(variance + self.eps)
