@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -16,23 +16,6 @@ Note = Callable[[str], None]
 T = TypeVar("T")
 
 
-class Opener(Protocol):
-    """Opens one split of a named data set."""
-
-    def __call__(self, name: str, split: Split, root: Path | None, note: Note, /) -> Images:
-        """The images, with labels.
-
-        Args:
-            name: of the data set, what follows the prefix.
-            split: which images.
-            root: the user's folder of data sets; None where none was named.
-            note: called with messages for the user.
-
-        Raises:
-            UserError: there is no such data set, or it cannot be loaded.
-        """
-
-
 @dataclass(frozen=True)
 class Source:
     """A source of data sets that are named PREFIX:NAME.
@@ -40,13 +23,14 @@ class Source:
     Args:
         prefix: before the colon, in lower case.
         form: what a user writes, for messages.
-        open: opens one split.
+        open: returns the labelled images of a data set (what follows the prefix) and a split, given the user's folder
+            of data sets, if any; raises UserError if it cannot be loaded.
         find: the full name of the data set that a word means, or None; it must not use the network.
     """
 
     prefix: str
     form: str
-    open: Opener
+    open: Callable[[str, Split, Path | None, Note], Images]
     find: Callable[[str], str | None] = lambda _word: None
 
 

@@ -38,7 +38,8 @@ class _Published:
         return ADDRESS.format(self.name)
 
     def describes(self, names: Sequence[str]) -> bool:
-        return len(names) == self.lines and _sha256(names) == self.sha256
+        published = "".join(f"{name}\n" for name in names)  # whatever the line ends of this copy
+        return len(names) == self.lines and hashlib.sha256(published.encode()).hexdigest() == self.sha256
 
 
 # google-research/simclr, imagenet_subsets/; TensorFlow Datasets calls the same lists imagenet2012_subset.
@@ -102,11 +103,6 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> np.ndarr
         draw[members] = random.random()  # random order of equally large classes, too
     order = np.lexsort((draw, place))
     return np.sort(order[: max(len(classes), round(fraction * len(labels)))])
-
-
-def _sha256(names: Sequence[str]) -> str:
-    """The hash of a list as published, one name per line, independent of this copy's line ends."""
-    return hashlib.sha256("".join(f"{name}\n" for name in names).encode()).hexdigest()
 
 
 def _published(percent: int, cache: Path) -> Sequence[str]:

@@ -91,14 +91,10 @@ def open_torchvision(text: str, split: Split, root: Path | None, note: Note) -> 
         hint = nearest_name(text.upper(), map(str.upper, SETS))
         raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(SETS)}")
     train, test = SETS[name]
-    root = root or _data_root()
+    root = root or Path(os.environ.get("EXCB_DATA") or Path.home() / ".cache" / "excb" / "datasets").expanduser()
     parts = train if split == "train" else (test,)
     sets = rank0_then_all(lambda: [_load(name, part, root, note) for part in parts])
     return _arrays(name, split, sets[0]) if hasattr(sets[0], "data") else _files(sets, root)
-
-
-def _data_root() -> Path:
-    return Path(os.environ.get("EXCB_DATA") or Path.home() / ".cache" / "excb" / "datasets").expanduser()
 
 
 def _load(name: str, part: str | bool, root: Path, note: Note) -> Any:

@@ -22,11 +22,10 @@ from .request import Request
 from .setup.job import Job
 
 IDENTITY, PREDICTIONS, RESULT = "run.json", "predictions.json", "result.json"  # in a run folder
-PICTURES = 8
 
 
 def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
-    """Train, or resume the run in the job's folder, and evaluate.
+    """Train, or resume the run in the job's folder, then evaluate.
 
     Returns:
         The result, written to the folder's result.json; or the exit code of a run that was asked to stop.
@@ -99,7 +98,7 @@ def _report(
     identity = _identity(request, job)
     predictions = scoring.write_predictions(detections, job.folder / PREDICTIONS)  # first: they took hours
     scores = scoring.score(job.val, detections)
-    pictures = drawing.write_pictures(job.val, detections, job.folder / "pictures", number=PICTURES)
+    pictures = drawing.write_pictures(job.val, detections, job.folder / "pictures")
     notes = list(differences)
     if request.schedule in {"smoke", "overfit"}:
         notes.append(f"schedule {request.schedule}: shows that the machinery works, not how good the checkpoint is")

@@ -83,10 +83,13 @@ class Store:
         except (OSError, ValueError, LookupError, TypeError):  # without checksums no shard can be trusted
             warn(f"{self.folder / META} is damaged: these features are computed again")
             return list(numbers)
-        missing = [number for number in numbers if not self._intact(number, checksums)]
-        for number in missing:
-            if self.file(number).exists():
-                warn(f"{self.file(number)} is damaged: its features are computed again")
+        missing = []
+        for number in numbers:
+            rows = self.read(number)
+            if rows is None or (checksums is not None and _checksum(rows) != checksums[number]):
+                missing.append(number)
+                if self.file(number).exists():
+                    warn(f"{self.file(number)} is damaged: its features are computed again")
         return missing
 
     def _checksums(self) -> list[int] | None:
@@ -98,10 +101,6 @@ class Store:
         if not isinstance(checksums, list) or len(checksums) != len(self._shards):
             raise ValueError("not one checksum for each shard")
         return checksums
-
-    def _intact(self, number: int, checksums: list[int] | None) -> bool:
-        rows = self.read(number)
-        return rows is not None and (checksums is None or _checksum(rows) == checksums[number])
 
     def finished(self) -> bool:
         """Whether all shards were written; some may have been damaged since."""

@@ -50,14 +50,14 @@ def test_assignments_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch, tile: 
     monkeypatch.setattr(assignment, "TILE", tile)
     heads, rows = random_heads(20, gain=gain), torch.randn(57, 10)
     expected = naive(heads, rows)
-    told: list[int] = []
-    found = assign(heads, CachedFeatures([rows[:40].numpy(), rows[40:].numpy()]), progress=told.append)
+    counts: list[int] = []
+    found = assign(heads, CachedFeatures([rows[:40].numpy(), rows[40:].numpy()]), progress=counts.append)
     best, order = expected.sort(dim=1, descending=True)
     np.testing.assert_array_equal(found.first, order[:, 0])
     np.testing.assert_array_equal(found.second, order[:, 1])
     np.testing.assert_allclose(found.similarity, best[:, 0], atol=1e-6)
     np.testing.assert_allclose(found.margin, best[:, 0] - best[:, 1], atol=1e-6)
-    assert sum(told) == 57
+    assert sum(counts) == 57
     assert found.sizes.tolist() == [int((order[:, 0] == k).sum()) for k in range(20)]
     means = [best[order[:, 0] == k, 0].mean().nan_to_num().item() for k in range(20)]
     np.testing.assert_allclose(found.mean(found.similarity), means, atol=1e-6)
@@ -75,9 +75,9 @@ def test_neighbours_and_duplicates_are_exact_whatever_the_tile(monkeypatch: pyte
     rows[[7, 19, 30]] = rows[3].clone()  # four of a kind: six pairs
     rows[40] = F.normalize(rows[11] + 0.001 * rows[12], dim=0)  # nearly: one pair
     cosines = rows.double() @ rows.double().T - 3 * torch.eye(41)
-    told: list[int] = []
-    found = neighbours(rows, most=6, threshold=0.999, progress=told.append)
-    assert sum(told) == 41
+    counts: list[int] = []
+    found = neighbours(rows, most=6, threshold=0.999, progress=counts.append)
+    assert sum(counts) == 41
     assert found.pairs == int((cosines.triu(1) > 0.999).sum()) == 7
     assert found.twins.nonzero()[0].tolist() == [3, 7, 11, 19, 30, 40]
     np.testing.assert_allclose(found.cosines, cosines.sort(dim=1, descending=True).values[:, :6], atol=1e-6)

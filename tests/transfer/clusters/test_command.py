@@ -157,11 +157,11 @@ def test_several_checkpoints_in_one_picture(place: Path, tmp_path: Path, capsys:
         read_sizes(tmp_path / "one")
 
 
-def test_a_small_budget_is_told(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_budget_is_reported(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--ckpt", place / "run", "--data", place / "data" / "test", "--out", tmp_path / "out")
     assert call(*words, "--atlas-mb", "0.004") == 0
-    told = capsys.readouterr().err
-    assert "exemplars have no picture: 0.004 MB are full (--atlas-mb takes more, --exemplars fewer)" in told
+    err = capsys.readouterr().err
+    assert "exemplars have no picture: 0.004 MB are full (--atlas-mb takes more, --exemplars fewer)" in err
     assert "exemplars have no picture" in (tmp_path / "out" / "atlas.html").read_text(encoding="utf-8")
 
 
@@ -183,17 +183,17 @@ def test_what_cannot_be_done_is_one_line(place: Path, tmp_path: Path, capsys: py
     ]
     for words, message in cases:
         assert call(*words, "--quiet") == 2
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1, told
-        assert re.search(message, told), told
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1, err
+        assert re.search(message, err), err
 
 
 def test_dry_run_estimates_and_writes_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--ckpt", place / "run", "--data", place / "data", "--out", tmp_path / "out")
     assert call(*words, "--dry-run", "--quiet") == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("train: 35 images")
-    assert len(told) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("train: 35 images")
+    assert len(lines) == 2
     assert not (tmp_path / "out").exists()
 
 

@@ -63,17 +63,17 @@ def test_folders_give_the_sets_that_they_always_gave(data: Path) -> None:
 
 
 def test_images_of_a_folder_are_its_own_or_those_of_train(tmp_path: Path) -> None:
-    told: list[str] = []
+    notes: list[str] = []
     for name in ("train", "test"):
         write_folder(tmp_path / "data" / name, each=1)
-    found = images_of(str(tmp_path / "data"), note=told.append)
+    found = images_of(str(tmp_path / "data"), note=notes.append)
     assert (found.root, len(found), found.classes) == (tmp_path / "data" / "train", 7, CLASSES)
-    assert len(told) == 1
-    one = images_of(str(tmp_path / "data" / "test" / "ant"), note=told.append)
+    assert len(notes) == 1
+    one = images_of(str(tmp_path / "data" / "test" / "ant"), note=notes.append)
     assert (one.root, len(one), one.labels) == (tmp_path / "data" / "test" / "ant", 1, None)
     alone = write_folder(tmp_path / "alone" / "train", each=1).parent
     assert images_of(str(alone)).root == alone
-    assert len(told) == 1
+    assert len(notes) == 1
     with pytest.raises(UserError):
         images_of(str(tmp_path / "nothing"))
 
@@ -109,19 +109,19 @@ def test_what_is_not_there_is_said_in_one_line(text: str | None, words: str, dat
 def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path: Path) -> None:
     names = [str(number) for number in range(12)]
     write_images(tmp_path, *(f"{split}/{name}/a.png" for split in ("train", "test") for name in names))
-    said: list[str] = []
-    train, test = train_and_test(str(tmp_path), note=said.append)
+    notes: list[str] = []
+    train, test = train_and_test(str(tmp_path), note=notes.append)
     for images in (train, test):
         assert images.classes == tuple(names)
         assert by_path(images) == {f"{name}/a.png": name for name in names}
-    assert said == [f"the classes in {tmp_path / 'train'} are numbers: their order is 0, 1 ... 11"]
+    assert notes == [f"the classes in {tmp_path / 'train'} are numbers: their order is 0, 1 ... 11"]
 
 
 def test_numbers_with_leading_zeros_need_no_other_order(tmp_path: Path) -> None:
     write_images(tmp_path, *(f"{split}/{number:03}/a.png" for split in ("train", "test") for number in range(12)))
-    said: list[str] = []
-    assert by_path(train_and_test(str(tmp_path), note=said.append)[0])["007/a.png"] == "007"
-    assert said == []
+    notes: list[str] = []
+    assert by_path(train_and_test(str(tmp_path), note=notes.append)[0])["007/a.png"] == "007"
+    assert notes == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -179,12 +179,14 @@ def test_class_folders_are_checked_against_imagenets(imagenet: Path, tmp_path: P
     info = pytest.importorskip("timm.data").ImageNetInfo()
     wnids = info.label_names()
     write_images(tmp_path / "all", *(f"{split}/{wnid}/a.JPEG" for split in ("train", "val") for wnid in wnids))
-    said: list[str] = []
-    train, test = train_and_test(str(tmp_path / "all"), note=said.append)
+    notes: list[str] = []
+    train, test = train_and_test(str(tmp_path / "all"), note=notes.append)
     assert train.classes == test.classes == tuple(wnids)
-    assert said == []
-    open_source(str(imagenet), "train", note=said.append)
-    assert said == [f"{imagenet / 'train'} has 3 classes other than ImageNet's 1,000: their indices follow their names"]
+    assert notes == []
+    open_source(str(imagenet), "train", note=notes.append)
+    assert notes == [
+        f"{imagenet / 'train'} has 3 classes other than ImageNet's 1,000: their indices follow their names"
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -317,13 +319,13 @@ def test_downloads_only_what_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_p
         return SimpleNamespace(data=np.arange(48, dtype=np.uint8).reshape(2, 3, 2, 4), labels=np.array([1, 0]))
 
     monkeypatch.setattr(torchvision.datasets, "SVHN", build)
-    said: list[str] = []
-    images = open_source("torchvision:SVHN", "test", data_root=tmp_path, note=said.append)
+    notes: list[str] = []
+    images = open_source("torchvision:SVHN", "test", data_root=tmp_path, note=notes.append)
     assert np.asarray(images.open(1))[0, 1].tolist() == [25, 33, 41]  # planes become channels
     assert images.classes == ("0", "1")
     open_source("torchvision:SVHN", "test", data_root=tmp_path)
     assert tried == [False, True, False]
-    assert said == [f"downloading SVHN to {tmp_path}"]
+    assert notes == [f"downloading SVHN to {tmp_path}"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -425,7 +427,7 @@ def test_columns_are_found_by_their_types_and_the_finest_label_wins(hub: dict[st
     assert copy.fingerprint == test.fingerprint != train.fingerprint
 
 
-def test_images_are_upright_and_broken_ones_are_told(hub: dict[str, FakeDataset], tmp_path: Path) -> None:
+def test_images_are_upright_and_broken_ones_are_reported(hub: dict[str, FakeDataset], tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     file = write_images(tmp_path, "on_disk.png") / "on_disk.png"
@@ -444,10 +446,10 @@ def test_validation_takes_the_place_of_a_test_split_without_labels(
     hidden: int | None, hub: dict[str, FakeDataset]
 ) -> None:
     hub |= {"test": fake_split([hidden, hidden]), "validation": fake_split([0, 1, 2])}
-    said: list[str] = []
-    _, test = train_and_test("hf:some/set", note=said.append)
+    notes: list[str] = []
+    _, test = train_and_test("hf:some/set", note=notes.append)
     assert test.paths[0] == "validation/00000"
-    assert said == ["the split 'test' of hf:some/set has no labels"]
+    assert notes == ["the split 'test' of hf:some/set has no labels"]
     del hub["validation"]
     with pytest.raises(UserError, match="no labelled split 'test', only train, test"):
         train_and_test("hf:some/set")

@@ -174,7 +174,7 @@ def test_a_failed_preflight_trains_nothing_and_keeps_nothing(
     assert len(stub.first) == 2  # it is made again
 
 
-def test_a_stopped_run_says_so_and_goes_on(stub: Perfect, data: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_says_so_and_resumes(stub: Perfect, data: Path, tmp_path: Path) -> None:
     stub.finishes = False
     assert detect(data) == 130
     assert not (tmp_path / "runs/detection-mine-smoke/result.json").exists()
@@ -241,9 +241,9 @@ def test_what_cannot_run_is_one_line(
     stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert detect(data, *arguments) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
     assert stub.trained == []
 
 
@@ -272,9 +272,9 @@ def test_harm_to_the_data_is_found_before_training(
 ) -> None:
     harm(data)
     assert detect(data) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("excb-eval: error: ")
-    assert told.count("\n") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("excb-eval: error: ")
+    assert err.count("\n") == 1
     assert stub.trained == []
 
 
@@ -283,9 +283,9 @@ def test_an_engine_that_is_not_installed_is_named_with_what_to_do(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert detect(data) == 2
-    told = capsys.readouterr().err
-    assert "Detectron2 is not installed" in told
-    assert "--engine torchvision" in told
+    err = capsys.readouterr().err
+    assert "Detectron2 is not installed" in err
+    assert "--engine torchvision" in err
 
 
 def test_weights_of_another_checkpoint_are_another_run(

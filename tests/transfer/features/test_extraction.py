@@ -1,4 +1,4 @@
-"""Tests of features from the cache: what makes them anew, how stopped work goes on, one answer for many processes."""
+"""Tests of features from the cache: what makes them anew, how stopped work resumes, one answer for many processes."""
 
 import contextlib
 import multiprocessing
@@ -97,7 +97,7 @@ def test_cached_features_are_those_without_a_cache(place: Path, tmp_path: Path) 
     assert torch.equal(kept, without)
 
 
-def test_interrupted_extraction_goes_on(
+def test_interrupted_extraction_resumes(
     place: Path, tmp_path: Path, opened: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = prepare(place, tmp_path)
@@ -247,7 +247,7 @@ def full(*_arguments: Any) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory\nand many more lines")
 
 
-def test_memory_that_does_not_suffice_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_does_not_suffice_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = prepare(place, None)
     monkeypatch.setattr(task.backbone.network, "forward", full)
     with pytest.raises(UserError, match="3 images at once do not fit into the memory of cpu: use a smaller"):
@@ -319,12 +319,12 @@ def test_many_processes_give_the_rows_of_one(place: Path, tmp_path: Path, proces
             assert len(found.files) == 8
             for number, name in enumerate(found.files):
                 np.testing.assert_array_equal(found[name], expected[number % 2], strict=True)
-        told, _, text = (tmp_path / f"{rank}.txt").read_text().partition(" ")
-        assert told == str(rank > 0)
+        reported, _, text = (tmp_path / f"{rank}.txt").read_text().partition(" ")
+        assert reported == str(rank > 0)
         assert "1 of 14 images" in text
         assert "bee/1.png" in text
-        told, _, text = (tmp_path / f"{rank}.full.txt").read_text().partition(" ")
-        assert told == str(rank != 1)
+        reported, _, text = (tmp_path / f"{rank}.full.txt").read_text().partition(" ")
+        assert reported == str(rank != 1)
         assert text.startswith(f"process 1 of {processes}: ")
         assert "do not fit into the memory" in text
         log = (tmp_path / f"{rank}.log").read_text()

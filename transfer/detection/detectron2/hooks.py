@@ -79,11 +79,7 @@ class ProgressLine(HookBase):  # type: ignore[misc]
 
 
 class ScalarWriter(EventWriter):  # type: ignore[misc]
-    """Writes Detectron2's scalars with the project's TensorBoard writer.
-
-    Args:
-        writer: the event file.
-    """
+    """Writes Detectron2's scalars with the project's TensorBoard writer."""
 
     def __init__(self, writer: TensorBoardWriter) -> None:
         self._writer, self._last = writer, -1

@@ -1,10 +1,9 @@
 """C4's heads: conv5 runs on each region once, shared by boxes and masks."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, maskrcnn_inference, maskrcnn_loss
 
 
@@ -13,9 +12,6 @@ class SharedHeads(RoIHeads):
 
     torchvision's class would run conv5 on the foreground a second time for the masks.
     """
-
-    def __init__(self, *parts: nn.Module, **options: Any) -> None:
-        super().__init__(*parts, **options)  # type: ignore[no-untyped-call]
 
     def forward(
         self,

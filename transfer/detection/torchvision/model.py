@@ -159,7 +159,7 @@ def _c4(network: ResNet, settings: DetectionSettings, norm: Callable[[int], nn.M
     head = nn.Sequential(OrderedDict(layer4=network.layer4))
     if settings.extra_norm:
         head.add_module("norm", norm(width))
-    heads = SharedHeads(
+    heads = SharedHeads(  # type: ignore[no-untyped-call]
         # Any number of samples in a bin, and half a pixel's shift: Detectron2's ROIAlignV2.
         RoIAlign(14, spatial_scale=1 / C4_STRIDE, sampling_ratio=0, aligned=True),
         head,

@@ -1,4 +1,4 @@
-"""Tests of Detectron2 as an engine: a resumed run is the undisturbed one, predictions fit the set, mistakes told."""
+"""Tests of Detectron2 as an engine: resumed runs are bit-exact, predictions fit the set, mistakes are reported."""
 
 import os
 import signal
@@ -173,7 +173,7 @@ def test_evaluation_may_look_closer(trained: Job) -> None:
     assert detectron2_engine.predict(closer, trained.val) != detectron2_engine.predict(trained, trained.val)
 
 
-def test_damaged_checkpoint_is_told(trained: Job, make: Callable[..., Job], tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_reported(trained: Job, make: Callable[..., Job], tmp_path: Path) -> None:
     job = make(tmp_path, trained.settings)
     whole = (trained.folder / "checkpoints" / "model_final.pth").read_bytes()
     (tmp_path / "checkpoints").mkdir()
@@ -203,7 +203,7 @@ def test_an_engine_by_name() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def told(job: Job) -> str:
+def error_of(job: Job) -> str:
     with StopRequest() as stop, pytest.raises(UserError) as error:
         detectron2_engine.train(job, stop)
     assert len(str(error.value).splitlines()) == 1
@@ -225,7 +225,7 @@ def test_out_of_memory_is_one_line(
         raise error
 
     monkeypatch.setattr(hooks, "inputs", fail)
-    assert told(make(tmp_path)).startswith("out of memory on cpu: lower the batch (2), rois (8)")
+    assert error_of(make(tmp_path)).startswith("out of memory on cpu: lower the batch (2), rois (8)")
 
 
 def test_other_errors_are_not_hidden(make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,20 +239,20 @@ def test_other_errors_are_not_hidden(make: Callable[..., Job], tmp_path: Path, m
 
 def test_divergence_is_one_line(make: Callable[..., Job], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     job = make(tmp_path, replace(TINY, base_lr=1e12, warmup=0))
-    assert "diverged" in told(job)
+    assert "diverged" in error_of(job)
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_backbone_of_another_kind_is_one_line(make: Callable[..., Job], tmp_path: Path) -> None:
     job = make(tmp_path)
     few = {name: tensor for name, tensor in job.backbone.items() if not name.startswith("layer4")}
-    assert "are missing (res5.0.conv1.norm.bias" in told(replace(job, backbone=few))
+    assert "are missing (res5.0.conv1.norm.bias" in error_of(replace(job, backbone=few))
 
 
 def test_what_a_cpu_cannot(make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "needs a GPU" in told(make(tmp_path, replace(TINY, precision="amp")))
+    assert "needs a GPU" in error_of(make(tmp_path, replace(TINY, precision="amp")))
     monkeypatch.setattr(detectron2_engine, "world_size", lambda: 2)
-    assert "one process on a CPU" in told(make(tmp_path))
+    assert "one process on a CPU" in error_of(make(tmp_path))
 
 
 def test_nothing_trained(make: Callable[..., Job], tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_weights_that_do_not_fit(resnet: nn.Module) -> None:
     left_over = fitting | {"layer3.6.conv1.weight": torch.zeros(256, 1024, 1, 1)}
     shape = fitting | {"conv1.weight": torch.zeros(64, 3, 3, 3)}
     broken = fitting | {"bn1.bias": torch.full((64,), float("nan"))}
-    for tensors, told in (
+    for tensors, fault in (
         (missing, r"1 are missing \(res5.2.conv3.norm.running_var, ...\)"),
         (left_over, r"1 have no place \(res4.6.conv1.weight, ...\)"),
         (shape, r"1 differ in shape \(stem.conv1.weight, ...\)"),
@@ -264,6 +264,6 @@ def test_weights_that_do_not_fit(resnet: nn.Module) -> None:
         (backbone(resnet18()), "choose a ResNet-50"),
         ({"blocks.0.attn.qkv.weight": torch.zeros(1)}, "no tensor of a torchvision ResNet"),
     ):
-        with pytest.raises(UserError, match=told) as error:
+        with pytest.raises(UserError, match=fault) as error:
             detector(config, extra_norm=True, backbone=tensors)
         assert len(str(error.value).splitlines()) == 1

@@ -235,7 +235,7 @@ def first(number: int, images: CocoSet, settings: DetectionSettings = SETTINGS, 
 
 
 @pytest.mark.parametrize(("workers", "rank", "world"), [(0, 0, 1), (2, 0, 1), (0, 1, 2), (1, 1, 2)])
-def test_a_resumed_stream_goes_on_exactly(train: CocoSet, workers: int, rank: int, world: int) -> None:
+def test_a_resumed_stream_is_the_same(train: CocoSet, workers: int, rank: int, world: int) -> None:
     whole = first(9, train, rank=rank, world=world)
     rest = first(4, train, rank=rank, world=world, start=5, workers=workers)
     assert len(rest) == 4

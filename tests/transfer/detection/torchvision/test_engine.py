@@ -150,7 +150,7 @@ def test_another_training_is_not_gone_on_with(data: Path, tmp_path: Path) -> Non
 
 
 class AllKnowing(nn.Module):
-    """In the place of a detector: finds each object of the set, told by the size of the image that it is shown."""
+    """A stub of a detector that finds each object of the set; it identifies images by their size."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ def test_precise_statistics_are_those_of_all_batches_together(data: Path, tmp_pa
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_divergence_is_told(data: Path, tmp_path: Path) -> None:
+def test_divergence_is_reported(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"diverged in step \d of 4: lower base_lr or lengthen warmup"):
         train(make_job(data, tmp_path, base_lr=1e30))
 
@@ -96,7 +96,7 @@ def test_mixed_precision_needs_a_gpu(data: Path, tmp_path: Path) -> None:
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
-def test_too_little_memory_is_told(
+def test_too_little_memory_is_reported(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
     def full(*_: Any) -> None:
