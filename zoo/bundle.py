@@ -266,7 +266,7 @@ def _check_export(folder: Path, name: str, file: Path) -> None:
     """Refuse what `excb.load` could not read."""
     try:
         exported.read(folder)
-        exported.read_heads(folder)
+        exported.read_part(folder, exported.HEADS)
     except UserError as error:
         reason = str(error).replace(str(folder), name)
         raise UserError(f"{name} in {file} is not a checkpoint: {reason}") from None

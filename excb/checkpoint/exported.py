@@ -140,17 +140,8 @@ def read(folder: Path) -> Stored:
     return Stored(folder / WEIGHTS, tensors, architecture, preprocessing, facts=block)
 
 
-def read_heads(folder: Path) -> dict[str, Tensor] | None:
-    """Read the heads of both networks and s beside a backbone, named as in `excb.method.ExCB`; None without any.
-
-    Raises:
-        UserError: they are damaged, or not those in config.json.
-    """
-    return read_part(folder, HEADS)
-
-
 def read_part(folder: Path, name: str) -> dict[str, Tensor] | None:
-    """Read one of a folder's safetensors files, such as `SELFTEST`; None where there is none of that name.
+    """Read one of a folder's safetensors files, such as `SELFTEST` or `HEADS`; None if it has no file of that name.
 
     Raises:
         UserError: it is damaged, or not the one in config.json.

@@ -101,16 +101,12 @@ class Checkpoint:
         """
         values = {name: value for name, value in values.items() if value is not None}
         check(values)
-        given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        row: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        row["architecture"] = Architecture(**values["architecture"])
+        row["preprocessing"] = Preprocessing.from_dict(values.get("preprocessing", {}))
         figures = values.get("figures", {}).items()
-        return cls(
-            **given
-            | {
-                "architecture": Architecture(**values["architecture"]),
-                "preprocessing": Preprocessing.from_dict(values.get("preprocessing", {})),
-                "figures": tuple(Figure(name, value, source) for source, by in figures for name, value in by.items()),
-            }
-        )
+        row["figures"] = tuple(Figure(name, value, source) for source, by in figures for name, value in by.items())
+        return cls(**row)
 
 
 def checkpoints(home: Path | None = None) -> list[Checkpoint]:
@@ -123,17 +119,16 @@ def checkpoints(home: Path | None = None) -> list[Checkpoint]:
         home: the zoo's folder; None is the usual one.
     """
     rows: dict[str, Checkpoint] = {}
-    for known in (_bundled(), _users(home or usual_home())[0], _built_in()):
-        for name, row in known.items():
-            rows.setdefault(name, row)
+    for source in (_bundled(), _users(home or usual_home())[0], _built_in()):
+        rows |= {name: row for name, row in source.items() if name not in rows}
     return list(rows.values())
 
 
 def find(name: str, home: Path | None = None) -> Checkpoint | None:
     """The checkpoint of that name, else of that alias; None where there is none."""
     rows = checkpoints(home)
-    named = [row for row in rows if row.name == name] or [row for row in rows if name in row.aliases]
-    return named[0] if named else None
+    matches = [row for row in rows if row.name == name] or [row for row in rows if name in row.aliases]
+    return matches[0] if matches else None
 
 
 def damaged(home: Path | None = None) -> list[str]:

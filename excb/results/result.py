@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,6 +14,7 @@ from typing import Any
 from excb.errors import UserError
 from excb.files import json_text
 from excb.results import rules
+from excb.version import __version__
 
 SCHEMA = 2
 
@@ -21,10 +23,10 @@ def environment() -> dict[str, Any]:
     """Versions and hardware that figures were measured with."""
     import torch
 
-    from excb.version import __version__
-
-    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu-cu12")
-    versions = {name: metadata.version(name) for name in packages if _installed(name)}
+    versions = {}
+    for name in ("torch", "torchvision", "timm", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu-cu12"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     return {
         "excb": __version__,
@@ -33,18 +35,6 @@ def environment() -> dict[str, Any]:
         "device": device,
         "cores": os.cpu_count(),
     }
-
-
-def _installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +68,7 @@ class Result:
     predictions: dict[str, str] = field(default_factory=dict)
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     schema: int = SCHEMA
-    created: str = field(default_factory=_now)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     environment: dict[str, Any] = field(default_factory=environment)
 
     @property
@@ -125,8 +115,8 @@ class Result:
             raise UserError(f"{source} has schema {values['schema']}, not {SCHEMA}: evaluate again with this version")
         named = values.pop("protocol_hash", None)
         values.setdefault("claims", {})
-        if values.keys() != {entry.name for entry in fields(cls)}:
-            odd = ", ".join(sorted(values.keys() ^ {entry.name for entry in fields(cls)}))
+        if different := sorted(values.keys() ^ {entry.name for entry in fields(cls)}):
+            odd = ", ".join(different)
             raise UserError(f"{source} lacks or adds fields of schema {SCHEMA} ({odd}): evaluate again")
         if wrong := rules.wrong_field(values):
             raise UserError(f"{source}: {wrong} is not of the form that `excb-eval` writes: evaluate again")

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def states(name: str | Path) -> dict[str, str]:
-    return {row.check: row.state for row in verify(str(name), Reporter(quiet=True)).rows}
+    return {row.check: row.state for row in verify(str(name), Reporter(quiet=True))}
 
 
 def rehash(folder: Path, change: Callable[[dict[str, Any]], object] = lambda _config: None) -> None:
