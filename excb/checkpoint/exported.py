@@ -181,9 +181,9 @@ def _read_tensors(file: Path, config: dict[str, Any]) -> dict[str, Tensor] | Non
             raise UserError(f"{file} is missing, but {CONFIG} lists it: export it again or fetch it again")
         return None
     try:
-        if hashes is not None and (found := sha256_of(file)) != stated:
+        if hashes is not None and (actual := sha256_of(file)) != stated:
             raise UserError(
-                f"{file} is damaged or another file (sha256 {found}, but {CONFIG} says {stated}): export it again or "
+                f"{file} is damaged or another file (sha256 {actual}, but {CONFIG} says {stated}): export it again or "
                 "fetch it again"
             )
         return load_file(file)

@@ -55,24 +55,24 @@ def heads_of_authors(dictionaries: Dictionaries) -> dict[str, Tensor]:
     Centroids are the directions of a weight-normalised layer whose lengths stay one. Their teacher averages a predictor
     that nothing uses: ours has none. s is kept with a drift of rounding in its sum, which every use of it divides out.
     """
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for network in ("student", "teacher"):
         heads = Place((network,), "classifier.").cut(dictionaries)
         norm = any(name.startswith("predictor_activation.") for name in heads)  # a BatchNorm before the predictor
         for name, value in heads.items():
             match name.split("."):
                 case ["centroid_layer", "weight_v"]:
-                    found[f"{network}.centroids.weight"] = value
+                    renamed[f"{network}.centroids.weight"] = value
                 case ["projector", "mlp", *rest]:
-                    found[".".join([network, "projector", *rest])] = value
+                    renamed[".".join([network, "projector", *rest])] = value
                 case ["predictor_activation", *rest] if network == "student":
-                    found[".".join([network, "predictor", "0", *rest])] = value
+                    renamed[".".join([network, "predictor", "0", *rest])] = value
                 case ["predictor", "mlp", layer, *rest] if network == "student" and layer.isdecimal():
-                    found[".".join([network, "predictor", str(int(layer) + norm), *rest])] = value
+                    renamed[".".join([network, "predictor", str(int(layer) + norm), *rest])] = value
     if (center := dictionaries.get(("criterion",), {}).get("center")) is not None:
         sizes = center.float().flatten()
-        found["sizes"] = sizes / sizes.sum()
-    return found
+        renamed["sizes"] = sizes / sizes.sum()
+    return renamed
 
 
 def heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ def heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
     `gain`.
     A head with BatchNorm (`use_bn_in_head`), which no published file has, is left out: it is none of `excb.heads`.
     """
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for network in ("student", "teacher"):
         heads = Place((network,), "head.").cut(dictionaries)
         if any(name.endswith(".running_mean") for name in heads):
@@ -90,12 +90,12 @@ def heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
         for name, value in heads.items():
             match name.split("."):
                 case ["mlp", *rest]:
-                    found[".".join([network, "projector", *rest])] = value
+                    renamed[".".join([network, "projector", *rest])] = value
                 case ["last_layer", "weight_v"]:
-                    found[f"{network}.centroids.weight"] = value
+                    renamed[f"{network}.centroids.weight"] = value
                 case ["last_layer", "weight_g"] if not bool((value == 1).all()):
-                    found[f"{network}.gain"] = value.flatten()
-    return found
+                    renamed[f"{network}.gain"] = value.flatten()
+    return renamed
 
 
 USUAL = Preprocessing()

@@ -159,8 +159,8 @@ def _users(home: Path) -> tuple[dict[str, Checkpoint], list[str]]:
         except UserError as error:
             lines.append(f"{file}: {error}")
             continue
-        known = built_in.get(row.name)
-        if known is None or (known.architecture, known.preprocessing) != (row.architecture, row.preprocessing):
+        original = built_in.get(row.name)
+        if original is None or (original.architecture, original.preprocessing) != (row.architecture, row.preprocessing):
             rows[row.name] = replace(row, aliases=())  # they belong to the row that it was imported as
     try:
         tables = _tables(home / USERS)
