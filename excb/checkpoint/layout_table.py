@@ -103,34 +103,21 @@ USUAL = Preprocessing()
 
 @dataclass(frozen=True)
 class Layout:
-    """How one kind of file names its tensors.
+    """How one kind of file names its tensors."""
 
-    Args:
-        name: of the layout.
-        teacher: places of the network that is evaluated, the first that exists is taken.
-        student: places of the other network; empty where files hold only one.
-        keys: of the outermost dictionary that identify this layout.
-        marks: how names beside the network's begin that identify this layout.
-        others: how names beside the network's may begin; "" is anything.
-        spare: how names of the network's own heads begin, besides classifiers.
-        renames: beginnings of names and what they become.
-        attention_heads: of ViTs by width, where they are not timm's.
-        heads_of: gives the trained heads of a file by our names (see `excb.hub.trained_heads.Heads`); None if files
-            have none that we read.
-        preprocessing: that the authors evaluate with.
-    """
-
-    name: str
-    teacher: tuple[str, ...]
-    student: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    spare: tuple[str, ...] = ()
-    renames: Mapping[str, str] = field(default_factory=dict)
-    attention_heads: Mapping[int, int] = field(default_factory=dict)
+    name: str  # of the layout
+    teacher: tuple[str, ...]  # places of the network that is evaluated, the first that exists is taken
+    student: tuple[str, ...] = ()  # places of the other network; empty where files hold only one
+    keys: tuple[str, ...] = ()  # of the outermost dictionary that identify this layout
+    marks: tuple[str, ...] = ()  # how names beside the network's begin that identify this layout
+    others: tuple[str, ...] = ()  # how names beside the network's may begin; "" is anything
+    spare: tuple[str, ...] = ()  # how names of the network's own heads begin, besides classifiers
+    renames: Mapping[str, str] = field(default_factory=dict)  # beginnings of names and what they become
+    attention_heads: Mapping[int, int] = field(default_factory=dict)  # of ViTs by width, where they are not timm's
+    # Gives the trained heads of a file by our names (see `excb.hub.trained_heads.Heads`); None if files have none that
+    # we read.
     heads_of: Callable[[Dictionaries], dict[str, Tensor]] | None = None
-    preprocessing: Preprocessing = USUAL
+    preprocessing: Preprocessing = USUAL  # that the authors evaluate with
 
 
 _STD_228 = Preprocessing(std=(0.228, 0.224, 0.225))  # SwAV's, and so DeepCluster-v2's and ExCB's

@@ -21,62 +21,38 @@ USERS = "catalogue.toml"  # in the zoo's folder
 
 @dataclass(frozen=True)
 class Figure:
-    """One published or measured figure.
+    """One published or measured figure."""
 
-    Args:
-        name: as result files call it, such as "linear_top1".
-        value: in percent.
-        source: who says so.
-    """
-
-    name: str
-    value: float
-    source: str
+    name: str  # as result files call it, such as "linear_top1"
+    value: float  # in percent
+    source: str  # who says so
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What is known of one checkpoint.
+    """What is known of one checkpoint."""
 
-    Args:
-        name: what `excb.load` takes.
-        method: that trained it, such as "ExCB".
-        architecture: of the backbone.
-        preprocessing: of its images.
-        source: "bundled", "imported", the address of the origin, "own run" or "unpublished".
-        aliases: other names.
-        locations: where the weights are, tried in order: "hf-hub:user/repo@revision" or "https://...".
-        digest: of the file at the origin, "sha256:HEX" or "md5:HEX"; fewer digits are a published prefix.
-        layout: of the file at the origin, a name in `excb.checkpoint.layouts`.
-        network: of a file that holds two: "teacher" or "student".
-        epochs: of pretraining; None is not stated.
-        batch: images a step; None is not stated.
-        crops: as "2x224+6x96"; None is not stated.
-        licence: of the weights; None is not stated.
-        redistributable: whether the licence lets others host the file.
-        figures: published, or measured by us; one of a name from each source.
-        globals: what reading the file needs besides tensors and plain values; see `excb.checkpoint.untrusted`.
-        note: what a user must know.
-    """
-
-    name: str
-    method: str
-    architecture: Architecture
-    preprocessing: Preprocessing
-    source: str
-    aliases: tuple[str, ...] = ()
+    name: str  # what `excb.load` takes
+    method: str  # that trained it, such as "ExCB"
+    architecture: Architecture  # of the backbone
+    preprocessing: Preprocessing  # of its images
+    source: str  # "bundled", "imported", the address of the origin, "own run" or "unpublished"
+    aliases: tuple[str, ...] = ()  # other names
+    # Where the weights are, tried in order: "hf-hub:user/repo@revision" or "https://...".
     locations: tuple[str, ...] = ()
+    # Of the file at the origin, "sha256:HEX" or "md5:HEX"; fewer digits are a published prefix.
     digest: str | None = None
-    layout: str | None = None
-    network: str = "teacher"
-    epochs: int | None = None
-    batch: int | None = None
-    crops: str | None = None
-    licence: str | None = None
-    redistributable: bool = False
-    figures: tuple[Figure, ...] = ()
+    layout: str | None = None  # of the file at the origin, a name in `excb.checkpoint.layouts`
+    network: str = "teacher"  # of a file that holds two: "teacher" or "student"
+    epochs: int | None = None  # of pretraining; None is not stated
+    batch: int | None = None  # images a step; None is not stated
+    crops: str | None = None  # as "2x224+6x96"; None is not stated
+    licence: str | None = None  # of the weights; None is not stated
+    redistributable: bool = False  # whether the licence lets others host the file
+    figures: tuple[Figure, ...] = ()  # published, or measured by us; one of a name from each source
+    # What reading the file needs besides tensors and plain values; see `excb.checkpoint.untrusted`.
     globals: tuple[str, ...] = ()
-    note: str = ""
+    note: str = ""  # what a user must know
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON and TOML; what is at its default is left out, figures are {source: {name: value}}."""

@@ -39,33 +39,23 @@ def environment() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One evaluation's figures.
+    """One evaluation's figures."""
 
-    Args:
-        protocol: name of the protocol, such as "knn".
-        figures: percentages by name, such as {"knn_top1_k20": 57.3}.
-        settings: every setting of the protocol.
-        checkpoint: what was evaluated.
-        data: the image sets, with their hashes.
-        seconds: wall time.
-        intervals: 95 % intervals of figures, in percent.
-        per_class: percent by class name, for every top-1 figure; None for classes without test images.
-        notes: what a reader of the figures must know, such as that a setting was chosen on the test images.
-        predictions: name and sha256 of the file beside this one that holds every image's prediction.
-        claims: what `excb-eval reproduce` found of published figures, by the claim's id: "verdict", "claimed" as
-            printed, "measured", "tolerance" and "why".
-    """
-
-    protocol: str
-    figures: dict[str, float]
-    settings: dict[str, Any]
-    checkpoint: dict[str, Any]
-    data: dict[str, Any]
-    seconds: float
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    protocol: str  # name of the protocol, such as "knn"
+    figures: dict[str, float]  # percentages by name, such as {"knn_top1_k20": 57.3}
+    settings: dict[str, Any]  # every setting of the protocol
+    checkpoint: dict[str, Any]  # what was evaluated
+    data: dict[str, Any]  # the image sets, with their hashes
+    seconds: float  # wall time
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # 95 % intervals of figures, in percent
+    # Percent by class name, for every top-1 figure; None for classes without test images.
     per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    # What a reader of the figures must know, such as that a setting was chosen on the test images.
     notes: list[str] = field(default_factory=list)
+    # Name and sha256 of the file beside this one that holds every image's prediction.
     predictions: dict[str, str] = field(default_factory=dict)
+    # What `excb-eval reproduce` found of published figures, by the claim's id: "verdict", "claimed" as printed,
+    # "measured", "tolerance" and "why".
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     schema: int = SCHEMA
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
