@@ -232,7 +232,7 @@ def test_copies_hold_on_to_nothing_of_the_file() -> None:
     whole = torch.arange(24.0).view(2, 3, 4)
     tensors = {"a": whole[0].T, "b": whole[0].T, "c": torch.nn.Parameter(whole[1])}
     wanted = {"c": torch.empty(3, 4), "a": torch.empty(4, 3), "b": torch.empty(4, 3), "n": torch.tensor(1)}
-    copies = own(tensors, wanted, source=Path("it"))
+    copies = own(tensors, wanted, source="it")
     assert list(copies) == list(wanted)
     assert torch.equal(copies["a"], whole[0].T)
     assert copies["n"] == 0
