@@ -160,23 +160,14 @@ class Network(nn.Module):
         style = settings.head
         if style == "auto":
             style = "batchnorm" if has_batchnorm(backbone) else "gelu"
+        hidden, width, norm = settings.hidden, settings.width, settings.predictor_input_norm
         self.backbone = backbone
-        self.projector = MLP(
-            feature_width(backbone), settings.hidden, settings.width, layers=settings.projector_layers, style=style
-        )
-        self.predictor = (
-            MLP(
-                settings.width,
-                settings.hidden,
-                settings.width,
-                layers=settings.predictor_layers,
-                style=style,
-                input_norm=settings.predictor_input_norm,
-            )
-            if predictor
-            else None
-        )
-        self.centroids = CentroidLayer(settings.clusters, settings.width)
+        self.projector = MLP(feature_width(backbone), hidden, width, layers=settings.projector_layers, style=style)
+        self.predictor = None
+        if predictor:
+            layers = settings.predictor_layers
+            self.predictor = MLP(width, hidden, width, layers=layers, style=style, input_norm=norm)
+        self.centroids = CentroidLayer(settings.clusters, width)
 
 
 @dataclass(frozen=True)
@@ -296,13 +287,8 @@ class ExCB(nn.Module):
         key = globals_, locals_, self.sizes.device, self.sizes.dtype
         if key not in self._weights:
             settings = self.settings
-            halves = pair_weights(
-                globals_,
-                locals_,
-                reduction=settings.loss_reduction,
-                predictor=settings.predictor,
-                projector_on_local=settings.projector_on_local,
-            )
+            options = {"predictor": settings.predictor, "projector_on_local": settings.projector_on_local}
+            halves = pair_weights(globals_, locals_, reduction=settings.loss_reduction, **options)
             self._weights[key] = halves[0].to(self.sizes), halves[1].to(self.sizes)
         return self._weights[key]
 
@@ -317,9 +303,9 @@ class ExCB(nn.Module):
         return torch.cat(features)
 
     def _student_heads(self, features: Tensor, global_rows: int) -> tuple[Tensor, Tensor | None]:
-        """Projector and predictor over all views together, or per resolution (the pseudo-code): [V * B, D] each."""
-        together = self.settings.head_batches == "all_views" or global_rows == len(features)
-        groups = [features] if together else [features[:global_rows], features[global_rows:]]
+        """Projector and predictor over all views at once, or per resolution (the pseudo-code): [V * B, D] each."""
+        at_once = self.settings.head_batches == "all_views" or global_rows == len(features)
+        groups = [features] if at_once else [features[:global_rows], features[global_rows:]]
         projected = [self.student.projector(group) for group in groups]
         if self.student.predictor is None:
             return torch.cat(projected), None
@@ -378,8 +364,8 @@ class ExCB(nn.Module):
         teacher = dict(self.teacher.named_parameters())
         _average(list(teacher.values()), [student[name] for name in teacher], momentum)
         if self.settings.teacher_statistics == "averaged":
-            buffers = {n: b for n, b in self.teacher.named_buffers() if b.is_floating_point()}
             source = dict(self.student.named_buffers())
+            buffers = {n: b for n, b in self.teacher.named_buffers() if b.is_floating_point()}
             if buffers:
                 _average(list(buffers.values()), [source[name] for name in buffers], momentum)
 

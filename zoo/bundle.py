@@ -159,22 +159,12 @@ def _opened(file: Path) -> Iterator[tarfile.TarFile]:
         try:
             with tarfile.open(fileobj=stream, mode="r:") as archive:
                 yield archive
-        except (
-            tarfile.TarError,
-            ArithmeticError,
-            EOFError,
-            LookupError,
-            ValueError,
-        ) as error:  # tarfile raises them all
+        except (tarfile.TarError, ArithmeticError, EOFError, LookupError, ValueError) as error:  # all by tarfile
             raise UserError(f"{file} is not a bundle, or is damaged ({error}): copy it again") from None
 
 
 def _read_index(archive: tarfile.TarFile, file: Path) -> Index:
-    """The index, which is the first member.
-
-    Raises:
-        UserError: there is none, or it lists files that no checkpoint has.
-    """
+    """The index, which is the first member. UserError if there is none, or it lists files that no checkpoint has."""
     member = archive.next()
     if member is None or member.name != INDEX or not _regular(member) or member.size > _INDEX_BYTES:
         raise UserError(f"{file} is not a bundle: it does not begin with {INDEX}")
@@ -198,11 +188,7 @@ def _read_index(archive: tarfile.TarFile, file: Path) -> Index:
 
 
 def _checked_members(archive: tarfile.TarFile, index: Index, file: Path) -> Iterator[tuple[str, tarfile.TarInfo]]:
-    """Every member but the index, by its name.
-
-    Raises:
-        UserError: one is not in the index, not a regular file, a duplicate or of another size; or one is missing.
-    """
+    """Every member but the index, by its name, once it is known to be what the index says."""
     listed = {f"{name}/{path}": stamp["size"] for name, files in index.items() for path, stamp in files.items()}
     left = dict(listed)
     while (member := archive.next()) is not None:
@@ -226,11 +212,7 @@ def _regular(member: tarfile.TarInfo) -> bool:
 
 
 def _is_installed(name: str, files: dict[str, dict[str, Any]]) -> bool:
-    """Whether a checkpoint with exactly these files is installed.
-
-    Raises:
-        UserError: another checkpoint has that name.
-    """
+    """Whether a checkpoint with exactly these files is installed. UserError if another one has that name."""
     folder = folder_of(name)
     if not folder.exists():
         return False
@@ -266,7 +248,7 @@ def _check_export(folder: Path, name: str, file: Path) -> None:
     """Refuse what `excb.load` could not read."""
     try:
         exported.read(folder)
-        exported.read_heads(folder)
+        exported.read_part(folder, exported.HEADS)
     except UserError as error:
         reason = str(error).replace(str(folder), name)
         raise UserError(f"{name} in {file} is not a checkpoint: {reason}") from None

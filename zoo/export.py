@@ -23,7 +23,6 @@ from excb.networks.architecture import TORCHVISION
 from excb.networks.backbone import feature_width
 
 Format = Literal["excb", "torchvision", "timm", "detectron2", "onnx"]
-_STATE_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
 def export(
@@ -127,7 +126,7 @@ def _timm(backbone: Backbone, out: Path) -> None:
 
 
 def _write_state(backbone: Backbone, out: Path) -> None:
-    _check_suffix(out, *_STATE_SUFFIXES)
+    _check_suffix(out, ".safetensors", ".pth", ".pt")
     state = backbone.network.state_dict()
     if out.suffix == ".safetensors":
         contents = exported.serialised(state, _preprocessing(backbone))

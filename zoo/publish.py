@@ -111,7 +111,6 @@ def _git_or_sha256(file: Path) -> str:
 
 @contextmanager
 def _user_errors(repo: str) -> Iterator[None]:
-    """Turn whatever the client raises into a UserError."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # whichever library it is
 
     try:

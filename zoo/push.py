@@ -66,7 +66,9 @@ def push(
     with tempfile.TemporaryDirectory(prefix="excb-push-") as temporary:
         folder = Path(temporary) / repo.partition("/")[2]
         entry, revision = package(source, folder, results=results, licence=licence, repo=repo, tag=tag)
-        reporter.note(f"{repo}: self-test passed; uploading {_size(folder)} as {revision}")
+        sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+        total = f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"
+        reporter.note(f"{repo}: self-test passed; uploading {total} as {revision}")
         commit = publish(folder, repo, tag=revision, private=private, message=f"{entry.name} {revision}")
     entry = replace(entry, locations=(f"hf-hub:{repo}@{commit}",))  # a tag could be moved, a commit cannot
     rows.add(entry, catalogue or home() / rows.USERS)
@@ -151,11 +153,8 @@ def _check_origin(facts: dict[str, Any]) -> None:
 def _prove(folder: Path, backbone: Backbone, source: Path) -> None:
     """Refuse untrained weights, and any that fail the new self-test or the source's own."""
     selftest.trained(backbone)
-    tests = [
-        exported.read_part(place, exported.SELFTEST)
-        for place in (folder, source)
-        if (place / exported.CONFIG).is_file()
-    ]
+    folders = [place for place in (folder, source) if (place / exported.CONFIG).is_file()]
+    tests = [exported.read_part(place, exported.SELFTEST) for place in folders]
     if tests[0] is None:
         raise UserError(f"{folder.name} has no self-test: only checkpoints with one are published")
     for expected in tests:
@@ -222,8 +221,3 @@ def _describe(folder: Path, entry: Checkpoint, stored: Stored, results: Mapping[
     for name, result in results.items():
         write_text(result.to_json() + "\n", folder / exported.RESULTS / f"{name}.json")
     write_text(card(folder, list(results.values())), folder / exported.CARD)
-
-
-def _size(folder: Path) -> str:
-    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
-    return f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"

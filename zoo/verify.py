@@ -1,7 +1,6 @@
 """Verify a checkpoint: hashes, coverage of tensors, the load self-test, and whether it was ever trained."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,34 +23,12 @@ class Row(NamedTuple):
     what: str
 
 
-@dataclass
-class Verification:
-    """The checks of one checkpoint. It passes only if every check could be made and was ok."""
-
-    rows: list[Row] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check was ok."""
-        return bool(self.rows) and all(row.state == "ok" for row in self.rows)
-
-    def make(self, check: str, work: Callable[[], str]) -> bool:
-        """Make one check: `work` returns its result, or raises the reason why it fails or cannot be made."""
-        try:
-            self.rows.append(Row(check, "ok", work()))
-        except (PhotographError, _UnknownError) as error:
-            self.rows.append(Row(check, "cannot", str(error)))
-        except UserError as error:
-            self.rows.append(Row(check, "failed", str(error)))
-        return self.rows[-1].state == "ok"
-
-
 class _UnknownError(UserError):
     """There is nothing to compare with."""
 
 
-def verify(name: str, reporter: Reporter) -> Verification:
-    """Verify what a name or path stands for, fetching it first if needed.
+def verify(name: str, reporter: Reporter) -> list[Row]:
+    """Verify what a name or path stands for, fetching it first if needed. It is sound if every check is "ok".
 
     Args:
         name: what `excb.load` takes; without an exported folder, hashes and self-test cannot be checked.
@@ -60,20 +37,29 @@ def verify(name: str, reporter: Reporter) -> Verification:
     Raises:
         UserError: there is no such checkpoint.
     """
-    result, place = Verification(), loading.obtain(name)
+    rows, place = list[Row](), loading.obtain(name)
     folder = place.parent if place.name == exported.WEIGHTS else place
     is_export = (folder / exported.CONFIG).is_file()
-    with reporter.progress(f"verifying {name}", 4) as bar:
-        hashes = result.make("sha256", lambda: _hashes(name, folder, is_export=is_export))
+
+    def passes(check: str, work: Callable[[], str]) -> bool:
+        """Make one check: `work` returns its result, or raises the reason why it fails or cannot be made."""
+        try:
+            rows.append(Row(check, "ok", work()))
+        except (PhotographError, _UnknownError) as error:
+            rows.append(Row(check, "cannot", str(error)))
+        except UserError as error:
+            rows.append(Row(check, "failed", str(error)))
         bar.advance()
+        return rows[-1].state == "ok"
+
+    with reporter.progress(f"verifying {name}", 4) as bar:
+        hashes = passes("sha256", lambda: _hashes(name, folder, is_export=is_export))
         if hashes or not is_export:
             loaded: list[Backbone] = []
-            if result.make("coverage", lambda: _coverage(place, loaded)):
-                bar.advance()
-                result.make("self-test", lambda: _self_test(folder, loaded[0], is_export=is_export))
-                bar.advance()
-                result.make("trained", lambda: _trained(loaded[0]))
-    return result
+            if passes("coverage", lambda: _coverage(place, loaded)):
+                passes("self-test", lambda: _self_test(folder, loaded[0], is_export=is_export))
+                passes("trained", lambda: _trained(loaded[0]))
+    return rows
 
 
 def _hashes(name: str, folder: Path, *, is_export: bool) -> str:

@@ -10,22 +10,14 @@ class Entry:
     """A balancer that `method.balancing` names, with what must be known of it before torch is loaded.
 
     What needs torch, such as its cost, is stated by its class: see `excb.balancing.interface.Balancer`.
-
-    Args:
-        module: where it is; None: a form of ExCB's own B, in `excb.method`.
-        class_name: its class there.
-        options: the fields of `MethodSettings` that the class takes, in this order.
-        bounded: it keeps similarities in [-1, 1], so `method.winner_gain` and `method.clamp` make sense.
-        whole_batch: it must see the whole batch at once, so `efficiency.accumulate` must be 1.
-        title: in the study `balancers`; without one it is not part of the study.
     """
 
-    module: str | None
-    class_name: str = ""
-    options: tuple[str, ...] = ()
-    bounded: bool = False
-    whole_batch: bool = False
-    title: str = ""
+    module: str | None  # where it is; None: a form of ExCB's own B, in `excb.method`
+    class_name: str = ""  # its class there
+    options: tuple[str, ...] = ()  # the fields of `MethodSettings` that the class takes, in this order
+    bounded: bool = False  # it keeps similarities in [-1, 1], so `method.winner_gain` and `method.clamp` make sense
+    whole_batch: bool = False  # it must see the whole batch at once, so `efficiency.accumulate` must be 1
+    title: str = ""  # in the study `balancers`; without one it is not part of the study
 
     def build(self, settings: Any) -> Any:
         """Make the balancer with the options that `MethodSettings` hold."""

@@ -3,7 +3,6 @@
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,34 +32,12 @@ class Row(NamedTuple):
     expected: str  # type and shape in the network, or ""
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How far tensors cover a network.
-
-    Args:
-        expected: number of tensors the network has.
-        rows: those that are not as they should be, for a table.
-    """
-
-    expected: int
-    rows: tuple[Row, ...]
-
-    @property
-    def full(self) -> bool:
-        """Whether every tensor of the network is there in its shape, and nothing else."""
-        return not self.rows
-
-    def of(self, kind: str) -> list[Row]:
-        """The rows of one kind."""
-        return [row for row in self.rows if row.kind == kind]
-
-
 class CoverageError(UserError):
-    """A file that does not cover a network wholly; `coverage` has the whole table."""
+    """A file that does not cover a network wholly; `rows` has every tensor that is not as it should be."""
 
-    def __init__(self, message: str, coverage: Coverage) -> None:
+    def __init__(self, message: str, rows: Sequence[Row]) -> None:
         super().__init__(message)
-        self.coverage = coverage
+        self.rows = rows
 
 
 def blueprint(architecture: Architecture) -> dict[str, Tensor]:
@@ -96,8 +73,8 @@ def _length(names: Iterable[str], pattern: str) -> int:
     return max((1 + int(match[1]) for name in names if (match := re.match(pattern, name))), default=0)
 
 
-def cover(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], spare: Sequence[str] = ()) -> Coverage:
-    """Compare tensors with those of a network.
+def cover(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], spare: Sequence[str] = ()) -> list[Row]:
+    """Every tensor that is not as a network needs it; none where tensors cover it, and nothing else.
 
     Args:
         tensors: of the file.
@@ -117,7 +94,7 @@ def cover(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], spare: Se
                 rows.append(Row("misshapen", name, _described(value), _described(wanted[name])))
         elif not name.startswith(tuple(spare)):
             rows.append(Row("unexpected", name, _described(value), ""))
-    return Coverage(len(wanted), tuple(rows))
+    return rows
 
 
 def _described(tensor: Tensor) -> str:
@@ -147,37 +124,41 @@ def own(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, source: 
 
 
 def coverage_error(
-    coverage: Coverage, tensors: Mapping[str, Tensor], architecture: Architecture, *, source: str
+    rows: Sequence[Row], tensors: Mapping[str, Tensor], architecture: Architecture, *, expected: int, source: str
 ) -> CoverageError:
     """The refusal of a file that does not cover a network: one line with counts, first names and likeliest cause."""
     parts = []
     for kind in ("missing", "unexpected", "misshapen"):
-        if rows := coverage.of(kind):
-            names = [f"{r.name} {r.found} for {r.expected}" if kind == "misshapen" else r.name for r in rows]
-            parts.append(f"{len(rows)} {kind} ({few(names)})")
+        of_kind = [row for row in rows if row.kind == kind]
+        names = [f"{r.name} {r.found} for {r.expected}" if kind == "misshapen" else r.name for r in of_kind]
+        if names:
+            parts.append(f"{len(names)} {kind} ({few(names)})")
     return CoverageError(
-        f"{source} does not cover {architecture.name}'s {coverage.expected} tensors, nothing was loaded: "
-        f"{'; '.join(parts)}; likeliest cause: {_cause(coverage, tensors, architecture)}",
-        coverage,
+        f"{source} does not cover {architecture.name}'s {expected} tensors, nothing was loaded: "
+        f"{'; '.join(parts)}; likeliest cause: {_cause(rows, tensors, architecture)}",
+        rows,
     )
 
 
-def _cause(coverage: Coverage, tensors: Mapping[str, Tensor], architecture: Architecture) -> str:
-    missing, unexpected, misshapen = (coverage.of(kind) for kind in ("missing", "unexpected", "misshapen"))
+def _cause(rows: Sequence[Row], tensors: Mapping[str, Tensor], architecture: Architecture) -> str:
+    kinds = {row.kind for row in rows}
     theirs = recognise(tensors) or architecture
     causes = (
         (
-            any(_transposed(row) for row in misshapen),
+            any(row.kind == "misshapen" and _transposed(row) for row in rows),
             "transposed kernels, as TensorFlow and JAX store them: convert the file to PyTorch first",
         ),
         (_same_name(theirs) != _same_name(architecture), f"wrong --arch: these are tensors of {theirs.name}"),
         (
-            [row.name for row in coverage.rows] == ["pos_embed"],
+            [row.name for row in rows] == ["pos_embed"],
             "a ViT for images of another size: use excb-zoo import --arch with timm's name of that size",
         ),
-        (bool(misshapen), "another network with the same names, wider or narrower: use excb-zoo import --arch"),
-        (not unexpected, "the file is incomplete, or --arch is a larger network"),
-        (not missing, "the file holds another network, or more than one: use excb-zoo import --arch or --layout"),
+        ("misshapen" in kinds, "another network with the same names, wider or narrower: use excb-zoo import --arch"),
+        ("unexpected" not in kinds, "the file is incomplete, or --arch is a larger network"),
+        (
+            "missing" not in kinds,
+            "the file holds another network, or more than one: use excb-zoo import --arch or --layout",
+        ),
     )
     return next((cause for holds, cause in causes if holds), "wrong --arch, or an unknown layout")
 

@@ -32,10 +32,10 @@ def detectron2_name(name: str) -> str:
     Raises:
         UserError: the name is none of a torchvision ResNet's.
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise UserError(f"'{name}' is no tensor of a torchvision ResNet's backbone: Detectron2 has no name for it")
-    place = f"res{int(found['stage']) + 1}.{found['block']}" if found["stage"] else "stem"
-    layer = f"conv{found['number']}" if found["number"] else "shortcut"
-    is_norm = found["kind"] == "bn" or found["part"] == "1"
-    return f"{place}.{layer}{'.norm' if is_norm else ''}.{found['leaf']}"
+    place = f"res{int(match['stage']) + 1}.{match['block']}" if match["stage"] else "stem"
+    layer = f"conv{match['number']}" if match["number"] else "shortcut"
+    is_norm = match["kind"] == "bn" or match["part"] == "1"
+    return f"{place}.{layer}{'.norm' if is_norm else ''}.{match['leaf']}"

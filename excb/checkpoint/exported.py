@@ -140,17 +140,8 @@ def read(folder: Path) -> Stored:
     return Stored(folder / WEIGHTS, tensors, architecture, preprocessing, facts=block)
 
 
-def read_heads(folder: Path) -> dict[str, Tensor] | None:
-    """Read the heads of both networks and s beside a backbone, named as in `excb.method.ExCB`; None without any.
-
-    Raises:
-        UserError: they are damaged, or not those in config.json.
-    """
-    return read_part(folder, HEADS)
-
-
 def read_part(folder: Path, name: str) -> dict[str, Tensor] | None:
-    """Read one of a folder's safetensors files, such as `SELFTEST`; None where there is none of that name.
+    """Read one of a folder's safetensors files, such as `SELFTEST` or `HEADS`; None if it has no file of that name.
 
     Raises:
         UserError: it is damaged, or not the one in config.json.
@@ -190,9 +181,9 @@ def _read_tensors(file: Path, config: dict[str, Any]) -> dict[str, Tensor] | Non
             raise UserError(f"{file} is missing, but {CONFIG} lists it: export it again or fetch it again")
         return None
     try:
-        if hashes is not None and (found := sha256_of(file)) != stated:
+        if hashes is not None and (actual := sha256_of(file)) != stated:
             raise UserError(
-                f"{file} is damaged or another file (sha256 {found}, but {CONFIG} says {stated}): export it again or "
+                f"{file} is damaged or another file (sha256 {actual}, but {CONFIG} says {stated}): export it again or "
                 "fetch it again"
             )
         return load_file(file)

@@ -55,24 +55,24 @@ def heads_of_authors(dictionaries: Dictionaries) -> dict[str, Tensor]:
     Centroids are the directions of a weight-normalised layer whose lengths stay one. Their teacher averages a predictor
     that nothing uses: ours has none. s is kept with a drift of rounding in its sum, which every use of it divides out.
     """
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for network in ("student", "teacher"):
         heads = Place((network,), "classifier.").cut(dictionaries)
         norm = any(name.startswith("predictor_activation.") for name in heads)  # a BatchNorm before the predictor
         for name, value in heads.items():
             match name.split("."):
                 case ["centroid_layer", "weight_v"]:
-                    found[f"{network}.centroids.weight"] = value
+                    renamed[f"{network}.centroids.weight"] = value
                 case ["projector", "mlp", *rest]:
-                    found[".".join([network, "projector", *rest])] = value
+                    renamed[".".join([network, "projector", *rest])] = value
                 case ["predictor_activation", *rest] if network == "student":
-                    found[".".join([network, "predictor", "0", *rest])] = value
+                    renamed[".".join([network, "predictor", "0", *rest])] = value
                 case ["predictor", "mlp", layer, *rest] if network == "student" and layer.isdecimal():
-                    found[".".join([network, "predictor", str(int(layer) + norm), *rest])] = value
+                    renamed[".".join([network, "predictor", str(int(layer) + norm), *rest])] = value
     if (center := dictionaries.get(("criterion",), {}).get("center")) is not None:
         sizes = center.float().flatten()
-        found["sizes"] = sizes / sizes.sum()
-    return found
+        renamed["sizes"] = sizes / sizes.sum()
+    return renamed
 
 
 def heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ def heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
     `gain`.
     A head with BatchNorm (`use_bn_in_head`), which no published file has, is left out: it is none of `excb.heads`.
     """
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for network in ("student", "teacher"):
         heads = Place((network,), "head.").cut(dictionaries)
         if any(name.endswith(".running_mean") for name in heads):
@@ -90,12 +90,12 @@ def heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
         for name, value in heads.items():
             match name.split("."):
                 case ["mlp", *rest]:
-                    found[".".join([network, "projector", *rest])] = value
+                    renamed[".".join([network, "projector", *rest])] = value
                 case ["last_layer", "weight_v"]:
-                    found[f"{network}.centroids.weight"] = value
+                    renamed[f"{network}.centroids.weight"] = value
                 case ["last_layer", "weight_g"] if not bool((value == 1).all()):
-                    found[f"{network}.gain"] = value.flatten()
-    return found
+                    renamed[f"{network}.gain"] = value.flatten()
+    return renamed
 
 
 USUAL = Preprocessing()
@@ -103,34 +103,21 @@ USUAL = Preprocessing()
 
 @dataclass(frozen=True)
 class Layout:
-    """How one kind of file names its tensors.
+    """How one kind of file names its tensors."""
 
-    Args:
-        name: of the layout.
-        teacher: places of the network that is evaluated, the first that exists is taken.
-        student: places of the other network; empty where files hold only one.
-        keys: of the outermost dictionary that identify this layout.
-        marks: how names beside the network's begin that identify this layout.
-        others: how names beside the network's may begin; "" is anything.
-        spare: how names of the network's own heads begin, besides classifiers.
-        renames: beginnings of names and what they become.
-        attention_heads: of ViTs by width, where they are not timm's.
-        heads_of: gives the trained heads of a file by our names (see `excb.hub.trained_heads.Heads`); None if files
-            have none that we read.
-        preprocessing: that the authors evaluate with.
-    """
-
-    name: str
-    teacher: tuple[str, ...]
-    student: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    spare: tuple[str, ...] = ()
-    renames: Mapping[str, str] = field(default_factory=dict)
-    attention_heads: Mapping[int, int] = field(default_factory=dict)
+    name: str  # of the layout
+    teacher: tuple[str, ...]  # places of the network that is evaluated, the first that exists is taken
+    student: tuple[str, ...] = ()  # places of the other network; empty where files hold only one
+    keys: tuple[str, ...] = ()  # of the outermost dictionary that identify this layout
+    marks: tuple[str, ...] = ()  # how names beside the network's begin that identify this layout
+    others: tuple[str, ...] = ()  # how names beside the network's may begin; "" is anything
+    spare: tuple[str, ...] = ()  # how names of the network's own heads begin, besides classifiers
+    renames: Mapping[str, str] = field(default_factory=dict)  # beginnings of names and what they become
+    attention_heads: Mapping[int, int] = field(default_factory=dict)  # of ViTs by width, where they are not timm's
+    # Gives the trained heads of a file by our names (see `excb.hub.trained_heads.Heads`); None if files have none that
+    # we read.
     heads_of: Callable[[Dictionaries], dict[str, Tensor]] | None = None
-    preprocessing: Preprocessing = USUAL
+    preprocessing: Preprocessing = USUAL  # that the authors evaluate with
 
 
 _STD_228 = Preprocessing(std=(0.228, 0.224, 0.225))  # SwAV's, and so DeepCluster-v2's and ExCB's

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from excb.checkpoint import layout_table
-from excb.checkpoint.coverage import Coverage, blueprint, cover, coverage_error, own, recognise
+from excb.checkpoint.coverage import blueprint, cover, coverage_error, own, recognise
 from excb.checkpoint.layout_table import CLASSIFIERS, USUAL, Layout, Place
 from excb.checkpoint.locate import ORDER, File, Found, dictionaries_of, find, find_in_order
 from excb.checkpoint.stored import Stored, Which
@@ -47,18 +47,18 @@ def map_file(
         raise UserError(f"{source} holds no tensors by name: save the model's state_dict()")
     wanted = None if architecture is None else blueprint(architecture)
     file = File(str(source), contents, dictionaries, architecture, wanted, network)
-    known = _recognised(file) if layout is None else _named(layout)
+    known_layout = _recognised(file) if layout is None else _named(layout)
     search = find_in_order if layout == ORDER else find
-    found = search(file) if known is None else _map_known(known, file)
-    name = found.layout
-    if layout is None and name == "torchvision" and found.architecture.timm_name:
+    result = search(file) if known_layout is None else _map_known(known_layout, file)
+    name = result.layout
+    if layout is None and name == "torchvision" and result.architecture.timm_name:
         name = "timm"  # the same places
     return Stored(
         source,
-        own(found.tensors, found.wanted, source=file.source),
-        found.architecture,
-        known.preprocessing if known else USUAL,
-        _heads(known, file),
+        own(result.tensors, result.wanted, source=file.source),
+        result.architecture,
+        known_layout.preprocessing if known_layout else USUAL,
+        _heads(known_layout, file),
         {"network": network, "layout": name},
     )
 
@@ -67,11 +67,11 @@ def _named(name: str) -> Layout | None:
     """The layout of that name or place; None for "order"."""
     if ":" in name:
         return Layout(name, teacher=(name,), student=(name,), others=("",))
-    known = {layout.name: layout for layout in layout_table.LAYOUTS}
-    if name not in known and name != ORDER:
-        names = ", ".join([*known, ORDER])
-        raise UserError(f"no layout is called '{name}'{nearest_name(name, [*known, ORDER])}; there are {names}")
-    return known.get(name)
+    layouts = {layout.name: layout for layout in layout_table.LAYOUTS}
+    if name not in layouts and name != ORDER:
+        names = ", ".join([*layouts, ORDER])
+        raise UserError(f"no layout is called '{name}'{nearest_name(name, [*layouts, ORDER])}; there are {names}")
+    return layouts.get(name)
 
 
 def _recognised(file: File) -> Layout | None:
@@ -107,12 +107,11 @@ def _map_known(layout: Layout, file: File) -> Found:
     if patches is not None and patches.ndim and (heads := layout.attention_heads.get(len(patches))):
         architecture = Architecture(architecture.name, {"num_heads": heads} | architecture.options)
     wanted = file.wanted or blueprint(architecture)
-    coverage = cover(tensors, wanted, (*CLASSIFIERS, *layout.spare))
     beside = {name: value for name, value in file.dictionaries[place.path].items() if not name.startswith(place.prefix)}
-    coverage = Coverage(coverage.expected, coverage.rows + cover(beside, {}, layout.others).rows)
-    if not coverage.full:
-        raise coverage_error(coverage, tensors, architecture, source=file.source)
-    return Found(layout.name, place, tensors, architecture, wanted, coverage)
+    rows = cover(tensors, wanted, (*CLASSIFIERS, *layout.spare)) + cover(beside, {}, layout.others)
+    if rows:
+        raise coverage_error(rows, tensors, architecture, expected=len(wanted), source=file.source)
+    return Found(layout.name, place, tensors, architecture, wanted, rows)
 
 
 def _renamed(name: str, renames: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from excb.checkpoint.coverage import COUNTER, Coverage, blueprint, cover, coverage_error, few, recognise
+from excb.checkpoint.coverage import COUNTER, Row, blueprint, cover, coverage_error, few, recognise
 from excb.checkpoint.layout_table import CLASSIFIERS, Dictionaries, Place
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     tensors: dict[str, Tensor]
     architecture: Architecture
     wanted: dict[str, Tensor]
-    coverage: Coverage
+    rows: list[Row]  # what does not fit
 
 
 def dictionaries_of(contents: Any) -> Dictionaries:
@@ -111,15 +111,15 @@ def find(file: File) -> Found:
             cut = place.cut(file.dictionaries)
             if architecture := file.architecture or recognise(cut):
                 wanted = file.wanted or blueprint(architecture)
-                coverage = cover(cut, wanted, CLASSIFIERS)
-                candidates.append(Found(str(place), place, cut, architecture, wanted, coverage))
-    whole = [candidate for candidate in candidates if candidate.coverage.full]
-    if found := whole or list(_ordered(file)):
-        return _only(found, file)
+                rows = cover(cut, wanted, CLASSIFIERS)
+                candidates.append(Found(str(place), place, cut, architecture, wanted, rows))
+    whole = [candidate for candidate in candidates if not candidate.rows]
+    if matches := whole or list(_ordered(file)):
+        return _only(matches, file)
     if not candidates:
         raise file.unrecognisable(name for tensors in file.dictionaries.values() for name in tensors)
-    best = min(candidates, key=lambda candidate: len(candidate.coverage.rows))
-    raise coverage_error(best.coverage, best.tensors, best.architecture, source=file.source)
+    best = min(candidates, key=lambda candidate: len(candidate.rows))
+    raise coverage_error(best.rows, best.tensors, best.architecture, expected=len(best.wanted), source=file.source)
 
 
 def find_in_order(file: File) -> Found:
@@ -132,8 +132,8 @@ def find_in_order(file: File) -> Found:
         raise UserError(
             "tensors can be matched by their order only if the architecture is known: use excb-zoo import --arch"
         )
-    if found := list(_ordered(file)):
-        return _only(found, file)
+    if matches := list(_ordered(file)):
+        return _only(matches, file)
     raise UserError(
         f"{file.source} does not hold the tensors of {file.architecture.name} in its order: number, kinds and shapes "
         "must be equal"
@@ -150,9 +150,8 @@ def _ordered(file: File) -> Iterator[Found]:
         first, rest = kinds[: len(names)], kinds[len(names) :]
         if first == [_kind(name) for name in names] and rest in ([], ["weight"], ["weight", "bias"]):
             renamed = dict(zip(names, tensors.values(), strict=False))
-            coverage = cover(renamed, file.wanted)
-            if coverage.full:
-                yield Found(ORDER, Place(path, ""), renamed, file.architecture, file.wanted, coverage)
+            if not cover(renamed, file.wanted):
+                yield Found(ORDER, Place(path, ""), renamed, file.architecture, file.wanted, [])
 
 
 def _kind(name: str) -> str:

@@ -80,4 +80,4 @@ def _from_exported(folder: Path, network: Which, *, heads: bool) -> Stored:
     stated = checkpoint.facts.get("network", network)
     if stated != network and stated in ("teacher", "student"):
         raise UserError(f"{folder} holds the {stated}, not the {network}: load it from the run folder")
-    return replace(checkpoint, heads=exported.read_heads(folder) or {}) if heads else checkpoint
+    return replace(checkpoint, heads=exported.read_part(folder, exported.HEADS) or {}) if heads else checkpoint

@@ -42,7 +42,7 @@ def write(contents: dict[str, Any], file: Path) -> None:
     """
     import torch
 
-    with new_file(file, advice="earlier checkpoints are untouched") as made, made.open("wb") as stream:
+    with new_file(file, advice="earlier checkpoints are untouched") as temporary, temporary.open("wb") as stream:
         try:
             torch.save({"format": FORMAT, "version": VERSION} | contents, stream)
         except RuntimeError as error:

@@ -17,25 +17,17 @@ Which = Literal["teacher", "student"]
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint as read from disk, not yet built.
+    """A checkpoint as read from disk, not yet built."""
 
-    Args:
-        file: where the tensors come from.
-        tensors: of one backbone, by the names of its architecture.
-        architecture: of the backbone.
-        preprocessing: of its images.
-        heads: projectors, predictor, centroids and sizes, named as in `excb.method.ExCB`; empty where there are none.
-        facts: what else is known: network, step, epoch, recipe, layout, the catalogue's row.
-        contents: everything in a run's checkpoint; empty otherwise.
-    """
-
-    file: Path
-    tensors: dict[str, Tensor]
-    architecture: Architecture
-    preprocessing: Preprocessing
+    file: Path  # where the tensors come from
+    tensors: dict[str, Tensor]  # of one backbone, by the names of its architecture
+    architecture: Architecture  # of the backbone
+    preprocessing: Preprocessing  # of its images
+    # Projectors, predictor, centroids and sizes, named as in `excb.method.ExCB`; empty where there are none.
     heads: dict[str, Tensor] = field(default_factory=dict)
+    # What else is known: network, step, epoch, recipe, layout, the catalogue's row.
     facts: dict[str, Any] = field(default_factory=dict)
-    contents: dict[str, Any] = field(default_factory=dict)
+    contents: dict[str, Any] = field(default_factory=dict)  # everything in a run's checkpoint; empty otherwise
 
     @property
     def full(self) -> bool:

@@ -24,7 +24,7 @@ def config_for(architecture: Architecture, preprocessing: Preprocessing, width: 
     from timm.models import get_pretrained_cfg
 
     name = architecture.timm_name or architecture.name
-    known = get_pretrained_cfg(name)
+    cfg = get_pretrained_cfg(name)
     return {
         "architecture": name,
         "num_classes": 0,
@@ -38,8 +38,8 @@ def config_for(architecture: Architecture, preprocessing: Preprocessing, width: 
             "interpolation": preprocessing.interpolation,
             "crop_mode": "center",
             # For who asks timm for a classifier of their own, or for other input channels.
-            "classifier": known.classifier if known else None,
-            "first_conv": known.first_conv if known else None,
+            "classifier": cfg.classifier if cfg else None,
+            "first_conv": cfg.first_conv if cfg else None,
         },
         "model_args": _model_args(architecture),
     }
@@ -56,8 +56,8 @@ def _model_args(architecture: Architecture) -> dict[str, Any]:
     stated: dict[str, Any] = {}
     if getattr(network, "dynamic_img_size", False):
         stated["dynamic_img_size"] = True
-    if (known := get_pretrained_cfg(architecture.timm_name)) and known.fixed_input_size:
-        stated["img_size"] = known.input_size[1]  # timm would take the side in `input_size`, or a default of its own
+    if (cfg := get_pretrained_cfg(architecture.timm_name)) and cfg.fixed_input_size:
+        stated["img_size"] = cfg.input_size[1]  # timm would take the side in `input_size`, or a default of its own
     if isinstance(network, VisionTransformer):
         blocks: Any = network.blocks
         # No tensor's shape shows it: a ViT with another number of heads would take the weights too, and be wrong.
@@ -95,8 +95,8 @@ def block_of(config: dict[str, Any]) -> dict[str, Any]:
     if published.get("fixed_input_size") and not follows:
         if size := options.get("img_size"):
             height, width = (size, size) if isinstance(size, int) else size
-        known = get_pretrained_cfg(name)
-        if known is None or tuple(known.input_size[1:]) != (height, width):
+        cfg = get_pretrained_cfg(name)
+        if cfg is None or tuple(cfg.input_size[1:]) != (height, width):
             options["img_size"] = height
     if options.get("dynamic_img_size"):
         del options["dynamic_img_size"]  # `Architecture.build` always asks for it
@@ -120,6 +120,6 @@ def classifiers(name: str) -> tuple[str, ...]:
     """How the names of the tensors of an architecture's classifiers begin, such as ("fc.",)."""
     from timm.models import get_pretrained_cfg
 
-    known = get_pretrained_cfg(name.partition(".")[0])
-    found = (known.classifier if known else None) or ()
-    return tuple(f"{layer}." for layer in ((found,) if isinstance(found, str) else found))
+    cfg = get_pretrained_cfg(name.partition(".")[0])
+    names = (cfg.classifier if cfg else None) or ()
+    return tuple(f"{layer}." for layer in ((names,) if isinstance(names, str) else names))

@@ -148,15 +148,15 @@ def repeated(contents: Any) -> str | None:
 
 def _why_refused(file: Path, head: bytes, tail: bytes) -> str | None:
     """Why a file is refused that is of another kind by its first bytes, its last bytes or its name."""
-    known = head.startswith(b"PK\x03\x04") or _TORCH_PICKLE in head[:32] or _is_safetensors(file, head)
+    recognised = head.startswith(b"PK\x03\x04") or _TORCH_PICKLE in head[:32] or _is_safetensors(file, head)
     kinds = (
         (not head, "is empty: fetch it again"),
         (head.lstrip().lower().startswith(_HTML), _WEB_PAGE),
         *((head.startswith(start), reason) for start, reason in _SIGNATURES.items()),
         (tail == _TENSORFLOW_INDEX or _TENSORFLOW.fullmatch(file.name) is not None, _TENSORFLOW_REASON),
         (head[257:262] == b"ustar", "is a tar archive: unpack it and name the file inside"),
-        (head.startswith(b"\x80") and not known, _OTHER_PICKLE),
-        (not known, "is no checkpoint: expected a safetensors file or one that torch.save wrote"),
+        (head.startswith(b"\x80") and not recognised, _OTHER_PICKLE),
+        (not recognised, "is no checkpoint: expected a safetensors file or one that torch.save wrote"),
     )
     return next((reason for holds, reason in kinds if holds), None)
 
@@ -210,12 +210,12 @@ def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:
     """Why torch's unpickler refused a file, which it does before it runs anything."""
     import torch
 
-    found = re.search(r"GLOBAL ([^\s:]+)", message)
-    if found is None:
+    match = re.search(r"GLOBAL ([^\s:]+)", message)
+    if match is None:
         reason = re.search(r"Unpickler error: (.*)", message)
         what = reason[1].strip() if reason else message.partition("\n")[0]
         return UserError(f"{file} holds more than tensors and plain values, or is damaged ({what}): refused")
-    names = {found[1]}
+    names = {match[1]}
     if zipped:
         try:
             names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(file))

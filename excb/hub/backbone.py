@@ -16,26 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a loaded checkpoint.
+    """What is known of a loaded checkpoint."""
 
-    Args:
-        source: the file the weights came from.
-        architecture: of the built network.
-        network: which of ExCB's two networks it is; the paper evaluates the teacher.
-        step: optimization steps done.
-        epoch: epochs done.
-        recipe: every option it was trained with, by section; empty if unknown.
-        layout: of a foreign file, as it was recognised.
-        checkpoint: its row in the catalogue: licence, published figures and more; None if it has no row.
-    """
-
-    source: str
-    architecture: Architecture
-    network: str = "teacher"
-    step: int | None = None
-    epoch: float | None = None
+    source: str  # the file the weights came from
+    architecture: Architecture  # of the built network
+    network: str = "teacher"  # which of ExCB's two networks it is; the paper evaluates the teacher
+    step: int | None = None  # optimization steps done
+    epoch: float | None = None  # epochs done
+    # Every option it was trained with, by section; empty if unknown.
     recipe: dict[str, Any] = field(default_factory=dict)
-    layout: str | None = None
+    layout: str | None = None  # of a foreign file, as it was recognised
+    # Its row in the catalogue: licence, published figures and more; None if it has no row.
     checkpoint: Checkpoint | None = None
 
 

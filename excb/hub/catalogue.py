@@ -21,62 +21,38 @@ USERS = "catalogue.toml"  # in the zoo's folder
 
 @dataclass(frozen=True)
 class Figure:
-    """One published or measured figure.
+    """One published or measured figure."""
 
-    Args:
-        name: as result files call it, such as "linear_top1".
-        value: in percent.
-        source: who says so.
-    """
-
-    name: str
-    value: float
-    source: str
+    name: str  # as result files call it, such as "linear_top1"
+    value: float  # in percent
+    source: str  # who says so
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What is known of one checkpoint.
+    """What is known of one checkpoint."""
 
-    Args:
-        name: what `excb.load` takes.
-        method: that trained it, such as "ExCB".
-        architecture: of the backbone.
-        preprocessing: of its images.
-        source: "bundled", "imported", the address of the origin, "own run" or "unpublished".
-        aliases: other names.
-        locations: where the weights are, tried in order: "hf-hub:user/repo@revision" or "https://...".
-        digest: of the file at the origin, "sha256:HEX" or "md5:HEX"; fewer digits are a published prefix.
-        layout: of the file at the origin, a name in `excb.checkpoint.layouts`.
-        network: of a file that holds two: "teacher" or "student".
-        epochs: of pretraining; None is not stated.
-        batch: images a step; None is not stated.
-        crops: as "2x224+6x96"; None is not stated.
-        licence: of the weights; None is not stated.
-        redistributable: whether the licence lets others host the file.
-        figures: published, or measured by us; one of a name from each source.
-        globals: what reading the file needs besides tensors and plain values; see `excb.checkpoint.untrusted`.
-        note: what a user must know.
-    """
-
-    name: str
-    method: str
-    architecture: Architecture
-    preprocessing: Preprocessing
-    source: str
-    aliases: tuple[str, ...] = ()
+    name: str  # what `excb.load` takes
+    method: str  # that trained it, such as "ExCB"
+    architecture: Architecture  # of the backbone
+    preprocessing: Preprocessing  # of its images
+    source: str  # "bundled", "imported", the address of the origin, "own run" or "unpublished"
+    aliases: tuple[str, ...] = ()  # other names
+    # Where the weights are, tried in order: "hf-hub:user/repo@revision" or "https://...".
     locations: tuple[str, ...] = ()
+    # Of the file at the origin, "sha256:HEX" or "md5:HEX"; fewer digits are a published prefix.
     digest: str | None = None
-    layout: str | None = None
-    network: str = "teacher"
-    epochs: int | None = None
-    batch: int | None = None
-    crops: str | None = None
-    licence: str | None = None
-    redistributable: bool = False
-    figures: tuple[Figure, ...] = ()
+    layout: str | None = None  # of the file at the origin, a name in `excb.checkpoint.layouts`
+    network: str = "teacher"  # of a file that holds two: "teacher" or "student"
+    epochs: int | None = None  # of pretraining; None is not stated
+    batch: int | None = None  # images a step; None is not stated
+    crops: str | None = None  # as "2x224+6x96"; None is not stated
+    licence: str | None = None  # of the weights; None is not stated
+    redistributable: bool = False  # whether the licence lets others host the file
+    figures: tuple[Figure, ...] = ()  # published, or measured by us; one of a name from each source
+    # What reading the file needs besides tensors and plain values; see `excb.checkpoint.untrusted`.
     globals: tuple[str, ...] = ()
-    note: str = ""
+    note: str = ""  # what a user must know
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON and TOML; what is at its default is left out, figures are {source: {name: value}}."""
@@ -101,16 +77,12 @@ class Checkpoint:
         """
         values = {name: value for name, value in values.items() if value is not None}
         check(values)
-        given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        row: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        row["architecture"] = Architecture(**values["architecture"])
+        row["preprocessing"] = Preprocessing.from_dict(values.get("preprocessing", {}))
         figures = values.get("figures", {}).items()
-        return cls(
-            **given
-            | {
-                "architecture": Architecture(**values["architecture"]),
-                "preprocessing": Preprocessing.from_dict(values.get("preprocessing", {})),
-                "figures": tuple(Figure(name, value, source) for source, by in figures for name, value in by.items()),
-            }
-        )
+        row["figures"] = tuple(Figure(name, value, source) for source, by in figures for name, value in by.items())
+        return cls(**row)
 
 
 def checkpoints(home: Path | None = None) -> list[Checkpoint]:
@@ -123,17 +95,16 @@ def checkpoints(home: Path | None = None) -> list[Checkpoint]:
         home: the zoo's folder; None is the usual one.
     """
     rows: dict[str, Checkpoint] = {}
-    for known in (_bundled(), _users(home or usual_home())[0], _built_in()):
-        for name, row in known.items():
-            rows.setdefault(name, row)
+    for source in (_bundled(), _users(home or usual_home())[0], _built_in()):
+        rows |= {name: row for name, row in source.items() if name not in rows}
     return list(rows.values())
 
 
 def find(name: str, home: Path | None = None) -> Checkpoint | None:
     """The checkpoint of that name, else of that alias; None where there is none."""
     rows = checkpoints(home)
-    named = [row for row in rows if row.name == name] or [row for row in rows if name in row.aliases]
-    return named[0] if named else None
+    matches = [row for row in rows if row.name == name] or [row for row in rows if name in row.aliases]
+    return matches[0] if matches else None
 
 
 def damaged(home: Path | None = None) -> list[str]:
@@ -164,8 +135,8 @@ def _users(home: Path) -> tuple[dict[str, Checkpoint], list[str]]:
         except UserError as error:
             lines.append(f"{file}: {error}")
             continue
-        known = built_in.get(row.name)
-        if known is None or (known.architecture, known.preprocessing) != (row.architecture, row.preprocessing):
+        original = built_in.get(row.name)
+        if original is None or (original.architecture, original.preprocessing) != (row.architecture, row.preprocessing):
             rows[row.name] = replace(row, aliases=())  # they belong to the row that it was imported as
     try:
         tables = _tables(home / USERS)

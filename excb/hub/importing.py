@@ -20,17 +20,11 @@ from excb.remote.home import folder_of
 
 @dataclass(frozen=True)
 class Imported:
-    """A foreign file after its import, so that nobody needs to read and build it again.
+    """A foreign file after its import, so that nobody needs to read and build it again."""
 
-    Args:
-        folder: the exported folder.
-        stored: what `excb.checkpoint.reading.read` gives for that folder, with its heads.
-        network: built from it, in eval mode.
-    """
-
-    folder: Path
-    stored: Stored
-    network: nn.Module
+    folder: Path  # the exported folder
+    stored: Stored  # what `excb.checkpoint.reading.read` gives for that folder, with its heads
+    network: nn.Module  # built from it, in eval mode
 
 
 def import_file(

@@ -16,21 +16,14 @@ HUB, TIMM, WEB = "hf-hub:", "timm:", ("https://", "http://")
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a name leads to.
+    """What a name leads to."""
 
-    Args:
-        name: the checkpoint's, for messages.
-        path: on this machine; None if it must be fetched first.
-        locations: where to fetch it, in order: "hf-hub:...", "https://...", "timm:NAME" or a URL that fsspec reads.
-        import_as: the name that a fetched foreign file is imported under.
-        row: its row in the catalogue; None if it has no row.
-    """
-
-    name: str
-    path: Path | None = None
+    name: str  # the checkpoint's, for messages
+    path: Path | None = None  # on this machine; None if it must be fetched first
+    # Where to fetch it, in order: "hf-hub:...", "https://...", "timm:NAME" or a URL that fsspec reads.
     locations: tuple[str, ...] = ()
-    import_as: str = ""
-    row: Checkpoint | None = None
+    import_as: str = ""  # the name that a fetched foreign file is imported under
+    row: Checkpoint | None = None  # its row in the catalogue; None if it has no row
 
 
 def resolve(name: str | Path, *, network: Literal["teacher", "student"] = "teacher") -> Resolved:

@@ -91,11 +91,11 @@ def check(backbone: Backbone, stored: Mapping[str, Tensor]) -> None:
         PhotographError: the installed photographs are not the same ones, so nothing can be compared.
         UserError: the network or its preprocessing is a different one.
     """
-    found = expected(backbone)
+    computed = expected(backbone)
     kinds = {name: (value.shape, value.dtype) for name, value in stored.items()}
-    if any(kinds.get(name) != (value.shape, value.dtype) for name, value in found.items()):
+    if any(kinds.get(name) != (value.shape, value.dtype) for name, value in computed.items()):
         raise UserError("the self-test belongs to a network of another width or to another version: export again")
-    if not torch.equal(found["photographs"], stored["photographs"]):
+    if not torch.equal(computed["photographs"], stored["photographs"]):
         raise PhotographError(
             "photographs changed: cannot tell; scikit-image here has other pixels than at export: install another "
             "version of it"
@@ -105,17 +105,17 @@ def check(backbone: Backbone, stored: Mapping[str, Tensor]) -> None:
         ("colours", _largest, COLOUR, "images are prepared differently: mean, std, size or crop changed"),
         ("features", _relative, FEATURES, "images are prepared differently: size, crop or interpolation changed"),
     ):
-        apart = distance(found[name].double(), stored[name].double())
+        apart = distance(computed[name].double(), stored[name].double())
         if not apart <= allowed:  # nor NaN
             raise UserError(f"{meaning} ({name}: {apart:.1e} from what was stored, {allowed:.0e} allowed)")
 
 
-def _relative(found: Tensor, stored: Tensor) -> float:
-    return float(((found - stored).norm(dim=1) / stored.norm(dim=1).clamp_min(1e-30)).max())
+def _relative(computed: Tensor, stored: Tensor) -> float:
+    return float(((computed - stored).norm(dim=1) / stored.norm(dim=1).clamp_min(1e-30)).max())
 
 
-def _largest(found: Tensor, stored: Tensor) -> float:
-    return float((found - stored).abs().max())
+def _largest(computed: Tensor, stored: Tensor) -> float:
+    return float((computed - stored).abs().max())
 
 
 def _sha256(picture: Image.Image) -> Tensor:
@@ -124,12 +124,12 @@ def _sha256(picture: Image.Image) -> Tensor:
 
 def _plain_inputs(pictures: list[Image.Image], side: int) -> Tensor:
     """Inputs [N, 3, side, side] of about unit size, made by integers alone: each pixel is one of the photograph."""
-    chosen = []
+    inputs = []
     for picture in pictures:
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         rows, columns = (torch.arange(side) * size // side for size in pixels.shape[1:])
-        chosen.append(pixels[:, rows][:, :, columns])
-    return (torch.stack(chosen).float() - 128) / 64  # exact
+        inputs.append(pixels[:, rows][:, :, columns])
+    return (torch.stack(inputs).float() - 128) / 64  # exact
 
 
 @torch.no_grad()
@@ -171,8 +171,8 @@ def _as_initialised(network: nn.Module) -> bool:
     layers = [layer for layer in network.modules() if "Norm" in type(layer).__name__]
 
     def of(name: str) -> list[Tensor]:
-        found = (getattr(layer, name, None) for layer in layers)
-        return [tensor for tensor in found if isinstance(tensor, Tensor)]
+        values = (getattr(layer, name, None) for layer in layers)
+        return [tensor for tensor in values if isinstance(tensor, Tensor)]
 
     weights, biases, means, variances = map(of, ("weight", "bias", "running_mean", "running_var"))
     untrained = all(bool(((w == 0) | (w == 1)).all()) for w in weights) and not any(bool(b.any()) for b in biases)

@@ -28,8 +28,8 @@ def read(name: str) -> Stored:
 
     architecture = Architecture(name)
     try:
-        known = timm.models.get_pretrained_cfg(name.removeprefix(PREFIX))
-        copy = kept_copy(known.hf_hub_id, Reporter()) if known is not None and known.hf_hub_id else None
+        cfg = timm.models.get_pretrained_cfg(name.removeprefix(PREFIX))
+        copy = kept_copy(cfg.hf_hub_id, Reporter()) if cfg is not None and cfg.hf_hub_id else None
         overlay = None if copy is None else {"file": str(copy), "custom_load": False}
         published = timm.create_model(
             name.removeprefix(PREFIX), pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay

@@ -94,7 +94,7 @@ def _network(tensors: Mapping[str, Tensor], network: str) -> NetworkHeads | None
 def _mlp(tensors: Mapping[str, Tensor], prefix: str) -> MLP | None:
     """An MLP with the shapes of its tensors: matrices are of Linear layers, lone vectors of BatchNorms."""
     named = re.compile(re.escape(prefix) + r"(\d+)\.weight")
-    weights = {int(found[1]): tensor for name, tensor in tensors.items() if (found := named.fullmatch(name))}
+    weights = {int(match[1]): tensor for name, tensor in tensors.items() if (match := named.fullmatch(name))}
     linear = [index for index in sorted(weights) if weights[index].ndim == 2]
     if not linear:
         return None

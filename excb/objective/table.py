@@ -5,29 +5,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss that `method.loss` names.
+    """A loss that `method.loss` names."""
 
-    Args:
-        module: it has a function of the loss's name with the signature of `excb.objective.loss.cross_entropy`.
-        probabilities: it reads p_t as a matrix, `plain.Assignment.probabilities`, so all backends but plain are out.
-    """
-
-    module: str
+    module: str  # it has a function of the loss's name with the signature of `excb.objective.loss.cross_entropy`
+    # It reads p_t as a matrix, `plain.Assignment.probabilities`, so all backends but plain are out.
     probabilities: bool = True
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute assignments and the cross-entropy that `efficiency.objective` names.
+    """A way to compute assignments and the cross-entropy that `efficiency.objective` names."""
 
-    Args:
-        module: it has the functions of `excb.objective.scores.Operations` (plain has its own). Where it cannot score
-            all rows it also has `obstacle(rows)`, which says why.
-        precision: the only `efficiency.precision` that it takes; None: any.
-    """
-
+    # It has the functions of `excb.objective.scores.Operations` (plain has its own). Where it cannot score all rows it
+    # also has `obstacle(rows)`, which says why.
     module: str
-    precision: str | None = None
+    precision: str | None = None  # the only `efficiency.precision` that it takes; None: any
 
 
 LOSSES = {

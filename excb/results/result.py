@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,6 +14,7 @@ from typing import Any
 from excb.errors import UserError
 from excb.files import json_text
 from excb.results import rules
+from excb.version import __version__
 
 SCHEMA = 2
 
@@ -21,10 +23,10 @@ def environment() -> dict[str, Any]:
     """Versions and hardware that figures were measured with."""
     import torch
 
-    from excb.version import __version__
-
-    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu-cu12")
-    versions = {name: metadata.version(name) for name in packages if _installed(name)}
+    versions = {}
+    for name in ("torch", "torchvision", "timm", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu-cu12"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     return {
         "excb": __version__,
@@ -35,50 +37,28 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One evaluation's figures.
+    """One evaluation's figures."""
 
-    Args:
-        protocol: name of the protocol, such as "knn".
-        figures: percentages by name, such as {"knn_top1_k20": 57.3}.
-        settings: every setting of the protocol.
-        checkpoint: what was evaluated.
-        data: the image sets, with their hashes.
-        seconds: wall time.
-        intervals: 95 % intervals of figures, in percent.
-        per_class: percent by class name, for every top-1 figure; None for classes without test images.
-        notes: what a reader of the figures must know, such as that a setting was chosen on the test images.
-        predictions: name and sha256 of the file beside this one that holds every image's prediction.
-        claims: what `excb-eval reproduce` found of published figures, by the claim's id: "verdict", "claimed" as
-            printed, "measured", "tolerance" and "why".
-    """
-
-    protocol: str
-    figures: dict[str, float]
-    settings: dict[str, Any]
-    checkpoint: dict[str, Any]
-    data: dict[str, Any]
-    seconds: float
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    protocol: str  # name of the protocol, such as "knn"
+    figures: dict[str, float]  # percentages by name, such as {"knn_top1_k20": 57.3}
+    settings: dict[str, Any]  # every setting of the protocol
+    checkpoint: dict[str, Any]  # what was evaluated
+    data: dict[str, Any]  # the image sets, with their hashes
+    seconds: float  # wall time
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # 95 % intervals of figures, in percent
+    # Percent by class name, for every top-1 figure; None for classes without test images.
     per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    # What a reader of the figures must know, such as that a setting was chosen on the test images.
     notes: list[str] = field(default_factory=list)
+    # Name and sha256 of the file beside this one that holds every image's prediction.
     predictions: dict[str, str] = field(default_factory=dict)
+    # What `excb-eval reproduce` found of published figures, by the claim's id: "verdict", "claimed" as printed,
+    # "measured", "tolerance" and "why".
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     schema: int = SCHEMA
-    created: str = field(default_factory=_now)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     environment: dict[str, Any] = field(default_factory=environment)
 
     @property
@@ -125,8 +105,8 @@ class Result:
             raise UserError(f"{source} has schema {values['schema']}, not {SCHEMA}: evaluate again with this version")
         named = values.pop("protocol_hash", None)
         values.setdefault("claims", {})
-        if values.keys() != {entry.name for entry in fields(cls)}:
-            odd = ", ".join(sorted(values.keys() ^ {entry.name for entry in fields(cls)}))
+        if different := sorted(values.keys() ^ {entry.name for entry in fields(cls)}):
+            odd = ", ".join(different)
             raise UserError(f"{source} lacks or adds fields of schema {SCHEMA} ({odd}): evaluate again")
         if wrong := rules.wrong_field(values):
             raise UserError(f"{source}: {wrong} is not of the form that `excb-eval` writes: evaluate again")

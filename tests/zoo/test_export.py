@@ -86,7 +86,7 @@ def test_exported_folder_gives_the_features_of_its_run(
 
 @pytest.mark.parametrize("network", ["teacher", "student"])
 def test_heads_of_both_networks_and_sizes_go_with_it(tiny: Path, tmp_path: Path, network: Any) -> None:
-    found = exported.read_heads(export(str(tiny), tmp_path / "exported", network=network))
+    found = exported.read_part(export(str(tiny), tmp_path / "exported", network=network), exported.HEADS)
     model = run_checkpoint.read(tiny / "checkpoints" / "step-10.pt")["model"]
     expected = {name: value for name, value in model.items() if ".backbone." not in name}
     assert {"sizes", "student.centroids.weight", "teacher.centroids.weight", "student.predictor.1.weight"} <= set(

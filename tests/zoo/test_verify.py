@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def states(name: str | Path) -> dict[str, str]:
-    return {row.check: row.state for row in verify(str(name), Reporter(quiet=True)).rows}
+    return {row.check: row.state for row in verify(str(name), Reporter(quiet=True))}
 
 
 def rehash(folder: Path, change: Callable[[dict[str, Any]], object] = lambda _config: None) -> None:
@@ -103,12 +103,13 @@ def test_a_missing_tensor_fails_coverage(folder: Path) -> None:
     assert states(folder) == {"sha256": "ok", "coverage": "failed"}
 
 
-def test_without_a_self_test_it_cannot_pass(folder: Path) -> None:
+def test_without_a_self_test_it_cannot_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "selftest.safetensors").unlink()
     assert states(folder) == {"sha256": "failed"}
     rehash(folder)
     assert states(folder) == {"sha256": "ok", "coverage": "ok", "self-test": "cannot", "trained": "ok"}
-    assert not verify(str(folder), Reporter(quiet=True)).passed
+    assert main(["verify", str(folder)]) == 2
+    assert "did not pass" in capsys.readouterr().err
 
 
 def test_a_run_has_neither_hashes_nor_self_test(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         reporter.table(
             f"What does not fit in {options.file.name}",
             ["", "tensor", "in the file", "in the network"],
-            error.coverage.rows,
+            error.rows,
         )
         raise
     reporter.note(f'wrote {imported.folder}: load it with excb.load("{options.name}")')

@@ -30,13 +30,13 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("name a checkpoint to verify, or everything on this machine with --all")
     reporter = Reporter()
     verifications = {name: verify(name, reporter) for name in names}
-    rows = [[name, *row] for name, verification in verifications.items() for row in verification.rows]
+    rows = [[name, *check] for name, checks in verifications.items() for check in checks]
     if options.json:
         keys = ("checkpoint", "check", "state", "what")
         reporter.answer(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2))
     else:
         reporter.table("Verification", ["checkpoint", "check", "state", "what was found"], rows)
-    if failed := [name for name, verification in verifications.items() if not verification.passed]:
+    if failed := [name for name, checks in verifications.items() if any(check.state != "ok" for check in checks)]:
         raise UserError(f"{', '.join(failed)} did not pass: see the table; fetch or export again")
     return 0
 

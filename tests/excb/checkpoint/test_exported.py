@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def test_timms_own_folder_without_its_classifier(tmp_path: Path) -> None:
     network.load_state_dict(found.tensors, strict=True)
     theirs.reset_classifier(0)
     assert torch.equal(features(network, pictures(2, 224)), features(theirs.eval(), pictures(2, 224)))
-    assert exported.read_heads(tmp_path) is None
+    assert exported.read_part(tmp_path, exported.HEADS) is None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -244,14 +245,14 @@ def test_facts_of_a_folder_that_was_read_are_those_of_the_next(tmp_path: Path) -
 
 def test_heads_lie_beside_the_backbone(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder")
-    heads = exported.read_heads(folder)
+    heads = exported.read_part(folder, exported.HEADS)
     assert heads is not None
     assert sorted(heads) == ["sizes", "student.centroids.weight"]
     assert torch.equal(heads["student.centroids.weight"], torch.eye(3))
     assert exported.read(folder).tensors.keys() == {"a", "b"}
     write(folder, heads=None)
     assert names(folder) == ["config.json", "model.safetensors"]
-    assert exported.read_heads(folder) is None
+    assert exported.read_part(folder, exported.HEADS) is None
 
 
 def test_tensors_of_any_kind_are_written_as_they_are(tmp_path: Path) -> None:
@@ -377,7 +378,7 @@ def test_every_changed_byte_is_found_before_the_file_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder = write(tmp_path / "folder")
-    read = exported.read if name == "model.safetensors" else exported.read_heads
+    read = exported.read if name == exported.WEIGHTS else partial(exported.read_part, name=exported.HEADS)
     whole = (folder / name).read_bytes()
     changed = [whole[:end] for end in (0, 4, 8, 40, len(whole) - 1)]
     changed += [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 29)]
@@ -414,7 +415,7 @@ def test_files_of_two_exports_do_not_mix(tmp_path: Path) -> None:
     first, second = write(tmp_path / "first"), write(tmp_path / "second", tensors={"c": torch.ones(1)}, heads=None)
     (second / "excb_head.safetensors").write_bytes((first / "excb_head.safetensors").read_bytes())
     with pytest.raises(UserError, match=r"excb_head\.safetensors is damaged or another file .* says None"):
-        exported.read_heads(second)
+        exported.read_part(second, exported.HEADS)
     (first / "model.safetensors").write_bytes((second / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match=r"model\.safetensors is damaged or another file"):
         exported.read(first)
@@ -424,7 +425,7 @@ def test_missing_files(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder")
     (folder / "excb_head.safetensors").unlink()
     with pytest.raises(UserError, match=r"excb_head\.safetensors is missing, but config\.json lists it"):
-        exported.read_heads(folder)
+        exported.read_part(folder, exported.HEADS)
     assert exported.read(folder).tensors.keys() == {"a", "b"}
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"model\.safetensors is missing, but config\.json lists it"):

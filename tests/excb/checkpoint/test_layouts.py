@@ -500,7 +500,7 @@ def test_heads_of_full_files_of_dino(evaluated: Tensors, other: Tensors, learned
         contents[network] = under(f"{place}backbone.", tensors) | under(f"{place}head.", head)
     rows = torch.randn(5, 512, generator=random)
     for mapped in (map_file(contents, source=Path("it")), map_file(contents, source=Path("it"), network="student")):
-        found = Heads.of(mapped.heads, source=Path("it"))
+        found = Heads.of(mapped.heads, source="it")
         for name, built in (("student", found.student), ("teacher", found.teacher)):
             assert built is not None
             head = {key.removeprefix("module."): value for key, value in contents[name].items()}
