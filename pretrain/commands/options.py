@@ -25,8 +25,8 @@ def add_overrides(parser: Parser) -> None:
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values that replace the recipe's")
 
 
-def add_images(parser: Parser) -> None:
-    """The training images."""
+def add_run(parser: Parser) -> None:
+    """A run: `show` and `plan` take the same options as training, so that one more word checks a command line."""
     parser.add_argument(
         "--data",
         metavar="DIR",
@@ -34,11 +34,6 @@ def add_images(parser: Parser) -> None:
         "hf-stream:ID; labels are used for figures only",
     )
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
-
-
-def add_run(parser: Parser) -> None:
-    """A run: `show` and `plan` take the same options as training, so that one more word checks a command line."""
-    add_images(parser)
     parser.add_argument(
         "--out", type=run_place, metavar="RUN", help="the run folder, also s3://... or gs://... (default: runs/RECIPE)"
     )

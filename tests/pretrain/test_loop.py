@@ -302,7 +302,7 @@ def test_going_on_from_a_full_checkpoint(images: Path, finished: Path, tmp_path:
     recipe = apply(recipe, ["method.clusters=10"])
     model = build_model(recipe)
     fresh = model.student.centroids.weight.clone()
-    assert "centroids and s start anew" in start_from(model, recipe, scan_folder(images))
+    assert "centroids and s start from scratch" in start_from(model, recipe, scan_folder(images))
     assert torch.equal(model.student.centroids.weight, fresh)
     assert_same(model.state_dict()["student.projector.0.weight"], source["student.projector.0.weight"])
 
@@ -337,7 +337,7 @@ def test_going_on_with_another_balancer(images: Path, finished: Path, tmp_path: 
 
     back = apply(same, [f"init={finished}"])
     model = build_model(back)
-    assert "the balancer start anew" in start_from(model, back, scan_folder(images))
+    assert "the balancer start from scratch" in start_from(model, back, scan_folder(images))
     assert_same(model.sizes, newest(finished)["model"]["sizes"])
 
 
