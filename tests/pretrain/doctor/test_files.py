@@ -44,7 +44,7 @@ def test_a_file_without_a_header(folder: Path, content: bytes) -> None:
     findings = judged(folder)
     assert findings["headers"].verdict == "warning"  # one of twenty, 6 % are max_share
     assert [name.partition(" ")[0] for name in findings["headers"].names] == ["class1/3.png"]
-    assert findings["pixels"].verdict == "ok"  # told once
+    assert findings["pixels"].verdict == "ok"  # reported once
     assert judged(folder, max_share=0.01)["headers"].verdict == "error"
 
 

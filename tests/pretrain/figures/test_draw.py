@@ -245,6 +245,6 @@ def test_mistakes_are_one_line(run: Path, images: Path, tmp_path: Path, capsys: 
     assert draw(*tsne_of_two, "--out", images / "class0" / "x.png") == 2
     assert "among the images" in capsys.readouterr().err
     assert draw(*tsne_of_two, "--out", exported / "x.png") == 2
-    told = capsys.readouterr().err
-    assert "cannot write in" in told
-    assert "t-SNE of" not in told  # minutes of it, on large sets
+    messages = capsys.readouterr().err
+    assert "cannot write in" in messages
+    assert "t-SNE of" not in messages  # minutes of it, on large sets

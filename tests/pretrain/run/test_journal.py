@@ -126,7 +126,7 @@ def test_curves_are_drawn_with_and_without_labels(tmp_path: Path) -> None:
 
 
 class StubWandb(types.ModuleType):
-    """Stands in for Weights & Biases: remembers what it is told."""
+    """Stands in for Weights & Biases: remembers its input."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
