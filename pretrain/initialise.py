@@ -96,9 +96,8 @@ def _continue(model: ExCB, checkpoint: stored.Stored, images: Images) -> str:
     parts += ["the balancer"] if balance & fresh and "sizes" not in fresh else []
     parts += ["predictor"] if any("predictor" in name for name in fresh) else []
     reset = " and ".join(part for part in parts if part)
-    return f"both networks from {checkpoint.file}" + (
-        f"; {reset} start from scratch" if reset else ", centroids and s too"
-    )
+    rest = f"; {reset} start from scratch" if reset else ", centroids and s too"
+    return f"both networks from {checkpoint.file}{rest}"
 
 
 def _describe(architecture: Architecture) -> str:

@@ -71,7 +71,9 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         UserError: no recipe is named, or an override is wrong.
     """
     with rank0_reports():
-        return overrides.apply(named_recipe(options), [*_gpu_overrides(options.gpus), *options.overrides])
+        check_gpus(options.gpus)
+        device = [] if options.gpus is None else [f"efficiency.device={'cuda' if options.gpus else 'cpu'}"]
+        return overrides.apply(named_recipe(options), [*device, *options.overrides])
 
 
 def named_recipe(options: argparse.Namespace) -> Recipe:
@@ -103,11 +105,3 @@ def check_gpus(gpus: int | None) -> None:
     """Raise UserError for a negative `--gpus`."""
     if gpus is not None and gpus < 0:
         raise UserError("--gpus takes 0 (the CPU) or more")
-
-
-def _gpu_overrides(gpus: int | None) -> list[str]:
-    """`--gpus` as overrides, which come before the user's own."""
-    check_gpus(gpus)
-    if gpus is None:
-        return []
-    return ["efficiency.device=cuda" if gpus else "efficiency.device=cpu"]

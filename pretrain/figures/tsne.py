@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from excb.charts.style import distinct_styles, new_figure
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub import loading
-from excb.hub.backbone import Backbone
 from excb.images.image_set import ImageSet
 from excb.images.scanning import refuse_among, scan_folder
 from excb.method import unit
@@ -101,10 +100,14 @@ def embed(
         refuse_among(images, file.parent)
     wanted = list(IMAGENET_10) if classes is None else list(dict.fromkeys(classes))
     indices = choose(images, wanted, each=each)
-    network = _projected(name).to(device)
+    backbone = loading.load(name, heads=True)
+    assert backbone.heads is not None
+    if backbone.heads.teacher is None:
+        raise UserError(f"{name} has no teacher heads: name a run folder or a full checkpoint")
+    network = nn.Sequential(backbone, backbone.heads.teacher.projector).eval().to(device)
     with reporter.progress("projected features", len(indices)) as bar:
         features = extract(
-            network, Inputs(images, network.transform, chosen=indices), device=device, progress=bar.advance
+            network, Inputs(images, backbone.transform, chosen=indices), device=device, progress=bar.advance
         )
     for path, reason in features.broken.items():
         reporter.warn(f"{path} cannot be read ({reason}) and is skipped")
@@ -118,26 +121,6 @@ def embed(
     points = layout.fit_transform(unit(features.rows).numpy())
     labels = np.array([index[int(label)] for label in images.labels[features.samples.numpy()]])
     return Plane(points, labels, [IMAGENET_10.get(name, name) for name in wanted])
-
-
-class _Projected(nn.Module):
-    """h(f(x)) of a loaded checkpoint, with its preprocessing."""
-
-    def __init__(self, backbone: Backbone, projector: nn.Module) -> None:
-        super().__init__()
-        self.backbone, self.projector, self.transform = backbone, projector, backbone.transform
-
-    def forward(self, images: Tensor) -> Tensor:
-        projected: Tensor = self.projector(self.backbone(images))
-        return projected
-
-
-def _projected(name: str) -> _Projected:
-    backbone = loading.load(name, heads=True)
-    assert backbone.heads is not None
-    if backbone.heads.teacher is None:
-        raise UserError(f"{name} has no teacher heads: name a run folder or a full checkpoint")
-    return _Projected(backbone, backbone.heads.teacher.projector).eval()
 
 
 def tsne(plane: Plane) -> "Figure":
