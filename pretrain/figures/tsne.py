@@ -13,6 +13,7 @@ from excb.charts.style import distinct_styles, new_figure
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub import loading
+from excb.hub.backbone import Backbone
 from excb.images.image_set import ImageSet
 from excb.images.scanning import refuse_among, scan_folder
 from excb.method import unit
@@ -100,11 +101,8 @@ def embed(
         refuse_among(images, file.parent)
     wanted = list(IMAGENET_10) if classes is None else list(dict.fromkeys(classes))
     indices = choose(images, wanted, each=each)
-    backbone = loading.load(name, heads=True)
-    assert backbone.heads is not None
-    if backbone.heads.teacher is None:
-        raise UserError(f"{name} has no teacher heads: name a run folder or a full checkpoint")
-    network = nn.Sequential(backbone, backbone.heads.teacher.projector).eval().to(device)
+    backbone, projected = _load(name)
+    network = projected.to(device)
     with reporter.progress("projected features", len(indices)) as bar:
         features = extract(
             network, Inputs(images, backbone.transform, chosen=indices), device=device, progress=bar.advance
@@ -121,6 +119,15 @@ def embed(
     points = layout.fit_transform(unit(features.rows).numpy())
     labels = np.array([index[int(label)] for label in images.labels[features.samples.numpy()]])
     return Plane(points, labels, [IMAGENET_10.get(name, name) for name in wanted])
+
+
+def _load(name: str) -> tuple[Backbone, nn.Module]:
+    """The backbone f_t, and h_t(f_t(x)) as one network."""
+    backbone = loading.load(name, heads=True)
+    assert backbone.heads is not None
+    if backbone.heads.teacher is None:
+        raise UserError(f"{name} has no teacher heads: name a run folder or a full checkpoint")
+    return backbone, nn.Sequential(backbone, backbone.heads.teacher.projector).eval()
 
 
 def tsne(plane: Plane) -> "Figure":

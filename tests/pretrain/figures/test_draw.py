@@ -212,7 +212,8 @@ def test_tsne_shows_projected_features_of_the_teacher(run: Path, images: Path) -
     assert backbone.heads is not None
     assert backbone.heads.teacher is not None
     views = torch.randn(2, 3, 32, 32)
-    assert torch.equal(tsne._projected(str(run))(views), backbone.heads.teacher.projector(backbone(views)))
+    _, projected = tsne._load(str(run))
+    assert torch.equal(projected(views), backbone.heads.teacher.projector(backbone(views)))
 
 
 def test_mistakes_are_one_line(run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
