@@ -60,7 +60,7 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
     if not checkpoint.full:
         for network in (model.student, model.teacher):
             stored.load_strictly(network.backbone, checkpoint.tensors, what=str(checkpoint.file))
-        return f"backbone from {checkpoint.file}; heads, centroids and s start anew"
+        return f"backbone from {checkpoint.file}; heads, centroids and s start from scratch"
     return _continue(model, checkpoint, images)
 
 
@@ -96,7 +96,8 @@ def _continue(model: ExCB, checkpoint: stored.Stored, images: Images) -> str:
     parts += ["the balancer"] if balance & fresh and "sizes" not in fresh else []
     parts += ["predictor"] if any("predictor" in name for name in fresh) else []
     reset = " and ".join(part for part in parts if part)
-    return f"both networks from {checkpoint.file}" + (f"; {reset} start anew" if reset else ", centroids and s too")
+    rest = f"; {reset} start from scratch" if reset else ", centroids and s too"
+    return f"both networks from {checkpoint.file}{rest}"
 
 
 def _describe(architecture: Architecture) -> str:

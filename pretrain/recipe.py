@@ -5,6 +5,7 @@ needs no torch.
 """
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -294,10 +295,5 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, by section, for JSON and checkpoints (tuples become lists)."""
-        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return values

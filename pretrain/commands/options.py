@@ -25,8 +25,8 @@ def add_overrides(parser: Parser) -> None:
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values that replace the recipe's")
 
 
-def add_images(parser: Parser) -> None:
-    """The training images."""
+def add_run(parser: Parser) -> None:
+    """A run: `show` and `plan` take the same options as training, so that one more word checks a command line."""
     parser.add_argument(
         "--data",
         metavar="DIR",
@@ -34,11 +34,6 @@ def add_images(parser: Parser) -> None:
         "hf-stream:ID; labels are used for figures only",
     )
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
-
-
-def add_run(parser: Parser) -> None:
-    """A run: `show` and `plan` take the same options as training, so that one more word checks a command line."""
-    add_images(parser)
     parser.add_argument(
         "--out", type=run_place, metavar="RUN", help="the run folder, also s3://... or gs://... (default: runs/RECIPE)"
     )
@@ -76,7 +71,9 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         UserError: no recipe is named, or an override is wrong.
     """
     with rank0_reports():
-        return overrides.apply(named_recipe(options), [*_gpu_overrides(options.gpus), *options.overrides])
+        check_gpus(options.gpus)
+        device = [] if options.gpus is None else [f"efficiency.device={'cuda' if options.gpus else 'cpu'}"]
+        return overrides.apply(named_recipe(options), [*device, *options.overrides])
 
 
 def named_recipe(options: argparse.Namespace) -> Recipe:
@@ -108,11 +105,3 @@ def check_gpus(gpus: int | None) -> None:
     """Raise UserError for a negative `--gpus`."""
     if gpus is not None and gpus < 0:
         raise UserError("--gpus takes 0 (the CPU) or more")
-
-
-def _gpu_overrides(gpus: int | None) -> list[str]:
-    """`--gpus` as overrides, which come before the user's own."""
-    check_gpus(gpus)
-    if gpus is None:
-        return []
-    return ["efficiency.device=cuda" if gpus else "efficiency.device=cpu"]

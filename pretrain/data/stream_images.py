@@ -93,21 +93,13 @@ class StreamImages:
         """An empty stamp."""
         return ""
 
-    def source(self, _index: int) -> io.BytesIO:
+    def open(self, _index: int) -> Image.Image:
         """Refuse: a stream has no access by index.
 
         Raises:
             BrokenImageError: always.
         """
         raise BrokenImageError(f"{self.root} is a stream: its images have no index")
-
-    def open(self, index: int) -> Image.Image:
-        """See `source`.
-
-        Raises:
-            BrokenImageError: always.
-        """
-        return open_image(self.source(index))
 
     def rows(self, shard: int, first: int = 0) -> Generator[bytes]:
         """A shard's encoded images from row `first` on; a missing image is empty.

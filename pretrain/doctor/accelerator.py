@@ -39,9 +39,8 @@ def _no_gpu(*, required: bool) -> Finding:
         fix = "check that CUDA_VISIBLE_DEVICES is not empty, and with nvidia-smi that the driver supports this CUDA"
     if required:
         return Finding("GPU", "error", found, fix)
-    return Finding(
-        "GPU", "warning", f"{found}: the run would train on the CPU", f"{fix}; or train on the CPU with --gpus 0"
-    )
+    found = f"{found}: the run would train on the CPU"
+    return Finding("GPU", "warning", found, f"{fix}; or train on the CPU with --gpus 0")
 
 
 def driver_version() -> str | None:
@@ -60,9 +59,8 @@ def _device(index: int) -> Finding:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        return Finding(
-            name, "error", f"does not compute: {reason}", "install a torch built for this GPU, or choose another GPU"
-        )
+        fix = "install a torch built for this GPU, or choose another GPU"
+        return Finding(name, "error", f"does not compute: {reason}", fix)
     found = f"{torch.cuda.get_device_name(index)}, {size(total)}, CUDA {torch.version.cuda}, driver {driver_version()}"
     if total - free > OTHERS * total:
         fix = "end other programs (nvidia-smi lists them), or choose another GPU by CUDA_VISIBLE_DEVICES"

@@ -50,16 +50,6 @@ class Subject:
         return self.named_recipe or Recipe(name="")
 
     @property
-    def batch(self) -> int | None:
-        """Images of a step over all processes; None where no recipe is given."""
-        return self.named_recipe.optim.batch if self.named_recipe else None
-
-    @property
-    def view_size(self) -> int | None:
-        """Side of a global view in pixels; None where no recipe is given."""
-        return self.named_recipe.views.global_size if self.named_recipe else None
-
-    @property
     def processes(self) -> int:
         """Training processes on this machine."""
         return max(1, self.gpus or 1)
@@ -109,13 +99,12 @@ def _space(subject: Subject) -> list[Finding]:
 
 
 def _files(subject: Subject) -> list[Finding]:
-    return check_files(
-        subject.images, subject.reporter, bearable=MAX_SHARE, side=subject.view_size, everything=subject.everything
-    )
+    side = subject.named_recipe.views.global_size if subject.named_recipe else None
+    return check_files(subject.images, subject.reporter, max_share=MAX_SHARE, side=side, everything=subject.everything)
 
 
 CHECKS = (  # quick ones first
-    Check(lambda s: check_tree(s.images, s.batch)),
+    Check(lambda s: check_tree(s.images, s.named_recipe.optim.batch if s.named_recipe else None)),
     Check(lambda _: check_versions()),
     Check(lambda s: check_accelerator(s.recipe.efficiency.device, s.recipe.efficiency.precision, s.gpus)),
     Check(lambda s: [check_cores(s.workers, s.processes)]),

@@ -18,11 +18,11 @@ SMALL_SHARE = 0.2  # of images smaller than a view that is worth a warning
 
 
 def check_files(
-    images: CodedImages, reporter: Reporter, *, bearable: float, side: int | None = None, everything: bool = False
+    images: CodedImages, reporter: Reporter, *, max_share: float, side: int | None = None, everything: bool = False
 ) -> list[Finding]:
     """Read every header, and decode a sample or all of the images. In shards, headers are sampled too.
 
-    A run tolerates the share `bearable` of broken images; `side` is that of a view in pixels, where a recipe is given.
+    A run tolerates the share `max_share` of broken images; `side` is that of a view in pixels, where a recipe is given.
     """
     shorter: list[int] = []
     # An image in a shard is always read as a whole, so its header is no cheaper than its pixels.
@@ -30,11 +30,11 @@ def check_files(
     broken = _try_all(
         images, indices, lambda source: shorter.append(min(stored_and_upright_size(source)[0])), "headers", reporter
     )
-    findings = [_judge("headers", broken, len(indices), bearable, of=len(images))]
+    findings = [_judge("headers", broken, len(indices), max_share, of=len(images))]
     readable = sorted(set(range(len(images))) - broken.keys())
     sample = readable if everything else _spread(readable, SAMPLE)
     damaged = _try_all(images, sample, lambda source: open_image(source).close(), "decoding", reporter)
-    findings.append(_judge("pixels", damaged, len(sample), bearable, of=len(readable)))
+    findings.append(_judge("pixels", damaged, len(sample), max_share, of=len(readable)))
     if side is not None and shorter:
         findings.append(_sizes(shorter, side))
     return findings
@@ -66,15 +66,15 @@ def _spread(indices: Sequence[int], count: int) -> list[int]:
     return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, count)]
 
 
-def _judge(name: str, broken: dict[int, str], indices: int, bearable: float, *, of: int | None = None) -> Finding:
+def _judge(name: str, broken: dict[int, str], indices: int, max_share: float, *, of: int | None = None) -> Finding:
     sampled = of is not None and indices < of
     whole = f"{indices:,} of {of:,} images" if sampled else f"all {indices:,} images"
     more = "; --all decodes every image" if sampled else ""
     if not broken:
         return Finding(name, "ok", f"{whole}: none broken{more}")
     names = tuple(broken[index] for index in sorted(broken))
-    too_many = len(broken) > bearable * indices
-    consequence = f"a run refuses more than {bearable:.0%}" if too_many else "a run replaces them by others"
+    too_many = len(broken) > max_share * indices
+    consequence = f"a run refuses more than {max_share:.0%}" if too_many else "a run replaces them by others"
     return Finding(
         name,
         "error" if too_many else "warning",

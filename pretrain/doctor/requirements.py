@@ -62,18 +62,13 @@ def check_step(recipe: Recipe, device: torch.device, processes: int) -> Finding:
         with time_limit(STEP_LIMIT):
             step = measure_step(recipe, share, device, seconds=0)
     except TimeoutError:
-        return Finding(
-            "step",
-            "error",
-            f"{memory}; no step within {STEP_LIMIT} s",
-            "check whether the machine is busy, or the GPU hangs",
-        )
+        fix = "check whether the machine is busy, or the GPU hangs"
+        return Finding("step", "error", f"{memory}; no step within {STEP_LIMIT} s", fix)
     except torch.OutOfMemoryError:
         return Finding("step", "error", f"{memory}; out of memory", fix)
     except RuntimeError as error:
-        return Finding(
-            "step", "error", f"{memory}; it fails: {str(error).partition(chr(10))[0]}", "see the checks above"
-        )
+        reason = str(error).partition("\n")[0]
+        return Finding("step", "error", f"{memory}; it fails: {reason}", "see the checks above")
     return Finding("step", "ok", f"{memory}; a step took {share / step.images_per_second:.2g} s")
 
 

@@ -33,9 +33,8 @@ def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[F
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as trial:
             behind, state = _exercise(Path(trial)), _state(run, refuse)
     except OSError as error:
-        return [
-            Finding("run folder", "error", f"cannot write in {home}: {error.strerror or error}", "choose another --out")
-        ]
+        found = f"cannot write in {home}: {error.strerror or error}"
+        return [Finding("run folder", "error", found, "choose another --out")]
     return [state, _clock(behind)]
 
 
@@ -59,9 +58,8 @@ def _state(run: Path, refuse: Callable[[], None]) -> Finding:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return Finding(
-                "run folder", "error", f"another process is training in {run}", "wait for it, or choose another --out"
-            )
+            found = f"another process is training in {run}"
+            return Finding("run folder", "error", found, "wait for it, or choose another --out")
     try:
         refuse()
     except UserError as error:
@@ -110,7 +108,6 @@ def check_space(run: Path, checkpoint: int, keep: int) -> Finding:
     if free < need:
         return Finding("disk", "error", found, f"free {size(need - free)}, lower run.keep, or choose another --out")
     if free < AMPLE * need:
-        return Finding(
-            "disk", "warning", found, "this is close, and quotas are not visible here: lower run.keep, or free space"
-        )
+        fix = "this is close, and quotas are not visible here: lower run.keep, or free space"
+        return Finding("disk", "warning", found, fix)
     return Finding("disk", "ok", found)

@@ -30,9 +30,8 @@ def _images(images: CodedImages, batch: int | None) -> Finding:
     if len(images) < 2:
         return Finding("images", "error", found, "pretraining needs many images, at least a few thousand")
     if batch is not None and batch > len(images):
-        return Finding(
-            "images", "error", f"{found}; the batch of {batch:,} is larger", "lower optim.batch, or add images"
-        )
+        found = f"{found}; the batch of {batch:,} is larger"
+        return Finding("images", "error", found, "lower optim.batch, or add images")
     return Finding("images", "ok", found)
 
 

@@ -39,9 +39,8 @@ def _versions() -> Finding:
         f"{one} and {other} exclude each other" for one, other in EXCLUSIVE if installed(one) and installed(other)
     ]
     if wrong:
-        return Finding(
-            "versions", "error", f"{found}; {'; '.join(wrong)}", "pip install -U excb torch torchvision timm"
-        )
+        fix = "pip install -U excb torch torchvision timm"
+        return Finding("versions", "error", f"{found}; {'; '.join(wrong)}", fix)
     return Finding("versions", "ok", found)
 
 
@@ -74,12 +73,9 @@ def _decoders() -> Finding:
         difference = _largest_difference()
     except (ImportError, RuntimeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
-        return Finding(
-            "JPEG decoders",
-            "error",
-            f"{found}; torchvision's decoder does not run ({reason})",
-            "install a torchvision made for this torch, or set efficiency.decoder=pillow",
-        )
+        found = f"{found}; torchvision's decoder does not run ({reason})"
+        fix = "install a torchvision made for this torch, or set efficiency.decoder=pillow"
+        return Finding("JPEG decoders", "error", found, fix)
     if difference:
         fix = (
             "harmless within a run; for bit-exact results across machines, set efficiency.decoder=pillow on all of them"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from excb.charts.style import distinct_styles, new_figure
 from excb.console import Reporter
@@ -101,10 +101,11 @@ def embed(
         refuse_among(images, file.parent)
     wanted = list(IMAGENET_10) if classes is None else list(dict.fromkeys(classes))
     indices = choose(images, wanted, each=each)
-    network = _projected(name).to(device)
+    backbone, projected = _load(name)
+    network = projected.to(device)
     with reporter.progress("projected features", len(indices)) as bar:
         features = extract(
-            network, Inputs(images, network.transform, chosen=indices), device=device, progress=bar.advance
+            network, Inputs(images, backbone.transform, chosen=indices), device=device, progress=bar.advance
         )
     for path, reason in features.broken.items():
         reporter.warn(f"{path} cannot be read ({reason}) and is skipped")
@@ -120,24 +121,13 @@ def embed(
     return Plane(points, labels, [IMAGENET_10.get(name, name) for name in wanted])
 
 
-class _Projected(nn.Module):
-    """h(f(x)) of a loaded checkpoint, with its preprocessing."""
-
-    def __init__(self, backbone: Backbone, projector: nn.Module) -> None:
-        super().__init__()
-        self.backbone, self.projector, self.transform = backbone, projector, backbone.transform
-
-    def forward(self, images: Tensor) -> Tensor:
-        projected: Tensor = self.projector(self.backbone(images))
-        return projected
-
-
-def _projected(name: str) -> _Projected:
+def _load(name: str) -> tuple[Backbone, nn.Module]:
+    """The backbone f_t, and h_t(f_t(x)) as one network."""
     backbone = loading.load(name, heads=True)
     assert backbone.heads is not None
     if backbone.heads.teacher is None:
         raise UserError(f"{name} has no teacher heads: name a run folder or a full checkpoint")
-    return _Projected(backbone, backbone.heads.teacher.projector).eval()
+    return backbone, nn.Sequential(backbone, backbone.heads.teacher.projector).eval()
 
 
 def tsne(plane: Plane) -> "Figure":

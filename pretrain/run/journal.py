@@ -20,6 +20,7 @@ from excb.images.image_set import Images
 from excb.method import Step
 
 from ..data.batch import Batch
+from ..recipe import Recipe
 
 METRICS = "metrics.jsonl"
 
@@ -28,15 +29,14 @@ class EpochStatistics:
     """Sums over the steps of an epoch, kept on the device so that no step synchronizes with the CPU.
 
     Args:
-        globals_: G, the global views.
-        clusters: K.
+        recipe: the run's recipe.
         samples: images of a whole epoch that this rank sees.
     """
 
-    def __init__(self, images: Images, *, globals_: int, clusters: int, samples: int, device: torch.device) -> None:
-        self._labels, self._clusters = images.labels, clusters
+    def __init__(self, images: Images, recipe: Recipe, *, samples: int, device: torch.device) -> None:
+        self._labels, self._clusters = images.labels, recipe.method.clusters
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, confidence, agreement
-        self._winners = torch.zeros(globals_, samples, dtype=torch.int32, device=device)
+        self._winners = torch.zeros(recipe.views.global_views, samples, dtype=torch.int32, device=device)
         self._used = torch.zeros(samples, dtype=torch.int64)
         self._filled = self._steps = 0
         self._before = self._sums.clone(), 0, 0  # the newest step

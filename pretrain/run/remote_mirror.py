@@ -84,7 +84,7 @@ class Mirror:
         if text is None and (self._folder / MARK).is_file():
             raise UserError(
                 f"the run at {self.url} is gone, its copy is still in {self._folder}: move that folder away to start "
-                "anew, or choose another --out"
+                "a new run, or choose another --out"
             )
         return None if text is None else text.decode("utf-8", "replace")
 

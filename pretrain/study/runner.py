@@ -68,9 +68,8 @@ class Grid:
         recipe: Recipe = overrides.apply(self._base, [*cell.overrides, f"run.seed={seed}"])
         recipe = replace(recipe, name=f"{self.study.name}/{cell.name}")
         recipe.steps_per_epoch(len(self.sets.train))
-        return Job(
-            cell.name, tuple(self.values), tuple(cell.overrides), recipe, self.folder / cell.name / f"seed-{seed}"
-        )
+        folder = self.folder / cell.name / f"seed-{seed}"
+        return Job(cell.name, tuple(self.values), tuple(cell.overrides), recipe, folder)
 
     def jobs(self, cells: Sequence[Cell], seeds: int) -> list[Job]:
         """Every cell at every seed, from the base recipe's seed on, seed by seed, so that rows fill evenly."""

@@ -62,13 +62,8 @@ def start(
     model = prepare(model, recipe, device)
     optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused)
     trainer = Trainer(model, optimizer, schedules, recipe, device)
-    statistics = EpochStatistics(
-        images,
-        globals_=recipe.views.global_views,
-        clusters=recipe.method.clusters,
-        samples=schedules.steps_per_epoch * recipe.optim.batch // world_size(),
-        device=device,
-    )
+    samples = schedules.steps_per_epoch * recipe.optim.batch // world_size()
+    statistics = EpochStatistics(images, recipe, samples=samples, device=device)
     state = RunState(recipe, images, trainer, statistics, feed)
     if contents is not None:
         state.restore(contents, reporter)

@@ -75,7 +75,7 @@ class Running:
         return Ended(code, self._log.read_text())
 
     def wait_for(self, seconds: float) -> int | None:
-        """The exit code, or None where it goes on after so many seconds."""
+        """The exit code, or None where it still runs after so many seconds."""
         return self._wait(seconds)
 
     def send(self, number: signal.Signals) -> None:
@@ -184,7 +184,7 @@ def run(images: Path, out: Path, *overrides: str, deed: str = "") -> Ended:
     return start(images, out, *overrides, deed=deed).wait()
 
 
-def start_anew(arguments: Sequence[str], out: Path) -> Running:
+def start_process(arguments: Sequence[str], out: Path) -> Running:
     """Start a program in a new interpreter, as a shell does."""
     log, mark = _log(out), uuid.uuid4().hex
     with log.open("wb") as stream:
@@ -204,7 +204,7 @@ def start_anew(arguments: Sequence[str], out: Path) -> Running:
 def start_program(images: Path, out: Path, *overrides: str, deed: str = "") -> Running:
     """`start` as a shell does, importing and all."""
     module = ["tests.faults.deeds", deed] if deed else ["excb.pretrain"]
-    return start_anew([sys.executable, "-m", *module, *command(images, out, *overrides)], out)
+    return start_process([sys.executable, "-m", *module, *command(images, out, *overrides)], out)
 
 
 def _log(out: Path) -> Path:
@@ -226,7 +226,7 @@ _LAUNCH += "sys.exit(run('excb-pretrain', lambda: launch(sys.argv[2], sys.argv[3
 def start_many(processes: int, arguments: Sequence[str], out: Path, *, deed: str = "") -> Running:
     """Start a run of several processes on this machine, given its command line."""
     module = ["tests.faults.deeds", deed] if deed else ["excb.pretrain"]
-    return start_anew([sys.executable, "-c", _LAUNCH, str(processes), *module, *arguments], out)
+    return start_process([sys.executable, "-c", _LAUNCH, str(processes), *module, *arguments], out)
 
 
 def ranks(launcher: int) -> list[int]:
@@ -256,7 +256,7 @@ def figures(out: Path) -> list[dict[str, Any]]:
 
 
 def steps(out: Path) -> list[int]:
-    """The steps that metrics.jsonl tells of, in order."""
+    """The steps that metrics.jsonl has, in order."""
     return [line["step"] for line in read_metrics(out) if line["kind"] == "step"]
 
 
@@ -275,9 +275,9 @@ def check_whole(out: Path) -> int:
     for file in run_checkpoint.in_run(out):
         assert run_checkpoint.read(file)["step"] == run_checkpoint.step_of(file)
     last = newest(out)
-    told = steps(out)
-    assert told[:last] == list(range(1, last + 1)), (last, told)
-    assert told == list(range(1, len(told) + 1))
+    logged = steps(out)
+    assert logged[:last] == list(range(1, last + 1)), (last, logged)
+    assert logged == list(range(1, len(logged) + 1))
     return last
 
 

@@ -1,4 +1,4 @@
-"""A disk that is full, or read-only, in the middle of a run: one line, nothing lost, and it goes on once mended."""
+"""A disk that is full, or read-only, in the middle of a run: one line, nothing lost, and it resumes once fixed."""
 
 import resource
 import signal

@@ -20,7 +20,7 @@ LONGER = ("optim.epochs=20", "efficiency.workers=2")
 def test_killed_at_every_change_of_its_folder(
     images: Path, undisturbed: Path, tmp_path: Path, begun: bool, stride: int
 ) -> None:
-    """The n-th start is killed at its n-th change, from the first changes of a new run or of one that goes on."""
+    """The n-th start is killed at its n-th change, from the first changes of a new run or of one that resumes."""
     out, saved, kills = tmp_path / "run", 0, 0
     if begun:
         running = start(images, out, deed="pause_at=5")
@@ -90,7 +90,7 @@ def random_kills(images: Path, folder: Path, *, kills: int, seed: int) -> None:
     print(f"{killed} kills, {training} of them after a new checkpoint; {finished} runs equal")  # noqa: T201
 
 
-def test_a_folder_copied_elsewhere_goes_on(images: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_folder_copied_elsewhere_resumes(images: Path, undisturbed: Path, tmp_path: Path) -> None:
     running = start(images, tmp_path / "run", deed="pause_at=5")
     running.until_stopped()
     shutil.copytree(tmp_path / "run", tmp_path / "copy")  # as a backup does: the run is in the middle of a step

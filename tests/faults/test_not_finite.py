@@ -12,7 +12,7 @@ PARTS = ("efficiency.accumulate=2", "run.save_steps=1", "run.keep=20")
 
 
 @pytest.mark.parametrize("position", [pytest.param(16, marks=pytest.mark.slow), 20])
-def test_nothing_moves_and_the_run_goes_on(images: Path, tmp_path: Path, position: int) -> None:
+def test_nothing_moves_and_the_run_resumes(images: Path, tmp_path: Path, position: int) -> None:
     """Step 5 sees the images from place 16 of its epoch on; the first or the second half of them gives NaN."""
     out = tmp_path / "run"
     ended = run(images, out, *PARTS, deed=f"not_finite=5,{position},0")

@@ -1,4 +1,4 @@
-"""One process of several that dies, hangs, or sees NaN: the others stop in time, it is named, and the run goes on."""
+"""One process of several that dies, hangs, or sees NaN: the others stop in time, it is named, and the run resumes."""
 
 import json
 import os
@@ -24,8 +24,8 @@ from tests.faults.runs import (
     kill,
     newest,
     ranks,
-    start_anew,
     start_many,
+    start_process,
     state,
     steps,
 )
@@ -54,7 +54,7 @@ def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     deed = f"record={out.parent / 'samples'}"
     arguments = [sys.executable, "-m", "tests.faults.deeds", deed, *command(images, out)]
-    ended = start_anew(arguments, out).wait()
+    ended = start_process(arguments, out).wait()
     assert ended.code == 0, ended.said
     return out
 
@@ -96,10 +96,10 @@ def test_another_number_of_processes_keeps_the_order_and_says_what_is_lost(
         part = samples(folder, processes)
         assert not part.keys() & seen.keys()  # a stop by signal loses no step
         seen |= part
-        told = {1: "", 2: "so far processes 1, now 2", 3: "so far processes 2, now 3"}[processes]
-        assert told in ended.said
-        assert ("so far processes" in ended.said) == bool(told)
-        if told:
+        note = {1: "", 2: "so far processes 1, now 2", 3: "so far processes 2, now 3"}[processes]
+        assert note in ended.said
+        assert ("so far processes" in ended.said) == bool(note)
+        if note:
             assert "images keep their order, but sums are rounded differently" in ended.said
     assert seen == samples(undisturbed.parent, 1)
     assert_same_run(undisturbed, out)

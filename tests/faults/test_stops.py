@@ -50,7 +50,7 @@ def test_sigkill_after_the_deadline(images: Path, undisturbed: Path, tmp_path: P
 
 
 def test_a_run_that_is_measuring_leaves_too(images: Path, undisturbed: Path, tmp_path: Path) -> None:
-    """Figures are measured when the run goes on: in the middle, a second time there, and at the very end."""
+    """Figures are measured when the run resumes: in the middle, a second time there, and at the very end."""
     out = tmp_path / "run"
     for passes, step in ((1, 6), (2, 6), (3, 12), (1, 12)):
         running = start(images, out, deed=f"pause_in_measuring={passes}")

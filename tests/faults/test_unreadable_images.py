@@ -58,7 +58,7 @@ def test_a_few_are_replaced_and_named_once(many: Path, tmp_path: Path) -> None:
     assert_equal(tmp_path / "one", tmp_path / "two")
 
 
-def test_more_than_a_hundredth_is_refused_until_they_are_mended(many: Path, tmp_path: Path) -> None:
+def test_more_than_a_hundredth_is_refused_until_they_are_fixed(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     files = [many / f"class{number % 3}" / f"{number}.png" for number in range(30)]
     kept = {file: file.read_bytes() for file in files}

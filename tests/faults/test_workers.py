@@ -39,7 +39,7 @@ def test_a_lost_worker_is_one_line_and_no_step_is_lost(
 
 
 def test_a_worker_killed_while_a_step_runs(images: Path, undisturbed: Path, tmp_path: Path) -> None:
-    """The step is finished and saved: the loss is told when the next batch is due."""
+    """The step is finished and saved: the loss is reported when the next batch is due."""
     out = tmp_path / "run"
     running = start(images, out, TWO, "efficiency.prefetch=1", deed="pause_at=4")
     running.until_stopped()

@@ -1,4 +1,4 @@
-"""The loop: what a run writes, that it goes on exactly where it was, and what it refuses."""
+"""The loop: what a run writes, that it resumes exactly where it was, and what it refuses."""
 
 import json
 import os
@@ -140,7 +140,7 @@ def test_how_images_are_read_reaches_every_loader(
 
 
 @pytest.mark.parametrize("stop_after", [2, 3, 4, 7])
-def test_a_stopped_run_goes_on_to_the_same_end(
+def test_a_stopped_run_resumes_to_the_same_end(
     images: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int
 ) -> None:
     """SIGTERM in the middle and at the end of an epoch: the step ends, the run saves, and later ends up the same."""
@@ -302,7 +302,7 @@ def test_going_on_from_a_full_checkpoint(images: Path, finished: Path, tmp_path:
     recipe = apply(recipe, ["method.clusters=10"])
     model = build_model(recipe)
     fresh = model.student.centroids.weight.clone()
-    assert "centroids and s start anew" in start_from(model, recipe, scan_folder(images))
+    assert "centroids and s start from scratch" in start_from(model, recipe, scan_folder(images))
     assert torch.equal(model.student.centroids.weight, fresh)
     assert_same(model.state_dict()["student.projector.0.weight"], source["student.projector.0.weight"])
 
@@ -337,11 +337,11 @@ def test_going_on_with_another_balancer(images: Path, finished: Path, tmp_path: 
 
     back = apply(same, [f"init={finished}"])
     model = build_model(back)
-    assert "the balancer start anew" in start_from(model, back, scan_folder(images))
+    assert "the balancer start from scratch" in start_from(model, back, scan_folder(images))
     assert_same(model.sizes, newest(finished)["model"]["sizes"])
 
 
-def test_a_run_of_an_earlier_version_goes_on(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_an_earlier_version_resumes(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An option that it did not have counts as its default, and only as that."""
     assert pretrain(images, tmp_path, "optim.epochs=1") == 0
     file = tmp_path / "recipe.json"
@@ -437,8 +437,8 @@ def test_init_of_another_architecture(
     assert "no checkpoint" in refused(capsys, *command(images, tmp_path / "run2", f"init={tmp_path / 'nothing'}"))
     other = 'model.options={"channels": [8, 8, 16, 24], "stem_width": 4}'
     said = refused(capsys, *command(images, tmp_path / "run3", f"init={finished}", other))
-    mend = shlex.split(said.partition(": set ")[2].partition(" or choose")[0])
-    assert mend == [next(value for value in OVERRIDES if value.startswith("model.options="))]
+    advice = shlex.split(said.partition(": set ")[2].partition(" or choose")[0])
+    assert advice == [next(value for value in OVERRIDES if value.startswith("model.options="))]
 
 
 def test_what_was_refused_before_its_first_step_does_not_keep_the_folder(

@@ -375,7 +375,7 @@ def test_restoring_keeps_how_updates_run_and_where_numbers_lie(kind: str) -> Non
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("saved_fused", [False, True])
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_one_kernel_goes_on_from_the_others_state(kind: str, saved_fused: bool, device: str) -> None:
+def test_one_kernel_resumes_from_the_others_state(kind: str, saved_fused: bool, device: str) -> None:
     first, before = trained(kind, range(3), fused=saved_fused, device=device)
     second, after = trained(kind, range(0), fused=not saved_fused, device=device, channels_last=True)
     second.load_state_dict(first.state_dict())

@@ -144,7 +144,7 @@ def test_torchrun_starts_the_same_run(images: Path, undisturbed: Path, tmp_path:
         (["efficiency.compile=true", "efficiency.checkpointing=true"], "exclude each other"),
     ],
 )
-def test_a_mistake_is_told_once(
+def test_a_mistake_is_reported_once(
     images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], overrides: list[str], words: str
 ) -> None:
     assert launch("excb.pretrain", command(images, tmp_path / "run", *overrides), 2) == 2

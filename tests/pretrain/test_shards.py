@@ -80,9 +80,9 @@ def test_a_broken_member_is_replaced_and_named(
     (tmp_path / "one.tar").write_bytes(tar_of(files | {"003.png": b"no picture"}))
     arguments = [*OVERRIDES, "optim.epochs=1", "--out", str(tmp_path / "run")]
     assert main(["quickstart", "--data", str(tmp_path / "one.tar"), *arguments]) == 0
-    told = capsys.readouterr().err
-    assert "one.tar/003.png cannot be read (UnidentifiedImageError: cannot identify image file 'one.tar/" in told
-    assert "indexing 1 shard, once" in told
+    messages = capsys.readouterr().err
+    assert "one.tar/003.png cannot be read (UnidentifiedImageError: cannot identify image file 'one.tar/" in messages
+    assert "indexing 1 shard, once" in messages
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,6 @@ def test_mistakes_are_one_line(
     shards: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["quickstart", *(argument.format(shards) for argument in arguments)]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert re.search(words, told[0])
+    messages = capsys.readouterr().err.splitlines()
+    assert len(messages) == 1
+    assert re.search(words, messages[0])

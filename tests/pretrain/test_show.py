@@ -1,4 +1,4 @@
-"""Tests of `excb-pretrain show`: every value is documented, and where it comes from is told right."""
+"""Tests of `excb-pretrain show`: every value is documented, and where it comes from is shown correctly."""
 
 import dataclasses
 import json
@@ -98,7 +98,7 @@ def test_origin_of_a_value(name: str, field: str, origin: str) -> None:
     assert origins(name)[field] == origin
 
 
-def test_values_of_the_command_line_are_told_apart() -> None:
+def test_values_of_the_command_line_differ_from_the_recipes() -> None:
     before = origins("vits16_100ep_official")
     after = origins(
         "vits16_100ep_official", "optim.epochs=7", "method.clamp=no", "optim.clip=3", "views.hue=0.2", "init=runs/x"

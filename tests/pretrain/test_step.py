@@ -233,8 +233,8 @@ def spoilt(views: Views) -> Views:
     ],
     ids=["vit", "resnet18", "fp16", "not fused", "micro-batches", "averaged statistics", "as published"],
 )
-@pytest.mark.parametrize("told", ["when asked", "by the next step"])
-def test_what_is_not_finite_is_named_and_moves_nothing(settings: tuple[str, ...], told: str) -> None:
+@pytest.mark.parametrize("raised", ["when asked", "by the next step"])
+def test_what_is_not_finite_is_named_and_moves_nothing(settings: tuple[str, ...], raised: str) -> None:
     ill = trainer(*settings)
     ill.step(batch_of(ill, 0), 0)
     good = batch_of(ill, 1)
@@ -243,7 +243,7 @@ def test_what_is_not_finite_is_named_and_moves_nothing(settings: tuple[str, ...]
         patch.setattr(ill, "views", spoilt(ill.views))
         ill.step(good, 1)
     with pytest.raises(NotFiniteError, match=r"the loss is nan, the gradient of .* more is not finite") as refusal:
-        ill.synchronize() if told == "when asked" else ill.step(good, 2)  # which alone could be taken
+        ill.synchronize() if raised == "when asked" else ill.step(good, 2)  # which alone could be taken
     assert refusal.value.step == 1
     after = everything(ill)
     assert after.keys() == before.keys()

@@ -260,7 +260,7 @@ def test_each_worker_reads_as_many_batches_ahead_as_asked(images: ImageSet) -> N
 
 
 @pytest.mark.parametrize(("start", "workers"), [(1, 0), (4, 0), (5, 2), (9, 0)])
-def test_a_loader_started_in_the_middle_goes_on(damaged: ImageSet, start: int, workers: int) -> None:
+def test_a_loader_started_in_the_middle_resumes(damaged: ImageSet, start: int, workers: int) -> None:
     assert_same(batches(damaged, start=start, workers=workers), batches(damaged)[start:])
 
 
@@ -313,11 +313,11 @@ def replacements(ref: SampleRef, *, bad: set[int], seed: int = SEED, count: int 
 
 
 def test_a_broken_image_is_replaced_in_its_place(images: ImageSet, damaged: ImageSet) -> None:
-    whole, mended = batches(images), batches(damaged)
+    whole, replaced = batches(images), batches(damaged)
     sampler = list(BatchSampler(IMAGES, BATCH, seed=SEED, start=0, stop=9))
     maker = ViewMaker(SETTINGS, seed=SEED, epochs=EPOCHS)
     broken_refs = 0
-    for refs, expected, batch in zip(sampler, whole, mended, strict=True):
+    for refs, expected, batch in zip(sampler, whole, replaced, strict=True):
         assert torch.equal(batch.samples, expected.samples)  # what was scheduled, in its order
         names: list[tuple[str, str]] = []
         for place, ref in enumerate(refs):
@@ -472,7 +472,7 @@ def test_counts_go_on_from_a_checkpoint(damaged: ImageSet) -> None:
     assert whole.found > 0
 
 
-def test_a_mended_set_is_not_refused_for_what_it_was() -> None:
+def test_a_fixed_set_is_not_refused_for_what_it_was() -> None:
     resumed = BrokenFiles(seen=200, found=150)
     for _ in range(30):
         resumed.count(stand_in(10))

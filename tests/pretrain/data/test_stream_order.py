@@ -216,7 +216,7 @@ def test_files_elsewhere_are_read_by_range(stream: StreamImages) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "messages"),
     [
         (",buffer=0", "buffer takes a number above zero"),
         (",bufer=3", "did you mean 'buffer'"),
@@ -224,8 +224,8 @@ def test_files_elsewhere_are_read_by_range(stream: StreamImages) -> None:
         (",split=nope", "has no split 'nope', only train"),
     ],
 )
-def test_names_that_mean_nothing(folder: Path, words: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_names_that_mean_nothing(folder: Path, words: str, messages: str) -> None:
+    with pytest.raises(UserError, match=messages):
         open_stream(f"hf-stream:{folder}{words}")
 
 
@@ -236,9 +236,9 @@ def test_other_mistakes(
 
     def refused(*arguments: str) -> str:
         assert main(list(arguments)) == 2
-        told = capsys.readouterr().err.splitlines()
-        assert len(told) == 1
-        return told[0]
+        messages = capsys.readouterr().err.splitlines()
+        assert len(messages) == 1
+        return messages[0]
 
     out = ["--out", str(tmp_path / "run")]
     assert "cannot open hf-stream:/no/such/folder" in refused("quickstart", "--data", "hf-stream:/no/such/folder", *out)
@@ -265,13 +265,14 @@ def state(out: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stopped_run_goes_on_as_the_undisturbed_one(
+def test_a_stopped_run_resumes_as_the_undisturbed_one(
     folder: Path, tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(folder, tmp_path / "whole")) == 0
-    told = capsys.readouterr().err
+    messages = capsys.readouterr().err
     assert (
-        "a stream of 4 shards, 4 shard readers and a shuffle buffer of 1 images in each. The shuffle is local" in told
+        "a stream of 4 shards, 4 shard readers and a shuffle buffer of 1 images in each. The shuffle is local"
+        in messages
     )
     with stopped_before(4):
         assert main(command(folder, tmp_path / "run", f"efficiency.workers={workers}")) == 143
@@ -284,15 +285,15 @@ def test_a_stopped_run_goes_on_as_the_undisturbed_one(
 def test_broken_images_are_replaced_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_parquet(tmp_path / "stream", SIZES, changed={10: b"no picture", 14: None})
     assert main(command(folder, tmp_path / "run", "optim.epochs=1")) == 0
-    told = capsys.readouterr().err
-    assert "shard 1, row 1 cannot be read (UnidentifiedImageError" in told
-    assert "replaces it" in told
+    messages = capsys.readouterr().err
+    assert "shard 1, row 1 cannot be read (UnidentifiedImageError" in messages
+    assert "replaces it" in messages
     drawn = StreamBatchSampler(open_stream(f"hf-stream:{folder},buffer=6"), 8, seed=0, start=0, stop=3)
     names = [ref.name for refs in drawn for ref in refs]
     broken = ["shard 1, row 1", "shard 2, row 1"]
     found = run_checkpoint.read(run_checkpoint.in_run(tmp_path / "run")[0])["broken"]
     assert found == {"seen": 24, "found": sum(map(names.count, broken))}
-    assert told.count("replaces it") == len({*names} & {*broken})  # each is named once
+    assert messages.count("replaces it") == len({*names} & {*broken})  # each is named once
 
 
 def test_another_buffer_is_another_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,8 +320,8 @@ def test_a_shard_that_fails_during_the_run_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(ShardReader, "_next", fail)
         assert main(command(folder, tmp_path / "run", *words)) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    found = re.search(r"error: cannot read the shard; step (\d+) is saved: repeat the command to resume", told)
+    messages = capsys.readouterr().err.splitlines()[-1]
+    found = re.search(r"error: cannot read the shard; step (\d+) is saved: repeat the command to resume", messages)
     assert found is not None
     assert 24 <= int(found[1]) <= 30  # but for what workers had not read yet
     assert main(command(folder, tmp_path / "run", *words)) == 0

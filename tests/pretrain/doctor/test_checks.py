@@ -57,4 +57,4 @@ def test_processes_share_workers_that_the_recipe_leaves_open(images: ImageSet, m
 
 def test_without_a_recipe_the_usual_values_are_judged(images: ImageSet) -> None:
     bare = subject(images, None)
-    assert (bare.batch, bare.view_size, bare.recipe.efficiency) == (None, None, Recipe(name="").efficiency)
+    assert (bare.named_recipe, bare.recipe.efficiency) == (None, Recipe(name="").efficiency)

@@ -25,9 +25,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def judged(
-    folder: Path, *, bearable: float = 0.06, side: int | None = 8, everything: bool = False
+    folder: Path, *, max_share: float = 0.06, side: int | None = 8, everything: bool = False
 ) -> dict[str, Finding]:
-    findings = check_files(scan_folder(folder), QUIET, bearable=bearable, side=side, everything=everything)
+    findings = check_files(scan_folder(folder), QUIET, max_share=max_share, side=side, everything=everything)
     return {finding.name: finding for finding in findings}
 
 
@@ -42,10 +42,10 @@ def test_sound_files(folder: Path) -> None:
 def test_a_file_without_a_header(folder: Path, content: bytes) -> None:
     (folder / "class1" / "3.png").write_bytes(content)
     findings = judged(folder)
-    assert findings["headers"].verdict == "warning"  # one of twenty, 6 % are bearable
+    assert findings["headers"].verdict == "warning"  # one of twenty, 6 % are max_share
     assert [name.partition(" ")[0] for name in findings["headers"].names] == ["class1/3.png"]
-    assert findings["pixels"].verdict == "ok"  # told once
-    assert judged(folder, bearable=0.01)["headers"].verdict == "error"
+    assert findings["pixels"].verdict == "ok"  # reported once
+    assert judged(folder, max_share=0.01)["headers"].verdict == "error"
 
 
 def write_cut_jpeg(file: Path) -> None:
@@ -57,7 +57,7 @@ def write_cut_jpeg(file: Path) -> None:
 
 def test_a_missing_file(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("class0/0.png\nnowhere.png\n")
-    finding = check_files(read_list(tmp_path / "list.txt", folder), QUIET, bearable=0.01)[0]
+    finding = check_files(read_list(tmp_path / "list.txt", folder), QUIET, max_share=0.01)[0]
     assert finding.verdict == "error"
     assert finding.names[0].startswith("nowhere.png (FileNotFoundError")
 
@@ -93,7 +93,7 @@ def test_images_smaller_than_a_view(folder: Path) -> None:
 def test_images_in_shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "class1" / "3.png").write_bytes(b"no image")
     shards = open_shards(str(pack_folder(folder, tmp_path / "shards", count=2)))
-    whole = {finding.name: finding for finding in check_files(shards, QUIET, bearable=0.06, side=8, everything=True)}
+    whole = {finding.name: finding for finding in check_files(shards, QUIET, max_share=0.06, side=8, everything=True)}
     assert {name: finding.verdict for name, finding in whole.items()} == {
         "headers": "warning",
         "pixels": "ok",
@@ -101,5 +101,5 @@ def test_images_in_shards(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     }
     assert whole["headers"].names[0].startswith("001.tar/class1/3.png (")
     monkeypatch.setattr(files, "SAMPLE", 5)
-    sample = check_files(shards, QUIET, bearable=0.06)
+    sample = check_files(shards, QUIET, max_share=0.06)
     assert [finding.found.partition(":")[0] for finding in sample] == ["5 of 20 images"] * 2

@@ -212,7 +212,8 @@ def test_tsne_shows_projected_features_of_the_teacher(run: Path, images: Path) -
     assert backbone.heads is not None
     assert backbone.heads.teacher is not None
     views = torch.randn(2, 3, 32, 32)
-    assert torch.equal(tsne._projected(str(run))(views), backbone.heads.teacher.projector(backbone(views)))
+    _, projected = tsne._load(str(run))
+    assert torch.equal(projected(views), backbone.heads.teacher.projector(backbone(views)))
 
 
 def test_mistakes_are_one_line(run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,6 +246,6 @@ def test_mistakes_are_one_line(run: Path, images: Path, tmp_path: Path, capsys: 
     assert draw(*tsne_of_two, "--out", images / "class0" / "x.png") == 2
     assert "among the images" in capsys.readouterr().err
     assert draw(*tsne_of_two, "--out", exported / "x.png") == 2
-    told = capsys.readouterr().err
-    assert "cannot write in" in told
-    assert "t-SNE of" not in told  # minutes of it, on large sets
+    messages = capsys.readouterr().err
+    assert "cannot write in" in messages
+    assert "t-SNE of" not in messages  # minutes of it, on large sets

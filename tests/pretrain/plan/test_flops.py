@@ -108,7 +108,7 @@ def test_products_of_the_loss_head_are_those_of_the_equations(values: tuple[str,
     ],
 )
 def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...]) -> None:
-    """A second process with the same numbers is made up; all that it would be told is measured."""
+    """A second process with the same numbers is made up; all that it would receive is measured."""
     recipe = small(*values, "method.sizes_counted=balanced")
     sent: list[int] = []
 

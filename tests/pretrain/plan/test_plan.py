@@ -33,8 +33,8 @@ def command(*arguments: str) -> list[str]:
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(command(*arguments, "--json")) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    counted: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return counted
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -47,22 +47,22 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_a_plan_needs_neither_images_nor_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    told = report(capsys)
+    counted = report(capsys)
     recipe = apply(find_recipe("quickstart"), list(OVERRIDES))
     model = build_model(recipe)
     for name, network in (("student", model.student), ("teacher", model.teacher)):
-        assert sum(told["parameters"][name].values()) == sum(value.numel() for value in network.parameters())
-    assert (told["set"], told["set_given"]) == (IMAGENET, False)
-    assert told["steps"] == recipe.optim.epochs * (IMAGENET // recipe.optim.batch)
-    flops = told["flops"]
+        assert sum(counted["parameters"][name].values()) == sum(value.numel() for value in network.parameters())
+    assert (counted["set"], counted["set_given"]) == (IMAGENET, False)
+    assert counted["steps"] == recipe.optim.epochs * (IMAGENET // recipe.optim.batch)
+    flops = counted["flops"]
     assert flops["image"] == flops["student"] + flops["teacher"] + flops["loss_head"]
-    assert (flops["step"], flops["run"]) == (8 * flops["image"], told["steps"] * 8 * flops["image"])
-    memory = told["memory"]
+    assert (flops["step"], flops["run"]) == (8 * flops["image"], counted["steps"] * 8 * flops["image"])
+    memory = counted["memory"]
     assert memory["total"] == sum(value for name, value in memory.items() if name != "total")
     assert memory["weights"] == sum(value.nbytes for value in model.student.parameters())
-    assert told["communication"]["total"] == 0
-    assert told["measured"]["device"] is None
-    assert told["measured"]["missing"] in NOTHING
+    assert counted["communication"]["total"] == 0
+    assert counted["measured"]["device"] is None
+    assert counted["measured"]["missing"] in NOTHING
 
 
 def test_more_processes_share_the_batch_and_send_gradients(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,23 +78,23 @@ def test_on_the_cpu_there_is_one_process(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_text_says_what_the_json_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    told = report(capsys, "--gpus", "2")
+    counted = report(capsys, "--gpus", "2")
     assert main(command("--gpus", "2")) == 0
     text = capsys.readouterr().out
-    assert f"{told['steps']:,} steps with {IMAGENET:,} images of ImageNet" in text
+    assert f"{counted['steps']:,} steps with {IMAGENET:,} images of ImageNet" in text
     rows = {line.split("  ")[0]: line.split() for line in text.splitlines() if line}
-    assert rows["backbone"][1:] == [f"{told['parameters'][name]['backbone']:,}" for name in ("student", "teacher")]
-    assert rows["loss head"][-4:-2] == [f"{told['flops']['loss_head'] / 1e6:.4g}", "MFLOP"]
-    assert rows["total, at most"][-2:] == [f"{told['memory']['total'] / 2**20:,.1f}", "MiB"]
-    assert rows["gradients"][-2:] == [f"{told['communication']['gradients'] / 2**20:,.1f}", "MiB"]
+    assert rows["backbone"][1:] == [f"{counted['parameters'][name]['backbone']:,}" for name in ("student", "teacher")]
+    assert rows["loss head"][-4:-2] == [f"{counted['flops']['loss_head'] / 1e6:.4g}", "MFLOP"]
+    assert rows["total, at most"][-2:] == [f"{counted['memory']['total'] / 2**20:,.1f}", "MiB"]
+    assert rows["gradients"][-2:] == [f"{counted['communication']['gradients'] / 2**20:,.1f}", "MiB"]
     assert text.splitlines()[-1] == NOTHING
 
 
 def test_measuring_on_the_cpu_with_images_tells_the_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = write_images(tmp_path / "images", each=4)
-    told = report(capsys, "--measure", "--data", str(folder))
-    assert (told["set"], told["set_given"], told["steps"]) == (12, True, 3)
-    measured = told["measured"]
+    counted = report(capsys, "--measure", "--data", str(folder))
+    assert (counted["set"], counted["set_given"], counted["steps"]) == (12, True, 3)
+    measured = counted["measured"]
     step, loader = measured["step"], measured["loader"]
     assert measured["missing"] is None
     assert measured["device"].startswith("CPU")

@@ -120,8 +120,8 @@ def test_low_agreement_rings_where_it_does_not_rise_and_only_after_warm_up() -> 
 def test_how_low_an_agreement_is_depends_on_the_number_of_clusters() -> None:
     few, many = health("method.clusters=4"), health("method.clusters=128")
     for judge, alarms in ((few, ["stalled"]), (many, [])):
-        told = [names(judge, agreement=0.3, epoch=epoch, loss=1.0) for epoch in range(1, 13)]
-        assert [alarm for alarms in told for alarm in alarms] == alarms
+        reported = [names(judge, agreement=0.3, epoch=epoch, loss=1.0) for epoch in range(1, 13)]
+        assert [alarm for alarms in reported for alarm in alarms] == alarms
 
 
 def test_a_long_run_may_rise_slowly() -> None:
@@ -257,7 +257,7 @@ def test_the_report_says_how_much_memory_and_time_it_took(images: Path, tmp_path
     assert report["best"]["epoch"] == 1
 
 
-def test_a_teacher_that_never_moves_is_told_everywhere(
+def test_a_teacher_that_never_moves_is_reported_everywhere(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the console, in metrics.jsonl and in the picture."""
@@ -268,9 +268,9 @@ def test_a_teacher_that_never_moves_is_told_everywhere(
     assert main(["quickstart", "--data", str(images), "--out", str(out), *OVERRIDES, *frozen, *hard, *brief]) == 0
     said = capsys.readouterr().err
     assert "stalled" in [name for _, name in alarms(out)]
-    (told,) = [line for line in read_metrics(out) if line["kind"] == "alarm" and line["name"] == "stalled"]
-    assert f"warning: epoch {told['epoch']}: {told['message']}" in said
-    assert "method.teacher_momentum" in told["message"]
+    (reported,) = [line for line in read_metrics(out) if line["kind"] == "alarm" and line["name"] == "stalled"]
+    assert f"warning: epoch {reported['epoch']}: {reported['message']}" in said
+    assert "method.teacher_momentum" in reported["message"]
     assert all("coincident_centroids" in line for line in read_metrics(out) if line["kind"] == "epoch")
     assert run_checkpoint.read(run_checkpoint.in_run(out)[0])["health"]["ringing"]
     agreement = statistics([Curves.read(out)]).axes[3]

@@ -16,6 +16,7 @@ from excb.images.image_set import ImageSet
 from excb.method import Step
 from excb.pretrain.data.batch import Batch
 from excb.pretrain.figures import curves
+from excb.pretrain.recipe import Recipe
 from excb.pretrain.run.journal import METRICS, EpochStatistics, Journal, purity, read_metrics
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 0])
@@ -39,7 +40,8 @@ def fill(statistics: EpochStatistics, steps: int, start: int = 0) -> None:
 
 def statistics() -> EpochStatistics:
     images = ImageSet(Path(), [str(i) for i in range(8)], LABELS, ("a", "b", "c"))
-    return EpochStatistics(images, globals_=2, clusters=5, samples=8, device=torch.device("cpu"))
+    recipe = Recipe(name="").change(views={"global_views": 2}, method={"clusters": 5})
+    return EpochStatistics(images, recipe, samples=8, device=torch.device("cpu"))
 
 
 def test_epoch_statistics_against_loops() -> None:
@@ -124,7 +126,7 @@ def test_curves_are_drawn_with_and_without_labels(tmp_path: Path) -> None:
 
 
 class StubWandb(types.ModuleType):
-    """Stands in for Weights & Biases: remembers what it is told."""
+    """Stands in for Weights & Biases: remembers its input."""
 
     def __init__(self) -> None:
         super().__init__("wandb")

@@ -11,7 +11,9 @@ from excb.pretrain.run.profiling import RECORDED, SKIPPED
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 
-def test_a_profile_is_written_and_told_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_written_and_reported_and_the_run_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     images = write_images(tmp_path / "images", each=12)
     command = ["quickstart", "--data", str(images), "--out", str(tmp_path / "run"), "--profile", *OVERRIDES]
     assert main(command) == 0

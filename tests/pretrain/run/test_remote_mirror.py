@@ -109,7 +109,7 @@ def test_a_finished_run_is_there_as_it_is_here(
 
 
 @pytest.mark.parametrize("same_machine", [True, False])
-def test_a_stopped_run_goes_on_from_there(
+def test_a_stopped_run_resumes_from_there(
     images: Path, undisturbed: Path, tmp_path: Path, machine: pytest.MonkeyPatch, same_machine: bool
 ) -> None:
     with stopped_before(4):
@@ -181,7 +181,7 @@ def test_failures_on_the_way_are_borne(images: Path, undisturbed: Path, tmp_path
     assert_same_run(undisturbed, download(tmp_path / "copy"))
 
 
-def test_a_store_that_goes_down_stops_nothing_and_is_told(
+def test_a_store_that_goes_down_stops_nothing_and_is_reported(
     images: Path, undisturbed: Path, tmp_path: Path, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usual = loop.Run._step
@@ -194,9 +194,11 @@ def test_a_store_that_goes_down_stops_nothing_and_is_told(
     with machine.context() as patch:
         patch.setattr(loop.Run, "_step", down)
         assert main(command(images, URL)) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert any("warning: cannot write faulty://bucket/run/" in line and "the run continues" in line for line in told)
-    assert f"excb-pretrain: error: the run is complete in {local()}, but not at {URL}" in told[-1]
+    messages = capsys.readouterr().err.splitlines()
+    assert any(
+        "warning: cannot write faulty://bucket/run/" in line and "the run continues" in line for line in messages
+    )
+    assert f"excb-pretrain: error: the run is complete in {local()}, but not at {URL}" in messages[-1]
     assert_same_run(undisturbed, local())
     FaultyStore.fails.clear()
     assert main(command(images, URL)) == 0  # uploads the rest
@@ -235,9 +237,9 @@ def test_a_damaged_checkpoint_there_is_named_and_the_one_before_used(
     machine.setenv("EXCB_CACHE", str(tmp_path / "other machine"))
     capsys.readouterr()
     assert main(command(images, URL)) == 0
-    told = capsys.readouterr().err
-    assert "step-6.pt is damaged" in told
-    assert "resuming from step 4" in told
+    messages = capsys.readouterr().err
+    assert "step-6.pt is damaged" in messages
+    assert "resuming from step 4" in messages
     assert_same_run(undisturbed, download(tmp_path / "copy"))
 
 
@@ -278,8 +280,8 @@ def test_the_later_of_two_machines_takes_over(
     assert "process 7 on elsewhere has taken over the run" in capsys.readouterr().err
     assert not stored() & {f"checkpoints/step-{step}.pt" for step in (6, 8, 9)}
     assert main(command(images, URL)) == 0  # and this one takes it back
-    told = capsys.readouterr().err
-    assert f"process 7 on elsewhere has not left {URL} (since today)" in told
+    messages = capsys.readouterr().err
+    assert f"process 7 on elsewhere has not left {URL} (since today)" in messages
     assert "owner.json" not in stored()
 
 
@@ -318,9 +320,9 @@ def test_a_store_that_cannot_be_used_is_one_line(
 ) -> None:
     FaultyStore.fails.update(fails)
     assert main(command(images, out)) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert words in told[0]
+    messages = capsys.readouterr().err.splitlines()
+    assert len(messages) == 1
+    assert words in messages[0]
 
 
 def test_the_quickstart_itself_stays_here(capsys: pytest.CaptureFixture[str]) -> None:

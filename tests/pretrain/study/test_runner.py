@@ -125,14 +125,14 @@ def test_table_is_what_the_cells_say(
 ) -> None:
     assert main(command(images, finished.parent, "--json")) == 0
     assert trained == []
-    told = {entry["cell"]: entry for entry in json.loads(capsys.readouterr().out)["cells"]}
+    reported = {entry["cell"]: entry for entry in json.loads(capsys.readouterr().out)["cells"]}
     with (finished / "table.csv").open(newline="") as stream:
         lines = {line["cell"]: line for line in csv.DictReader(stream)}
     markdown = (finished / "table.md").read_text()
-    assert told.keys() == lines.keys() == {"untrained", *CELLS}
+    assert reported.keys() == lines.keys() == {"untrained", *CELLS}
     for name, line in lines.items():
         found = [cell(finished, name, seed)["figures"] for seed in SEEDS]
-        assert told[name]["seeds"] == list(SEEDS)
+        assert reported[name]["seeds"] == list(SEEDS)
         assert line["seeds"] == str(len(SEEDS))
         assert {"knn_top1", "knn_leave_one_out", "neighbour_agreement"} <= found[0].keys()
         for figure in found[0]:
@@ -140,7 +140,7 @@ def test_table_is_what_the_cells_say(
             mean, deviation = values.mean(), np.sqrt(((values - values.mean()) ** 2).sum() / (len(values) - 1))
             assert float(line[f"{figure}_mean"]) == pytest.approx(mean), figure
             assert float(line[f"{figure}_sd"]) == pytest.approx(deviation), figure
-            assert told[name]["figures"][figure]["values"] == values.tolist()
+            assert reported[name]["figures"][figure]["values"] == values.tolist()
         score = np.array([one["knn_top1"] for one in found])
         row = next(row for row in markdown.splitlines() if row.startswith(f"| {name} |"))
         assert f"| {score.mean():.2f} ± {score.std(ddof=1):.2f} |" in row
@@ -267,7 +267,7 @@ def test_a_dry_run_runs_nothing(
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "reported"),
     [
         (["optim.epochs=3"], "optim.epochs was 2, now 3"),
         (["monitor.k=2"], "monitor.k was 3, now 2"),
@@ -280,12 +280,12 @@ def test_a_dry_run_runs_nothing(
     ],
 )
 def test_mistakes_are_one_line(
-    images: Path, finished: Path, capsys: pytest.CaptureFixture[str], more: list[str], told: str
+    images: Path, finished: Path, capsys: pytest.CaptureFixture[str], more: list[str], reported: str
 ) -> None:
     before = cell(finished, "linear", 0)
     assert main(command(images, finished.parent, *more)) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert reported in error
     assert error.count("\n") == 1
     assert cell(finished, "linear", 0) == before
 
