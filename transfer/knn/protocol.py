@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -55,13 +56,12 @@ def evaluate(
     neighbour_counts = check_ks(ks, len(task.train), reporter)
     width = task.extraction(task.train).width
     search = available_backend(backend, task.device, width)
-    held = plan(len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size())
+    memory = partial(plan, len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size())
+    held = memory()
     # A bank that would fill the memory is read from the cache's files instead, tile by tile.
     streamed = task.cache is not None and run_on_rank0(lambda: held.total * world_size() > available_memory() / 2)
     if streamed:
-        held = plan(
-            len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size(), streamed=True
-        )
+        held = memory(streamed=True)
     reporter.note(held.text)
     stored, labels = task.stored(task.train, "train", reporter), torch.from_numpy(task.train.labels)
     bank = stored if streamed else stored.all()
@@ -96,11 +96,11 @@ def evaluate(
         notes=[f"neighbours by {search}; other searches give the same"],
     )
     if table and rank() == 0:
-        _tell(result, predictions, reporter, banks=len(bank), classes=classes)
+        _print(result, predictions, reporter, banks=len(bank), classes=classes)
     return result, predictions
 
 
-def _tell(result: Result, predictions: Predictions, reporter: Reporter, *, banks: int, classes: int) -> None:
+def _print(result: Result, predictions: Predictions, reporter: Reporter, *, banks: int, classes: int) -> None:
     rows = []
     for template in predictions.top5:
         top1, top5 = template.format("top1"), template.format("top5")

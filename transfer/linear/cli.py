@@ -41,12 +41,7 @@ def _add_options(parser: Parser) -> None:
         help="what chooses among several heads: a held-out tenth of train (default), or the test images, as authors do",
     )
     add("--seed", type=int, default=0, metavar="S", help="default: 0")
-    add(
-        "--state",
-        type=Path,
-        metavar="FILE",
-        help="save the heads here after every epoch and resume from it (protocols on precomputed features start anew)",
-    )
+    add("--state", type=Path, metavar="FILE", help="save the heads here after every epoch, and resume from it")
 
 
 def _check(args: argparse.Namespace) -> None:

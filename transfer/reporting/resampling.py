@@ -1,14 +1,12 @@
 """Statistics of scores that are numbers, such as average precision: means, bootstrap, a paired randomisation test."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from excb.seeding import Purpose, generator
 
-from .scoring import RESAMPLES, class_names
+from .scoring import RESAMPLES
 
 _AT_ONCE = 2**22  # most numbers drawn at once: 32 MiB
 
@@ -49,15 +47,6 @@ def randomisation_test(differences: Tensor) -> float:
     sums = np.concatenate([(2 * random.integers(2, size=(n, len(values))) - 1) @ values for n in _blocks(len(values))])
     extreme = np.abs(sums) >= abs(values.sum()) - 1e-9
     return float((1 + extreme.sum()) / (1 + RESAMPLES))
-
-
-def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:
-    """`percent` of each class's images, None for classes without one that counts (arguments as `scoring.by_class`)."""
-    means = {}
-    for index, name in enumerate(class_names(classes)):
-        own = counted(scores[targets == index])
-        means[name] = round(percent(own), 4) if len(own) else None
-    return means
 
 
 def counted(scores: Tensor) -> Tensor:

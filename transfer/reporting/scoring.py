@@ -1,7 +1,4 @@
-"""Statistics of hits: accuracy with bootstrap intervals, by class, confusions, and two predictions compared."""
-
-from collections import Counter
-from collections.abc import Sequence
+"""Statistics of hits: accuracy with its bootstrap interval, confusions, and the comparison of two predictions."""
 
 import numpy as np
 import torch
@@ -40,28 +37,6 @@ def interval(hits: Tensor) -> tuple[float, float]:
     images, right = len(hits), int(hits.sum())
     draws = generator(Purpose.BOOTSTRAP, images, right).binomial(images, right / images, RESAMPLES)
     return _middle(draws, images)
-
-
-def by_class(hits: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:
-    """Percent right of each class's images, None for classes without any.
-
-    Args:
-        hits: [Q] bool.
-        targets: [Q] int64, indices into `classes`.
-        classes: names; of repeated names, such as ImageNet's two "crane", the index is added.
-    """
-    images = torch.bincount(targets, minlength=len(classes)).tolist()
-    right = torch.bincount(targets[hits], minlength=len(classes)).tolist()
-    return {
-        name: round(100 * few / many, 4) if many else None
-        for name, few, many in zip(class_names(classes), right, images, strict=True)
-    }
-
-
-def class_names(classes: Sequence[str]) -> list[str]:
-    """Class names of which none is repeated: of repeated ones the index is added."""
-    times = Counter(classes)
-    return [name if times[name] == 1 else f"{name} ({index})" for index, name in enumerate(classes)]
 
 
 def confusions(predicted: Tensor, targets: Tensor, classes: int) -> Tensor:
