@@ -76,7 +76,7 @@ class Evaluation:
 
 
 class OpenEvaluation(Interface):
-    """Loads and checks what a command line names; all processes call this together."""
+    """Loads and checks what a command line names; all ranks call this together."""
 
     def __call__(
         self,
@@ -92,7 +92,7 @@ class OpenEvaluation(Interface):
         Args:
             args: the protocol's own options.
             device: where to compute.
-            reporter: where to talk.
+            reporter: prints notes, progress and tables.
             task: backbone and images that are loaded already, for protocols that take a `Task`.
             results: the folder that results will be written to; it may not lie among the images.
         """

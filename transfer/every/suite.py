@@ -1,4 +1,4 @@
-"""`excb-eval all`: every protocol that applies to a checkpoint and its images, each once, however often stopped."""
+"""`excb-eval all`: every protocol that applies to a checkpoint and its images, each once, resumable."""
 
 import argparse
 import hashlib
@@ -103,9 +103,9 @@ def evaluate(steps_to_make: Sequence[SuiteStep], folder: Path, run: RunStep, rep
 
     Args:
         steps_to_make: as `steps` gives them.
-        folder: for results, states and what they hang on.
-        run: makes one.
-        reporter: where to talk.
+        folder: for results, unfinished states, and the record of finished steps.
+        run: runs one.
+        reporter: prints notes, progress and tables.
 
     Raises:
         UserError: the folder cannot be written.

@@ -53,7 +53,7 @@ def evaluate(
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         percent: 1 or 10, for the paper's protocol; None for any share.
         fraction: without `percent`, the share of the train images, above 0 and at most 1, stratified by class.
         split: indices of the train images to use: SimCLR's list for ImageNet. By default a stratified share.

@@ -22,6 +22,7 @@ from ..reporting.report import report
 from ..task import Task
 
 KS = (10, 20, 100, 200)
+FIXED = {"similarity": "cosine", "vote": "exp(s / T)"}  # settings that no option changes
 
 
 def evaluate(
@@ -37,7 +38,7 @@ def evaluate(
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         ks: numbers of neighbours; by default 10, 20, 100 and 200, as far as there are train images.
         temperatures: T of the weight exp(similarity / T); one search serves all k and T.
         backend: FAISS or torch; neighbours are exact and equal in both.
@@ -85,12 +86,7 @@ def evaluate(
     result = report(
         task,
         protocol="knn",
-        settings={
-            "k": neighbour_counts,
-            "temperature": list(temperatures),
-            "similarity": "cosine",
-            "vote": "exp(s / T)",
-        },
+        settings={"k": neighbour_counts, "temperature": list(temperatures)} | FIXED,
         scored=predictions,
         seconds=time.monotonic() - start,
         notes=[f"neighbours by {search}; other searches give the same"],

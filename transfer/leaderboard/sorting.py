@@ -85,7 +85,7 @@ class _Boards:
     def _judge(self, row: LeaderboardRow, cell: LeaderboardCell, each: MeasuredResult, figure: str) -> None:
         """What `excb-eval reproduce` says of a claim that the file answers, or of a published one in the same row.
 
-        It is judged anew: a verdict in a file is whatever its writer put there.
+        It is judged anew: a verdict in a file is not trusted.
         """
         from ..reproduce.verdicts import judge
 

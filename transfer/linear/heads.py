@@ -72,21 +72,21 @@ class HeadBank:
 
     @torch.no_grad()
     def step(self, features: Tensor, labels: Tensor, *, whole: int, scale: float = 1.0) -> Tensor:
-        """One step of every head on this process's share of a batch; all processes take it together.
+        """One step of every head on this rank's share of a batch; all ranks call this together.
 
         Args:
-            features: [B, D]; B may be 0, and differ between processes.
+            features: [B, D]; B may be 0, and differ between ranks.
             labels: [B] int64 class indices.
-            whole: images of the whole batch, all processes together.
-            scale: what the schedule makes of every learning rate.
+            whole: images of the whole batch, all ranks together.
+            scale: the schedule's factor of every learning rate.
 
         Returns:
-            This process's part [H] of each head's mean loss before the step: their sum over processes is the mean.
+            This rank's part [H] of each head's mean loss before the step: the sum over ranks is the mean.
         """
-        grad = self.logits(features).log_softmax(1)
+        grad = self.logits(features).log_softmax(1)  # log-probabilities, until they become the gradient in place
         true_class = labels.expand(len(self), 1, -1)
         losses = -grad.gather(1, true_class).sum((1, 2)) / whole
-        # Of the mean cross-entropy by the logits: (softmax - one-hot) / images.
+        # The gradient of mean cross-entropy by the logits is (softmax - one-hot) / images.
         grad.exp_().scatter_add_(1, true_class, torch.full_like(grad[:, :1], -1)).div_(whole)
         grad = grad.flatten(0, 1)
         self._move(self.weight.flatten(0, 1), self._velocities[0].flatten(0, 1), grad, features, scale)
@@ -95,14 +95,14 @@ class HeadBank:
         return losses
 
     def _move(self, parameter: Tensor, velocity: Tensor, grad: Tensor, inputs: Tensor, scale: float) -> None:
-        """SGD with momentum on views [H * C, D] of all heads, from gradients [H * C, B] by the logits and inputs [B, D]."""
+        """SGD with momentum on views [H * C, D] of all heads; `grad` [H * C, B] is by the logits, inputs are [B, D]."""
         if self._rule == "lars":
             gradient = _all_reduce(grad @ inputs)
             self._adapt(self._by_head(parameter), self._by_head(gradient))
             velocity.mul_(self._momentum).add_(gradient)
         else:
-            # The product adds the gradient to what momentum leaves: heads are large and memory is slow. Velocities are
-            # added up over processes, so process 0 alone brings the old one.
+            # One fused product instead of two passes over large tensors. Velocities are summed over ranks, so only
+            # rank 0 contributes the old one.
             velocity.addmm_(grad, inputs, beta=self._momentum if rank() == 0 else 0)
             velocity.copy_(_all_reduce(velocity))
             if self._decays:
@@ -115,11 +115,11 @@ class HeadBank:
         return rows.view(len(self), self.classes, -1)
 
     def _adapt(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Scale gradients as LARC does; where a norm is 0, as of the first biases, nothing is scaled nor decays."""
-        size, grad = parameter.flatten(1).norm(dim=1), gradient.flatten(1).norm(dim=1)
-        adapts = (size > 0) & (grad > 0)
+        """Scale gradients as LARC does. A tensor whose norm is 0, such as a first bias, is not scaled or decayed."""
+        size, grad_norm = parameter.flatten(1).norm(dim=1), gradient.flatten(1).norm(dim=1)
+        adapts = (size > 0) & (grad_norm > 0)
         decay = self._weight_decay * adapts
-        ratio = torch.where(adapts, TRUST * size / (grad + size * decay + EPSILON), 1.0)
+        ratio = torch.where(adapts, TRUST * size / (grad_norm + size * decay + EPSILON), 1.0)
         gradient.addcmul_(parameter, decay.view(-1, 1, 1)).mul_(ratio.view(-1, 1, 1))
 
     @torch.no_grad()

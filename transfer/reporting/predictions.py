@@ -24,12 +24,12 @@ _OF_IMAGES = ("targets", "names", "classes")  # arrays of every file, beside tho
 
 @dataclass(frozen=True)
 class Scored(ABC):
-    """What is known of every test image once a protocol has seen it.
+    """What a protocol says of every test image.
 
     Args:
         targets: [Q] int64, true classes.
         names: the test images' paths.
-        classes: class names; of `Task.test`, so that classes which the train set has not are there as well.
+        classes: class names; of `Task.test`, so classes that the train set lacks are included.
     """
 
     targets: Tensor

@@ -40,7 +40,7 @@ def randomisation_test(differences: Tensor) -> float:
     Returns:
         The share of `RESAMPLES` random signs, and the signs as they are, whose mean is as far from 0 as the true one.
     """
-    values = differences[differences != 0].numpy()  # equal scores tell nothing
+    values = differences[differences != 0].numpy()  # ties carry no information
     if len(values) == 0:
         return 1.0
     random = generator(Purpose.BOOTSTRAP, len(values), 1)

@@ -23,7 +23,7 @@ _OF_MACHINE = ("workers", "batch_size", "cache", "no_cache", "quiet")
 
 
 def reproduce(args: argparse.Namespace, device: torch.device, reporter: Reporter) -> set[Word]:
-    """`excb-eval reproduce` in this process; all processes call this.
+    """`excb-eval reproduce` in this process; all ranks call this.
 
     Returns:
         The verdicts; none where only a list or a plan was asked for.

@@ -35,7 +35,7 @@ def evaluate(
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         gallery: "train" ranks the train images; "test" ranks the other test images, without the query itself.
         table: print the table.
 
