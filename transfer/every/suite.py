@@ -131,7 +131,7 @@ def _one(step: SuiteStep, folder: Path, run: RunStep, reporter: Reporter) -> Out
         reporter.note(f"{step.title}: finished before")
         return Outcome(step, file, _result(file), before=True)
     if why:
-        reporter.note(f"{step.title}: measured again, for {why}")
+        reporter.note(f"{step.title}: measured again, because {why}")
     reporter.note(f"excb-eval {' '.join(step.command)}")
     try:
         run(step.command + state_of(step, folder), file)

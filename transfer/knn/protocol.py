@@ -98,7 +98,7 @@ def evaluate(
 
 def _print(result: Result, predictions: Predictions, reporter: Reporter, *, banks: int, classes: int) -> None:
     rows = []
-    for template in predictions.top5:
+    for template in predictions.values:
         top1, top5 = template.format("top1"), template.format("top5")
         low, high = result.intervals[top1]
         name = template.removeprefix("knn_{}_k").replace("_T", ", T = ")

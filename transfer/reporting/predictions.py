@@ -8,7 +8,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -30,11 +30,19 @@ class Scored(ABC):
         targets: [Q] int64, true classes.
         names: the test images' paths.
         classes: class names; of `Task.test`, so classes that the train set lacks are included.
+        values: what was said of every image, by name; see the kinds below.
     """
 
     targets: Tensor
     names: Sequence[str]
     classes: tuple[str, ...]
+    values: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, task: Task, values: dict[str, Tensor]) -> Self:
+        """What a protocol says of the test images of a task."""
+        assert task.test.labels is not None
+        return cls(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), values)
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.targets) > 0
@@ -50,21 +58,14 @@ class Scored(ABC):
         """The figures that are reported by class, and that `compare` tests by default."""
 
     @abstractmethod
-    def arrays(self) -> dict[str, np.ndarray]:
-        """What an .npz file holds of the figures."""
-
-    @abstractmethod
     def picture(self) -> bytes | None:
         """A PNG of the confusions; None where nothing is confused."""
 
     def pack(self) -> bytes:
         """The bytes of an .npz file; equal values give equal bytes."""
-        of_images = {
-            "targets": self.targets.cpu().numpy(),
-            "names": np.array(self.names),
-            "classes": np.array(self.classes),
-        }
-        arrays: dict[str, Any] = of_images | self.arrays()
+        texts = {"names": np.array(self.names), "classes": np.array(self.classes)}
+        values = {name: each.cpu().numpy() for name, each in self.values.items()}
+        arrays: dict[str, Any] = {"targets": self.targets.cpu().numpy()} | texts | values
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
         return buffer.getvalue()
@@ -75,32 +76,24 @@ class Predictions(Scored):
     """The classes that a protocol guesses for the test images, every image once.
 
     Args:
-        top5: guesses by template, [Q, 5 or fewer] int64, best first. A template is a figure's name with {} for top1
+        values: guesses by template, [Q, 5 or fewer] int64, best first. A template is a figure's name with {} for top1
             and top5, such as "knn_{}_k20".
     """
 
-    top5: dict[str, Tensor]
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        for template, ranked in self.top5.items():
+        for template, ranked in self.values.items():
             assert template.count("{}") == 1, template
             assert ranked.ndim == 2, template
             assert len(ranked) == len(self.targets), template
             assert 1 <= ranked.shape[1] <= 5, template
             assert 0 <= int(ranked.min()) <= int(ranked.max()) < len(self.classes), template
 
-    @classmethod
-    def of(cls, task: Task, top5: dict[str, Tensor]) -> "Predictions":
-        """Guesses for the test images of a task."""
-        assert task.test.labels is not None
-        return cls(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), top5)
-
     def hits(self, *, within: int) -> dict[str, Tensor]:
         """Which images are right, [Q] bool, for every figure that looks at the first `within` guesses."""
         return {
             template.format(f"top{within}"): scoring.correct(ranked, self.targets, within=within)
-            for template, ranked in self.top5.items()
+            for template, ranked in self.values.items()
         }
 
     def scores(self) -> dict[str, Tensor]:
@@ -111,15 +104,11 @@ class Predictions(Scored):
     @property
     def main(self) -> list[str]:
         """The top-1 figures."""
-        return [template.format("top1") for template in self.top5]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The guesses by template."""
-        return {template: ranked.cpu().numpy() for template, ranked in self.top5.items()}
+        return [template.format("top1") for template in self.values]
 
     def picture(self) -> bytes:
         """The confusion matrix of the first template."""
-        template, ranked = next(iter(self.top5.items()))
+        template, ranked = next(iter(self.values.items()))
         matrix = scoring.confusions(ranked[:, 0], self.targets, len(self.classes))
         percent = scoring.percent(ranked[:, 0] == self.targets)
         title = f"{template.format('top1')}: {percent:.2f} % of {len(ranked):,} test images"
@@ -131,36 +120,24 @@ class ImageScores(Scored):
     """A score of every test image for each figure, for protocols that guess no class.
 
     Args:
-        by_figure: [Q] float64 by figure, 0 to 1 where the figure is in percent; NaN of images that do not count. The
+        values: [Q] float64 by figure, 0 to 1 where the figure is in percent; NaN of images that do not count. The
             first figure is the main one.
     """
 
-    by_figure: dict[str, Tensor]
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, scores in self.by_figure.items():
+        for name, scores in self.values.items():
             assert scores.shape == self.targets.shape, name
             assert scores.dtype == torch.float64, name
 
-    @classmethod
-    def of(cls, task: Task, by_figure: dict[str, Tensor]) -> "ImageScores":
-        """Scores of the test images of a task."""
-        assert task.test.labels is not None
-        return cls(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), by_figure)
-
     def scores(self) -> dict[str, Tensor]:
         """The scores as they are."""
-        return self.by_figure
+        return self.values
 
     @property
     def main(self) -> list[str]:
         """The first figure."""
-        return list(self.by_figure)[:1]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The scores by figure."""
-        return {name: scores.cpu().numpy() for name, scores in self.by_figure.items()}
+        return list(self.values)[:1]
 
     def picture(self) -> None:
         """None: no class is taken for another."""

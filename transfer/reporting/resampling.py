@@ -6,7 +6,7 @@ from torch import Tensor
 
 from excb.seeding import Purpose, generator
 
-from .scoring import RESAMPLES
+from .scoring import RESAMPLES, percentiles
 
 _AT_ONCE = 2**22  # most numbers drawn at once: 32 MiB
 
@@ -27,8 +27,7 @@ def interval(scores: Tensor) -> tuple[float, float]:
     means = np.concatenate(
         [values[random.integers(len(values), size=(n, len(values)))].mean(1) for n in _blocks(len(values))]
     )
-    low, high = 100 * np.percentile(means, [2.5, 97.5])
-    return round(float(low), 4), round(float(high), 4)
+    return percentiles(means)
 
 
 def randomisation_test(differences: Tensor) -> float:

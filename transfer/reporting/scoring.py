@@ -36,7 +36,7 @@ def interval(hits: Tensor) -> tuple[float, float]:
     """
     images, right = len(hits), int(hits.sum())
     draws = generator(Purpose.BOOTSTRAP, images, right).binomial(images, right / images, RESAMPLES)
-    return _middle(draws, images)
+    return percentiles(draws, images)
 
 
 def confusions(predicted: Tensor, targets: Tensor, classes: int) -> Tensor:
@@ -75,7 +75,7 @@ def difference_interval(first: Tensor, second: Tensor) -> tuple[float, float]:
     random = generator(Purpose.BOOTSTRAP, images, only_first, only_second)
     same = images - only_first - only_second
     draws = random.multinomial(images, np.array([only_first, only_second, same]) / images, RESAMPLES)
-    return _middle(draws[:, 1] - draws[:, 0], images)
+    return percentiles(draws[:, 1] - draws[:, 0], images)
 
 
 def discordant(first: Tensor, second: Tensor) -> tuple[int, int]:
@@ -83,7 +83,7 @@ def discordant(first: Tensor, second: Tensor) -> tuple[int, int]:
     return int((first & ~second).sum()), int((second & ~first).sum())
 
 
-def _middle(draws: np.ndarray, images: int) -> tuple[float, float]:
-    """The middle 95 % of counts, in percent of the images."""
-    low, high = 100 * np.percentile(draws, [2.5, 97.5]) / images
+def percentiles(draws: np.ndarray, whole: int = 1) -> tuple[float, float]:
+    """The middle 95 % of bootstrap draws, in percent of `whole`."""
+    low, high = 100 * np.percentile(draws, [2.5, 97.5]) / whole
     return round(float(low), 4), round(float(high), 4)

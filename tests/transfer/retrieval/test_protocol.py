@@ -75,14 +75,14 @@ def test_figures_are_those_of_the_loop(place: Path, gallery: Any) -> None:
     for name, (low, high) in result.intervals.items():
         assert low <= result.figures[name] <= high
     by_class = result.per_class["retrieval_mAP"]
-    ants = scored.by_figure["retrieval_mAP"][scored.targets == 0]
+    ants = scored.values["retrieval_mAP"][scored.targets == 0]
     assert by_class["ant"] == pytest.approx(100 * float(ants.mean()), abs=1e-4)
 
 
 def test_queries_without_an_image_of_their_class_do_not_count(place: Path) -> None:
     result, scored = evaluate(task(place, "more"), QUIET, table=False)
     assert result.notes == ["2 of 6 test images have no image of their class in the gallery and do not count"]
-    scores = scored.by_figure["retrieval_mAP"]
+    scores = scored.values["retrieval_mAP"]
     assert int(scores.isnan().sum()) == 2
     assert result.figures["retrieval_mAP"] == pytest.approx(100 * float(scores.nanmean()), abs=1e-4)
     assert result.per_class["retrieval_mAP"]["yak"] is None
