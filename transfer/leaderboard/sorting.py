@@ -74,9 +74,8 @@ class _Boards:
                 _add(row.notes, f"{each.source.text} gives {kind.metric} {value:.2f}")
                 continue
             cell.measured, cell.interval = value, result.intervals.get(figure)
-            row.sources = [
-                source for source in row.sources if source.text != each.source.text
-            ]  # a claim of this very file
+            # The file may also be the source of a claim.
+            row.sources = [source for source in row.sources if source.text != each.source.text]
             _add(row.sources, each.source)
             for note in result.notes:
                 _add(row.notes, note)

@@ -19,8 +19,6 @@ from excb.files import npy
 from ..task import Task
 from . import confusion, scoring
 
-_OF_IMAGES = ("targets", "names", "classes")  # arrays of every file, beside those of the figures
-
 
 @dataclass(frozen=True)
 class Scored(ABC):
@@ -31,6 +29,9 @@ class Scored(ABC):
         names: the test images' paths.
         classes: class names; of `Task.test`, so classes that the train set lacks are included.
         values: what was said of every image, by name; see the kinds below.
+
+    Raises:
+        ValueError: these do not fit together.
     """
 
     targets: Tensor
@@ -45,8 +46,10 @@ class Scored(ABC):
         return cls(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), values)
 
     def __post_init__(self) -> None:
-        assert len(self.names) == len(self.targets) > 0
-        assert 0 <= int(self.targets.min()) <= int(self.targets.max()) < len(self.classes)
+        _require(self.targets.dtype == torch.int64 and self.targets.ndim == 1, "whole numbers in targets")
+        _require(len(self.targets) > 0 and bool(self.values), "images and guesses")
+        _require(len(self.names) == len(self.targets), "one name for each image")
+        _require(_indices(self.targets, len(self.classes)), "indices of classes in targets")
 
     @abstractmethod
     def scores(self) -> dict[str, Tensor]:
@@ -82,12 +85,12 @@ class Predictions(Scored):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for template, ranked in self.values.items():
-            assert template.count("{}") == 1, template
-            assert ranked.ndim == 2, template
-            assert len(ranked) == len(self.targets), template
-            assert 1 <= ranked.shape[1] <= 5, template
-            assert 0 <= int(ranked.min()) <= int(ranked.max()) < len(self.classes), template
+        for name, ranked in self.values.items():
+            _require(name.count("{}") == 1, "templates with {} for top1 and top5")
+            _require(ranked.dtype == torch.int64 and ranked.ndim == 2, f"whole numbers in {name}")
+            fits = len(ranked) == len(self.targets) and 1 <= ranked.shape[1] <= 5
+            _require(fits, f"one to five guesses for each image in {name}")
+            _require(_indices(ranked, len(self.classes)), f"indices of classes in {name}")
 
     def hits(self, *, within: int) -> dict[str, Tensor]:
         """Which images are right, [Q] bool, for every figure that looks at the first `within` guesses."""
@@ -127,8 +130,10 @@ class ImageScores(Scored):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, scores in self.values.items():
-            assert scores.shape == self.targets.shape, name
-            assert scores.dtype == torch.float64, name
+            fits = scores.dtype == torch.float64 and scores.shape == self.targets.shape
+            _require(fits, f"one score for each image in {name}")
+            _require(not scores.isinf().any(), f"finite scores in {name}")
+            _require(not scores.isnan().all(), f"an image that counts in {name}")
 
     def scores(self) -> dict[str, Tensor]:
         """The scores as they are."""
@@ -149,31 +154,19 @@ def unpack(packed: bytes) -> Predictions | ImageScores:
     Raises:
         npy.DAMAGE: these bytes are no .npz file, or hold other arrays.
     """
-    with npy.unwarned(), np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
-        targets, names, classes = (arrays[name] for name in _OF_IMAGES)
-        others = {name: arrays[name] for name in arrays.files if name not in _OF_IMAGES}
-    _require(len(targets) > 0 and bool(others), "images and guesses")
+    with npy.unwarned(), np.load(io.BytesIO(packed), allow_pickle=False) as file:
+        values = {name: file[name] for name in file.files}
+    targets, names, classes = (values.pop(name) for name in ("targets", "names", "classes"))
     _require(all(texts.ndim == 1 and texts.dtype.kind == "U" for texts in (names, classes)), "names as text")
-    _require(len(names) == len(targets), "one name for each image")
-    _require(targets.dtype == np.int64 and targets.ndim == 1, "whole numbers in targets")
-    _require(targets.min() >= 0 and targets.max() < len(classes), "indices of classes in targets")
-    tensors = {name: torch.from_numpy(values) for name, values in others.items()}
-    common = (torch.from_numpy(targets), names.tolist(), tuple(classes.tolist()))
-    if all(values.dtype == np.float64 for values in others.values()):
-        for name, values in others.items():
-            _require(values.shape == targets.shape, f"one score for each image in {name}")
-            _require(np.isfinite(values[~np.isnan(values)]).all(), f"finite scores in {name}")
-            _require(not np.isnan(values).all(), f"an image that counts in {name}")
-        return ImageScores(*common, tensors)
-    for name, values in others.items():
-        _require(values.dtype == np.int64 and values.ndim == 2, f"whole numbers in {name}")
-        _require(len(values) == len(targets), f"one to five guesses for each image in {name}")
-        _require(1 <= values.shape[1] <= 5, f"one to five guesses for each image in {name}")
-        _require(values.min() >= 0 and values.max() < len(classes), f"indices of classes in {name}")
-    _require(all(name.count("{}") == 1 for name in others), "templates with {} for top1 and top5")
-    return Predictions(*common, tensors)
+    kind = ImageScores if all(each.dtype == np.float64 for each in values.values()) else Predictions
+    tensors = {name: torch.from_numpy(each) for name, each in values.items()}
+    return kind(torch.from_numpy(targets), names.tolist(), tuple(classes.tolist()), tensors)
 
 
-def _require(condition: bool | np.bool_, expected: str) -> None:
+def _indices(values: Tensor, count: int) -> bool:
+    return int(values.min()) >= 0 and int(values.max()) < count
+
+
+def _require(condition: bool | Tensor, expected: str) -> None:
     if not condition:
         raise ValueError(f"expected {expected}")

@@ -151,13 +151,13 @@ def test_json_is_written_last(task: Task, tmp_path: Path) -> None:
     [
         {"names": ["a"]},
         {"classes": ("ant", "bee", "cat")},
-        {"top5": {"knn_top1": torch.zeros(5, 1, dtype=torch.int64)}},
-        {"top5": {"knn_{}": torch.zeros(4, 1, dtype=torch.int64)}},
-        {"top5": {"knn_{}": torch.full((5, 1), 4)}},
+        {"values": {"knn_top1": torch.zeros(5, 1, dtype=torch.int64)}},
+        {"values": {"knn_{}": torch.zeros(4, 1, dtype=torch.int64)}},
+        {"values": {"knn_{}": torch.full((5, 1), 4)}},
     ],
 )
 def test_predictions_must_fit_together(values: dict[str, Any]) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="expected"):
         replace(KNOWN, **values)
 
 

@@ -1,5 +1,6 @@
 """Tests of the retrieval protocol: figures against scikit-learn and a loop, files, comparison, the leaderboard."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,9 @@ def test_scores_that_are_none_are_refused_when_read() -> None:
     scores = {"retrieval_mAP": torch.tensor([0.5, float("nan")], dtype=torch.float64)}
     packed = ImageScores(torch.tensor([0, 1]), ["a", "b"], ("x", "y"), scores).pack()
     assert isinstance(unpack(packed), ImageScores)
-    for wrong in (torch.full((2,), float("nan")), torch.tensor([0.5, float("inf")])):
-        packed = ImageScores(torch.tensor([0, 1]), ["a", "b"], ("x", "y"), {"m": wrong.double()}).pack()
+    of_images = {"targets": np.array([0, 1]), "names": np.array(["a", "b"]), "classes": np.array(["x", "y"])}
+    for wrong in (np.array([np.nan, np.nan]), np.array([0.5, np.inf])):
+        file = io.BytesIO()
+        np.savez_compressed(file, **of_images, m=wrong)
         with pytest.raises(npy.DAMAGE):
-            unpack(packed)
+            unpack(file.getvalue())
