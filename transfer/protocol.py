@@ -12,8 +12,6 @@ from typing import Protocol as Interface
 
 from excb.cli import Command, Parser
 
-from .reporting.fields import named
-
 if TYPE_CHECKING:
     import torch
 
@@ -162,7 +160,7 @@ class Protocol(Command):
     state: str = ""
     state_suffix: str = ""
     cost: "Callable[[Mapping[str, Any], ClaimImages], float | str | None]"
-    result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: named(settings)
+    result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: settings
     claim_fields: Callable[[Fields, FigureKind], Fields] = lambda options, _kind: options
     label: "Callable[[Result], str]" = lambda result: result.protocol
     objection: "Callable[[Result], str]" = lambda _result: ""

@@ -112,6 +112,7 @@ LINEAR = Protocol(
     state="--state",
     state_suffix=".pt",
     cost=_cost,
+    result_fields=lambda settings, _kind: named(settings),
     claim_fields=_claim_fields,
     in_suite=InSuite(names=("linear",), steps=_steps, add_options=_add_suite_options),
 )
