@@ -16,22 +16,11 @@ def add_task_options(parser: argparse.ArgumentParser, *, result: str = "FILE.jso
     """
     add = parser.add_argument
     add("--ckpt", required=True, metavar="PATH", help="run folder, checkpoint file, exported folder or timm:NAME")
-    add(
-        "--data",
-        metavar="SOURCE",
-        help="a folder or URL with train/ and test/ (or val/), of images or tar shards; torchvision:NAME; hf:ID of the "
-        "Hugging Face Hub",
-    )
+    add("--data", metavar="SOURCE", help="a folder or URL with train/ and test/ (or val/); torchvision:NAME; hf:ID")
     add("--train", metavar="DIR", help="labelled images: one sub-folder a class, or tar shards such as 'DIR/*.tar'")
     add("--test", metavar="DIR", help="the same classes, other images")
     add("--data-root", type=Path, metavar="DIR", help="where torchvision keeps its data sets")
-    add(
-        "--rename",
-        action="append",
-        default=[],
-        metavar="TEST=TRAIN",
-        help="a test folder that is named differently in train (may be repeated)",
-    )
+    add("--rename", action="append", default=[], metavar="TEST=TRAIN", help="a test folder's name in train; repeatable")
     add_pass_options(parser)
     add("--out", type=local_path, metavar=result, help="write the result here")
 

@@ -54,5 +54,5 @@ def _check_out(out: Path, *, folder: bool) -> None:
         raise UserError.on_all_ranks(f"--out {out} is a file: name a folder")
     if not folder and out.is_dir():
         raise UserError.on_all_ranks(f"--out {out} is a folder: name a file in it")
-    if is_rank0():  # which writes; the others may be on machines without that disk
+    if is_rank0():  # rank 0 writes; other ranks may lack that disk
         check_folder(out if folder else out.parent)

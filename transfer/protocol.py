@@ -12,8 +12,6 @@ from typing import Protocol as Interface
 
 from excb.cli import Command, Parser
 
-from .reporting.fields import named
-
 if TYPE_CHECKING:
     import torch
 
@@ -76,7 +74,7 @@ class Evaluation:
 
 
 class OpenEvaluation(Interface):
-    """Loads and checks what a command line names; all processes call this together."""
+    """Loads and checks what a command line names; all ranks call this together."""
 
     def __call__(
         self,
@@ -92,7 +90,7 @@ class OpenEvaluation(Interface):
         Args:
             args: the protocol's own options.
             device: where to compute.
-            reporter: where to talk.
+            reporter: prints notes, progress and tables.
             task: backbone and images that are loaded already, for protocols that take a `Task`.
             results: the folder that results will be written to; it may not lie among the images.
         """
@@ -162,7 +160,7 @@ class Protocol(Command):
     state: str = ""
     state_suffix: str = ""
     cost: "Callable[[Mapping[str, Any], ClaimImages], float | str | None]"
-    result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: named(settings)
+    result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: settings
     claim_fields: Callable[[Fields, FigureKind], Fields] = lambda options, _kind: options
     label: "Callable[[Result], str]" = lambda result: result.protocol
     objection: "Callable[[Result], str]" = lambda _result: ""

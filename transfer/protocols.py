@@ -33,7 +33,7 @@ def of_command(name: str) -> Protocol | None:
 
 
 def of_result(name: str) -> Protocol | None:
-    """The protocol that made a result, by the result's `protocol`; None of protocols that this version has not."""
+    """The protocol that made a result, by the result's `protocol`; None of protocols that this version lacks."""
     return next((protocol for protocol in PROTOCOLS if protocol.made(name)), None)
 
 

@@ -38,7 +38,7 @@ class Task:
         backbone: in eval mode, on `device`.
         preprocessing: the checkpoint's, or what the user chose.
         train: labelled images.
-        test: labelled images of the same classes; class indices are train's, and what train has not comes after.
+        test: labelled images of the same classes; class indices are train's, and classes that train lacks come last.
         device: where to compute.
         batch: images at once.
         workers: processes that read images.
@@ -111,7 +111,7 @@ class Task:
         return Extraction(self.backbone, self.preprocessing, images, kind, self.device, self.batch, self.workers)
 
     def stored(self, images: Images, name: str, reporter: Reporter, *, kind: Kind = "pooled") -> CachedFeatures:
-        """Features of a set that are read as they are needed, for banks larger than memory; all processes call this.
+        """Features of a set that are read as they are needed, for banks larger than memory; all ranks call this.
 
         Raises:
             UserError: an image cannot be read, so that figures would not be comparable; the backbone has no such
@@ -125,14 +125,14 @@ class Task:
     ) -> tuple[Tensor, Tensor]:
         """Features [N, D] float32 and labels [N] int64 of a set, every image once, on the CPU: N x D x 4 bytes.
 
-        They come from the cache where it has them, else they go there. All processes call this together, and all get
+        They come from the cache where it has them, else they go there. All ranks call this together, and all get
         all rows: bit-exactly those of one process, where each process has as many threads. They may lie in the cache's
         file: do not change them in place.
 
         Args:
             images: the set.
-            name: what the reader knows it by.
-            reporter: where to talk.
+            name: its name in messages.
+            reporter: prints notes, progress and tables.
             kind: "pooled" is what the backbone returns; "last4_cls" are the class tokens of a ViT's last four blocks,
                 each through the final norm, side by side: DINO's input of linear heads.
 
@@ -145,7 +145,7 @@ class Task:
 
     @property
     def unknown(self) -> dict[str, int]:
-        """Test images of every class that the train set has not."""
+        """Test images of every class that the train set lacks."""
         assert self.test.labels is not None
         shared, names = len(self.train.classes or ()), self.test.classes or ()
         return {name: int((self.test.labels == shared + i).sum()) for i, name in enumerate(names[shared:])}
@@ -179,7 +179,7 @@ class Task:
 
 
 def _name(entry: Entry) -> str:
-    """What people call a checkpoint: the catalogue's name, or its run with the step, or its file."""
+    """The name of a checkpoint: the catalogue's name, or its run with the step, or its file."""
     if entry.checkpoint is not None:
         return entry.checkpoint.name
     file = Path(entry.source)

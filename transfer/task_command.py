@@ -48,7 +48,7 @@ class TaskCommand:
         return in_parallel(self._work)
 
     def _work(self, args: argparse.Namespace, device: "torch.device") -> int:
-        """Evaluate in this process, with the others if there are any; returns the exit code."""
+        """Evaluate on this rank; returns the exit code."""
         reporter = Reporter(quiet=args.quiet or not is_rank0())
         self.check(args)
         results = None if args.out is None else args.out.parent
@@ -85,7 +85,7 @@ class TaskCommand:
 
 
 def forecast(task: "Task", sets: "Mapping[str, Images]", kind: "Kind", reporter: Reporter) -> None:
-    """Answer --dry-run: what the features of some sets will take; all processes call this."""
+    """Answer --dry-run: what the features of some sets will take; all ranks call this."""
     from .features.export import describe, plan
 
     planned = plan({name: task.extraction(images, kind) for name, images in sets.items()}, task.cache)
@@ -106,7 +106,7 @@ def task_of(
     Args:
         args: the options of `options.add_task_options`.
         device: where to compute.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         results: the folder that results will be written to; it may not lie among the images.
         unknown: what happens to test images of classes that train lacks, for the warning about them.
     """

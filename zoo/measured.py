@@ -11,18 +11,6 @@ from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 
 
-def read_result(file: Path) -> Result:
-    """A file that `excb-eval --out` wrote.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        return Result.from_json(file.read_text(encoding="utf-8"), source=str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the result {file}: {error}") from None
-
-
 def results_of(tensors: Mapping[str, Tensor], files: Sequence[Path]) -> dict[str, Result]:
     """Results by the name of their file, without the machine's paths.
 
@@ -31,7 +19,7 @@ def results_of(tensors: Mapping[str, Tensor], files: Sequence[Path]) -> dict[str
     """
     results, ours = dict[str, Result](), weights_hash(tensors)
     for file in files:
-        result = read_result(file)
+        result = Result.read(file)
         theirs = result.checkpoint.get("weights_sha256")
         if theirs != ours:
             raise UserError(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from excb.errors import UserError
@@ -83,6 +83,18 @@ class Result:
         }
         source = folder_name(str(self.checkpoint.get("source", "")))
         return replace(self, data=data, checkpoint=self.checkpoint | {"source": source})
+
+    @classmethod
+    def read(cls, file: Path) -> "Result":
+        """The result in a file that `excb-eval --out` wrote.
+
+        Raises:
+            UserError: it cannot be read, or as `from_json`.
+        """
+        try:
+            return cls.from_json(file.read_text(encoding="utf-8"), source=str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the result {file}: {error}") from None
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "this text") -> "Result":

@@ -33,7 +33,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:
-    """Evaluate in this process, with the others if there are any.
+    """Evaluate on this rank.
 
     Raises:
         UserError: --out is missing, a protocol could not be measured, or the report not be written.

@@ -1,4 +1,4 @@
-"""`excb-eval all`: every protocol that applies to a checkpoint and its images, each once, however often stopped."""
+"""`excb-eval all`: every protocol that applies to a checkpoint and its images, each once, resumable."""
 
 import argparse
 import hashlib
@@ -103,9 +103,9 @@ def evaluate(steps_to_make: Sequence[SuiteStep], folder: Path, run: RunStep, rep
 
     Args:
         steps_to_make: as `steps` gives them.
-        folder: for results, states and what they hang on.
-        run: makes one.
-        reporter: where to talk.
+        folder: for results, unfinished states, and the record of finished steps.
+        run: runs one.
+        reporter: prints notes, progress and tables.
 
     Raises:
         UserError: the folder cannot be written.
@@ -129,9 +129,9 @@ def _one(step: SuiteStep, folder: Path, run: RunStep, reporter: Reporter) -> Out
     done, why = run_on_rank0(lambda: finished(step, folder))
     if done:
         reporter.note(f"{step.title}: finished before")
-        return Outcome(step, file, _read(file), before=True)
+        return Outcome(step, file, _result(file), before=True)
     if why:
-        reporter.note(f"{step.title}: measured again, for {why}")
+        reporter.note(f"{step.title}: measured again, because {why}")
     reporter.note(f"excb-eval {' '.join(step.command)}")
     try:
         run(step.command + state_of(step, folder), file)
@@ -139,7 +139,7 @@ def _one(step: SuiteStep, folder: Path, run: RunStep, reporter: Reporter) -> Out
         reporter.warn(f"{step.title}: {error}")
         return Outcome(step, failed=str(error))
     run_on_rank0(lambda: _remember(step, folder))
-    return Outcome(step, file, _read(file))
+    return Outcome(step, file, _result(file))
 
 
 def state_of(step: SuiteStep, folder: Path) -> list[str]:
@@ -164,6 +164,10 @@ def finished(step: SuiteStep, folder: Path) -> tuple[bool, str]:
     return True, ""
 
 
+def _result(file: Path) -> Result | None:
+    return Result.read(file) if is_rank0() else None
+
+
 def _remember(step: SuiteStep, folder: Path) -> None:
     records = _state(folder) | {step.name: identity(step) | {"sha256": _digest(folder / f"{step.name}.json")}}
     write_text(json.dumps(records, indent=2) + "\n", folder / STATE)
@@ -181,10 +185,6 @@ def _state(folder: Path) -> dict[str, Any]:
 
 def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _read(file: Path) -> Result | None:
-    return Result.from_json(file.read_text(encoding="utf-8"), source=str(file)) if is_rank0() else None
 
 
 def plan(planned: Sequence[SuiteStep], folder: Path | None) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from excb.seeding import Purpose, generator
 
 from ..reporting.predictions import Predictions
 from ..reporting.report import report
-from ..reporting.scoring import RESAMPLES
+from ..reporting.scoring import RESAMPLES, percentiles
 from ..task import Task
 from . import training
 from .training import Settings
@@ -53,7 +53,7 @@ def evaluate(
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         percent: 1 or 10, for the paper's protocol; None for any share.
         fraction: without `percent`, the share of the train images, above 0 and at most 1, stratified by class.
         split: indices of the train images to use: SimCLR's list for ImageNet. By default a stratified share.
@@ -189,8 +189,8 @@ def _average(result: Result, predictions: Predictions, name: str, seeds: Sequenc
 def interval_of_mean(hits: Tensor) -> tuple[float, float]:
     """The 95 % percentile bootstrap interval of the mean accuracy over seeds, in percent.
 
-    Images are drawn with replacement, each with the answers of all seeds: it says how sure the figure is for these
-    trainings, the spread over seeds says how much trainings differ.
+    Images are drawn with replacement, each with the answers of all seeds. The interval is about these trainings; the
+    spread over seeds says how much trainings differ.
 
     Args:
         hits: [seeds, Q] bool.
@@ -199,8 +199,7 @@ def interval_of_mean(hits: Tensor) -> tuple[float, float]:
     counts = torch.bincount(hits.sum(0), minlength=seeds + 1).numpy()  # images that 0, 1, ... seeds have right
     random = generator(Purpose.BOOTSTRAP, images, *counts.tolist())
     draws = random.multinomial(images, counts / images, RESAMPLES) @ np.arange(seeds + 1)
-    low, high = 100 * np.percentile(draws, [2.5, 97.5]) / (images * seeds)
-    return round(float(low), 4), round(float(high), 4)
+    return percentiles(draws, images * seeds)
 
 
 def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], images: int) -> None:
@@ -247,11 +246,8 @@ def _evaluate_frozen(
     )
     if table and rank() == 0:
         cells = [f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5)]
-        reporter.table(
-            f"{name}: logistic regression on {len(rows):,} images",
-            ["C", "top-1 %", "top-5 %"],
-            [[f"{strength:g}", *cells]],
-        )
+        title = f"{name}: logistic regression on {len(rows):,} images"
+        reporter.table(title, ["C", "top-1 %", "top-5 %"], [[f"{strength:g}", *cells]])
     return result, predictions
 
 

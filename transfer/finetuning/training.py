@@ -1,4 +1,4 @@
-"""Fine-tuning of backbone and linear head on a share of the train set; the same answer from any number of processes."""
+"""Fine-tuning of backbone and linear head on a share of the train set; the same result on any number of ranks."""
 
 import copy
 import hashlib
@@ -39,7 +39,7 @@ class Settings:
         backbone_lr: first learning rate of the backbone; it falls to 0 on a cosine, step by step.
         head_lr: first learning rate of the head.
         epochs: passes over the share.
-        batch: images per step, all processes and micro-batches together.
+        batch: images per step, all ranks and micro-batches together.
         momentum: of SGD.
         weight_decay: of all weights.
         precision: of the forward and backward pass; fp32 is the precision that the backbone has.
@@ -67,7 +67,7 @@ class Settings:
         require(smallest >= 1, "epochs, batch and micro-batches must be at least 1")
 
     def to_dict(self) -> dict[str, Any]:
-        """All that makes the protocol, for the result; `assumed` names what no paper states."""
+        """All settings of the protocol, for the result; `assumed` names what no paper states."""
         fixed = {"optimizer": "SGD", "schedule": "cosine to 0, step by step", "head": "weights N(0, 0.01), bias 0"}
         return asdict(self) | fixed | {"augmentation": "RandomResizedCrop, flip", "assumed": list(ASSUMED)}
 
@@ -85,7 +85,7 @@ def run(
         chosen: indices [n] of the train images to use.
         settings: how to train.
         seed: names the head's weights, the order, crops and flips.
-        reporter: where to talk; processes but the first keep silent.
+        reporter: where to talk; only rank 0 prints.
         state: file that is written after every epoch and resumed from, bit-exactly on the CPU.
 
     Returns:
@@ -118,7 +118,7 @@ def run(
 
 
 class _Training:
-    """What a step moves: a classifier [B, 3, S, S] -> [B, classes] and its optimizer."""
+    """The state that a step changes: a classifier [B, 3, S, S] -> [B, classes] and its optimizer."""
 
     def __init__(self, task: Task, settings: Settings, seed: int, *, steps: int) -> None:
         # Gradients of small maps do not take the layout that `Task` chooses for forward passes.
@@ -139,7 +139,7 @@ class _Training:
         self._task, self._settings, self._seed, self._steps = task, settings, seed, steps
 
     def _lay_out(self) -> Tensor:
-        """One tensor for the loss and, behind it, the gradients of all weights: added up over processes in one go."""
+        """One tensor for the loss and, behind it, the gradients of all weights: summed over ranks in one all_reduce."""
         weights = [weight for group in self._optimizer.param_groups for weight in group["params"]]
         sizes = [weight.numel() for weight in weights]
         flat = torch.zeros(1 + sum(sizes), dtype=self._dtype, device=weights[0].device)
@@ -148,10 +148,10 @@ class _Training:
         return flat
 
     def step(self, batch: Batch, step: int) -> float:
-        """Take one step on all processes' images together, and return their mean loss.
+        """Take one step on all ranks' images, and return their mean loss.
 
         Raises:
-            UserError: the loss or a gradient is not finite; nothing has moved then.
+            UserError: the loss or a gradient is not finite; no weight has changed then.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = group["peak"] * (1 + math.cos(math.pi * step / self._steps)) / 2
@@ -171,12 +171,12 @@ class _Training:
         return float(flat[0])
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's images of each micro-batch, [b, 3, S, S] and [b]; the same micro-batches however many share.
+        """This rank's images of each micro-batch, [b, 3, S, S] and [b]; the same micro-batches for any world_size.
 
-        Where there is BatchNorm, which waits for all processes, one without an image goes along with an empty tensor.
+        BatchNorm synchronises all ranks, so a rank without an image still passes an empty tensor.
         """
         size = -(-batch.whole // self._settings.accumulate)
-        places = np.arange(rank(), batch.whole, world_size())  # of this process's images in the whole batch
+        places = np.arange(rank(), batch.whole, world_size())  # of this rank's images in the whole batch
         side = self._task.preprocessing.crop
         images = batch.images if len(places) else batch.images.new_empty(0, 3, side, side)
         for start in range(0, batch.whole, size):
@@ -209,7 +209,7 @@ class _Training:
         run_on_rank0(write)
 
     def restore(self, file: Path, identity: dict[str, Any]) -> int:
-        """Go on from a file, if it is there, and return the number of epochs done.
+        """Resume from a file, if there is one, and return the number of epochs done.
 
         Raises:
             UserError: it is damaged, or of another training.
@@ -265,7 +265,7 @@ def _read(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
-    """The best five classes [Q, <=5] of every test image; each process classifies its share, nobody any twice."""
+    """The best five classes [Q, <=5] of every test image; each rank classifies its own share."""
     mine = range(rank(), len(task.test), world_size())
     with reporter.progress("test", len(mine)) as bar:
         outputs = extract(
@@ -285,7 +285,7 @@ def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
 
 
 def _synchronise(network: nn.Module, device: torch.device) -> nn.Module:
-    """Let every BatchNorm take its statistics over all processes' images, however they are shared."""
+    """Compute every BatchNorm's statistics over all ranks' images, however they are split."""
     if world_size() == 1 or device.type == "cuda":
         return synchronise_batchnorm(network, device)  # torch's own SyncBatchNorm counts rows
     for parent in list(network.modules()):
@@ -296,7 +296,7 @@ def _synchronise(network: nn.Module, device: torch.device) -> nn.Module:
 
 
 class CountingBatchNorm(SyncBatchNorm):
-    """BatchNorm with statistics over the shares of all processes, which may differ in size and be empty."""
+    """BatchNorm with statistics over all ranks' shares, which may differ in size or be empty."""
 
     def _normalise(self, rows: Tensor) -> Tensor:
         if not self.training:

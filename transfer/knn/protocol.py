@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,6 +22,7 @@ from ..reporting.report import report
 from ..task import Task
 
 KS = (10, 20, 100, 200)
+FIXED = {"similarity": "cosine", "vote": "exp(s / T)"}  # settings that no option changes
 
 
 def evaluate(
@@ -36,7 +38,7 @@ def evaluate(
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         ks: numbers of neighbours; by default 10, 20, 100 and 200, as far as there are train images.
         temperatures: T of the weight exp(similarity / T); one search serves all k and T.
         backend: FAISS or torch; neighbours are exact and equal in both.
@@ -55,13 +57,12 @@ def evaluate(
     neighbour_counts = check_ks(ks, len(task.train), reporter)
     width = task.extraction(task.train).width
     search = available_backend(backend, task.device, width)
-    held = plan(len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size())
+    memory = partial(plan, len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size())
+    held = memory()
     # A bank that would fill the memory is read from the cache's files instead, tile by tile.
     streamed = task.cache is not None and run_on_rank0(lambda: held.total * world_size() > available_memory() / 2)
     if streamed:
-        held = plan(
-            len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size(), streamed=True
-        )
+        held = memory(streamed=True)
     reporter.note(held.text)
     stored, labels = task.stored(task.train, "train", reporter), torch.from_numpy(task.train.labels)
     bank = stored if streamed else stored.all()
@@ -85,24 +86,19 @@ def evaluate(
     result = report(
         task,
         protocol="knn",
-        settings={
-            "k": neighbour_counts,
-            "temperature": list(temperatures),
-            "similarity": "cosine",
-            "vote": "exp(s / T)",
-        },
+        settings={"k": neighbour_counts, "temperature": list(temperatures)} | FIXED,
         scored=predictions,
         seconds=time.monotonic() - start,
         notes=[f"neighbours by {search}; other searches give the same"],
     )
     if table and rank() == 0:
-        _tell(result, predictions, reporter, banks=len(bank), classes=classes)
+        _print(result, predictions, reporter, banks=len(bank), classes=classes)
     return result, predictions
 
 
-def _tell(result: Result, predictions: Predictions, reporter: Reporter, *, banks: int, classes: int) -> None:
+def _print(result: Result, predictions: Predictions, reporter: Reporter, *, banks: int, classes: int) -> None:
     rows = []
-    for template in predictions.top5:
+    for template in predictions.values:
         top1, top5 = template.format("top1"), template.format("top5")
         low, high = result.intervals[top1]
         name = template.removeprefix("knn_{}_k").replace("_T", ", T = ")

@@ -16,12 +16,7 @@ def _add_options(parser: Parser) -> None:
     add("results", nargs="*", type=Path, metavar="RESULTS", help="result files, or folders of them")
     add("--out", type=local_path, metavar="DIR", help="write leaderboard.md, .csv and .html here")
     add("--check", action="store_true", help="check that RESULTS may stand in a leaderboard, and write nothing")
-    add(
-        "--submit",
-        type=Path,
-        metavar="DIR",
-        help="check RESULTS, and write them here without the paths of this machine",
-    )
+    add("--submit", type=Path, metavar="DIR", help="check RESULTS, and write them here without this machine's paths")
     add("--claims", action="append", default=[], type=Path, metavar="FILE.toml", help="more published figures")
     add("--json", action="store_true", help="print JSON instead of a table")
     add("--quiet", action="store_true", help="no notes")

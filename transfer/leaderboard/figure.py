@@ -168,16 +168,11 @@ def _line(frame: _Frame, series: Sequence[Point], methods: Sequence[str]) -> Htm
 
 
 def _circle(frame: _Frame, point: Point, methods: Sequence[str]) -> Html:
-    shape = element(
-        "circle",
-        cx=f"{frame.x(point.epochs):.1f}",
-        cy=f"{frame.y(point.value):.1f}",
-        r=f"{point.radius:.2f}",
-    )
+    x, y = f"{frame.x(point.epochs):.1f}", f"{frame.y(point.value):.1f}"
     return element(
         "g",
         element("title", point.text),
-        shape,
+        element("circle", cx=x, cy=y, r=f"{point.radius:.2f}"),
         class_=f"point {_colour(point, methods)}",
         tabindex=0,
         role="img",
@@ -195,16 +190,8 @@ def _labels(frame: _Frame, series: Sequence[Sequence[Point]], methods: Sequence[
         last = max(each, key=lambda point: point.epochs)
         x, y, r, width = frame.x(last.epochs), frame.y(last.value), last.radius, LETTER * len(last.name)
         across, up = r + 6 + width / 2, r + 4 + HEIGHT / 2
-        turns = [
-            (0, -up),
-            (across, 0),
-            (0, up),
-            (-across, 0),
-            (across, -up),
-            (-across, -up),
-            (across, up),
-            (-across, up),
-        ]
+        straight = [(0, -up), (across, 0), (0, up), (-across, 0)]
+        turns = [*straight, (across, -up), (-across, -up), (across, up), (-across, up)]
         inside = [
             _box(x + dx, y + dy, width, HEIGHT)
             for dx, dy in turns

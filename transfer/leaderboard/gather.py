@@ -28,7 +28,7 @@ def gather(named: Sequence[Path], out: Path) -> list[MeasuredResult]:
     """
     results: dict[str, MeasuredResult] = {}
     for file in [*results_of(named), *_files(BUNDLED)]:
-        result = read(file)
+        result = Result.read(file)
         results.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
     return list(results.values())
 
@@ -72,18 +72,6 @@ def _is_result(file: Path) -> bool:
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as JSON ({error}): fix it, or move it out of the folder") from None
     return isinstance(values, dict) and {"schema", "protocol", "figures"} <= values.keys()
-
-
-def read(file: Path) -> Result:
-    """Read one result.
-
-    Raises:
-        UserError: it cannot be read, or is no result of this version.
-    """
-    try:
-        return Result.from_json(file.read_text(encoding="utf-8"), source=str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the result {file}: {error}") from None
 
 
 def _source(file: Path, out: Path) -> Source:

@@ -221,9 +221,8 @@ def _figure_cell(cell: LeaderboardCell | None, metric: str) -> Html:
 
 
 def _link(source: Source) -> Html:
-    text = re.split(r"[@#:]", source.text.removeprefix("paper, "))[
-        0
-    ]  # a repository without its commit and file: the title has all
+    # A repository without its commit and file; the title has all.
+    text = re.split(r"[@#:]", source.text.removeprefix("paper, "))[0]
     text = text.rpartition("/")[2] if text.endswith(".json") else text
     if source.address is None:
         return element("span", text, title=source.text)

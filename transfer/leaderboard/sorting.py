@@ -74,9 +74,8 @@ class _Boards:
                 _add(row.notes, f"{each.source.text} gives {kind.metric} {value:.2f}")
                 continue
             cell.measured, cell.interval = value, result.intervals.get(figure)
-            row.sources = [
-                source for source in row.sources if source.text != each.source.text
-            ]  # a claim of this very file
+            # The file may also be the source of a claim.
+            row.sources = [source for source in row.sources if source.text != each.source.text]
             _add(row.sources, each.source)
             for note in result.notes:
                 _add(row.notes, note)
@@ -85,7 +84,7 @@ class _Boards:
     def _judge(self, row: LeaderboardRow, cell: LeaderboardCell, each: MeasuredResult, figure: str) -> None:
         """What `excb-eval reproduce` says of a claim that the file answers, or of a published one in the same row.
 
-        It is judged anew: a verdict in a file is whatever its writer put there.
+        It is judged anew: a verdict in a file is not trusted.
         """
         from ..reproduce.verdicts import judge
 

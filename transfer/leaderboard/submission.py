@@ -14,9 +14,8 @@ from .. import protocols
 from ..protocol import Protocol
 from ..protocols import PROTOCOLS, kind_of
 from ..reporting import statistics
-from ..reporting.report import read as read_with_predictions
+from ..reporting.report import read
 from . import comparable
-from .gather import read
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CLOSE = 1e-4  # a unit of the last digit that results hold
@@ -31,7 +30,7 @@ def check(file: Path) -> list[str]:
     Raises:
         UserError: it may not stand in a leaderboard, and why.
     """
-    result = read(file)
+    result = Result.read(file)
     done = [f"schema {result.schema}", f"protocol {result.protocol} {result.protocol_hash}"]
     try:
         _figures(result)  # first: a result of another kind, such as of clusters, has none of the rest
@@ -58,7 +57,7 @@ def submit(file: Path, folder: Path) -> Path:
         UserError: it may not stand there, another result has its name, or it cannot be written.
     """
     check(file)
-    result = read(file).without_paths()
+    result = Result.read(file).without_paths()
     name = result.checkpoint.get("name") or result.checkpoint.get("source")
     label = f"{name}-{_protocol_of(result).label(result)}"
     place = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('.-_')}.json"
@@ -111,9 +110,9 @@ def _protocol_of(result: Result) -> Protocol:
 
 
 def _recount(file: Path) -> str:
-    if not str(read(file).predictions["file"]).endswith(".npz"):
+    if not str(Result.read(file).predictions["file"]).endswith(".npz"):
         return "predictions are there"
-    result, scored = read_with_predictions(file)
+    result, scored = read(file)
     counted = scored.scores()
     seeds = result.settings.get("seeds") or [0]
     for name, scores in counted.items():

@@ -41,12 +41,7 @@ def _add_options(parser: Parser) -> None:
         help="what chooses among several heads: a held-out tenth of train (default), or the test images, as authors do",
     )
     add("--seed", type=int, default=0, metavar="S", help="default: 0")
-    add(
-        "--state",
-        type=Path,
-        metavar="FILE",
-        help="save the heads here after every epoch and resume from it (protocols on precomputed features start anew)",
-    )
+    add("--state", type=Path, metavar="FILE", help="save the heads here after every epoch, and resume from it")
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -117,6 +112,7 @@ LINEAR = Protocol(
     state="--state",
     state_suffix=".pt",
     cost=_cost,
+    result_fields=lambda settings, _kind: named(settings),
     claim_fields=_claim_fields,
     in_suite=InSuite(names=("linear",), steps=_steps, add_options=_add_suite_options),
 )

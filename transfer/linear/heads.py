@@ -72,39 +72,39 @@ class HeadBank:
 
     @torch.no_grad()
     def step(self, features: Tensor, labels: Tensor, *, whole: int, scale: float = 1.0) -> Tensor:
-        """One step of every head on this process's share of a batch; all processes take it together.
+        """One step of every head on this rank's share of a batch; all ranks call this together.
 
         Args:
-            features: [B, D]; B may be 0, and differ between processes.
+            features: [B, D]; B may be 0, and differ between ranks.
             labels: [B] int64 class indices.
-            whole: images of the whole batch, all processes together.
-            scale: what the schedule makes of every learning rate.
+            whole: images of the whole batch, all ranks together.
+            scale: the schedule's factor of every learning rate.
 
         Returns:
-            This process's part [H] of each head's mean loss before the step: their sum over processes is the mean.
+            This rank's part [H] of each head's mean loss before the step: the sum over ranks is the mean.
         """
-        slope = self.logits(features).log_softmax(1)
-        chosen = labels.expand(len(self), 1, -1)
-        losses = -slope.gather(1, chosen).sum((1, 2)) / whole
-        # Of the mean cross-entropy by the logits: (softmax - one-hot) / images.
-        slope.exp_().scatter_add_(1, chosen, torch.full_like(slope[:, :1], -1)).div_(whole)
-        slope = slope.flatten(0, 1)
-        self._move(self.weight.flatten(0, 1), self._velocities[0].flatten(0, 1), slope, features, scale)
+        grad = self.logits(features).log_softmax(1)  # log-probabilities, until they become the gradient in place
+        true_class = labels.expand(len(self), 1, -1)
+        losses = -grad.gather(1, true_class).sum((1, 2)) / whole
+        # The gradient of mean cross-entropy by the logits is (softmax - one-hot) / images.
+        grad.exp_().scatter_add_(1, true_class, torch.full_like(grad[:, :1], -1)).div_(whole)
+        grad = grad.flatten(0, 1)
+        self._move(self.weight.flatten(0, 1), self._velocities[0].flatten(0, 1), grad, features, scale)
         ones = features.new_ones(len(features), 1)  # what a bias is multiplied with
-        self._move(self.bias.view(-1, 1), self._velocities[1].view(-1, 1), slope, ones, scale)
+        self._move(self.bias.view(-1, 1), self._velocities[1].view(-1, 1), grad, ones, scale)
         return losses
 
-    def _move(self, parameter: Tensor, velocity: Tensor, slope: Tensor, inputs: Tensor, scale: float) -> None:
-        """SGD with momentum on views [H * C, D] of all heads, from slopes [H * C, B] and inputs [B, D]."""
+    def _move(self, parameter: Tensor, velocity: Tensor, grad: Tensor, inputs: Tensor, scale: float) -> None:
+        """SGD with momentum on views [H * C, D] of all heads; `grad` [H * C, B] is by the logits, inputs are [B, D]."""
         if self._rule == "lars":
-            gradient = _sum_over_processes(slope @ inputs)
+            gradient = _all_reduce(grad @ inputs)
             self._adapt(self._by_head(parameter), self._by_head(gradient))
             velocity.mul_(self._momentum).add_(gradient)
         else:
-            # The product adds the gradient to what momentum leaves: heads are large and memory is slow. Velocities are
-            # added up over processes, so process 0 alone brings the old one.
-            velocity.addmm_(slope, inputs, beta=self._momentum if rank() == 0 else 0)
-            velocity.copy_(_sum_over_processes(velocity))
+            # One fused product instead of two passes over large tensors. Velocities are summed over ranks, so only
+            # rank 0 contributes the old one.
+            velocity.addmm_(grad, inputs, beta=self._momentum if rank() == 0 else 0)
+            velocity.copy_(_all_reduce(velocity))
             if self._decays:
                 self._by_head(velocity).addcmul_(self._by_head(parameter), self._weight_decay.view(-1, 1, 1))
         rates = (self._lr * scale).view(-1, 1, 1)
@@ -115,11 +115,11 @@ class HeadBank:
         return rows.view(len(self), self.classes, -1)
 
     def _adapt(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Scale gradients as LARC does; where a norm is 0, as of the first biases, nothing is scaled nor decays."""
-        size, slope = parameter.flatten(1).norm(dim=1), gradient.flatten(1).norm(dim=1)
-        adapts = (size > 0) & (slope > 0)
+        """Scale gradients as LARC does. A tensor whose norm is 0, such as a first bias, is not scaled or decayed."""
+        size, grad_norm = parameter.flatten(1).norm(dim=1), gradient.flatten(1).norm(dim=1)
+        adapts = (size > 0) & (grad_norm > 0)
         decay = self._weight_decay * adapts
-        ratio = torch.where(adapts, TRUST * size / (slope + size * decay + EPSILON), 1.0)
+        ratio = torch.where(adapts, TRUST * size / (grad_norm + size * decay + EPSILON), 1.0)
         gradient.addcmul_(parameter, decay.view(-1, 1, 1)).mul_(ratio.view(-1, 1, 1))
 
     @torch.no_grad()
@@ -135,13 +135,13 @@ class HeadBank:
             diverged has no right answer and an infinite loss.
         """
         right, loss = torch.zeros(len(self), dtype=torch.int64), torch.zeros(len(self), dtype=torch.float64)
-        known = labels < self.classes
-        for rows, targets in self._chunks(features[known], labels[known]):
+        labelled = labels < self.classes
+        for rows, targets in self._chunks(features[labelled], labels[labelled]):
             scores = self.logits(rows).log_softmax(1)
             right += (scores.argmax(1) == targets).sum(1).cpu()
             loss -= scores.gather(1, targets.expand(len(self), 1, -1)).sum((1, 2)).double().cpu()
         diverged = ~loss.isfinite()
-        return right.masked_fill(diverged, 0), (loss / max(1, int(known.sum()))).masked_fill(diverged, torch.inf)
+        return right.masked_fill(diverged, 0), (loss / max(1, int(labelled.sum()))).masked_fill(diverged, torch.inf)
 
     @torch.no_grad()
     def top(self, features: Tensor, head: int, k: int = 5) -> Tensor:
@@ -164,5 +164,5 @@ class HeadBank:
             yield rows.to(self.weight), targets.to(self.weight.device)
 
 
-def _sum_over_processes(value: Tensor) -> Tensor:
+def _all_reduce(value: Tensor) -> Tensor:
     return mean_over_ranks(value).mul_(world_size())

@@ -15,7 +15,7 @@ from excb.errors import require
 
 from ..task import Task
 from .heads import HeadBank
-from .selection import Outcome, Tried, choose_on_features
+from .selection import HeadSettings, Outcome, choose_on_features
 
 STEPS = 1000  # of lbfgs, at most
 
@@ -23,11 +23,11 @@ STEPS = 1000  # of lbfgs, at most
 def logistic_regression(
     task: Task, reporter: Reporter, strengths: Sequence[float], *, select: str, seed: int
 ) -> Outcome:
-    """Fit scikit-learn's, by lbfgs on standardised features; process 0 fits for all.
+    """Fit scikit-learn's, by lbfgs on standardised features; rank 0 fits for all.
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         strengths: C of each model that is tried, inverse strengths of the L2 penalty.
         select: "holdout" or "test": the images on which one of several models is chosen.
         seed: names the held-out images.
@@ -38,7 +38,7 @@ def logistic_regression(
     require(len(strengths) > 0 and all(0 < C < math.inf for C in strengths), "--C must be above 0, such as 1")
     classes = len(task.train.classes or ())
 
-    def fit(rows: Tensor, labels: Tensor, tried: Sequence[Tried]) -> HeadBank:
+    def fit(rows: Tensor, labels: Tensor, tried: Sequence[HeadSettings]) -> HeadBank:
         bank = HeadBank(classes, rows.shape[1], lr=[0] * len(tried), weight_decay=[0] * len(tried), dtype=torch.float64)
         with reporter.progress("logistic regression", len(tried)) as bar:
             for head, one in enumerate(tried):

@@ -23,7 +23,7 @@ from ..data.batches import Augmentation, TrainingBatches
 from ..task import Task
 from .heads import HeadBank
 from .recipes import LinearProtocol
-from .selection import Choice, Outcome, Tried, choose_on_features, held_out, outcome_of
+from .selection import Choice, HeadSettings, Outcome, choose_on_features, held_out, outcome_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Probe:
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         plan: the protocol, its batch no larger than the train set.
         select: "holdout" or "test": the images on which one of several heads is chosen.
         seed: names first weights, order, crops and held-out images.
@@ -52,7 +52,7 @@ class Probe:
         if len(tried) > 1 and self.select == "holdout":
             held = all_succeed(lambda: held_out(labels, self.seed))
         encoder = self.task.backbone if kind == "pooled" else LastClassTokens(self.task.backbone.network)
-        test, targets = self.task.features(self.task.test, "test", self.reporter, kind=kind)  # what fails, fails early
+        test, targets = self.task.features(self.task.test, "test", self.reporter, kind=kind)  # fail early
         banks = [self._bank(tried, encoder.width) for _ in range(1 if held is None else 2)]
         self._train_through(encoder, banks, held, _State.of(self, state))
         if held is not None:
@@ -77,7 +77,7 @@ class Probe:
         with evaluating(encoder), self.reporter.progress(title, plan.epochs * steps, done=first * steps) as bar:
             views = batches.run(first=first, last=plan.epochs)
             for number in range(first * steps, plan.epochs * steps):
-                batch = all_succeed(lambda: next(views))  # one process alone may meet an image that cannot be read
+                batch = all_succeed(lambda: next(views))  # an image may be unreadable on one rank only
                 epoch, step = divmod(number, steps)
                 factor = plan.schedule_factor(epoch)
                 features = self._encode(encoder, batch.images, banks[0])
@@ -116,7 +116,7 @@ class Probe:
             seed=self.seed,
         )
 
-    def _train_on(self, rows: Tensor, labels: Tensor, tried: Sequence[Tried]) -> HeadBank:
+    def _train_on(self, rows: Tensor, labels: Tensor, tried: Sequence[HeadSettings]) -> HeadBank:
         """Heads on features [N, D]: each batch is strided by rank."""
         plan, bank = self.plan, self._bank(tried, rows.shape[1])
         with self.reporter.progress(f"linear heads ({len(tried)})", plan.epochs) as bar:
@@ -130,10 +130,10 @@ class Probe:
         return bank
 
     @property
-    def _tried(self) -> list[Tried]:
+    def _tried(self) -> list[HeadSettings]:
         return [{"lr": lr, "wd": decay} for lr in self.plan.lr for decay in self.plan.weight_decay]
 
-    def _bank(self, tried: Sequence[Tried], width: int) -> HeadBank:
+    def _bank(self, tried: Sequence[HeadSettings], width: int) -> HeadBank:
         """A head for each of what is tried, where the backbone is; float64 if the backbone is."""
         dtype = next((parameter.dtype for parameter in self.task.backbone.parameters()), torch.float32)
         return HeadBank(
@@ -175,7 +175,7 @@ class _State:
         return cls(file, hashlib.sha256(json.dumps(parts).encode()).hexdigest())
 
     def load(self, banks: Sequence[HeadBank]) -> int:
-        """Fill all processes' heads from the file, if there is one; the epochs done."""
+        """Load all ranks' heads from the file, if there is one; returns the epochs done."""
         done = run_on_rank0(lambda: self._read(banks))
         broadcast(tensor for bank in banks for tensor in bank.state.values())
         return done
@@ -196,7 +196,7 @@ class _State:
         return int(checkpoint["epochs"])
 
     def save(self, epochs: int, banks: Sequence[HeadBank]) -> None:
-        """Let process 0 write all heads."""
+        """Write all heads; rank 0 does it."""
         if self.file is not None:
             file, contents = self.file, {"identity": self.identity, "epochs": epochs}
             run_on_rank0(lambda: run_checkpoint.write(contents | {"banks": [bank.state for bank in banks]}, file))

@@ -17,7 +17,7 @@ from ..task import Task
 from .logreg import logistic_regression
 from .probe import Probe
 from .recipes import LinearProtocol, choose
-from .selection import spelt
+from .selection import as_text
 
 
 def evaluate(
@@ -45,7 +45,7 @@ def evaluate(
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         protocol: a name of `protocols.PROTOCOLS`, or "logreg" for scikit-learn's logistic regression.
         epochs: instead of the protocol's.
         batch: instead of the protocol's; learning rates scale with it.
@@ -104,7 +104,7 @@ def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProto
 def _print(result: Result, protocol: str, reporter: Reporter) -> None:
     """The figures, and below them the sweep: one row a learning rate, one column a weight decay."""
     settings, figures = result.settings, result.figures
-    row = [spelt(settings["chosen"]), *(f"{figures[name]:.2f}" for name in ("linear_top1", "linear_top5"))]
+    row = [as_text(settings["chosen"]), *(f"{figures[name]:.2f}" for name in ("linear_top1", "linear_top5"))]
     reporter.table(f"Linear, protocol {protocol}", ["settings", "top-1 %", "top-5 %"], [row])
     if "sweep" not in settings:
         return

@@ -15,7 +15,7 @@ class LinearProtocol:
     Args:
         source: who runs it so.
         epochs: passes over the train images.
-        batch: images per step, all processes together.
+        batch: images per step, all ranks together.
         lr: learning rates to try, for `lr_batch` images a step: the rate used is lr x batch / lr_batch.
         lr_batch: see `lr`.
         weight_decay: each is tried with each learning rate.
@@ -38,11 +38,11 @@ class LinearProtocol:
 
     @property
     def lr_factor(self) -> float:
-        """What a listed learning rate is multiplied with."""
+        """The factor of every listed learning rate."""
         return self.batch / self.lr_batch
 
     def schedule_factor(self, epoch: int) -> float:
-        """What the schedule makes of every learning rate in an epoch, counted from 0."""
+        """The schedule's factor of every learning rate in an epoch, counted from 0."""
         if self.schedule == "step":
             return 0.1 ** sum(10 * epoch >= tenths * self.epochs for tenths in (6, 8))
         return (1 + math.cos(math.pi * epoch / self.epochs)) / 2

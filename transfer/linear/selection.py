@@ -18,7 +18,7 @@ from .heads import HeadBank
 
 HELD_OUT = 0.1  # share of every class's train images on which heads are chosen
 
-Tried = dict[str, float]  # settings of one head, such as {"lr": 0.3, "wd": 0.0}
+HeadSettings = dict[str, float]  # settings of one head, such as {"lr": 0.3, "wd": 0.0}
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Choice:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def on_test(cls, tried: Sequence[Tried], bank: HeadBank, test: Tensor, targets: Tensor) -> "Choice":
+    def on_test(cls, tried: Sequence[HeadSettings], bank: HeadBank, test: Tensor, targets: Tensor) -> "Choice":
         """The only head, or the one that is best on the test images."""
         if len(tried) == 1:
             return cls(0, {"chosen": tried[0]})
         return cls.among(tried, *bank.score(test, targets), images=len(targets), select="test")
 
     @classmethod
-    def among(cls, tried: Sequence[Tried], right: Tensor, loss: Tensor, *, images: int, select: str) -> "Choice":
+    def among(cls, tried: Sequence[HeadSettings], right: Tensor, loss: Tensor, *, images: int, select: str) -> "Choice":
         """The head with most right answers [H]; among equals the one of least loss [H], then the first."""
         head = max(range(len(tried)), key=lambda one: (int(right[one]), -float(loss[one])))
         percent = [round(100 * int(count) / images, 4) for count in right]
@@ -94,12 +94,12 @@ def outcome_of(bank: HeadBank, head: int, test: Tensor, choice: Choice, settings
     """
     if not bool(bank.weight[head].isfinite().all()):
         raise UserError.on_all_ranks(
-            f"the head trained with {spelt(choice.settings['chosen'])} diverged: name a lower --lr",
+            f"the head trained with {as_text(choice.settings['chosen'])} diverged: name a lower --lr",
         )
     return Outcome(bank.top(test, head), settings | choice.settings, choice.notes)
 
 
-def spelt(tried: Tried) -> str:
+def as_text(tried: HeadSettings) -> str:
     """Settings of a head as a reader takes them: "lr 0.3, wd 0"."""
     return ", ".join(f"{name} {value:g}" for name, value in tried.items())
 
@@ -107,9 +107,9 @@ def spelt(tried: Tried) -> str:
 def choose_on_features(
     task: Task,
     reporter: Reporter,
-    tried: Sequence[Tried],
+    tried: Sequence[HeadSettings],
     prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    fit: Callable[[Tensor, Tensor, Sequence[Tried]], HeadBank],
+    fit: Callable[[Tensor, Tensor, Sequence[HeadSettings]], HeadBank],
     *,
     settings: dict[str, Any],
     kind: Literal["pooled", "last4_cls"],
@@ -120,7 +120,7 @@ def choose_on_features(
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         tried: settings of the heads.
         prepare: train and test features [N, D], [Q, D] -> the same as heads take them.
         fit: features [N, D], labels [N] and settings -> heads.

@@ -121,7 +121,7 @@ class Claim:
         batch: images a step of it, likewise.
         crops: its views, such as "2x224+6x96"; MULTI where all that is stated is that there are several sizes.
         source: table, section or REPOSITORY@COMMIT:FILE.
-        recipe: words after `excb-pretrain` that train this network; empty of methods that this package has not.
+        recipe: words after `excb-pretrain` that train this network; empty for methods that this package lacks.
         unstated: what the figure depends on and nobody states, beside the protocol's.
         differs_from: the id of a claim about the same file that says something else; empty where there is none.
         note: what a reader must know.
@@ -176,7 +176,7 @@ class Claim:
 
     @property
     def command(self) -> str:
-        """The `excb-pretrain` command that trains this network; empty of methods that this package has not."""
+        """The `excb-pretrain` command that trains this network; empty for methods that this package lacks."""
         if not self.recipe:
             return ""
         name, *overrides = self.recipe.split()

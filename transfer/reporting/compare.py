@@ -25,7 +25,7 @@ def compare(
     Args:
         first: a result's FILE.json; FILE.npz lies beside it.
         second: another's.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         figure: one figure that both have, or "A:B" for figure A of the first and B of the second; by default every
             main figure (top-1, mAP) that both have. Each is tested alone: of twenty tests of equals, one says "real".
         table: print the table.

@@ -8,7 +8,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,26 +19,37 @@ from excb.files import npy
 from ..task import Task
 from . import confusion, scoring
 
-_OF_IMAGES = ("targets", "names", "classes")  # arrays of every file, beside those of the figures
-
 
 @dataclass(frozen=True)
 class Scored(ABC):
-    """What is known of every test image once a protocol has seen it.
+    """What a protocol says of every test image.
 
     Args:
         targets: [Q] int64, true classes.
         names: the test images' paths.
-        classes: class names; of `Task.test`, so that classes which the train set has not are there as well.
+        classes: class names; of `Task.test`, so classes that the train set lacks are included.
+        values: what was said of every image, by name; see the kinds below.
+
+    Raises:
+        ValueError: these do not fit together.
     """
 
     targets: Tensor
     names: Sequence[str]
     classes: tuple[str, ...]
+    values: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, task: Task, values: dict[str, Tensor]) -> Self:
+        """What a protocol says of the test images of a task."""
+        assert task.test.labels is not None
+        return cls(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), values)
 
     def __post_init__(self) -> None:
-        assert len(self.names) == len(self.targets) > 0
-        assert 0 <= int(self.targets.min()) <= int(self.targets.max()) < len(self.classes)
+        _require(self.targets.dtype == torch.int64 and self.targets.ndim == 1, "whole numbers in targets")
+        _require(len(self.targets) > 0 and bool(self.values), "images and guesses")
+        _require(len(self.names) == len(self.targets), "one name for each image")
+        _require(_indices(self.targets, len(self.classes)), "indices of classes in targets")
 
     @abstractmethod
     def scores(self) -> dict[str, Tensor]:
@@ -50,21 +61,14 @@ class Scored(ABC):
         """The figures that are reported by class, and that `compare` tests by default."""
 
     @abstractmethod
-    def arrays(self) -> dict[str, np.ndarray]:
-        """What an .npz file holds of the figures."""
-
-    @abstractmethod
     def picture(self) -> bytes | None:
         """A PNG of the confusions; None where nothing is confused."""
 
     def pack(self) -> bytes:
         """The bytes of an .npz file; equal values give equal bytes."""
-        of_images = {
-            "targets": self.targets.cpu().numpy(),
-            "names": np.array(self.names),
-            "classes": np.array(self.classes),
-        }
-        arrays: dict[str, Any] = of_images | self.arrays()
+        texts = {"names": np.array(self.names), "classes": np.array(self.classes)}
+        values = {name: each.cpu().numpy() for name, each in self.values.items()}
+        arrays: dict[str, Any] = {"targets": self.targets.cpu().numpy()} | texts | values
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
         return buffer.getvalue()
@@ -75,32 +79,24 @@ class Predictions(Scored):
     """The classes that a protocol guesses for the test images, every image once.
 
     Args:
-        top5: guesses by template, [Q, 5 or fewer] int64, best first. A template is a figure's name with {} for top1
+        values: guesses by template, [Q, 5 or fewer] int64, best first. A template is a figure's name with {} for top1
             and top5, such as "knn_{}_k20".
     """
 
-    top5: dict[str, Tensor]
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        for template, ranked in self.top5.items():
-            assert template.count("{}") == 1, template
-            assert ranked.ndim == 2, template
-            assert len(ranked) == len(self.targets), template
-            assert 1 <= ranked.shape[1] <= 5, template
-            assert 0 <= int(ranked.min()) <= int(ranked.max()) < len(self.classes), template
-
-    @classmethod
-    def of(cls, task: Task, top5: dict[str, Tensor]) -> "Predictions":
-        """Guesses for the test images of a task."""
-        assert task.test.labels is not None
-        return cls(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), top5)
+        for name, ranked in self.values.items():
+            _require(name.count("{}") == 1, "templates with {} for top1 and top5")
+            _require(ranked.dtype == torch.int64 and ranked.ndim == 2, f"whole numbers in {name}")
+            fits = len(ranked) == len(self.targets) and 1 <= ranked.shape[1] <= 5
+            _require(fits, f"one to five guesses for each image in {name}")
+            _require(_indices(ranked, len(self.classes)), f"indices of classes in {name}")
 
     def hits(self, *, within: int) -> dict[str, Tensor]:
         """Which images are right, [Q] bool, for every figure that looks at the first `within` guesses."""
         return {
             template.format(f"top{within}"): scoring.correct(ranked, self.targets, within=within)
-            for template, ranked in self.top5.items()
+            for template, ranked in self.values.items()
         }
 
     def scores(self) -> dict[str, Tensor]:
@@ -111,15 +107,11 @@ class Predictions(Scored):
     @property
     def main(self) -> list[str]:
         """The top-1 figures."""
-        return [template.format("top1") for template in self.top5]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The guesses by template."""
-        return {template: ranked.cpu().numpy() for template, ranked in self.top5.items()}
+        return [template.format("top1") for template in self.values]
 
     def picture(self) -> bytes:
         """The confusion matrix of the first template."""
-        template, ranked = next(iter(self.top5.items()))
+        template, ranked = next(iter(self.values.items()))
         matrix = scoring.confusions(ranked[:, 0], self.targets, len(self.classes))
         percent = scoring.percent(ranked[:, 0] == self.targets)
         title = f"{template.format('top1')}: {percent:.2f} % of {len(ranked):,} test images"
@@ -131,36 +123,26 @@ class ImageScores(Scored):
     """A score of every test image for each figure, for protocols that guess no class.
 
     Args:
-        by_figure: [Q] float64 by figure, 0 to 1 where the figure is in percent; NaN of images that do not count. The
+        values: [Q] float64 by figure, 0 to 1 where the figure is in percent; NaN of images that do not count. The
             first figure is the main one.
     """
 
-    by_figure: dict[str, Tensor]
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, scores in self.by_figure.items():
-            assert scores.shape == self.targets.shape, name
-            assert scores.dtype == torch.float64, name
-
-    @classmethod
-    def of(cls, task: Task, by_figure: dict[str, Tensor]) -> "ImageScores":
-        """Scores of the test images of a task."""
-        assert task.test.labels is not None
-        return cls(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), by_figure)
+        for name, scores in self.values.items():
+            fits = scores.dtype == torch.float64 and scores.shape == self.targets.shape
+            _require(fits, f"one score for each image in {name}")
+            _require(not scores.isinf().any(), f"finite scores in {name}")
+            _require(not scores.isnan().all(), f"an image that counts in {name}")
 
     def scores(self) -> dict[str, Tensor]:
         """The scores as they are."""
-        return self.by_figure
+        return self.values
 
     @property
     def main(self) -> list[str]:
         """The first figure."""
-        return list(self.by_figure)[:1]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The scores by figure."""
-        return {name: scores.cpu().numpy() for name, scores in self.by_figure.items()}
+        return list(self.values)[:1]
 
     def picture(self) -> None:
         """None: no class is taken for another."""
@@ -172,31 +154,19 @@ def unpack(packed: bytes) -> Predictions | ImageScores:
     Raises:
         npy.DAMAGE: these bytes are no .npz file, or hold other arrays.
     """
-    with npy.unwarned(), np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
-        targets, names, classes = (arrays[name] for name in _OF_IMAGES)
-        others = {name: arrays[name] for name in arrays.files if name not in _OF_IMAGES}
-    _require(len(targets) > 0 and bool(others), "images and guesses")
+    with npy.unwarned(), np.load(io.BytesIO(packed), allow_pickle=False) as file:
+        values = {name: file[name] for name in file.files}
+    targets, names, classes = (values.pop(name) for name in ("targets", "names", "classes"))
     _require(all(texts.ndim == 1 and texts.dtype.kind == "U" for texts in (names, classes)), "names as text")
-    _require(len(names) == len(targets), "one name for each image")
-    _require(targets.dtype == np.int64 and targets.ndim == 1, "whole numbers in targets")
-    _require(targets.min() >= 0 and targets.max() < len(classes), "indices of classes in targets")
-    tensors = {name: torch.from_numpy(values) for name, values in others.items()}
-    common = (torch.from_numpy(targets), names.tolist(), tuple(classes.tolist()))
-    if all(values.dtype == np.float64 for values in others.values()):
-        for name, values in others.items():
-            _require(values.shape == targets.shape, f"one score for each image in {name}")
-            _require(np.isfinite(values[~np.isnan(values)]).all(), f"finite scores in {name}")
-            _require(not np.isnan(values).all(), f"an image that counts in {name}")
-        return ImageScores(*common, tensors)
-    for name, values in others.items():
-        _require(values.dtype == np.int64 and values.ndim == 2, f"whole numbers in {name}")
-        _require(len(values) == len(targets), f"one to five guesses for each image in {name}")
-        _require(1 <= values.shape[1] <= 5, f"one to five guesses for each image in {name}")
-        _require(values.min() >= 0 and values.max() < len(classes), f"indices of classes in {name}")
-    _require(all(name.count("{}") == 1 for name in others), "templates with {} for top1 and top5")
-    return Predictions(*common, tensors)
+    kind = ImageScores if all(each.dtype == np.float64 for each in values.values()) else Predictions
+    tensors = {name: torch.from_numpy(each) for name, each in values.items()}
+    return kind(torch.from_numpy(targets), names.tolist(), tuple(classes.tolist()), tensors)
 
 
-def _require(condition: bool | np.bool_, expected: str) -> None:
+def _indices(values: Tensor, count: int) -> bool:
+    return int(values.min()) >= 0 and int(values.max()) < count
+
+
+def _require(condition: bool | Tensor, expected: str) -> None:
     if not condition:
         raise ValueError(f"expected {expected}")

@@ -91,10 +91,7 @@ def read(file: Path) -> tuple[Result, Predictions | ImageScores]:
     Raises:
         UserError: it is no such file, or its predictions are missing or not its own.
     """
-    try:
-        result = Result.from_json(file.read_text(encoding="utf-8"), source=str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the result {file}: {error}") from None
+    result = Result.read(file)
     if not result.predictions:
         raise UserError(f"{file} names no predictions: evaluate again with --out")
     if not result.predictions["file"].endswith(".npz"):

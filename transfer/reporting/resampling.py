@@ -1,14 +1,12 @@
 """Statistics of scores that are numbers, such as average precision: means, bootstrap, a paired randomisation test."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from excb.seeding import Purpose, generator
 
-from .scoring import RESAMPLES, class_names
+from .scoring import RESAMPLES, percentiles
 
 _AT_ONCE = 2**22  # most numbers drawn at once: 32 MiB
 
@@ -29,8 +27,7 @@ def interval(scores: Tensor) -> tuple[float, float]:
     means = np.concatenate(
         [values[random.integers(len(values), size=(n, len(values)))].mean(1) for n in _blocks(len(values))]
     )
-    low, high = 100 * np.percentile(means, [2.5, 97.5])
-    return round(float(low), 4), round(float(high), 4)
+    return percentiles(means)
 
 
 def randomisation_test(differences: Tensor) -> float:
@@ -42,22 +39,13 @@ def randomisation_test(differences: Tensor) -> float:
     Returns:
         The share of `RESAMPLES` random signs, and the signs as they are, whose mean is as far from 0 as the true one.
     """
-    values = differences[differences != 0].numpy()  # equal scores tell nothing
+    values = differences[differences != 0].numpy()  # ties carry no information
     if len(values) == 0:
         return 1.0
     random = generator(Purpose.BOOTSTRAP, len(values), 1)
     sums = np.concatenate([(2 * random.integers(2, size=(n, len(values))) - 1) @ values for n in _blocks(len(values))])
     extreme = np.abs(sums) >= abs(values.sum()) - 1e-9
     return float((1 + extreme.sum()) / (1 + RESAMPLES))
-
-
-def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:
-    """`percent` of each class's images, None for classes without one that counts (arguments as `scoring.by_class`)."""
-    means = {}
-    for index, name in enumerate(class_names(classes)):
-        own = counted(scores[targets == index])
-        means[name] = round(percent(own), 4) if len(own) else None
-    return means
 
 
 def counted(scores: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Statistics of hits: accuracy with bootstrap intervals, by class, confusions, and two predictions compared."""
-
-from collections import Counter
-from collections.abc import Sequence
+"""Statistics of hits: accuracy with its bootstrap interval, confusions, and the comparison of two predictions."""
 
 import numpy as np
 import torch
@@ -39,29 +36,7 @@ def interval(hits: Tensor) -> tuple[float, float]:
     """
     images, right = len(hits), int(hits.sum())
     draws = generator(Purpose.BOOTSTRAP, images, right).binomial(images, right / images, RESAMPLES)
-    return _middle(draws, images)
-
-
-def by_class(hits: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:
-    """Percent right of each class's images, None for classes without any.
-
-    Args:
-        hits: [Q] bool.
-        targets: [Q] int64, indices into `classes`.
-        classes: names; of repeated names, such as ImageNet's two "crane", the index is added.
-    """
-    images = torch.bincount(targets, minlength=len(classes)).tolist()
-    right = torch.bincount(targets[hits], minlength=len(classes)).tolist()
-    return {
-        name: round(100 * few / many, 4) if many else None
-        for name, few, many in zip(class_names(classes), right, images, strict=True)
-    }
-
-
-def class_names(classes: Sequence[str]) -> list[str]:
-    """Class names of which none is repeated: of repeated ones the index is added."""
-    times = Counter(classes)
-    return [name if times[name] == 1 else f"{name} ({index})" for index, name in enumerate(classes)]
+    return percentiles(draws, images)
 
 
 def confusions(predicted: Tensor, targets: Tensor, classes: int) -> Tensor:
@@ -100,7 +75,7 @@ def difference_interval(first: Tensor, second: Tensor) -> tuple[float, float]:
     random = generator(Purpose.BOOTSTRAP, images, only_first, only_second)
     same = images - only_first - only_second
     draws = random.multinomial(images, np.array([only_first, only_second, same]) / images, RESAMPLES)
-    return _middle(draws[:, 1] - draws[:, 0], images)
+    return percentiles(draws[:, 1] - draws[:, 0], images)
 
 
 def discordant(first: Tensor, second: Tensor) -> tuple[int, int]:
@@ -108,7 +83,7 @@ def discordant(first: Tensor, second: Tensor) -> tuple[int, int]:
     return int((first & ~second).sum()), int((second & ~first).sum())
 
 
-def _middle(draws: np.ndarray, images: int) -> tuple[float, float]:
-    """The middle 95 % of counts, in percent of the images."""
-    low, high = 100 * np.percentile(draws, [2.5, 97.5]) / images
+def percentiles(draws: np.ndarray, whole: int = 1) -> tuple[float, float]:
+    """The middle 95 % of bootstrap draws, in percent of `whole`."""
+    low, high = 100 * np.percentile(draws, [2.5, 97.5]) / whole
     return round(float(low), 4), round(float(high), 4)

@@ -1,5 +1,6 @@
 """Statistics of scores of either kind: hits have exact formulas (`scoring`), numbers are resampled (`resampling`)."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,9 +21,19 @@ def interval(scores: Tensor) -> tuple[float, float]:
 
 
 def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:
-    """`percent` of each class's images; None of classes without any (arguments as `scoring.by_class`)."""
-    function = scoring.by_class if scores.dtype == torch.bool else resampling.by_class
-    return function(scores, targets, classes)
+    """`percent` of each class's images, None for classes without one that counts.
+
+    Args:
+        scores: [Q] bool, or float64 with NaN for images that do not count.
+        targets: [Q] int64, indices into `classes`.
+        classes: names; the index is added to repeated ones, such as ImageNet's two "crane".
+    """
+    times, means = Counter(classes), dict[str, float | None]()
+    for index, name in enumerate(classes):
+        own = scores[(targets == index) & ~scores.isnan()]
+        label = name if times[name] == 1 else f"{name} ({index})"
+        means[label] = round(percent(own), 4) if len(own) else None
+    return means
 
 
 @dataclass(frozen=True)

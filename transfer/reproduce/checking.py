@@ -14,7 +14,6 @@ from excb.hub.loading import obtain
 from .. import protocols
 from ..protocol import Measured
 from ..published import registry
-from ..published.claim import Claim
 from . import tables
 from .runs import EvaluationRun, claims_of, plan
 from .verdicts import Verdict, Word, judge, other_images
@@ -24,7 +23,7 @@ _OF_MACHINE = ("workers", "batch_size", "cache", "no_cache", "quiet")
 
 
 def reproduce(args: argparse.Namespace, device: torch.device, reporter: Reporter) -> set[Word]:
-    """`excb-eval reproduce` in this process; all processes call this.
+    """`excb-eval reproduce` in this process; all ranks call this.
 
     Returns:
         The verdicts; none where only a list or a plan was asked for.
@@ -39,7 +38,11 @@ def reproduce(args: argparse.Namespace, device: torch.device, reporter: Reporter
     order = {claim.id: number for number, claim in enumerate(claims)}
     if args.list or args.dry_run:
         if is_rank0():
-            _show(args, runs, verdicts, order, reporter)
+            if args.list:
+                status = [(claim, "") for run in runs for claim in run.claims] + [(v.claim, v.why) for v in verdicts]
+                tables.listing(sorted(status, key=lambda s: order[s[0].id]), reporter, as_json=args.json)
+            else:
+                tables.dry_run(runs, verdicts, reporter, as_json=args.json)
         return set()
     places = _places(args.data, runs, {claim.data.name for claim in registry.claims(args.claims)})
     for run in runs:
@@ -50,27 +53,11 @@ def reproduce(args: argparse.Namespace, device: torch.device, reporter: Reporter
     return {verdict.word for verdict in verdicts}
 
 
-def _show(
-    args: argparse.Namespace,
-    runs: Sequence[EvaluationRun],
-    verdicts: Sequence[Verdict],
-    order: dict[str, int],
-    reporter: Reporter,
-) -> None:
-    """Answer --list or --dry-run."""
-    if args.list:
-        status = [(claim, "") for run in runs for claim in run.claims] + [(v.claim, v.why) for v in verdicts]
-        tables.listing(sorted(status, key=lambda s: order[s[0].id]), reporter, as_json=args.json)
-    else:
-        plans: list[tuple[list[str], list[Claim]]] = [(run.command("DIR"), run.claims) for run in runs]
-        tables.dry_run(plans, verdicts, reporter, as_json=args.json)
-
-
-def _places(named: Sequence[str], runs: Sequence[EvaluationRun], known: Container[str]) -> dict[str, str]:
+def _places(named: Sequence[str], runs: Sequence[EvaluationRun], sets: Container[str]) -> dict[str, str]:
     """The folder of each run's images, by the name of the set: folders without a name go to the sets in order."""
     needed = list(dict.fromkeys(run.claims[0].data.name for run in runs))
     places = {
-        name: folder for name, equals, folder in (word.partition("=") for word in named) if name in known and equals
+        name: folder for name, equals, folder in (word.partition("=") for word in named) if name in sets and equals
     }
     unnamed = [word for word in named if word.partition("=")[0] not in places]
     places |= dict(zip((name for name in needed if name not in places), unnamed, strict=False))

@@ -34,12 +34,7 @@ def _add_options(parser: Parser) -> None:
         add(f"--{name}", dest=f"of_{name}", metavar="NAME", help=f"claims of this {name} only")
     add("--status", choices=("runnable", "cannot"), help="only claims that can be checked, or that cannot")
     add("--dry-run", action="store_true", help="say what would be fetched, run and computed, and do nothing")
-    add(
-        "--out",
-        type=local_path,
-        metavar="DIR",
-        help="write each evaluation's result here, with its claims and verdicts",
-    )
+    add("--out", type=local_path, metavar="DIR", help="write each evaluation's result here, with claims and verdicts")
     add("--json", action="store_true", help="print JSON instead of tables")
     add_machine_options(parser)
     add("--quiet", action="store_true", help="no notes, no progress")

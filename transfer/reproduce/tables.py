@@ -8,10 +8,8 @@ from excb.hub.catalogue import find
 
 from ..published.claim import Claim
 from .costs import describe
+from .runs import EvaluationRun
 from .verdicts import Verdict
-
-# The command line of an evaluation, without the program and with DIR for the images, and the claims that it answers.
-Plan = tuple[list[str], list[Claim]]
 
 
 def listing(claims: Sequence[tuple[Claim, str]], reporter: Reporter, *, as_json: bool) -> None:
@@ -30,24 +28,24 @@ def _status(why: str) -> str:
     return "cannot" if why else "runnable"
 
 
-def dry_run(plans: Sequence[Plan], cannot: Sequence[Verdict], reporter: Reporter, *, as_json: bool) -> None:
+def dry_run(runs: Sequence[EvaluationRun], cannot: Sequence[Verdict], reporter: Reporter, *, as_json: bool) -> None:
     """`--dry-run`: every evaluation with what it fetches, reads and computes; of the rest, why it cannot be made."""
     if as_json:
-        runs = [
+        planned = [
             {
-                "command": ["excb-eval", *command],
-                "claims": [claim.id for claim in claims],
-                "costs": _costs(command, claims),
+                "command": ["excb-eval", *run.command("DIR")],
+                "claims": [claim.id for claim in run.claims],
+                "costs": _costs(run),
             }
-            for command, claims in plans
+            for run in runs
         ]
         why = [{"claim": v.claim.id, "why": v.why, "command": v.claim.command} for v in cannot]
-        reporter.answer(json.dumps({"runs": runs, "cannot": why}, indent=2, ensure_ascii=False))
+        reporter.answer(json.dumps({"runs": planned, "cannot": why}, indent=2, ensure_ascii=False))
         return
-    for command, claims in plans:
-        reporter.answer(f"excb-eval {' '.join(command)}")
-        reporter.answer(f"  answers: {', '.join(f'{claim.id} ({claim.value})' for claim in claims)}")
-        for line in _costs(command, claims):
+    for run in runs:
+        reporter.answer(f"excb-eval {' '.join(run.command('DIR'))}")
+        reporter.answer(f"  answers: {', '.join(f'{claim.id} ({claim.value})' for claim in run.claims)}")
+        for line in _costs(run):
             reporter.answer(f"  {line}")
     _reasons(cannot, reporter)
 
@@ -75,14 +73,14 @@ def verdicts(judged: Sequence[Verdict], reporter: Reporter, *, as_json: bool) ->
     _reasons([verdict for verdict in judged if verdict.why], reporter)
 
 
-def _costs(command: Sequence[str], claims: Sequence[Claim]) -> list[str]:
-    """What an evaluation takes; a checkpoint that no catalogue knows is the user's own, and like the claim's."""
-    name = command[command.index("--ckpt") + 1]
-    row, usual = find(name), find(claims[0].checkpoint)
-    if row is not None:
-        return describe(claims[0], row)
+def _costs(run: EvaluationRun) -> list[str]:
+    """What a run takes. A checkpoint outside the catalogue is the user's own, and costs what the claim's costs."""
+    claim = run.claims[0]
+    if (row := find(run.subject)) is not None:
+        return describe(claim, row)
+    usual = find(claim.checkpoint)
     assert usual is not None
-    return [f"download: nothing, {name} is your own", *describe(claims[0], usual)[1:]]
+    return [f"download: nothing, {run.subject} is your own", *describe(claim, usual)[1:]]
 
 
 def _reasons(judged: Iterable[Verdict], reporter: Reporter) -> None:

@@ -24,12 +24,8 @@ _MOST_PAIRS = 2**30  # of queries and gallery images that `all` compares: minute
 
 def _add_options(parser: Parser) -> None:
     add_task_options(parser)
-    parser.add_argument(
-        "--gallery",
-        choices=("train", "test"),
-        default="train",
-        help="what test images retrieve: train images (default), or the other test images",
-    )
+    help_text = "what test images retrieve: train images (default), or the other test images"
+    parser.add_argument("--gallery", choices=("train", "test"), default="train", help=help_text)
 
 
 def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, ImageScores]":

@@ -35,7 +35,7 @@ def evaluate(
 
     Args:
         task: backbone and images.
-        reporter: where to talk.
+        reporter: prints notes, progress and tables.
         gallery: "train" ranks the train images; "test" ranks the other test images, without the query itself.
         table: print the table.
 
@@ -66,9 +66,9 @@ def evaluate(
         )
     scores = np.array([[measure(own) if len(own) else np.nan for own in ranks] for measure in MEASURES.values()])
     whole = torch.from_numpy(np.concatenate(gather_objects(scores), axis=1))
-    scored = ImageScores.of(task, dict(zip(MEASURES, whole, strict=True)))
     without = int(whole[0].isnan().sum())
     require(without < len(queries), f"no test image has another of its class among the {gallery} images to retrieve")
+    scored = ImageScores.of(task, dict(zip(MEASURES, whole, strict=True)))
     note = f"{without} of {len(queries)} test images have no image of their class in the gallery and do not count"
     result = report(
         task,

@@ -119,13 +119,13 @@ def test_mistakes(task: Task, options: dict[str, Any], words: str) -> None:
 
 def accuracy(predictions: Predictions, template: str, within: int) -> float:
     """In percent, image by image."""
-    rows = zip(predictions.top5[template].tolist(), predictions.targets.tolist(), strict=True)
+    rows = zip(predictions.values[template].tolist(), predictions.targets.tolist(), strict=True)
     return 100 * statistics.fmean(target in guesses[:within] for guesses, target in rows)
 
 
 def test_one_seed(task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result, predictions = evaluate(task, Reporter(quiet=True), percent=10, settings=QUICK)
-    assert list(predictions.top5) == ["semisup_10pct_{}"]
+    assert list(predictions.values) == ["semisup_10pct_{}"]
     assert result.protocol == "semisup"
     for within in (1, 5):
         expected = accuracy(predictions, "semisup_10pct_{}", within)
@@ -147,10 +147,10 @@ def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFi
         assert result.figures[f"{name}_sd"] == pytest.approx(np.std(each, ddof=1), abs=1e-3)
         low, high = result.intervals[name]
         assert low <= result.figures[name] <= high
-    assert torch.equal(predictions.top5["semisup_1pct_{}"], predictions.top5["semisup_1pct_{}_seed4"])
+    assert torch.equal(predictions.values["semisup_1pct_{}"], predictions.values["semisup_1pct_{}_seed4"])
     assert result.settings["seeds"] == [4, 0, 2]
     assert any("means of 3 seeds" in note for note in result.notes)
-    assert len({tuple(ranked.flatten().tolist()) for ranked in predictions.top5.values()}) > 1  # seeds differ
+    assert len({tuple(ranked.flatten().tolist()) for ranked in predictions.values.values()}) > 1  # seeds differ
     shown = [line.rsplit(maxsplit=2)[0].strip() for line in capsys.readouterr().out.splitlines()[2:]]
     assert shown == ["4", "0", "2", "mean", "standard deviation", "least", "most"]
     assert sorted(file.name for file in tmp_path.iterdir()) == [f"semisup_1pct-seed{seed}.pt" for seed in (0, 2, 4)]
@@ -167,7 +167,7 @@ def test_any_share(task: Task) -> None:
     assert result.protocol == "finetune"
     assert list(result.figures) == ["finetune_top1", "finetune_top5"]
     assert result.settings["share"]["images"] == 21
-    assert list(predictions.top5) == ["finetune_{}"]
+    assert list(predictions.values) == ["finetune_{}"]
 
 
 def test_interval_of_the_mean_is_that_of_resampled_images() -> None:
@@ -204,7 +204,7 @@ def test_frozen_is_logistic_regression(place: Path, task: Task, capsys: pytest.C
     assert strength in protocol.GRID
     scores = by_scikit_learn(place, chosen, strength)
     best = np.argsort(-scores, axis=1)
-    agree = (predictions.top5["semisup_10pct_frozen_{}"][:, 0].numpy() == best[:, 0]).mean()
+    agree = (predictions.values["semisup_10pct_frozen_{}"][:, 0].numpy() == best[:, 0]).mean()
     assert agree > 0.95  # float32 features, another number of iterations
     assert "semisup_10pct_frozen: logistic regression on 63 images" in capsys.readouterr().out
 
@@ -212,6 +212,6 @@ def test_frozen_is_logistic_regression(place: Path, task: Task, capsys: pytest.C
 def test_frozen_with_too_few_images_to_choose(place: Path, task: Task) -> None:
     chosen = np.array([0, 1, 20, 21, 40])  # three of seven classes
     result, predictions = quiet(task, percent=1, split=chosen, frozen=True)
-    assert predictions.top5["semisup_1pct_frozen_{}"].shape == (21, 3)
-    assert set(predictions.top5["semisup_1pct_frozen_{}"].flatten().tolist()) == {0, 2, 4}
+    assert predictions.values["semisup_1pct_frozen_{}"].shape == (21, 3)
+    assert set(predictions.values["semisup_1pct_frozen_{}"].flatten().tolist()) == {0, 2, 4}
     assert result.notes[-1] == "C = 1, not chosen: a class has fewer than 3 images in the share"

@@ -126,7 +126,7 @@ def test_several_temperatures_in_one_search(place: Path) -> None:
 
 def test_predictions_are_those_of_the_figures(place: Path) -> None:
     result, predictions = evaluate(task(place), Reporter(quiet=True), ks=[5], backend="torch", table=False)
-    right = predictions.top5["knn_{}_k5"][:, 0] == predictions.targets
+    right = predictions.values["knn_{}_k5"][:, 0] == predictions.targets
     assert result.figures["knn_top1_k5"] == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
     assert list(predictions.names) == sorted(predictions.names)
 

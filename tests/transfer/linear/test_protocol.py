@@ -67,7 +67,7 @@ def quiet(task: Task, **options: Any) -> tuple[Result, Predictions]:
 
 
 def top5(result: tuple[Result, Predictions]) -> list[list[int]]:
-    return result[1].top5["linear_{}"].tolist()
+    return result[1].values["linear_{}"].tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_sweep_chooses_by_images_that_its_heads_never_saw(place: Path) -> None:
     assert {**chosen, "holdout_top1": best} in result.settings["sweep"]
     test, _ = prepared.features(prepared.test, "test", Reporter(quiet=True))
     final = head_by_loop(everything, 7, epochs=3, lr=chosen["lr"] * 10 / 256, wd=chosen["wd"])
-    assert predictions.top5["linear_{}"].tolist() == final(test.double()).topk(5).indices.tolist()
+    assert predictions.values["linear_{}"].tolist() == final(test.double()).topk(5).indices.tolist()
     assert result.notes == []
 
 
@@ -198,7 +198,7 @@ def test_logistic_regression_is_scikit_learns(place: Path) -> None:
 def test_two_classes_and_a_class_that_train_has_not(place: Path, protocol: str) -> None:
     options = {} if protocol == "logreg" else {"epochs": 5}
     result, predictions = quiet(task(place, data="two"), protocol=protocol, **options)
-    assert predictions.top5["linear_{}"].shape == (9, 2)
+    assert predictions.values["linear_{}"].shape == (9, 2)
     assert result.figures["linear_top5"] == pytest.approx(100 * 6 / 9, abs=1e-4)  # the third class is always wrong
     if protocol == "logreg":
         from sklearn.linear_model import LogisticRegression
@@ -208,7 +208,7 @@ def test_two_classes_and_a_class_that_train_has_not(place: Path, protocol: str) 
         test, _ = prepared.features(prepared.test, "test", Reporter(quiet=True))
         rows, other = standardised(train.double(), test.double())
         model = LogisticRegression(C=1, max_iter=1000).fit(rows, labels)
-        assert predictions.top5["linear_{}"][:, 0].tolist() == model.predict(other).tolist()
+        assert predictions.values["linear_{}"][:, 0].tolist() == model.predict(other).tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_comparison_is_scipys_test_of_the_loops_counts(make: Make) -> None:
     a, b = predictions(1, right=0.5), predictions(2, right=0.7)
     found = quiet(make("a.json", a), make("b.json", b))
     only_a = only_b = 0
-    for guess_a, guess_b, target in zip(a.top5["knn_{}_k20"], b.top5["knn_{}_k20"], a.targets, strict=True):
+    for guess_a, guess_b, target in zip(a.values["knn_{}_k20"], b.values["knn_{}_k20"], a.targets, strict=True):
         only_a += bool(guess_a[0] == target != guess_b[0])
         only_b += bool(guess_b[0] == target != guess_a[0])
     figure = found["figures"]["knn_top1_k20"]
@@ -142,7 +142,7 @@ def test_classes_may_be_numbered_otherwise(make: Make) -> None:
         len(CLASSES) - 1 - found.targets,
         found.names,
         CLASSES[::-1],
-        {name: len(CLASSES) - 1 - ranked for name, ranked in found.top5.items()},
+        {name: len(CLASSES) - 1 - ranked for name, ranked in found.values.items()},
     )
     compared = quiet(make("a.json", found), make("b.json", turned))["figures"]["knn_top1_k20"]
     assert (compared["only_first_right"], compared["only_second_right"]) == (0, 0)

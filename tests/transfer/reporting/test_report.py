@@ -27,7 +27,7 @@ KNOWN = Predictions(
     targets=torch.tensor([0, 0, 1, 1, 3]),
     names=["ant/0.png", "ant/1.png", "bee/ü.png", "bee/\udcff.png", "yak/0.png"],
     classes=("ant", "bee", "cat", "yak"),
-    top5={
+    values={
         "knn_{}_k1": torch.tensor([[0, 1, 2], [1, 0, 2], [1, 0, 2], [2, 0, 1], [0, 1, 2]]),
         "knn_{}_k2": torch.tensor([[0], [0], [1], [1], [2]]),
     },
@@ -109,8 +109,8 @@ def test_what_was_written_is_read_again(task: Task, tmp_path: Path) -> None:
     assert found == replace(result, predictions={"file": "knn.npz", "sha256": digest})
     assert (predictions.names, predictions.classes) == (KNOWN.names, KNOWN.classes)
     assert torch.equal(predictions.targets, KNOWN.targets)
-    assert list(predictions.top5) == list(KNOWN.top5)
-    assert all(torch.equal(predictions.top5[name], KNOWN.top5[name]) for name in KNOWN.top5)
+    assert list(predictions.values) == list(KNOWN.values)
+    assert all(torch.equal(predictions.values[name], KNOWN.values[name]) for name in KNOWN.values)
     with Image.open(files[2]) as image:
         assert image.format == "PNG"
 
@@ -151,13 +151,13 @@ def test_json_is_written_last(task: Task, tmp_path: Path) -> None:
     [
         {"names": ["a"]},
         {"classes": ("ant", "bee", "cat")},
-        {"top5": {"knn_top1": torch.zeros(5, 1, dtype=torch.int64)}},
-        {"top5": {"knn_{}": torch.zeros(4, 1, dtype=torch.int64)}},
-        {"top5": {"knn_{}": torch.full((5, 1), 4)}},
+        {"values": {"knn_top1": torch.zeros(5, 1, dtype=torch.int64)}},
+        {"values": {"knn_{}": torch.zeros(4, 1, dtype=torch.int64)}},
+        {"values": {"knn_{}": torch.full((5, 1), 4)}},
     ],
 )
 def test_predictions_must_fit_together(values: dict[str, Any]) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="expected"):
         replace(KNOWN, **values)
 
 

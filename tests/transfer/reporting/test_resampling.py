@@ -22,15 +22,6 @@ def test_interval_is_scipys_but_for_the_draws() -> None:
     assert resampling.interval(torch.full((7,), 0.3, dtype=torch.float64)) == (30, 30)
 
 
-def test_images_that_do_not_count_change_nothing() -> None:
-    scores, gap = numbers(0), torch.tensor([float("nan")], dtype=torch.float64)
-    padded = torch.cat([scores[:5], gap, scores[5:], gap])
-    assert statistics.percent(padded) == pytest.approx(100 * float(scores.mean()))
-    assert statistics.interval(padded) == statistics.interval(scores)
-    by_class = statistics.by_class(padded, torch.tensor([0] * 5 + [1] + [0] * 56), ("a", "b", "c"))
-    assert by_class == {"a": pytest.approx(100 * float(scores.mean()), abs=1e-4), "b": None, "c": None}
-
-
 @pytest.mark.parametrize("shift", [0.0, 0.05, 0.2])
 def test_randomisation_is_scipys_permutation_test(shift: float) -> None:
     differences = numbers(1) - numbers(2) + shift
@@ -48,11 +39,3 @@ def test_equal_scores_do_not_differ() -> None:
     assert resampling.randomisation_test(torch.zeros(9, dtype=torch.float64)) == 1
     found = statistics.compared(numbers(1), numbers(1))
     assert (found.difference, found.p_value, found.only_first, found.only_second) == (0, 1, 0, 0)
-
-
-def test_hits_compare_with_numbers_as_numbers() -> None:
-    hits = numbers(1) > 0.5
-    found = statistics.compared(hits, hits.double() - 0.25)
-    assert found.test == "randomisation"
-    assert found.difference == pytest.approx(-25)
-    assert statistics.compared(hits, hits).test == "McNemar"

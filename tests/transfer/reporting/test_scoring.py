@@ -59,18 +59,6 @@ def test_interval_is_the_same_every_time_and_covers_the_figure() -> None:
     assert scoring.interval(hits(9, 9)) == (100, 100)
 
 
-def test_classes_are_scored_by_themselves() -> None:
-    names = ("ant", "bee", "cat", "nobody")
-    targets = torch.tensor([0, 0, 0, 1, 2, 2])
-    right = torch.tensor([True, False, False, True, False, False])
-    assert scoring.by_class(right, targets, names) == {"ant": 33.3333, "bee": 100, "cat": 0, "nobody": None}
-
-
-def test_classes_of_one_name_stay_apart() -> None:
-    found = scoring.by_class(torch.tensor([True, False]), torch.tensor([0, 2]), ("crane", "dog", "crane"))
-    assert found == {"crane (0)": 100, "dog": None, "crane (2)": 0}
-
-
 def test_confusions_are_scikit_learns() -> None:
     ranked, targets = some(300, 7)
     expected = confusion_matrix(targets.numpy(), ranked[:, 0].numpy(), labels=range(9))

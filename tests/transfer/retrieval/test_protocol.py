@@ -1,5 +1,6 @@
 """Tests of the retrieval protocol: figures against scikit-learn and a loop, files, comparison, the leaderboard."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -75,14 +76,14 @@ def test_figures_are_those_of_the_loop(place: Path, gallery: Any) -> None:
     for name, (low, high) in result.intervals.items():
         assert low <= result.figures[name] <= high
     by_class = result.per_class["retrieval_mAP"]
-    ants = scored.by_figure["retrieval_mAP"][scored.targets == 0]
+    ants = scored.values["retrieval_mAP"][scored.targets == 0]
     assert by_class["ant"] == pytest.approx(100 * float(ants.mean()), abs=1e-4)
 
 
 def test_queries_without_an_image_of_their_class_do_not_count(place: Path) -> None:
     result, scored = evaluate(task(place, "more"), QUIET, table=False)
     assert result.notes == ["2 of 6 test images have no image of their class in the gallery and do not count"]
-    scores = scored.by_figure["retrieval_mAP"]
+    scores = scored.values["retrieval_mAP"]
     assert int(scores.isnan().sum()) == 2
     assert result.figures["retrieval_mAP"] == pytest.approx(100 * float(scores.nanmean()), abs=1e-4)
     assert result.per_class["retrieval_mAP"]["yak"] is None
@@ -175,7 +176,9 @@ def test_scores_that_are_none_are_refused_when_read() -> None:
     scores = {"retrieval_mAP": torch.tensor([0.5, float("nan")], dtype=torch.float64)}
     packed = ImageScores(torch.tensor([0, 1]), ["a", "b"], ("x", "y"), scores).pack()
     assert isinstance(unpack(packed), ImageScores)
-    for wrong in (torch.full((2,), float("nan")), torch.tensor([0.5, float("inf")])):
-        packed = ImageScores(torch.tensor([0, 1]), ["a", "b"], ("x", "y"), {"m": wrong.double()}).pack()
+    of_images = {"targets": np.array([0, 1]), "names": np.array(["a", "b"]), "classes": np.array(["x", "y"])}
+    for wrong in (np.array([np.nan, np.nan]), np.array([0.5, np.inf])):
+        file = io.BytesIO()
+        np.savez_compressed(file, **of_images, m=wrong)
         with pytest.raises(npy.DAMAGE):
-            unpack(packed)
+            unpack(file.getvalue())
