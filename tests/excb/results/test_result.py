@@ -173,3 +173,14 @@ def test_file_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
             write_text("text", path)
         assert str(path) in str(caught.value)
     assert names(tmp_path) == ["file", "folder"]
+
+
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    with pytest.raises(UserError, match=r"cannot read the result .*result\.json"):
+        Result.read(file)
+    file.write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"cannot read the result .*result\.json"):
+        Result.read(file)
+    write_text(result().to_json(), file)
+    assert Result.read(file) == result(created=Result.read(file).created)

@@ -176,7 +176,11 @@ def test_scores_that_are_none_are_refused_when_read() -> None:
     scores = {"retrieval_mAP": torch.tensor([0.5, float("nan")], dtype=torch.float64)}
     packed = ImageScores(torch.tensor([0, 1]), ["a", "b"], ("x", "y"), scores).pack()
     assert isinstance(unpack(packed), ImageScores)
-    of_images = {"targets": np.array([0, 1]), "names": np.array(["a", "b"]), "classes": np.array(["x", "y"])}
+    of_images: dict[str, Any] = {
+        "targets": np.array([0, 1]),
+        "names": np.array(["a", "b"]),
+        "classes": np.array(["x", "y"]),
+    }
     for wrong in (np.array([np.nan, np.nan]), np.array([0.5, np.inf])):
         file = io.BytesIO()
         np.savez_compressed(file, **of_images, m=wrong)
