@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from excb.exact import exact_products
 from excb.method import balancing, pair_weights
 from excb.objective import plain, streamed
 from excb.objective.loss import assign, cross_entropy
@@ -109,7 +110,8 @@ def assigned(batch: Batch, backend: str = "auto", centroids: Tensor | None = Non
 def targets_of(assignment: Assignment, centroids: Tensor) -> Tensor:
     """The average centroid of every row, [R, D]."""
     if isinstance(assignment, plain.Assignment):
-        return assignment.probabilities @ centroids.to(assignment.probabilities)
+        with exact_products(centroids.device):
+            return assignment.probabilities @ centroids.to(assignment.probabilities)
     assert isinstance(assignment, streamed.Assignment)
     return assignment.targets
 
