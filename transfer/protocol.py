@@ -28,49 +28,31 @@ Measured = tuple["Result", Callable[["Result", Path], list[Path]]]
 
 @dataclass(frozen=True)
 class Family:
-    """The figures of one table of the leaderboard.
+    """The figures of one table of the leaderboard."""
 
-    Args:
-        name: in the table's key, such as "semisup_1pct".
-        title: the table's.
-        short: what pages call it beside a figure.
-    """
-
-    name: str
-    title: str
-    short: str
+    name: str  # in the table's key, such as "semisup_1pct"
+    title: str  # the table's
+    short: str  # what pages call it beside a figure
 
 
 @dataclass(frozen=True)
 class FigureKind:
-    """What a figure measures.
+    """What a figure measures."""
 
-    Args:
-        family: name of its `Family`.
-        metric: its column: "top-1", "box AP50", "mAP", ...
-        settings: settings of the protocol that the figure's name holds, such as {"k": 20}.
-        unit: of its values; those in percent must lie between 0 and 100.
-        higher_is_better: the direction in which it ranks.
-    """
-
-    family: str
-    metric: str
+    family: str  # name of its `Family`
+    metric: str  # its column: "top-1", "box AP50", "mAP",
+    # settings of the protocol that the figure's name holds, such as {"k": 20}
     settings: tuple[tuple[str, Any], ...] = ()
-    unit: str = "percent"
-    higher_is_better: bool = True
+    unit: str = "percent"  # of its values; those in percent must lie between 0 and 100
+    higher_is_better: bool = True  # the direction in which it ranks
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A protocol with its checkpoint and images, checked and ready to run.
+    """A protocol with its checkpoint and images, checked and ready to run."""
 
-    Args:
-        data: the images, as in `Result.data`.
-        measure: runs it and returns what it measured; prints a table if asked to.
-    """
-
-    data: Mapping[str, Any]
-    measure: Callable[[bool], Measured]
+    data: Mapping[str, Any]  # the images, as in `Result.data`
+    measure: Callable[[bool], Measured]  # runs it and returns what it measured; prints a table if asked to
 
 
 class OpenEvaluation(Interface):
@@ -98,36 +80,24 @@ class OpenEvaluation(Interface):
 
 @dataclass(frozen=True)
 class SuiteStep:
-    """One evaluation of `excb-eval all`.
+    """One evaluation of `excb-eval all`."""
 
-    Args:
-        name: of its result file.
-        title: as people call it.
-        command: of `excb-eval`, without checkpoint and images.
-        skipped: why it does not apply; empty where it does.
-        depends_on: what its result depends on, beside the command; compared with that of a finished one.
-    """
-
-    name: str
-    title: str
-    command: list[str]
-    skipped: str = ""
+    name: str  # of its result file
+    title: str  # as people call it
+    command: list[str]  # of `excb-eval`, without checkpoint and images
+    skipped: str = ""  # why it does not apply; empty where it does
+    # what its result depends on, beside the command; compared with that of a finished one
     depends_on: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InSuite:
-    """A protocol's part in `excb-eval all`.
+    """A protocol's part in `excb-eval all`."""
 
-    Args:
-        names: of its steps.
-        steps: its steps, given the task, the options of `all`, and what every result on the task depends on.
-        add_options: adds the options of `all` that this protocol needs.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of its steps
+    # its steps, given the task, the options of `all`, and what every result on the task depends on
     steps: "Callable[[Task, argparse.Namespace, Mapping[str, Any]], Sequence[SuiteStep]]"
-    add_options: Callable[[Parser], None] = lambda _parser: None
+    add_options: Callable[[Parser], None] = lambda _parser: None  # adds the options of `all` that this protocol needs
 
 
 @dataclass(frozen=True, kw_only=True)

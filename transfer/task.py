@@ -32,27 +32,17 @@ CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
 
 @dataclass(frozen=True)
 class Task:
-    """A backbone and the images to judge it on.
+    """A backbone and the images to judge it on."""
 
-    Args:
-        backbone: in eval mode, on `device`.
-        preprocessing: the checkpoint's, or what the user chose.
-        train: labelled images.
-        test: labelled images of the same classes; class indices are train's, and classes that train lacks come last.
-        device: where to compute.
-        batch: images at once.
-        workers: processes that read images.
-        cache: where features are kept; None keeps none.
-    """
-
-    backbone: Backbone
-    preprocessing: Preprocessing
-    train: Images
+    backbone: Backbone  # in eval mode, on `device`
+    preprocessing: Preprocessing  # the checkpoint's, or what the user chose
+    train: Images  # labelled images
+    # labelled images of the same classes; class indices are train's, and classes that train lacks come last
     test: Images
-    device: torch.device
-    batch: int
-    workers: int
-    cache: Path | None = None
+    device: torch.device  # where to compute
+    batch: int  # images at once
+    workers: int  # processes that read images
+    cache: Path | None = None  # where features are kept; None keeps none
 
     @classmethod
     def prepare(

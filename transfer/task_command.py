@@ -28,18 +28,13 @@ Measure = Callable[[argparse.Namespace, "Task", Reporter, bool], "tuple[Result, 
 
 @dataclass(frozen=True)
 class TaskCommand:
-    """How a protocol on a `Task` runs as a command, and for `reproduce` and `all`.
+    """How a protocol on a `Task` runs as a command, and for `reproduce` and `all`."""
 
-    Args:
-        measure: the evaluation: options, task, where to talk, and whether to print its table.
-        check: refuses options that contradict each other, before anything is loaded.
-        features: which features it uses, for --dry-run.
-        unknown: what happens to test images of classes that train lacks, for the warning about them.
-    """
-
-    measure: Measure
+    measure: Measure  # the evaluation: options, task, where to talk, and whether to print its table
+    # refuses options that contradict each other, before anything is loaded
     check: Callable[[argparse.Namespace], None] = lambda _args: None
-    features: "Callable[[argparse.Namespace], Kind]" = lambda _args: "pooled"
+    features: "Callable[[argparse.Namespace], Kind]" = lambda _args: "pooled"  # which features it uses, for --dry-run
+    # what happens to test images of classes that train lacks, for the warning about them
     unknown: str = "count as wrong"
 
     @property

@@ -55,19 +55,13 @@ class KeptImages:
 
 @dataclass(frozen=True)
 class StreamImages:
-    """Images that are read sequentially, shard by shard; there is no access by index.
-
-    Args:
-        files: the shards, paths or URLs of Parquet files.
-        sizes: images in each.
-        buffer: images in the shuffle buffers of all shard readers together.
-    """
+    """Images that are read sequentially, shard by shard; there is no access by index."""
 
     root: str
-    files: tuple[str, ...]
-    sizes: tuple[int, ...]
+    files: tuple[str, ...]  # the shards, paths or URLs of Parquet files
+    sizes: tuple[int, ...]  # images in each
     column: str
-    buffer: int
+    buffer: int  # images in the shuffle buffers of all shard readers together
     labels: None = None
     classes: None = None
     paths: Sequence[str] = ()

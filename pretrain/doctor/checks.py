@@ -28,21 +28,14 @@ from .versions import check_versions
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined: the images, the machine and, where a recipe is given, what its run needs.
-
-    Args:
-        named_recipe: None where no recipe is given.
-        place: the run folder, which may not exist yet, and where it is kept.
-        gpus: GPUs of this machine for the run; None for one if there is one.
-        everything: decode every image, not a sample.
-    """
+    """What is examined: the images, the machine and, where a recipe is given, what its run needs."""
 
     images: CodedImages
-    named_recipe: Recipe | None
-    place: Place
+    named_recipe: Recipe | None  # None where no recipe is given
+    place: Place  # the run folder, which may not exist yet, and where it is kept
     reporter: Reporter
-    gpus: int | None = None
-    everything: bool = False
+    gpus: int | None = None  # GPUs of this machine for the run; None for one if there is one
+    everything: bool = False  # decode every image, not a sample
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -76,15 +69,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
-
-    Args:
-        needs_recipe: it is made only where a recipe is given.
-        not_after: beginnings of findings' names; after an error in one of these the check is left out.
-    """
+    """One check."""
 
     run: Callable[[Subject], list[Finding]]
-    needs_recipe: bool = False
+    needs_recipe: bool = False  # it is made only where a recipe is given
+    # beginnings of findings' names; after an error in one of these the check is left out
     not_after: tuple[str, ...] = ()
 
 

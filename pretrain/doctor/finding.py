@@ -10,21 +10,13 @@ NAMED = 3  # examples in a message
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the doctor's table.
+    """One row of the doctor's table."""
 
-    Args:
-        name: what was checked.
-        verdict: "error": a run would fail or be wrong; "warning": it would run, but not as well as it could.
-        found: the state of it, as one line.
-        fix: what to do about it; empty where nothing is wrong.
-        names: every file or class concerned, for programs; the table shows the first few.
-    """
-
-    name: str
-    verdict: Verdict
-    found: str
-    fix: str = ""
-    names: tuple[str, ...] = ()
+    name: str  # what was checked
+    verdict: Verdict  # "error": a run would fail or be wrong; "warning": it would run, but not as well as it could
+    found: str  # the state of it, as one line
+    fix: str = ""  # what to do about it; empty where nothing is wrong
+    names: tuple[str, ...] = ()  # every file or class concerned, for programs; the table shows the first few
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, in the keys that programs expect."""

@@ -45,15 +45,10 @@ MARKED = {
 
 @dataclass(frozen=True)
 class Curves:
-    """The lines of one run's `metrics.jsonl`, by kind.
+    """The lines of one run's `metrics.jsonl`, by kind."""
 
-    Args:
-        label: the run's name in a figure of several.
-        clusters: K, or None if unknown.
-    """
-
-    label: str
-    clusters: int | None
+    label: str  # the run's name in a figure of several
+    clusters: int | None  # K, or None if unknown
     lines: Sequence[dict[str, Any]]
 
     @classmethod

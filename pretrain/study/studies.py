@@ -14,39 +14,25 @@ SIZES = ("smallest_cluster", "largest_cluster", "empty_share", "largest_size", "
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One recipe of a study.
+    """One recipe of a study."""
 
-    Args:
-        name: also the name of its folder.
-        factors: what distinguishes it from the other cells, by the table's columns.
-        overrides: of the base recipe, each "section.field=value".
-    """
-
-    name: str
-    factors: Mapping[str, str]
-    overrides: Sequence[str]
+    name: str  # also the name of its folder
+    factors: Mapping[str, str]  # what distinguishes it from the other cells, by the table's columns
+    overrides: Sequence[str]  # of the base recipe, each "section.field=value"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A grid of recipes.
+    """A grid of recipes."""
 
-    Args:
-        name: on the command line.
-        asks: the question, as the title of table and figure.
-        paper: what it corresponds to in the paper.
-        cells: the recipes, in the order of the table.
-        picture: `sizes` sorted relative cluster sizes, `lines` accuracy against a number, `dots` accuracy by cell.
-        figures: that the table shows, besides those by which cells are compared.
-        across: the factor whose levels are the columns of the table in the paper's form; None for one row a cell.
-    """
-
-    name: str
-    asks: str
-    paper: str
-    cells: Sequence[Cell]
+    name: str  # on the command line
+    asks: str  # the question, as the title of table and figure
+    paper: str  # what it corresponds to in the paper
+    cells: Sequence[Cell]  # the recipes, in the order of the table
+    # `sizes` sorted relative cluster sizes, `lines` accuracy against a number, `dots` accuracy by cell
     picture: Literal["sizes", "lines", "dots"]
-    figures: Sequence[str] = TRAINING
+    figures: Sequence[str] = TRAINING  # that the table shows, besides those by which cells are compared
+    # the factor whose levels are the columns of the table in the paper's form; None for one row a cell
     across: str | None = None
 
     @property

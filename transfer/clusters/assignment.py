@@ -25,21 +25,13 @@ MOST_ROWS = 1024  # in the projector at once; independent of the user's batch si
 
 @dataclass(frozen=True)
 class Assignment:
-    """Every image's cluster, the argmax of z without B, and the runner-up.
+    """Every image's cluster, the argmax of z without B, and the runner-up."""
 
-    Args:
-        clusters: K.
-        first: [N] int64, the cluster; of equal similarities the one with the lowest number.
-        second: [N] int64, the next one.
-        similarity: [N] float32, z of the first.
-        margin: [N] float32, z of the first less that of the second.
-    """
-
-    clusters: int
-    first: np.ndarray
-    second: np.ndarray
-    similarity: np.ndarray
-    margin: np.ndarray
+    clusters: int  # K
+    first: np.ndarray  # [N] int64, the cluster; of equal similarities the one with the lowest number
+    second: np.ndarray  # [N] int64, the next one
+    similarity: np.ndarray  # [N] float32, z of the first
+    margin: np.ndarray  # [N] float32, z of the first less that of the second
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -55,19 +47,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Similarities between centroids.
+    """Similarities between centroids."""
 
-    Args:
-        nearest: [K, M] int64, every centroid's nearest others, nearest first.
-        cosines: [K, M] float32.
-        pairs: number of pairs of centroids with a cosine above the threshold.
-        twins: [K] bool, the centroids in any such pair.
-    """
-
-    nearest: np.ndarray
-    cosines: np.ndarray
-    pairs: int
-    twins: np.ndarray
+    nearest: np.ndarray  # [K, M] int64, every centroid's nearest others, nearest first
+    cosines: np.ndarray  # [K, M] float32
+    pairs: int  # number of pairs of centroids with a cosine above the threshold
+    twins: np.ndarray  # [K] bool, the centroids in any such pair
 
 
 @torch.no_grad()

@@ -21,17 +21,11 @@ _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True)
 class Exemplars:
-    """The images that represent clusters.
+    """The images that represent clusters."""
 
-    Args:
-        nearest: indices of images by cluster, the most similar to its centroid first.
-        border: indices of images by cluster, the smallest margin first.
-        pictures: JPEGs in base64 by index; some exemplars may have none.
-    """
-
-    nearest: Sequence[Sequence[int]]
-    border: Sequence[Sequence[int]]
-    pictures: Mapping[int, str]
+    nearest: Sequence[Sequence[int]]  # indices of images by cluster, the most similar to its centroid first
+    border: Sequence[Sequence[int]]  # indices of images by cluster, the smallest margin first
+    pictures: Mapping[int, str]  # JPEGs in base64 by index; some exemplars may have none
 
 
 def contents(

@@ -29,19 +29,12 @@ NEIGHBOURS = 8  # of every centroid, in the atlas
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the evaluation.
+    """Options of the evaluation."""
 
-    Args:
-        duplicates: cosine above which two centroids count as duplicates.
-        exemplars: images per cluster in the atlas, nearest to the centroid; a third as many at the border.
-        megabytes: size of the atlas's pictures.
-        compare: folders of other results to draw in the same picture.
-    """
-
-    duplicates: float = 0.99
-    exemplars: int = 9
-    megabytes: float = 48
-    compare: Sequence[Path] = ()
+    duplicates: float = 0.99  # cosine above which two centroids count as duplicates
+    exemplars: int = 9  # images per cluster in the atlas, nearest to the centroid; a third as many at the border
+    megabytes: float = 48  # size of the atlas's pictures
+    compare: Sequence[Path] = ()  # folders of other results to draw in the same picture
 
     def __post_init__(self) -> None:
         require(-1 < self.duplicates < 1, "--duplicates is a cosine below 1, such as 0.99")

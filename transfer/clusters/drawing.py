@@ -12,15 +12,10 @@ from .statistics import sizes_figures
 
 @dataclass(frozen=True)
 class Curve:
-    """Cluster sizes of one checkpoint.
+    """Cluster sizes of one checkpoint."""
 
-    Args:
-        name: in the legend.
-        sizes: [K] images of every cluster.
-    """
-
-    name: str
-    sizes: np.ndarray
+    name: str  # in the legend
+    sizes: np.ndarray  # [K] images of every cluster
 
     @property
     def label(self) -> str:

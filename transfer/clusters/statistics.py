@@ -11,17 +11,11 @@ SHOWN = 5  # most frequent labels of a cluster in the atlas
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """How often each label occurs in each cluster; only pairs that occur are held.
+    """How often each label occurs in each cluster; only pairs that occur are held."""
 
-    Args:
-        cluster: [P] int64, in order.
-        label: [P] int64, the most frequent of a cluster first.
-        images: [P] int64.
-    """
-
-    cluster: np.ndarray
-    label: np.ndarray
-    images: np.ndarray
+    cluster: np.ndarray  # [P] int64, in order
+    label: np.ndarray  # [P] int64, the most frequent of a cluster first
+    images: np.ndarray  # [P] int64
 
     @classmethod
     def of(cls, clusters: np.ndarray, labels: np.ndarray) -> "LabelCounts":

@@ -22,23 +22,14 @@ from excb.networks.preprocessing import Preprocessing
 
 @dataclass(frozen=True)
 class Augmentation:
-    """RandomResizedCrop and flip, the usual augmentation of linear probing and fine-tuning.
+    """RandomResizedCrop and flip, the usual augmentation of linear probing and fine-tuning."""
 
-    Args:
-        size: side of the crop in pixels.
-        scale: range of the crop's share of the image's area.
-        ratio: range of its aspect ratio.
-        mean: channel means.
-        std: channel standard deviations.
-        interpolation: of the resize, antialiased.
-    """
-
-    size: int
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    size: int  # side of the crop in pixels
+    scale: tuple[float, float] = (0.08, 1.0)  # range of the crop's share of the image's area
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of its aspect ratio
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # channel means
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)  # channel standard deviations
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of the resize, antialiased
 
     @classmethod
     def like(cls, preprocessing: Preprocessing) -> "Augmentation":

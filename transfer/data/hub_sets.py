@@ -21,25 +21,15 @@ from .named_sets import Note, NumberedImages, Source, Split, one_line, rank0_the
 
 @dataclass(frozen=True)
 class HubImages(NumberedImages):
-    """Images of a Hugging Face data set.
+    """Images of a Hugging Face data set."""
 
-    Args:
-        root: name of the source.
-        split: the split's name at the Hub; images are called "test/00000", "test/00001", ...
-        rows: `datasets.Dataset` whose column `column` holds undecoded images.
-        column: the images' column.
-        labels: class indices, int64 [N].
-        classes: class names.
-        origin: the loaded data set's fingerprint.
-    """
-
-    root: Path
-    split: str
-    rows: Any
-    column: str
-    labels: np.ndarray
-    classes: tuple[str, ...]
-    origin: str
+    root: Path  # name of the source
+    split: str  # the split's name at the Hub; images are called "test/00000", "test/00001",
+    rows: Any  # `datasets.Dataset` whose column `column` holds undecoded images
+    column: str  # the images' column
+    labels: np.ndarray  # class indices, int64 [N]
+    classes: tuple[str, ...]  # class names
+    origin: str  # the loaded data set's fingerprint
 
     def open(self, index: int) -> Image:
         """One image as upright 8-bit RGB.

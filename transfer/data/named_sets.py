@@ -18,19 +18,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Source:
-    """A source of data sets that are named PREFIX:NAME.
+    """A source of data sets that are named PREFIX:NAME."""
 
-    Args:
-        prefix: before the colon, in lower case.
-        form: what a user writes, for messages.
-        open: returns the labelled images of a data set (what follows the prefix) and a split, given the user's folder
-            of data sets, if any; raises UserError if it cannot be loaded.
-        find: the full name of the data set that a word means, or None; it must not use the network.
-    """
-
-    prefix: str
-    form: str
+    prefix: str  # before the colon, in lower case
+    form: str  # what a user writes, for messages
+    # returns the labelled images of a data set (what follows the prefix) and a split, given the user's folder of data
+    # sets, if any; raises UserError if it cannot be loaded
     open: Callable[[str, Split, Path | None, Note], Images]
+    # the full name of the data set that a word means, or None; it must not use the network
     find: Callable[[str], str | None] = lambda _word: None
 
 

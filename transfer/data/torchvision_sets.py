@@ -40,21 +40,13 @@ SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
 
 @dataclass(frozen=True)
 class ArrayImages(NumberedImages):
-    """Images that one array holds.
+    """Images that one array holds."""
 
-    Args:
-        root: name of the source.
-        split: train or test; the images are called "train/00000", "train/00001", ...
-        pixels: uint8, [N, H, W, 3] or grey [N, H, W].
-        labels: class indices, int64 [N].
-        classes: class names.
-    """
-
-    root: Path | str
-    split: Split
-    pixels: np.ndarray
-    labels: np.ndarray
-    classes: tuple[str, ...]
+    root: Path | str  # name of the source
+    split: Split  # train or test; the images are called "train/00000", "train/00001",
+    pixels: np.ndarray  # uint8, [N, H, W, 3] or grey [N, H, W]
+    labels: np.ndarray  # class indices, int64 [N]
+    classes: tuple[str, ...]  # class names
 
     def open(self, index: int) -> Image:
         """One image as RGB."""

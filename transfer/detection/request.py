@@ -25,30 +25,18 @@ DEPTHS = {"resnet50": 50, "resnet101": 101, "resnet152": 152}
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for.
+    """What a user asks for."""
 
-    Args:
-        checkpoint: what `excb.load` takes.
-        network: teacher or student.
-        schedule: 1x, 2x, smoke or overfit.
-        recipe: ssl or stock.
-        engine: a key of `engines.ENGINES`.
-        batch: images per step; the schedule's by default.
-        options: other settings; nothing is rescaled for them.
-        folder: of the run; named after checkpoint and schedule by default.
-        workers: number of data loading processes; None for one per core.
-        preflight: whether to check first that the loss falls on a few images; None: for 1x and 2x only.
-    """
-
-    checkpoint: str
-    network: Literal["teacher", "student"] = "teacher"
-    schedule: str = "1x"
-    recipe: str = "ssl"
-    engine: str = "detectron2"
-    batch: int | None = None
-    options: Mapping[str, Any] | None = None
-    folder: Path | None = None
-    workers: int | None = None
+    checkpoint: str  # what `excb.load` takes
+    network: Literal["teacher", "student"] = "teacher"  # teacher or student
+    schedule: str = "1x"  # 1x, 2x, smoke or overfit
+    recipe: str = "ssl"  # ssl or stock
+    engine: str = "detectron2"  # a key of `engines.ENGINES`
+    batch: int | None = None  # images per step; the schedule's by default
+    options: Mapping[str, Any] | None = None  # other settings; nothing is rescaled for them
+    folder: Path | None = None  # of the run; named after checkpoint and schedule by default
+    workers: int | None = None  # number of data loading processes; None for one per core
+    # whether to check first that the loss falls on a few images; None: for 1x and 2x only
     preflight: bool | None = None
 
 

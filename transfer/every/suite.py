@@ -39,21 +39,13 @@ RunStep = Callable[[Sequence[str], Path], list[Path]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A protocol after all is done.
+    """A protocol after all is done."""
 
-    Args:
-        step: the protocol.
-        file: its result; None where there is none.
-        result: read from it.
-        failed: why it could not be measured; empty where it was, or was skipped.
-        before: whether an earlier call had measured it.
-    """
-
-    step: SuiteStep
-    file: Path | None = None
-    result: Result | None = None
-    failed: str = ""
-    before: bool = False
+    step: SuiteStep  # the protocol
+    file: Path | None = None  # its result; None where there is none
+    result: Result | None = None  # read from it
+    failed: str = ""  # why it could not be measured; empty where it was, or was skipped
+    before: bool = False  # whether an earlier call had measured it
 
 
 def steps(task: Task, args: argparse.Namespace) -> list[SuiteStep]:

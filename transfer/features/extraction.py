@@ -59,25 +59,15 @@ def files_hash(images: Images) -> str:
 
 @dataclass(frozen=True)
 class Extraction:
-    """Everything needed to compute the features of a set.
+    """Everything needed to compute the features of a set."""
 
-    Args:
-        backbone: in eval mode, on `device`.
-        preprocessing: of every image.
-        images: the set.
-        kind: which features (`excb.networks.features.Kind`).
-        device: where to compute.
-        batch: images at once on each rank.
-        workers: number of data loading processes.
-    """
-
-    backbone: Backbone
-    preprocessing: Preprocessing
-    images: Images
-    kind: Kind
-    device: torch.device
-    batch: int
-    workers: int
+    backbone: Backbone  # in eval mode, on `device`
+    preprocessing: Preprocessing  # of every image
+    images: Images  # the set
+    kind: Kind  # which features (`excb.networks.features.Kind`)
+    device: torch.device  # where to compute
+    batch: int  # images at once on each rank
+    workers: int  # number of data loading processes
 
     @property
     def reader(self) -> nn.Module:

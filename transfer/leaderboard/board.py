@@ -14,45 +14,28 @@ STATUSES = (PUBLISHED, MEASURED, REPRODUCED, FAILED)
 
 @dataclass(frozen=True)
 class Source:
-    """Where a figure comes from.
+    """Where a figure comes from."""
 
-    Args:
-        text: a table, a repository's file, or a result file.
-        address: on the web, or of the file from the page's folder; None where there is none.
-    """
-
-    text: str
-    address: str | None = None
+    text: str  # a table, a repository's file, or a result file
+    address: str | None = None  # on the web, or of the file from the page's folder; None where there is none
 
 
 @dataclass(frozen=True)
 class MeasuredResult:
-    """A result, and what is known of its checkpoint from elsewhere.
+    """A result, and what is known of its checkpoint from elsewhere."""
 
-    Args:
-        result: as read.
-        source: its file.
-        checkpoint: the catalogue's row of what was evaluated; None where it has none.
-    """
-
-    result: Result
-    source: Source
-    checkpoint: Checkpoint | None = None
+    result: Result  # as read
+    source: Source  # its file
+    checkpoint: Checkpoint | None = None  # the catalogue's row of what was evaluated; None where it has none
 
 
 @dataclass
 class LeaderboardCell:
-    """One metric of one row.
+    """One metric of one row."""
 
-    Args:
-        measured: in percent; None where nobody measured it here.
-        interval: its 95 % interval.
-        published: figures as printed, the first source's first, each once.
-    """
-
-    measured: float | None = None
-    interval: tuple[float, float] | None = None
-    published: list[str] = field(default_factory=list)
+    measured: float | None = None  # in percent; None where nobody measured it here
+    interval: tuple[float, float] | None = None  # its 95 % interval
+    published: list[str] = field(default_factory=list)  # figures as printed, the first source's first, each once
 
     @property
     def value(self) -> float | None:
@@ -64,33 +47,19 @@ class LeaderboardCell:
 
 @dataclass
 class LeaderboardRow:
-    """One checkpoint under one protocol.
+    """One checkpoint under one protocol."""
 
-    Args:
-        model: its name, or its file's.
-        method: that trained it; empty where unknown.
-        architecture: of the backbone.
-        epochs: of pretraining; None is not known, here and below.
-        batch: images a step of it.
-        crops: its views.
-        weights: sha256 of the weights that were measured; empty of published rows.
-        cells: by metric.
-        sources: of all its figures.
-        notes: what a reader must know.
-        verdicts: PASS, FAIL or CANNOT of published figures that were checked.
-    """
-
-    model: str
-    method: str
-    architecture: str
-    epochs: int | None
-    batch: int | None
-    crops: str | None
-    weights: str = ""
-    cells: dict[str, LeaderboardCell] = field(default_factory=dict)
-    sources: list[Source] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    verdicts: set[str] = field(default_factory=set)
+    model: str  # its name, or its file's
+    method: str  # that trained it; empty where unknown
+    architecture: str  # of the backbone
+    epochs: int | None  # of pretraining; None is not known, here and below
+    batch: int | None  # images a step of it
+    crops: str | None  # its views
+    weights: str = ""  # sha256 of the weights that were measured; empty of published rows
+    cells: dict[str, LeaderboardCell] = field(default_factory=dict)  # by metric
+    sources: list[Source] = field(default_factory=list)  # of all its figures
+    notes: list[str] = field(default_factory=list)  # what a reader must know
+    verdicts: set[str] = field(default_factory=set)  # PASS, FAIL or CANNOT of published figures that were checked
 
     @property
     def status(self) -> str:
@@ -102,20 +71,14 @@ class LeaderboardRow:
 
 @dataclass
 class Group:
-    """Rows of one protocol.
+    """Rows of one protocol."""
 
-    Args:
-        fields: all that defines it.
-        names: what files and the registry call it.
-        rows: best first.
-        apart: what keeps it apart from the group before that is most like it; empty of the first.
-        ranks: of the rows by the board's first metric that the group has; equals share one, None is without.
-    """
-
-    fields: dict[str, Any]
-    names: list[str] = field(default_factory=list)
-    rows: list[LeaderboardRow] = field(default_factory=list)
+    fields: dict[str, Any]  # all that defines it
+    names: list[str] = field(default_factory=list)  # what files and the registry call it
+    rows: list[LeaderboardRow] = field(default_factory=list)  # best first
+    # what keeps it apart from the group before that is most like it; empty of the first
     apart: list[str] = field(default_factory=list)
+    # of the rows by the board's first metric that the group has; equals share one, None is without
     ranks: list[int | None] = field(default_factory=list)
 
     @property
@@ -133,22 +96,12 @@ class Group:
 
 @dataclass
 class Board:
-    """One task on one set of images.
+    """One task on one set of images."""
 
-    Args:
-        title: of the task.
-        images: what they are called.
-        key: of both, unlike those of other boards.
-        family: the task's name.
-        metrics: its columns.
-        lowest_first: those of its metrics of which lower figures are better.
-        groups: in the order of `sorting.group_order`.
-    """
-
-    title: str
-    images: str
-    key: str
-    family: str
-    metrics: list[str] = field(default_factory=list)
-    lowest_first: set[str] = field(default_factory=set)
-    groups: list[Group] = field(default_factory=list)
+    title: str  # of the task
+    images: str  # what they are called
+    key: str  # of both, unlike those of other boards
+    family: str  # the task's name
+    metrics: list[str] = field(default_factory=list)  # its columns
+    lowest_first: set[str] = field(default_factory=set)  # those of its metrics of which lower figures are better
+    groups: list[Group] = field(default_factory=list)  # in the order of `sorting.group_order`

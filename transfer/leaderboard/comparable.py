@@ -18,17 +18,11 @@ from ..reporting.fields import OTHER, UNSTATED, named
 
 @dataclass(frozen=True)
 class ImagesKey:
-    """The images of a figure.
+    """The images of a figure."""
 
-    Args:
-        key: equal for figures of one test set.
-        title: as people call it.
-        train: which train images; equal where figures may be compared.
-    """
-
-    key: str
-    title: str
-    train: str
+    key: str  # equal for figures of one test set
+    title: str  # as people call it
+    train: str  # which train images; equal where figures may be compared
 
 
 def of_result(result: Result, kind: FigureKind) -> Fields:

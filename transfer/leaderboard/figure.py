@@ -18,25 +18,15 @@ LETTER, HEIGHT = 7.8, 16.0  # of a label
 
 @dataclass(frozen=True)
 class Point:
-    """One network.
+    """One network."""
 
-    Args:
-        name: its method, or the reader's own run.
-        epochs: of pretraining.
-        batch: images a step; None is not known.
-        value: top-1 in percent.
-        text: all of it in words.
-        own: whether it was measured here.
-        method: that trained it.
-    """
-
-    name: str
-    epochs: int
-    batch: int | None
-    value: float
-    text: str
-    own: bool
-    method: str
+    name: str  # its method, or the reader's own run
+    epochs: int  # of pretraining
+    batch: int | None  # images a step; None is not known
+    value: float  # top-1 in percent
+    text: str  # all of it in words
+    own: bool  # whether it was measured here
+    method: str  # that trained it
 
     @property
     def radius(self) -> float:

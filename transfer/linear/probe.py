@@ -28,21 +28,13 @@ from .selection import Choice, HeadSettings, Outcome, choose_on_features, held_o
 
 @dataclass(frozen=True)
 class Probe:
-    """One protocol on one task.
+    """One protocol on one task."""
 
-    Args:
-        task: backbone and images.
-        reporter: prints notes, progress and tables.
-        plan: the protocol, its batch no larger than the train set.
-        select: "holdout" or "test": the images on which one of several heads is chosen.
-        seed: names first weights, order, crops and held-out images.
-    """
-
-    task: Task
-    reporter: Reporter
-    plan: LinearProtocol
-    select: str
-    seed: int
+    task: Task  # backbone and images
+    reporter: Reporter  # prints notes, progress and tables
+    plan: LinearProtocol  # the protocol, its batch no larger than the train set
+    select: str  # "holdout" or "test": the images on which one of several heads is chosen
+    seed: int  # names first weights, order, crops and held-out images
 
     def through_backbone(self, state: Path | None) -> Outcome:
         """Train on new crops every epoch; those heads that choose see the same batches without the held-out images."""

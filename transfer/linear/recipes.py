@@ -10,31 +10,20 @@ from excb.errors import UserError, nearest_name, require
 
 @dataclass(frozen=True, kw_only=True)
 class LinearProtocol:
-    """How linear heads are trained on a frozen backbone: SGD with momentum 0.9 on mean cross-entropy.
+    """How linear heads are trained on a frozen backbone: SGD with momentum 0.9 on mean cross-entropy."""
 
-    Args:
-        source: who runs it so.
-        epochs: passes over the train images.
-        batch: images per step, all ranks together.
-        lr: learning rates to try, for `lr_batch` images a step: the rate used is lr x batch / lr_batch.
-        lr_batch: see `lr`.
-        weight_decay: each is tried with each learning rate.
-        schedule: of the rates, epoch by epoch: cosine to 0, or x 0.1 at 60 % and at 80 % of the epochs.
-        rule: "sgd" or "lars".
-        features: what the heads see: "pooled" as the backbone returns them, or "last4_cls".
-        augmented: whether the backbone sees new crops every epoch; otherwise features are made once and kept.
-    """
-
-    source: str
-    epochs: int
-    batch: int
-    lr: tuple[float, ...]
-    lr_batch: int = 256
-    weight_decay: tuple[float, ...] = (0.0,)
+    source: str  # who runs it so
+    epochs: int  # passes over the train images
+    batch: int  # images per step, all ranks together
+    lr: tuple[float, ...]  # learning rates to try, for `lr_batch` images a step: the rate used is lr x batch / lr_batch
+    lr_batch: int = 256  # see `lr`
+    weight_decay: tuple[float, ...] = (0.0,)  # each is tried with each learning rate
+    # of the rates, epoch by epoch: cosine to 0, or x 0.1 at 60 % and at 80 % of the epochs
     schedule: Literal["cosine", "step"] = "cosine"
-    rule: Literal["sgd", "lars"] = "sgd"
+    rule: Literal["sgd", "lars"] = "sgd"  # "sgd" or "lars"
+    # what the heads see: "pooled" as the backbone returns them, or "last4_cls"
     features: Literal["pooled", "last4_cls"] = "pooled"
-    augmented: bool = True
+    augmented: bool = True  # whether the backbone sees new crops every epoch; otherwise features are made once and kept
 
     @property
     def lr_factor(self) -> float:

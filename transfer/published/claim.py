@@ -26,37 +26,22 @@ def from_table(kind: type[Kind], values: dict[str, Any]) -> Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimProtocol:
-    """How a figure was measured, as a command of `excb-eval`.
+    """How a figure was measured, as a command of `excb-eval`."""
 
-    Args:
-        name: of the protocol.
-        source: who states its settings.
-        metrics: that it measures.
-        command: of `excb-eval`; empty where none measures it.
-        options: of the command, with every one that the figures depend on.
-        figures: a metric's name in result files, where it is another.
-        unstated: settings that nobody states, so that ours are assumed.
-        cannot: why no command here measures it; empty where one does.
-        spread: half of the spread between trainings in points, of measurements without an interval.
-        architectures: whose claims it is for; with `methods`, `checkpoints` and `tables`, all where empty.
-        methods: see `architectures`.
-        checkpoints: see `architectures`.
-        tables: see `architectures`.
-    """
-
-    name: str
-    source: str
-    metrics: tuple[str, ...]
-    command: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-    figures: dict[str, str] = field(default_factory=dict)
-    unstated: tuple[str, ...] = ()
-    cannot: str = ""
-    spread: float = 0.0
+    name: str  # of the protocol
+    source: str  # who states its settings
+    metrics: tuple[str, ...]  # that it measures
+    command: str = ""  # of `excb-eval`; empty where none measures it
+    options: dict[str, Any] = field(default_factory=dict)  # of the command, with every one that the figures depend on
+    figures: dict[str, str] = field(default_factory=dict)  # a metric's name in result files, where it is another
+    unstated: tuple[str, ...] = ()  # settings that nobody states, so that ours are assumed
+    cannot: str = ""  # why no command here measures it; empty where one does
+    spread: float = 0.0  # half of the spread between trainings in points, of measurements without an interval
+    # whose claims it is for; with `methods`, `checkpoints` and `tables`, all where empty
     architectures: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    checkpoints: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()  # see `architectures`
+    checkpoints: tuple[str, ...] = ()  # see `architectures`
+    tables: tuple[str, ...] = ()  # see `architectures`
 
     def arguments(self) -> list[str]:
         """The command and its options as words of a command line."""
@@ -81,68 +66,39 @@ class ClaimProtocol:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimImages:
-    """The images of a claim; what is not known is None.
+    """The images of a claim; what is not known is None."""
 
-    Args:
-        name: as claims call it.
-        title: as people call it.
-        classes: how many.
-        train: images in the train set.
-        test: images in the set that figures are of.
-        train_fingerprint: of result files; None where any copy with these numbers will do.
-        test_fingerprint: see `train_fingerprint`.
-        rename: folders of the test set that are named differently in the train set, as TEST=TRAIN.
-    """
-
-    name: str
-    title: str
-    classes: int | None = None
-    train: int | None = None
-    test: int | None = None
-    train_fingerprint: str | None = None
-    test_fingerprint: str | None = None
-    rename: tuple[str, ...] = ()
+    name: str  # as claims call it
+    title: str  # as people call it
+    classes: int | None = None  # how many
+    train: int | None = None  # images in the train set
+    test: int | None = None  # images in the set that figures are of
+    train_fingerprint: str | None = None  # of result files; None where any copy with these numbers will do
+    test_fingerprint: str | None = None  # see `train_fingerprint`
+    rename: tuple[str, ...] = ()  # folders of the test set that are named differently in the train set, as TEST=TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One published figure.
+    """One published figure."""
 
-    Args:
-        id: TABLE/ROW/METRIC, such as "table1/excb/knn_top1".
-        method: that trained the network.
-        architecture: of the backbone, as the catalogue calls it.
-        checkpoint: the row of the catalogue that the claim is about: its note says why, where it has no weights.
-        metric: what was measured, such as "linear_top1"; in percent but for numbers of clusters and images.
-        value: as printed, with its precision.
-        protocol: how.
-        data: on which images.
-        epochs: of the pretraining as the source states them; None where it states none.
-        batch: images a step of it, likewise.
-        crops: its views, such as "2x224+6x96"; MULTI where all that is stated is that there are several sizes.
-        source: table, section or REPOSITORY@COMMIT:FILE.
-        recipe: words after `excb-pretrain` that train this network; empty for methods that this package lacks.
-        unstated: what the figure depends on and nobody states, beside the protocol's.
-        differs_from: the id of a claim about the same file that says something else; empty where there is none.
-        note: what a reader must know.
-    """
-
-    id: str
-    method: str
-    architecture: str
-    checkpoint: str
-    metric: str
-    value: str
-    protocol: ClaimProtocol
-    data: ClaimImages
-    source: str
-    epochs: int | None = None
-    batch: int | None = None
+    id: str  # TABLE/ROW/METRIC, such as "table1/excb/knn_top1"
+    method: str  # that trained the network
+    architecture: str  # of the backbone, as the catalogue calls it
+    checkpoint: str  # the row of the catalogue that the claim is about: its note says why, where it has no weights
+    metric: str  # what was measured, such as "linear_top1"; in percent but for numbers of clusters and images
+    value: str  # as printed, with its precision
+    protocol: ClaimProtocol  # how
+    data: ClaimImages  # on which images
+    source: str  # table, section or REPOSITORY@COMMIT:FILE
+    epochs: int | None = None  # of the pretraining as the source states them; None where it states none
+    batch: int | None = None  # images a step of it, likewise
+    # its views, such as "2x224+6x96"; MULTI where all that is stated is that there are several sizes
     crops: str | None = None
-    recipe: str = ""
-    unstated: tuple[str, ...] = ()
-    differs_from: str = ""
-    note: str = ""
+    recipe: str = ""  # words after `excb-pretrain` that train this network; empty for methods that this package lacks
+    unstated: tuple[str, ...] = ()  # what the figure depends on and nobody states, beside the protocol's
+    differs_from: str = ""  # the id of a claim about the same file that says something else; empty where there is none
+    note: str = ""  # what a reader must know
 
     @property
     def table(self) -> str:

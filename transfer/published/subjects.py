@@ -14,27 +14,17 @@ from .registry import claims
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A checkpoint, as far as it is known how it was trained.
+    """A checkpoint, as far as it is known how it was trained."""
 
-    Args:
-        name: what `excb.load` takes.
-        method: that trained it; None is not known, here and below.
-        architecture: of the backbone.
-        epochs: of pretraining that were done.
-        batch: images a step.
-        crops: as "2x224+6x96".
-        recipe: every option that it was trained with, by section; empty where unknown.
-        missing: why there are no weights of it; empty where there are.
-    """
-
-    name: str
-    method: str | None = None
-    architecture: str | None = None
-    epochs: int | None = None
-    batch: int | None = None
-    crops: str | None = None
+    name: str  # what `excb.load` takes
+    method: str | None = None  # that trained it; None is not known, here and below
+    architecture: str | None = None  # of the backbone
+    epochs: int | None = None  # of pretraining that were done
+    batch: int | None = None  # images a step
+    crops: str | None = None  # as "2x224+6x96"
+    # every option that it was trained with, by section; empty where unknown
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    missing: str = ""
+    missing: str = ""  # why there are no weights of it; empty where there are
 
     @classmethod
     def of_row(cls, row: Checkpoint) -> "Subject":

@@ -38,27 +38,16 @@ def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[st
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired test of two figures on the same images.
+    """A paired test of two figures on the same images."""
 
-    Args:
-        first: the first figure in percent.
-        second: the second.
-        difference: second minus first.
-        interval: its 95 % paired bootstrap interval.
-        only_first: images that only the first has right, or on which it scores higher.
-        only_second: the same of the second.
-        p_value: of the hypothesis that both are equally good.
-        test: the name of the test.
-    """
-
-    first: float
-    second: float
-    difference: float
-    interval: tuple[float, float]
-    only_first: int
-    only_second: int
-    p_value: float
-    test: str
+    first: float  # the first figure in percent
+    second: float  # the second
+    difference: float  # second minus first
+    interval: tuple[float, float]  # its 95 % paired bootstrap interval
+    only_first: int  # images that only the first has right, or on which it scores higher
+    only_second: int  # the same of the second
+    p_value: float  # of the hypothesis that both are equally good
+    test: str  # the name of the test
 
 
 def compared(first: Tensor, second: Tensor) -> Comparison:

@@ -13,23 +13,14 @@ Word = Literal["PASS", "FAIL", "CANNOT"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The verdict on a claim.
+    """The verdict on a claim."""
 
-    Args:
-        claim: the published figure.
-        word: PASS, FAIL or CANNOT.
-        why: of a FAIL the gap, of a CANNOT the reason; empty of a PASS.
-        measured: the figure here, in the claim's unit; None where none was measured.
-        interval: its 95 % interval; None where the protocol gives none.
-        tolerance: how far it may lie from the claim.
-    """
-
-    claim: Claim
-    word: Word
-    why: str = ""
-    measured: float | None = None
-    interval: tuple[float, float] | None = None
-    tolerance: float | None = None
+    claim: Claim  # the published figure
+    word: Word  # PASS, FAIL or CANNOT
+    why: str = ""  # of a FAIL the gap, of a CANNOT the reason; empty of a PASS
+    measured: float | None = None  # the figure here, in the claim's unit; None where none was measured
+    interval: tuple[float, float] | None = None  # its 95 % interval; None where the protocol gives none
+    tolerance: float | None = None  # how far it may lie from the claim
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON and result files, without the claim's own."""

@@ -17,20 +17,13 @@ from excb.images.decoding import BrokenImageError, open_image, stored_and_uprigh
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """One object, in pixels of the original image.
+    """One object, in pixels of the original image."""
 
-    Args:
-        label: index of its category in `CocoSet.classes`.
-        box: left, top, width, height.
-        area: as the file has it.
-        crowd: a group of objects in one annotation: ignored in training and in evaluation.
-        mask: polygons [x0, y0, x1, y1, ...], a run-length code (a dict with size and counts), or None.
-    """
-
-    label: int
-    box: tuple[float, float, float, float]
-    area: float
-    crowd: bool
+    label: int  # index of its category in `CocoSet.classes`
+    box: tuple[float, float, float, float]  # left, top, width, height
+    area: float  # as the file has it
+    crowd: bool  # a group of objects in one annotation: ignored in training and in evaluation
+    # polygons [x0, y0, x1, y1, ...], a run-length code (a dict with size and counts), or None
     mask: tuple[np.ndarray, ...] | dict[str, Any] | None
 
     @property
@@ -85,23 +78,14 @@ class CocoImage:
 
 @dataclass(frozen=True)
 class CocoSet:
-    """Images with annotated objects.
+    """Images with annotated objects."""
 
-    Args:
-        source: the annotation file.
-        folder: of the images.
-        images: in ascending order of id.
-        category_ids: the file's category ids, ascending; label i is category_ids[i].
-        classes: category names, in the same order.
-        fingerprint: SHA-256 of the annotation file and of the selection of images.
-    """
-
-    source: Path
-    folder: Path
-    images: tuple[CocoImage, ...]
-    category_ids: tuple[int, ...]
-    classes: tuple[str, ...]
-    fingerprint: str
+    source: Path  # the annotation file
+    folder: Path  # of the images
+    images: tuple[CocoImage, ...]  # in ascending order of id
+    category_ids: tuple[int, ...]  # the file's category ids, ascending; label i is category_ids[i]
+    classes: tuple[str, ...]  # category names, in the same order
+    fingerprint: str  # SHA-256 of the annotation file and of the selection of images
 
     def __len__(self) -> int:
         """Number of images."""

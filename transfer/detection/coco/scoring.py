@@ -24,15 +24,10 @@ KINDS = ("bbox", "segm")
 
 @dataclass(frozen=True)
 class Scores:
-    """Average precisions in percent.
+    """Average precisions in percent."""
 
-    Args:
-        figures: bbox_AP, bbox_AP50, bbox_AP75, segm_AP, segm_AP50, segm_AP75.
-        per_class: bbox_AP and segm_AP by class name; None for classes without objects.
-    """
-
-    figures: dict[str, float]
-    per_class: dict[str, dict[str, float | None]]
+    figures: dict[str, float]  # bbox_AP, bbox_AP50, bbox_AP75, segm_AP, segm_AP50, segm_AP75
+    per_class: dict[str, dict[str, float | None]]  # bbox_AP and segm_AP by class name; None for classes without objects
 
 
 def as_results(

@@ -23,29 +23,17 @@ RESUMABLE_CHANGES = frozenset({"test_size", "rpn_pre_test", "rpn_post_test", "sa
 
 @dataclass(frozen=True)
 class Job:
-    """One detection run.
+    """One detection run."""
 
-    Args:
-        settings: its definition.
-        depth: of the ResNet: 50, 101 or 152.
-        backbone: the ResNet's tensors in torchvision's names, without a classifier.
-        train: images to train on; never empty.
-        val: images to evaluate on, with the categories of `train`.
-        folder: of the run: checkpoints, logs, pictures.
-        device: where to compute.
-        workers: number of data loading processes per training process.
-        reporter: for messages and progress.
-    """
-
-    settings: DetectionSettings
-    depth: int
-    backbone: Mapping[str, Tensor]
-    train: CocoSet
-    val: CocoSet
-    folder: Path
-    device: torch.device
-    workers: int
-    reporter: Reporter
+    settings: DetectionSettings  # its definition
+    depth: int  # of the ResNet: 50, 101 or 152
+    backbone: Mapping[str, Tensor]  # the ResNet's tensors in torchvision's names, without a classifier
+    train: CocoSet  # images to train on; never empty
+    val: CocoSet  # images to evaluate on, with the categories of `train`
+    folder: Path  # of the run: checkpoints, logs, pictures
+    device: torch.device  # where to compute
+    workers: int  # number of data loading processes per training process
+    reporter: Reporter  # for messages and progress
 
     @cached_property
     def weights(self) -> str:

@@ -22,23 +22,14 @@ from .settings import DetectionSettings
 
 @dataclass(frozen=True)
 class Sample:
-    """One image as a detector's input, with its objects; H and W are after resizing.
+    """One image as a detector's input, with its objects; H and W are after resizing."""
 
-    Args:
-        image: [3, H, W] uint8, RGB.
-        boxes: [N, 4] float32, left, top, right, bottom.
-        labels: [N] int64, from 0.
-        masks: [N, H, W] bool.
-        image_id: id in the annotation file.
-        size: original height and width.
-    """
-
-    image: Tensor
-    boxes: Tensor
-    labels: Tensor
-    masks: Tensor
-    image_id: int
-    size: tuple[int, int]
+    image: Tensor  # [3, H, W] uint8, RGB
+    boxes: Tensor  # [N, 4] float32, left, top, right, bottom
+    labels: Tensor  # [N] int64, from 0
+    masks: Tensor  # [N, H, W] bool
+    image_id: int  # id in the annotation file
+    size: tuple[int, int]  # original height and width
 
 
 def resized(height: int, width: int, *, short: int, longest: int) -> tuple[int, int]:
