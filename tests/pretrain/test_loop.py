@@ -123,20 +123,21 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(
 def test_how_images_are_read_reaches_every_loader(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    made: list[Any] = []
     real = loader.loader
 
     def record(*arguments: Any, **options: Any) -> Any:
-        asked.append(options)
-        return real(*arguments, **options)
+        made.extend([real(*arguments, **options), real(*arguments, **options | {"workers": 1})])
+        return made[-2]
 
     monkeypatch.setattr(feed, "loader", record)
     how = ["efficiency.prefetch=3", "efficiency.scaled_decoding=true", "efficiency.decoder=pillow"]
     pretrain(images, tmp_path, *how, "optim.epochs=1")
-    assert len(asked) >= 1
-    for options in asked:
-        assert (options["prefetch"], options["scaled_decoding"], options["decoder"]) == (3, True, "pillow")
-        assert options["workers"] == 0
+    assert len(made) >= 2
+    for alone, with_a_worker in zip(made[::2], made[1::2], strict=True):
+        assert (alone.num_workers, with_a_worker.num_workers) == (0, 1)
+        assert with_a_worker.prefetch_factor == 3
+        assert (alone.dataset._scaled, alone.dataset._decoder) == (True, "pillow")
 
 
 @pytest.mark.parametrize("stop_after", [2, 3, 4, 7])
