@@ -201,9 +201,8 @@ class ExCB(nn.Module):
     ) -> None:
         super().__init__()
         self.settings = settings
-        self._loss, self._backend = loss_function(settings.loss), backend
-        if LOSSES[settings.loss].probabilities:
-            self._backend = "plain"
+        self._loss = loss_function(settings.loss)
+        self._backend = "plain" if LOSSES[settings.loss].probabilities else backend
         self._weights: dict[Any, tuple[Tensor, Tensor]] = {}
         self.student = Network(student, settings, predictor=settings.predictor)
         self.teacher = Network(teacher, settings, predictor=False).requires_grad_(False)
@@ -272,15 +271,9 @@ class ExCB(nn.Module):
             loss = torch.stack(losses).sum()
 
         counted = assignment.winners if settings.sizes_counted == "balanced" else assignment.raw_winners
-        winners = assignment.winners.unflatten(0, (globals_, images))
-        return Step(
-            loss,
-            winners,
-            counted.unflatten(0, (globals_, images)),
-            assignment.confidence.mean(),
-            _agreement(winners),
-            self.balancer.statistic(batch),
-        )
+        winners, counted = (each.unflatten(0, (globals_, images)) for each in (assignment.winners, counted))
+        confidence, agreement = assignment.confidence.mean(), _agreement(winners)
+        return Step(loss, winners, counted, confidence, agreement, self.balancer.statistic(batch))
 
     def _pair_weights(self, globals_: int, locals_: int) -> tuple[Tensor, Tensor]:
         """`pair_weights` on the loss's device, cached: even a copy of a few numbers makes the CPU wait for a GPU."""
@@ -327,12 +320,10 @@ class ExCB(nn.Module):
         probabilities = self.balancer.probabilities(batch)
         if probabilities is not None:
             return assignment_of(probabilities, batch.similarities())
-        scale, offset = self.balancer.affine(batch)
         return assign(
             batch.queries,
             batch.centroids,
-            scale,
-            offset,
+            *self.balancer.affine(batch),
             values,
             temperature=settings.teacher_temperature,
             winner_gain=settings.winner_gain,

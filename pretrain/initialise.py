@@ -84,8 +84,7 @@ def _continue(model: ExCB, checkpoint: stored.Stored, images: Images) -> str:
         fresh |= {"student.centroids.weight", "teacher.centroids.weight", "sizes"} | balance
     elif checkpoint.contents["data"]["fingerprint"] != images.fingerprint:
         fresh |= {"sizes"} | balance
-    had_predictor = any(name.startswith("student.predictor.") for name in tensors)
-    if model.student.predictor is not None and not had_predictor:
+    if model.student.predictor is not None and not any(name.startswith("student.predictor.") for name in tensors):
         fresh |= {name for name in new if name.startswith("student.predictor.")}
     foreign = {name for name in tensors if name.startswith("balancer.")} - balance  # of another balancer
     kept = {name: value for name, value in tensors.items() if name not in fresh | foreign}
@@ -101,8 +100,7 @@ def _continue(model: ExCB, checkpoint: stored.Stored, images: Images) -> str:
 
 
 def _describe(architecture: Architecture) -> str:
-    options = "".join(f" {name}={value}" for name, value in architecture.options.items())
-    return f"{architecture.name}{options}"
+    return architecture.name + "".join(f" {name}={value}" for name, value in architecture.options.items())
 
 
 def start_centroids(

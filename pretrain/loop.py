@@ -144,11 +144,7 @@ class Run:
         """Arguments of `wandb.init`, if Weights & Biases is wanted."""
         if self.recipe.monitor.wandb is None or self.folder is None:
             return None
-        return {
-            "project": self.recipe.monitor.wandb,
-            "name": self.folder.path.name,
-            "config": self.recipe.to_dict(),
-        }
+        return {"project": self.recipe.monitor.wandb, "name": self.folder.path.name, "config": self.recipe.to_dict()}
 
     def _start_centroids(self, stop: StopRequest) -> bool:
         """k-means of the first epoch's views; whether the run was asked to stop, in which case nothing has changed."""
@@ -251,8 +247,7 @@ class Run:
 
         def save() -> str:
             assert self.folder is not None
-            entry = {"epoch": self.state.epochs_done, "name": "not finite", "message": cause}
-            self.journal.write("alarm", step, entry)
+            self.journal.write("alarm", step, {"epoch": self.state.epochs_done, "name": "not finite", "message": cause})
             self._draw()
             return os.fspath(self.folder.save_diverged(contents, step=step))
 
@@ -298,7 +293,6 @@ class Run:
             self.reporter.warn(f"{error}; the run continues without curves")
 
     def _finish(self) -> None:
-        """Draw the curves, write `report.json`, and print the summary."""
         if self.folder is None:
             return
         self._draw()

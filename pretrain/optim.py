@@ -101,11 +101,7 @@ def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 def set_schedules(optimizer: Optimizer, schedules: Schedules, step: int) -> None:
     """Set learning rate and weight decay of every group for one step."""
-    decay = {
-        "weights": schedules.weight_decay(step),
-        "no_decay": 0.0,
-        "centroids": schedules.centroid_decay(step),
-    }
+    decay = {"weights": schedules.weight_decay(step), "no_decay": 0.0, "centroids": schedules.centroid_decay(step)}
     for group in optimizer.param_groups:
         group["lr"] = schedules.learning_rate(step)
         group["weight_decay"] = decay[group["name"]]

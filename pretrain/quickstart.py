@@ -90,8 +90,7 @@ def knn(network: nn.Module, transform: Callable[[Image.Image], Tensor], bank: Im
     """Top-1 accuracy of the weighted vote of K neighbours, in percent."""
     rows, query_rows = (extract(network, Inputs(images, transform), batch=256).rows for images in (bank, queries))
     labels, targets = (torch.from_numpy(images.labels) for images in (bank, queries))
-    neighbours = nearest(rows, query_rows, K)
-    votes = vote(neighbours, labels, ks=[K], temperatures=[TEMPERATURE], classes=len(PHOTOGRAPHS))
+    votes = vote(nearest(rows, query_rows, K), labels, ks=[K], temperatures=[TEMPERATURE], classes=len(PHOTOGRAPHS))
     return accuracy(votes[K, TEMPERATURE], targets)[0]
 
 

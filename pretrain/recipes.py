@@ -102,12 +102,7 @@ def quickstart() -> Recipe:
     return Recipe(name="quickstart").change(
         model={
             "backbone": "timm:resnet10t",
-            "options": {
-                "channels": [24, 48, 96, 256],
-                "stem_width": 8,
-                "avg_down": False,
-                "zero_init_last": False,
-            },
+            "options": {"channels": [24, 48, 96, 256], "stem_width": 8, "avg_down": False, "zero_init_last": False},
         },
         method={
             "clusters": 128,

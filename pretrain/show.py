@@ -25,12 +25,11 @@ def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: 
         f"{recipe.name}: {len(rows)} values. Sections efficiency ({SPEED}), monitor and run do not change what is\n"
         "learned, except for run.seed. A default names its source.\n"
     )
-    header = ["field", "value", "from", "changes", "paper", "what it is"]
     table = [
         [row["field"], _text(row["value"]), row["from"], SPEED if row["speed_only"] else "", row["paper"], row["doc"]]
         for row in rows
     ]
-    reporter.table(recipe.name, header, table)
+    reporter.table(recipe.name, ["field", "value", "from", "changes", "paper", "what it is"], table)
     return 0
 
 

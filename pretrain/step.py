@@ -188,7 +188,6 @@ class Trainer:
             self._check = None
 
     def _forward(self, part: Batch, step: int) -> Step:
-        """The loss of a micro-batch."""
         seed, epoch = self.recipe.run.seed, step // self.schedules.steps_per_epoch
         # Dropout in timm's backbones draws from torch's generator: make it a function of the step and of the images'
         # position in the batch.

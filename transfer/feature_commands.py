@@ -25,7 +25,6 @@ def _add_features(parser: Parser) -> None:
 
 
 def _features(args: argparse.Namespace, device: "torch.device") -> int:
-    """Compute and export on this rank."""
     from .features.export import export
 
     reporter = Reporter(quiet=args.quiet or not is_rank0())

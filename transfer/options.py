@@ -8,12 +8,7 @@ from excb.distributed.slurm import HELP as SLURM_HELP
 
 
 def add_task_options(parser: argparse.ArgumentParser, *, result: str = "FILE.json") -> None:
-    """Add the options of every protocol on labelled images: checkpoint, images, how they are read, --out.
-
-    Args:
-        parser: the command's.
-        result: what --out names.
-    """
+    """Add the options of every protocol on labelled images: checkpoint, images, how they are read, --out."""
     add = parser.add_argument
     add("--ckpt", required=True, metavar="PATH", help="run folder, checkpoint file, exported folder or timm:NAME")
     add("--data", metavar="SOURCE", help="a folder or URL with train/ and test/ (or val/); torchvision:NAME; hf:ID")

@@ -34,8 +34,7 @@ def in_parallel(
         if args.out is not None:
             _check_out(args.out, folder=out == "folder")
         jobs = Path("runs") / "slurm"
-        code = submit_command(MODULE, args.arguments, args.slurm, jobs, Reporter(), gpus=args.gpus)
-        if code is not None:
+        if (code := submit_command(MODULE, args.arguments, args.slurm, jobs, Reporter(), gpus=args.gpus)) is not None:
             return code
         from excb.distributed.launch import launch_on_gpus
         from excb.distributed.parallel import run_joined

@@ -43,7 +43,6 @@ class TaskCommand:
         return in_parallel(self._work)
 
     def _work(self, args: argparse.Namespace, device: "torch.device") -> int:
-        """Evaluate on this rank; returns the exit code."""
         reporter = Reporter(quiet=args.quiet or not is_rank0())
         self.check(args)
         results = None if args.out is None else args.out.parent
@@ -156,7 +155,6 @@ def prepared(
 
 
 def _renames(pairs: Sequence[str]) -> dict[str, str]:
-    """`--rename TEST=TRAIN` as a mapping."""
     if wrong := [pair for pair in pairs if pair.count("=") != 1]:
         raise UserError(f"--rename {wrong[0]}: write TEST=TRAIN, the folder's name in test and its name in train")
     return dict(pair.split("=") for pair in pairs)

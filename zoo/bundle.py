@@ -38,19 +38,13 @@ Index = dict[str, dict[str, dict[str, Any]]]  # checkpoint -> file -> sha256 and
 def bundle(names: Sequence[str], out: Path, reporter: Reporter) -> Path:
     """Write checkpoints into one archive, fetching missing ones first.
 
-    Args:
-        names: names of the catalogue.
-        out: the archive, such as zoo.tar.
-        reporter: shows progress and notes.
-
     Returns:
         The archive.
 
     Raises:
         UserError: no such checkpoint, or the archive cannot be written.
     """
-    folders = dict(_folder(name) for name in names)
-    if not folders:
+    if not (folders := dict(_folder(name) for name in names)):
         raise UserError("name the checkpoints to bundle: `excb-zoo list` shows all names")
     _note_licences(folders, reporter)
     index: Index = {name: {file: _stamp(folder / file) for file in _files(folder)} for name, folder in folders.items()}
@@ -64,10 +58,6 @@ def unbundle(file: Path, reporter: Reporter) -> list[str]:
 
     Nothing is installed unless the whole archive matches its index. Checkpoints that exist with the same files are left
     unchanged.
-
-    Args:
-        file: what `bundle` wrote.
-        reporter: shows progress and notes.
 
     Returns:
         The names of its checkpoints.
@@ -120,7 +110,6 @@ def _stamp(file: Path) -> dict[str, Any]:
 
 
 def _note_licences(folders: dict[str, Path], reporter: Reporter) -> None:
-    """Note which weights may not be passed on."""
     closed = []
     for name, folder in folders.items():
         row = exported.read_config(folder).get("excb", {}).get("checkpoint")
@@ -165,8 +154,7 @@ def _opened(file: Path) -> Iterator[tarfile.TarFile]:
 
 def _read_index(archive: tarfile.TarFile, file: Path) -> Index:
     """The index, which is the first member. UserError if there is none, or it lists files that no checkpoint has."""
-    member = archive.next()
-    if member is None or member.name != INDEX or not _regular(member) or member.size > _INDEX_BYTES:
+    if (member := archive.next()) is None or member.name != INDEX or not _regular(member) or member.size > _INDEX_BYTES:
         raise UserError(f"{file} is not a bundle: it does not begin with {INDEX}")
     stream = archive.extractfile(member)
     assert stream is not None

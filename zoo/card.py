@@ -142,7 +142,6 @@ def _images(preprocessing: Preprocessing) -> str:
 
 
 def _training(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Facts of the training."""
     training, recipe, origin = (facts.get(part) or {} for part in ("training", "recipe", "origin"))
     facts_of_training = {
         "method": checkpoint.method,
@@ -192,15 +191,13 @@ def _results(results: Sequence[Result]) -> list[str]:
 
 
 def _protocol(result: Result) -> str:
-    """The settings of one result."""
-    sets = [(part, _images_of(result, part)) for part in ("train", "test")]
     described = [
         (
             f"{part} images",
             {folder_name(str(each.get("root", ""))): each.get("images"), "hash": each.get("fingerprint")},
         )
-        for part, each in sets
-        if each
+        for part in ("train", "test")
+        if (each := _images_of(result, part))
     ]
     with_what = {name: result.environment[name] for name in ("excb", "torch", "cores") if name in result.environment}
     last = [("measured", result.created), ("with", with_what), *(("note", note) for note in result.notes)]

@@ -1,6 +1,5 @@
 """Export a checkpoint's backbone, without training state, in the formats of other programs."""
 
-import importlib
 import importlib.util
 import io
 import json

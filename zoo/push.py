@@ -173,7 +173,6 @@ def _entry(
 ) -> Checkpoint:
     """The row of the published checkpoint, without a location yet."""
     entry = backbone.entry
-    epochs = round(entry.epoch) if entry.epoch else None
     own = Checkpoint(
         name=name,
         method="ExCB" if entry.recipe else "unknown",
@@ -181,7 +180,7 @@ def _entry(
         preprocessing=backbone.transform,
         source="own run",
         network=entry.network,
-        epochs=epochs or None,
+        epochs=round(entry.epoch or 0) or None,
         batch=entry.recipe.get("optim", {}).get("batch"),
     )
     return replace(

@@ -81,10 +81,6 @@ def figure_bytes(figure: "Figure", suffix: str = ".png", *, dpi: int = 150) -> b
 
 
 def save_figure(figure: "Figure", file: Path, *, dpi: int = 150) -> None:
-    """Write a figure atomically as PNG or SVG, depending on the file's name.
-
-    Raises:
-        UserError: the name ends in neither, or the file cannot be written.
-    """
+    """Write a figure as PNG or SVG, atomically. Raises UserError for any other ending, or if it cannot be written."""
     check_formats([file])
     write_bytes(figure_bytes(figure, file.suffix.lower(), dpi=dpi), file)

@@ -170,7 +170,6 @@ def _transposed(row: Row) -> bool:
 
 
 def _same_name(architecture: Architecture) -> str:
-    """One name for an architecture however it is called."""
     name = re.sub(r"^(timm|torchvision):", "", architecture.name)
     return TIMM_NAMES.get(name, name).partition(".")[0]
 

@@ -84,13 +84,11 @@ def write(
             "preprocessing": preprocessing.to_dict(),
             "sha256": {file.name: sha256_of(file) for file in sorted(unfinished.glob("*.safetensors"))},
         }
-        text = json.dumps(config, indent=2, allow_nan=False) + "\n"
-        (unfinished / CONFIG).write_text(text, encoding="utf-8")
+        (unfinished / CONFIG).write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return folder
 
 
 def _check_replaceable(target: Path) -> None:
-    """Refuse to put an export in the place of anything but an older one."""
     if target.is_dir():
         if others := sorted(file.name for file in target.iterdir() if file.name not in FILES):
             raise UserError(f"cannot write {target}: it holds other files ({others[0]}): name a new folder")

@@ -115,10 +115,7 @@ def _map_known(layout: Layout, file: File) -> Found:
 
 
 def _renamed(name: str, renames: Mapping[str, str]) -> str:
-    for old, new in renames.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name
+    return next((new + name.removeprefix(old) for old, new in renames.items() if name.startswith(old)), name)
 
 
 def _architecture_of_run(contents: Mapping[Any, Any]) -> Architecture | None:

@@ -81,11 +81,7 @@ def gather_objects(value: T) -> list[T]:
 
 
 def run_on_rank0(make: Callable[[], T]) -> T:
-    """Broadcast what `make` returns on rank 0. It is not called on the other ranks.
-
-    Raises:
-        UserError: it was raised on rank 0, which alone reports it.
-    """
+    """Broadcast what `make` returns on rank 0, its only caller. All ranks raise its UserError, which rank 0 reports."""
     if world_size() == 1:
         return make()
     box: list[Any] = [None, None]

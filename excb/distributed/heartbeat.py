@@ -24,11 +24,7 @@ PARTING = 2.0  # seconds to write that to the store
 
 
 def hang_seconds() -> float:
-    """Seconds without a heartbeat after which a process counts as hung.
-
-    Raises:
-        UserError: the environment variable is not a number, or is negative.
-    """
+    """Seconds without a heartbeat that count as a hang. Raises UserError if the variable is no number, or negative."""
     text = os.environ.get(VARIABLE, "")
     try:
         seconds = float(text or SECONDS)

@@ -35,8 +35,7 @@ def launch_on_gpus(
     if gpus is None or gpus < 2:
         return None
     if started_together():
-        here = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        if here != str(gpus):
+        if (here := os.environ.get("LOCAL_WORLD_SIZE", "1")) != str(gpus):
             raise UserError.on_all_ranks(
                 f"--gpus {gpus}, but {here} processes were started here (RANK is set): leave --gpus out under "
                 "torchrun, or unset RANK"
@@ -69,12 +68,8 @@ def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Co
     shared = process_environment("127.0.0.1", store.port, processes, processes)
     command = [sys.executable, "-m", module, *arguments]
     with StopRequest(at_once=False) as stop:
-        running = [
-            subprocess.Popen(
-                command, env=shared | {"RANK": str(number), "LOCAL_RANK": str(number)}, start_new_session=True
-            )
-            for number in range(processes)
-        ]
+        ranks = ({"RANK": str(number), "LOCAL_RANK": str(number)} for number in range(processes))
+        running = [subprocess.Popen(command, env=shared | own, start_new_session=True) for own in ranks]
         try:
             codes, failed = _watch(running, stop)
         finally:
@@ -102,11 +97,7 @@ def process_environment(
 
 
 def _watch(running: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> tuple[list[int | None], list[int]]:
-    """Wait until all have ended. After a failure or a second signal the others have limited time left.
-
-    Returns:
-        The exit codes, None where a process must be killed, and the ranks that failed on their own, in order.
-    """
+    """Wait for all, but not long after a failure or second signal: exit codes (None: still running), failed ranks."""
     failed, forwarded, deadline = list[int](), 0, math.inf
     while True:
         codes = [process.poll() for process in running]

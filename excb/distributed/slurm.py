@@ -56,11 +56,7 @@ def submit_command(
 
 
 def submit(module: str, arguments: Sequence[str], request: Request, folder: Path) -> Any:
-    """Submit `python -m MODULE ARGUMENTS`, and return submitit's job.
-
-    Raises:
-        UserError: submitit is missing, there is no Slurm here, or Slurm refuses the job.
-    """
+    """Submit `python -m MODULE ARGUMENTS`: submitit's job. Raises UserError if it or Slurm is missing or refuses."""
     try:
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError

@@ -60,21 +60,15 @@ def parse(text: str) -> Request:
         if name not in types:
             options = ", ".join(field.name for field in fields(Request))
             raise UserError(f"--slurm has no option {name!r}{nearest_name(name, types)}; its options are {options}")
-        if name in values:
-            raise UserError(f"--slurm names {name} twice: remove one")
+        require(name not in values, f"--slurm names {name} twice: remove one")
         whole = int in (types[name], *typing.get_args(types[name]))
-        if whole and not value.isdecimal():
-            raise UserError(f"--slurm {name} takes a whole number, not {value!r}")
+        require(not whole or value.isdecimal(), f"--slurm {name} takes a whole number, not {value!r}")
         values[name] = int(value) if whole else value
     return Request(**values)
 
 
 def minutes(text: str) -> int:
-    """A time limit in Slurm's format, in minutes, rounded up: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
-
-    Raises:
-        UserError: it has none of these forms, or is zero.
-    """
+    """Minutes, rounded up, of Slurm's M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. Raises UserError for others, or zero."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise UserError(f"--slurm time={text} is not a time: write minutes, hours:minutes:seconds or days-hours")

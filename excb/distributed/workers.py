@@ -42,8 +42,7 @@ def follow_parent(_worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
 
 

@@ -18,11 +18,7 @@ from excb.errors import UserError
 
 
 def check_folder(folder: Path) -> None:
-    """Check before hours of work that files can be made in a folder, which need not exist yet. Nothing is left there.
-
-    Raises:
-        UserError: it cannot be written, or is a file.
-    """
+    """Check that a folder, which need not exist yet, can be written; nothing is left there. Raises UserError if not."""
     try:
         with tempfile.TemporaryFile(dir=existing(folder)):
             pass

@@ -61,15 +61,11 @@ def _newest(store: Store, names: list[str], folder: Path, reporter: Reporter) ->
 def _fetch(store: Store, name: str, target: Path, reporter: Reporter) -> None:
     """Fetch a file unless it is here and has not changed there."""
     stamp = byte_ranges.stamp(f"{store.url}/{name}")
-    kept = _stamp_of(target)
+    # Not beside the file, because an exported folder holds nothing else.
+    kept = target.parent.with_name(f"{target.parent.name}-{target.name}.stamp")
     if target.is_file() and kept.is_file() and kept.read_text(encoding="utf-8") == stamp:
         return
     reporter.note(f"fetching {store.url}/{name}")
     kept.unlink(missing_ok=True)
     store.fetch(name, target)
     write_text(stamp, kept)
-
-
-def _stamp_of(file: Path) -> Path:
-    """Where the store's stamp of a file is kept: not beside it, because an exported folder holds nothing else."""
-    return file.parent.with_name(f"{file.parent.name}-{file.name}.stamp")

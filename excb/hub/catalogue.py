@@ -90,9 +90,6 @@ def checkpoints(home: Path | None = None) -> list[Checkpoint]:
 
     The user's are the tables of catalogue.toml and the exported folders in the zoo's folder. A folder that copies a
     built-in row is that row. What is damaged is left out: `damaged` names it.
-
-    Args:
-        home: the zoo's folder; None is the usual one.
     """
     rows: dict[str, Checkpoint] = {}
     for source in (_bundled(), _users(home or usual_home())[0], _built_in()):

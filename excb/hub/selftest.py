@@ -43,8 +43,7 @@ BANK, QUERIES = 8, 16  # patches per photograph
 PATCH = 88  # side in pixels, of a photograph
 SIDES = (64, 56)  # at which patches are judged where a checkpoint's own images are larger: multiples of 16 and of 14
 SEEDS = 3  # of random networks to compare with
-# In points of accuracy. Measured: see `trained`.
-MARGIN = 10.0
+MARGIN = 10.0  # in points of accuracy; measured: see `trained`
 
 
 def expected(backbone: Backbone) -> dict[str, Tensor]:
@@ -63,8 +62,9 @@ def expected(backbone: Backbone) -> dict[str, Tensor]:
     """
     pictures = [photograph(name) for name in PICTURES]
     inputs = torch.stack([backbone.transform(picture) for picture in pictures])
+    digests = [bytearray(hashlib.sha256(picture.tobytes()).digest()) for picture in pictures]
     return {
-        "photographs": torch.stack([_sha256(picture) for picture in pictures]),
+        "photographs": torch.stack([torch.frombuffer(digest, dtype=torch.uint8) for digest in digests]),
         "network": _features(backbone.network, _plain_inputs(pictures, backbone.transform.crop)),
         "colours": F.adaptive_avg_pool2d(inputs, AREAS),
         "features": _features(backbone.network, inputs),
@@ -116,10 +116,6 @@ def _relative(computed: Tensor, stored: Tensor) -> float:
 
 def _largest(computed: Tensor, stored: Tensor) -> float:
     return float((computed - stored).abs().max())
-
-
-def _sha256(picture: Image.Image) -> Tensor:
-    return torch.frombuffer(bytearray(hashlib.sha256(picture.tobytes()).digest()), dtype=torch.uint8)
 
 
 def _plain_inputs(pictures: list[Image.Image], side: int) -> Tensor:

@@ -26,28 +26,21 @@ def read(name: str) -> Stored:
     """
     import timm
 
-    architecture = Architecture(name)
+    architecture, model = Architecture(name), name.removeprefix(PREFIX)
     try:
-        cfg = timm.models.get_pretrained_cfg(name.removeprefix(PREFIX))
+        cfg = timm.models.get_pretrained_cfg(model)
         copy = kept_copy(cfg.hf_hub_id, Reporter()) if cfg is not None and cfg.hf_hub_id else None
         overlay = None if copy is None else {"file": str(copy), "custom_load": False}
-        published = timm.create_model(
-            name.removeprefix(PREFIX), pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
-        )
+        published = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
     except (OSError, RuntimeError, ValueError, LookupError) as error:
-        if not timm.is_model(name.removeprefix(PREFIX)):
+        if not timm.is_model(model):
             architecture.build()  # refuses, and says which name is meant
         raise UserError(
             f"no published weights for {name} ({first_line(error)}): check the name and the connection, or fetch the "
             "model once where there is one and copy timm's cache"
         ) from None
-    return Stored(
-        Path(name),
-        dict(published.state_dict()),
-        architecture,
-        _preprocessing(name, published),
-        facts={"network": "pretrained"},
-    )
+    tensors, preprocessing = dict(published.state_dict()), _preprocessing(name, published)
+    return Stored(Path(name), tensors, architecture, preprocessing, facts={"network": "pretrained"})
 
 
 def _preprocessing(name: str, network: nn.Module) -> Preprocessing:

@@ -76,11 +76,7 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Width and height of an image as it is stored and as `open_image` returns it, without decoding a pixel.
-
-    Raises:
-        BrokenImageError: the file is missing or not an image.
-    """
+    """Width and height as stored and as `open_image` returns them, without decoding. Raises BrokenImageError."""
     try:
         refuse_special(source)
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:  # as `open_image`

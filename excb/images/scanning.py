@@ -79,11 +79,7 @@ def _unreadable(place: Path | str, error: OSError) -> UserError:
 
 
 def refuse_among(images: Images, out: Path) -> None:
-    """Refuse a folder for results whose pictures the next scan of these images would count as images.
-
-    Raises:
-        UserError: `out` is in the scanned folder, and not in a hidden folder, which the scan would skip.
-    """
+    """Raise UserError if `out` is in the scanned folder and not hidden: the next scan would count its pictures."""
     if not isinstance(images, ImageSet) or not images.scanned:
         return
     place, root = out.resolve(), images.root.resolve()

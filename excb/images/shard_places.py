@@ -19,11 +19,7 @@ _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
 def is_shards(text: str) -> bool:
-    """Whether a text names shards rather than a folder of images.
-
-    Raises:
-        UserError: it is empty, such as an unset shell variable, or a remote folder cannot be read.
-    """
+    """Whether a text names shards, no folder of images. Raises UserError if it is empty, or remote and unreadable."""
     if not text:
         raise UserError("the place of the images is empty: name a folder, or shards (is a shell variable unset?)")
     if byte_ranges.is_remote(text):
@@ -37,11 +33,7 @@ def names_tars(text: str) -> bool:
 
 
 def holds_shards(folder: str) -> bool:
-    """Whether a folder holds tars and, where it is local, neither folders nor images.
-
-    Raises:
-        UserError: a remote folder cannot be read.
-    """
+    """Whether a folder holds tars and, if local, no folder or image. Raises UserError for unreadable remote ones."""
     if byte_ranges.is_remote(folder):
         return bool(_remote(f"{folder.rstrip('/')}/*.tar*"))
     tars = False

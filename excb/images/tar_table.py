@@ -43,10 +43,6 @@ def read_table(stream: IO[bytes], place: str) -> TarTable:
     skipped. Skipped and counted are links, devices, sparse files, names that are absolute or contain `..` or control
     characters, files above 1 GiB or of negative size, and all but the last of equal names, as unpacking would do.
 
-    Args:
-        stream: at the beginning of the tar; it can seek.
-        place: its name for messages.
-
     Raises:
         UserError: it is compressed, not a tar, damaged, or truncated.
     """
@@ -83,8 +79,7 @@ def _read(stream: IO[bytes], place: str) -> TarTable:
             elif suffix in ("cls", "json") and member.size <= LABEL_BYTES:
                 stream.seek(member.offset_data)
                 _add_label(labels, name, stream.read(member.size))
-        end = tar.offset
-    _check_end(stream, end, place)
+        _check_end(stream, tar.offset, place)
     return TarTable(
         list(images),
         [offset for offset, _ in images.values()],

@@ -18,11 +18,6 @@ def available_backend(
 
     torch is quicker on a GPU that FAISS cannot use, and on processors that multiply bfloat16 matrices quickly.
 
-    Args:
-        backend: the requested one.
-        device: where torch would compute.
-        width: D.
-
     Raises:
         UserError: FAISS is requested but not installed, or there is no such backend.
     """

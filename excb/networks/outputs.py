@@ -102,11 +102,7 @@ class _Stage:
 
 
 class _Maps(nn.Module):
-    """A network that returns maps.
-
-    Raises:
-        UserError: it is neither a ResNet of torchvision nor a network of timm with maps.
-    """
+    """A network that returns maps. Raises UserError unless it is a ResNet of torchvision, or of timm with maps."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -155,11 +151,7 @@ def _stages(network: Any) -> list[_Stage]:
 
 
 class FeatureMap(_Maps):
-    """The last stage before pooling, or a ViT's patch tokens through its final norm: -> [B, D, H / s, W / s].
-
-    Raises:
-        UserError: the network gives no maps.
-    """
+    """The last stage, or a ViT's normed patch tokens: -> [B, D, H / s, W / s]. Raises UserError if it gives no map."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__(network)

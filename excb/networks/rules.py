@@ -41,10 +41,6 @@ def architecture_from(values: dict[str, Any]) -> Architecture:
 
 
 def preprocessing_from(values: dict[str, Any]) -> Preprocessing:
-    """The preprocessing in a file's record, with defaults for missing fields.
-
-    Raises:
-        RecordError: a field is unknown or invalid.
-    """
+    """The preprocessing in a file's record, with defaults. Raises RecordError for an unknown or invalid field."""
     records.check(values, PREPROCESSING, what="preprocessing")
     return Preprocessing.from_dict(values)

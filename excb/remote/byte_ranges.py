@@ -72,11 +72,7 @@ def stream(place: str) -> AbstractContextManager[IO[bytes]]:
 
 
 def stamps(places: list[str]) -> list[str]:
-    """A text for every file that changes with the file: its size, times and hashes, as far as known.
-
-    Raises:
-        UserError: a file cannot be found.
-    """
+    """What changes with each file: size, times and hashes, as far as known. Raises UserError if one cannot be found."""
     if any(map(is_remote, places)):
         with ThreadPoolExecutor(ASK_TOGETHER) as pool:
             return list(pool.map(stamp, places))

@@ -40,17 +40,12 @@ class _CutError(Exception):
 
 
 def direct(url: str) -> str:
-    """The address of the file itself, if `url` is a share link of Google Drive, Dropbox or Google Cloud.
-
-    Raises:
-        UserError: it is not an address.
-    """
+    """`url`, or the file behind a link of Google Drive, Dropbox or Google Cloud. Raises UserError for no address."""
     parts = _split(url)
     query = dict(parse_qsl(parts.query))
     if parts.hostname in ("drive.google.com", "docs.google.com"):
         in_path = re.search(r"/file/d/([\w-]+)", parts.path)
-        identity = in_path[1] if in_path else query.get("id")
-        if identity:
+        if identity := in_path[1] if in_path else query.get("id"):
             key = {"resourcekey": query["resourcekey"]} if "resourcekey" in query else {}
             return DRIVE + urlencode({"id": identity, "export": "download", "confirm": "t"} | key)
     if parts.hostname in ("dropbox.com", "www.dropbox.com"):
@@ -127,8 +122,7 @@ class _Download:
     def attempt(self) -> tuple[str, dict[str, str]]:
         """Do what `download` does, once."""
         hashes, have, headers = Hashes(self.algorithms), 0, {}
-        known = _read_known(self.part)
-        if known is not None:
+        if (known := _read_known(self.part)) is not None:
             have = hashes.add_file(self.part)
             if have and have == known.total:  # an earlier call was stopped after the last byte
                 return self._whole(known, hashes)
@@ -193,8 +187,7 @@ def _chunks(response: HTTPResponse) -> Iterator[bytes]:
 
 def check_room(folder: Path, wanted: int) -> None:
     """Raise OSError if a folder's disk has less free space than `wanted` bytes."""
-    free = shutil.disk_usage(folder).free
-    if free < wanted:
+    if (free := shutil.disk_usage(folder).free) < wanted:
         raise OSError(errno.ENOSPC, f"{wanted / MB:,.1f} MB are needed and {free / MB:,.1f} MB free")
 
 
@@ -204,8 +197,7 @@ def _read_known(part: Path) -> _Known | None:
     except (FileNotFoundError, ValueError):
         return None
     rules = rules_of(_Known)
-    whole = record(rules, required=rules)(values) is None
-    return _Known(**values) if whole and part.is_file() else None
+    return _Known(**values) if record(rules, required=rules)(values) is None and part.is_file() else None
 
 
 def _forget(part: Path) -> None:

@@ -35,13 +35,11 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
     def verified(file: Path, hashes: dict[str, str], aside: Path) -> None:
         verify(file, hashes, published, source=url, aside=aside, reporter=reporter, name=name)
 
-    file = _finished(folder, key)
-    if file is None:
+    if (file := _finished(folder, key)) is None:
         if offline():
             raise UserError(f"{name}: {url} is not here yet and HF_HUB_OFFLINE is set: unset it, or {by_hand(name)}")
         with _alone(folder / f"{key}.lock", reporter, name):
-            file = _finished(folder, key)  # another process may have downloaded it meanwhile
-            if file is None:
+            if (file := _finished(folder, key)) is None:  # another process may have downloaded it meanwhile
                 part = folder / f"{key}.part"
                 said, hashes = download(url, part, algorithms=algorithms, reporter=reporter, name=name)
                 file = folder / f"{key}-{said}"

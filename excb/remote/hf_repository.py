@@ -32,11 +32,7 @@ def offline() -> bool:
 
 
 def endpoint() -> str | None:
-    """The address of the hub to use instead of huggingface.co: EXCB_ENDPOINT, else HF_ENDPOINT.
-
-    Raises:
-        UserError: it is not an address.
-    """
+    """The hub, if not huggingface.co: EXCB_ENDPOINT, else HF_ENDPOINT. Raises UserError if that is no address."""
     for variable in ("EXCB_ENDPOINT", "HF_ENDPOINT"):
         if address := os.environ.get(variable):
             if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", address):
@@ -167,17 +163,16 @@ def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", report
         check_room(cache, sum(sizes))
         shown = reporter if sum(sizes) >= MB else Reporter(quiet=True)
         with shown.progress(f"{where}, MB", sum(sizes) // MB) as progress:
-            return Path(
-                snapshot_download(
-                    repo,
-                    revision=revision,
-                    cache_dir=cache,
-                    endpoint=endpoint(),
-                    allow_patterns=FILES,
-                    max_workers=1,
-                    tqdm_class=_bars(progress),
-                )
+            folder = snapshot_download(
+                repo,
+                revision=revision,
+                cache_dir=cache,
+                endpoint=endpoint(),
+                allow_patterns=FILES,
+                max_workers=1,
+                tqdm_class=_bars(progress),
             )
+            return Path(folder)
     except _client_errors() as error:
         raise UserError(_reason(error, repo, where)) from None
 

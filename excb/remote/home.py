@@ -36,11 +36,7 @@ def cache_root() -> Path:
 
 
 def folder_of(name: str) -> Path:
-    """The folder of the checkpoint `name`, whether it exists or not.
-
-    Raises:
-        UserError: the name could lead outside the zoo's folder, or is reserved.
-    """
+    """The folder of the checkpoint `name`, even if it does not exist. Raises UserError for unsafe or reserved names."""
     if not _NAME.fullmatch(name) or len(name) > 128:
         raise UserError(
             f"{name!r} is no name for a checkpoint: letters, digits, '.', '_' and '-', a letter or digit first"
@@ -57,19 +53,14 @@ def recorded(url: str) -> str | None:
 
 
 def record(url: str, sha256: str, size: int) -> None:
-    """Record the sha256 (hexadecimal) and size (bytes) of the file at `url`, replacing an older record.
-
-    Raises:
-        UserError: the record cannot be read or written.
-    """
+    """Record, or replace, sha256 (hexadecimal) and size (bytes) of the file at `url`. Raises UserError if it cannot."""
     from filelock import FileLock
 
     file = home() / HASHES
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock"):  # downloads that end at once keep all records
-            hashes = _hashes()
-            hashes[url] = {"sha256": sha256, "size": size}
+            hashes = _hashes() | {url: {"sha256": sha256, "size": size}}
             write_text(json.dumps(hashes, indent=2, sort_keys=True) + "\n", file)
     except OSError as error:
         raise UserError(f"cannot write {file} ({error}): name a folder elsewhere in {VARIABLE}") from None

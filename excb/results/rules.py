@@ -6,11 +6,7 @@ from excb.files.records import Rule, count, list_of, number, optional, record, t
 
 
 def wrong_field(values: dict[str, Any]) -> str | None:
-    """The first field that is not of the kind that readers count on, as "data.train.images"; None where all are.
-
-    Args:
-        values: of a result file, with all of its fields.
-    """
+    """The first field that is not of the kind that readers count on, as "data.train.images"; None where all are."""
     return _RESULT(values)
 
 

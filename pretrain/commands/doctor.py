@@ -61,8 +61,7 @@ def run(options: argparse.Namespace) -> int:
 def _print(findings: Sequence["Finding"], reporter: Reporter, *, as_json: bool) -> None:
     counts = {verdict: sum(each.verdict == verdict for each in findings) for verdict in ("ok", "warning", "error")}
     if as_json:
-        contents = {"checks": [finding.to_dict() for finding in findings], "counts": counts}
-        reporter.answer(json.dumps(contents, indent=2))
+        reporter.answer(json.dumps({"checks": [finding.to_dict() for finding in findings], "counts": counts}, indent=2))
         return
     rows = [[finding.name, finding.verdict, finding.found, finding.fix] for finding in findings]
     reporter.table("Checks", ["check", "", "found", "fix"], rows)

@@ -52,8 +52,7 @@ def run_in_every_process(options: argparse.Namespace, recipe: Recipe, work: Work
     from excb.distributed.launch import launch_on_gpus
     from excb.distributed.parallel import run_joined
 
-    code = launch_on_gpus(MODULE, options.arguments, options.gpus)
-    if code is not None:
+    if (code := launch_on_gpus(MODULE, options.arguments, options.gpus)) is not None:
         return code
     return run_joined("excb-pretrain", recipe.efficiency.device, lambda device: work(options, recipe, device, reporter))
 

@@ -109,7 +109,6 @@ def _mask(parameters: np.ndarray) -> np.ndarray:
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to a device, asynchronously if that is a GPU."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 

@@ -16,9 +16,6 @@ from .stream_order import State, StreamBatchSampler, gather_state
 class BatchFeed:
     """Makes the batches between two steps, and knows what resuming a stream takes.
 
-    Args:
-        pin_memory: for asynchronous copies to a GPU.
-
     Raises:
         UserError: a stream cannot be read; raised on all ranks.
     """

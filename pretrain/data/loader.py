@@ -33,7 +33,9 @@ class TrainingViews(Dataset[Item]):
         used, broken = ref.sample, list[Broken]()
         for attempt in range(REPLACEMENTS):
             try:
-                pixels, size = self._open(self._source(used, ref), ref)
+                content = ref.content if used == ref.sample else None
+                source = self._images.source(used) if content is None else io.BytesIO(content)
+                pixels, size = self._open(source, ref)
                 break
             except BrokenImageError as error:
                 random = seeding.generator(seeding.Purpose.REPLACEMENT, self._seed, ref.epoch, ref.position, attempt)
@@ -48,12 +50,6 @@ class TrainingViews(Dataset[Item]):
         # The scheduled image keys the random numbers, so the replacement's own views differ when its turn comes.
         arrays = self._maker.cut(pixels, epoch=ref.epoch, sample=ref.sample, views=views, size=size)
         return ref, used, arrays, broken
-
-    def _source(self, index: int, ref: SampleRef) -> Source:
-        """An encoded image."""
-        if index == ref.sample and ref.content is not None:
-            return io.BytesIO(ref.content)
-        return self._images.source(index)
 
     def _open(self, source: Source, ref: SampleRef) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded at a reduced size, and its full size."""
@@ -78,14 +74,8 @@ def loader(
 ) -> DataLoader[Batch]:
     """This rank's part of the batches from step `start` to `stop`; the step is all that a resumed run needs.
 
-    Args:
-        images: the set.
-        recipe: the run's recipe.
-        start: first step.
-        stop: the step to stop before.
-        workers: processes that read; 0 reads in this one.
-        pin_memory: for asynchronous copies to a GPU.
-        sampler: the batches of a stream, whose refs hold encoded images; images of the set replace broken ones.
+    Without workers this process reads. `pin_memory` is for asynchronous copies to a GPU. `sampler` gives the batches of
+    a stream, whose refs hold encoded images; images of the set replace broken ones.
     """
     batch, seed = recipe.optim.batch, recipe.run.seed
     sampler = sampler or BatchSampler(

@@ -114,7 +114,8 @@ class StreamImages:
                     if first < size:
                         table = file.read_row_group(group, columns=[self.column], use_threads=False)
                         for value in table.column(0)[first:]:
-                            yield _content(value.as_py())
+                            # Empty if there is no image or only a path, which decoding then reports.
+                            yield bytes((value.as_py() or {}).get("bytes") or b"")
                     first = max(0, first - size)
         except expected as error:
             raise UserError(
@@ -146,8 +147,3 @@ def trouble() -> tuple[type[Exception], ...]:
     own: type[Exception] = importlib.import_module("datasets").exceptions.DatasetsError
     arrow: type[Exception] = importlib.import_module("pyarrow").ArrowException
     return (*byte_ranges.failures(), own, arrow)
-
-
-def _content(value: dict[str, Any] | None) -> bytes:
-    """An image's bytes; empty if the row holds no image or only a path, which decoding then reports."""
-    return bytes((value or {}).get("bytes") or b"")

@@ -96,11 +96,10 @@ class ViewMaker:
         settings = self._settings
         if min(size) < 2 * settings.global_size:
             return 1  # as most images of ImageNet: boxes need not be drawn
-        views = range(settings.global_views + settings.local_views)
-        boxes = [self._draw(size, epoch, sample, view)[0] for view in views]
         shares = [
             min(right - left, bottom - top) / self._side(view)
-            for view, (left, top, right, bottom) in zip(views, boxes, strict=True)
+            for view in range(settings.global_views + settings.local_views)
+            for left, top, right, bottom in [self._draw(size, epoch, sample, view)[0]]
         ]
         return next((divisor for divisor in (8, 4, 2) if divisor <= min(shares)), 1)
 
@@ -119,7 +118,6 @@ class ViewMaker:
         return box, self._parameters(draws[BOX_DRAWS:], view)
 
     def _parameters(self, draws: list[float], view: int) -> list[float]:
-        """One row of parameters from uniform numbers, one for each column."""
         settings = self._settings
         is_global = view < settings.global_views
         blur = settings.blur[view % 2] if is_global else settings.blur_local

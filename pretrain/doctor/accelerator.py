@@ -28,8 +28,7 @@ def check_accelerator(device: str, precision: str, gpus: int | None) -> list[Fin
 
 
 def _no_gpu(*, required: bool) -> Finding:
-    driver = driver_version()
-    if driver is None:
+    if (driver := driver_version()) is None:
         found, fix = "no NVIDIA driver", "install the driver, or start the container with --gpus all (docker)"
     elif torch.version.cuda is None:
         found = f"driver {driver}, but torch {torch.__version__} was built without CUDA"

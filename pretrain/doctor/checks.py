@@ -119,9 +119,8 @@ def examine(subject: Subject) -> Iterator[Finding]:
     """
     errors: list[str] = []
     for check in CHECKS:
-        if check.needs_recipe and subject.named_recipe is None:
-            continue
-        if any(name.startswith(check.not_after) for name in errors):
+        lacks_recipe = check.needs_recipe and subject.named_recipe is None
+        if lacks_recipe or any(name.startswith(check.not_after) for name in errors):
             continue
         findings = check.run(subject)
         errors += [finding.name for finding in findings if finding.verdict == "error"]

@@ -18,17 +18,14 @@ def check_open_files(workers: int, prefetch: int) -> Finding:
     """Check `ulimit -n` against what the workers of a process need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = OWN_FILES + workers * (4 + TENSORS * (prefetch + 1))
-    found = f"ulimit -n is {_limit(soft)}; {plural(workers, 'worker')} need about {need:,}"
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
+    found = f"ulimit -n is {limit}; {plural(workers, 'worker')} need about {need:,}"
     if soft == resource.RLIM_INFINITY or soft >= need:
         return Finding("open files", "ok", found)
     fix = f"ulimit -n {min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536}"
     if hard != resource.RLIM_INFINITY and hard < need:
         fix = f"ask an administrator to raise the hard limit of {hard:,}, or lower efficiency.workers or .prefetch"
     return Finding("open files", "error", found, fix)
-
-
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
 
 
 def check_shared_memory(batch: int, workers: int, prefetch: int, processes: int) -> Finding:

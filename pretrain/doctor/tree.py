@@ -63,8 +63,7 @@ def _classes(images: CodedImages) -> Finding:
 
 def _copies(images: CodedImages) -> Finding:
     """Files with equal name, size and first bytes in several folders, as copied folders leave them."""
-    copies = list(_equal_files(images))
-    if not copies:
+    if not (copies := list(_equal_files(images))):
         return Finding("copies", "ok", "no file is in two folders")
     pairs = tuple(" = ".join(paths) for paths in copies)
     more = sum(len(paths) - 1 for paths in copies)

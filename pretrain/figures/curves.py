@@ -81,8 +81,7 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
     if not run.kind("step") and not run.kind("epoch"):
         return None
     figure = new_figure(12, 6.4)
-    axes = figure.subplots(2, 3).ravel()
-    _one(axes, run)
+    _one(figure.subplots(2, 3).ravel(), run)
     alarms = len(_placed(run))
     figure.suptitle(title + (f"  -  {alarms} alarm{'s' * (alarms > 1)}, see {METRICS}" if alarms else ""))
     save_figure(figure, folder / CURVES, dpi=110)
@@ -187,8 +186,7 @@ def _titles(axes: Sequence[Any]) -> None:
         axes[panel].set_ylim(0, 1 if len(axes) > FROZEN else None)  # curves.png of different runs stay comparable
     axes[SIZES].axhline(1, color=GREY, linestyle=":", zorder=0)
     axes[SIZES].set_ylim(bottom=0)
-    if axes[SIZES].get_ylim()[1] > 6:  # one dominant cluster would flatten the rest
-        top = axes[SIZES].get_ylim()[1]
+    if (top := axes[SIZES].get_ylim()[1]) > 6:  # one dominant cluster would flatten the rest
         axes[SIZES].set_yscale("symlog", linthresh=2)
         axes[SIZES].set_yticks([0, 1, *[m * 10**n for n in range(6) for m in (2, 5, 10) if m * 10**n <= top][:8]])
         axes[SIZES].set_ylim(0, top)
@@ -240,5 +238,4 @@ def _literally(text: str) -> str:
 def _series(axes: Any, lines: Sequence[dict[str, Any]], name: str, color: str, label: str | None = None) -> None:
     when, values = _points(lines, name)
     if values:
-        marker = "o" if len(values) < 30 else None
-        axes.plot(when, values, color=color, label=label, marker=marker, markersize=3)
+        axes.plot(when, values, color=color, label=label, marker="o" if len(values) < 30 else None, markersize=3)

@@ -55,8 +55,7 @@ def choose(images: ImageSet, classes: Sequence[str], *, each: int | None = None)
     """
     if images.labels is None or images.classes is None:
         raise UserError(f"{images.root} has no class folders: t-SNE colours images by their folder")
-    missing = [name for name in classes if name not in images.classes]
-    if missing:
+    if missing := [name for name in classes if name not in images.classes]:
         some = ", ".join(images.classes[:4])
         raise UserError(
             f"{images.root} has no class folder {', '.join(missing)}: choose with --classes from its "
@@ -137,7 +136,6 @@ def tsne(plane: Plane) -> "Figure":
     figure = new_figure(6.4, 5.6)
     axes = figure.subplots()
     size = float(np.clip(20_000 / len(plane.points), 3, 30))
-    few = len(plane.classes) <= 12
     for number, (name, (colour, marker)) in enumerate(
         zip(plane.classes, distinct_styles(len(plane.classes)), strict=True)
     ):
@@ -145,7 +143,7 @@ def tsne(plane: Plane) -> "Figure":
         axes.scatter(
             points[:, 0], points[:, 1], s=size, color=colour, marker=marker, alpha=0.6, linewidths=0, label=name
         )
-        if few and len(points):
+        if len(plane.classes) <= 12 and len(points):
             outline = [withStroke(linewidth=3, foreground="white")]
             x, y = _densest(points)
             axes.text(x, y, name, color="black", fontsize=9, ha="center", path_effects=outline)

@@ -73,7 +73,6 @@ def count_run(recipe: Recipe, processes: int, images: CodedImages | None) -> Rep
 
 
 def _device(recipe: Recipe, *, measure: bool) -> torch.device | None:
-    """Where to measure, if anywhere."""
     if recipe.efficiency.device != "cpu" and torch.cuda.is_available():
         return choose_device(recipe.efficiency.device)
     return torch.device("cpu") if measure else None
@@ -99,20 +98,14 @@ def measure_run(
     measured["step"], speed = asdict(step), step.images_per_second
     if images is not None:
         here = min(counted["processes"], max(1, torch.cuda.device_count()))
-        loader = measure_loader(
-            recipe, images, workers=_workers(recipe, here), pin_memory=on_gpu, seconds=LOADER_SECONDS
-        )
+        wanted = recipe.efficiency.workers
+        workers = wanted if wanted >= 0 else max(1, min(worker_count(-1), (os.cpu_count() or 1) // here))
+        loader = measure_loader(recipe, images, workers=workers, pin_memory=on_gpu, seconds=LOADER_SECONDS)
         measured["loader"] = asdict(loader)
         measured["limit"] = "device" if speed < loader.images_per_second else "loader"
         speed = min(speed, loader.images_per_second)
     measured["hours"] = counted["steps"] * counted["batch"] / (speed * counted["processes"]) / 3600
     return measured
-
-
-def _workers(recipe: Recipe, processes: int) -> int:
-    """Workers of one process where several share this machine."""
-    wanted = recipe.efficiency.workers
-    return wanted if wanted >= 0 else max(1, min(worker_count(-1), (os.cpu_count() or 1) // processes))
 
 
 def _print(report: Report, reporter: Reporter) -> None:

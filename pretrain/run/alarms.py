@@ -64,8 +64,7 @@ class AlarmState:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "AlarmState":
         """The inverse of `to_dict`; fields that are missing have their defaults."""
-        names = {"ringing": "active"}
-        return cls(**{names.get(name, name): value for name, value in stored.items()})
+        return cls(**{"active" if name == "ringing" else name: value for name, value in stored.items()})
 
 
 class Health:
@@ -98,15 +97,8 @@ class Health:
             figures: of `EpochStatistics.summary` and, where it was measured, of `Monitor.measure`; with `epoch` and
                 `coincident_centroids`.
         """
-        judged = (
-            self._loss(figures),
-            self._clusters_of(figures),
-            self._centroids(figures),
-            self._certainty(figures),
-            self._agreement(figures),
-            self._collapse(figures),
-        )
-        alarms = [alarm for alarm in judged if alarm]
+        checks = (self._loss, self._clusters_of, self._centroids, self._certainty, self._agreement, self._collapse)
+        alarms = [alarm for check in checks if (alarm := check(figures))]
         new = [alarm for alarm in alarms if alarm.name not in self.state.active]
         self.state.active = [alarm.name for alarm in alarms]
         self.state.lowest_loss = min(self.state.lowest_loss, figures["loss"])

@@ -26,12 +26,7 @@ METRICS = "metrics.jsonl"
 
 
 class EpochStatistics:
-    """Sums over the steps of an epoch, kept on the device so that no step synchronizes with the CPU.
-
-    Args:
-        recipe: the run's recipe.
-        samples: images of a whole epoch that this rank sees.
-    """
+    """Sums over the steps of an epoch, kept on the device so that no step synchronizes with the CPU."""
 
     def __init__(self, images: Images, recipe: Recipe, *, samples: int, device: torch.device) -> None:
         self._labels, self._clusters = images.labels, recipe.method.clusters

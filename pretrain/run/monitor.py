@@ -50,14 +50,7 @@ class AugmentedInputs(Inputs):
 
 
 class Monitor:
-    """Measures a backbone on a fixed subset of the training images; each rank extracts features of its part.
-
-    Args:
-        images: the training images.
-        recipe: the run's recipe.
-        device: where the backbone is.
-        workers: processes that read images.
-    """
+    """Measures a backbone on a fixed subset of the training images; each rank extracts features of its part."""
 
     def __init__(self, images: Images, recipe: Recipe, *, device: torch.device, workers: int) -> None:
         random = seeding.generator(seeding.Purpose.MONITOR, recipe.run.seed)
@@ -101,7 +94,6 @@ class Monitor:
         return run_on_rank0(lambda: self._figures(plain, augmented))
 
     def _features(self, backbone: nn.Module, progress: Callable[[int], None]) -> Iterator[Features]:
-        """Features of this rank's plain images, then of the augmented ones."""
         for inputs in (
             Inputs(self._images, self._recipe.views.preprocessing, chosen=self._mine),
             AugmentedInputs(self._images, self._recipe.views, seed=self._recipe.run.seed, chosen=self._mine),
@@ -145,5 +137,4 @@ def effective_rank(rows: Tensor) -> float:
 
 def shared(first: Tensor, second: Tensor) -> float:
     """Mean share of common neighbours of two lists of indices [N, k], from 0 to 1."""
-    equal = (first[:, :, None] == second[:, None, :]).any(2)
-    return float(equal.double().mean())
+    return float((first[:, :, None] == second[:, None, :]).any(2).double().mean())

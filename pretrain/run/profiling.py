@@ -61,11 +61,10 @@ class StepProfile:
         events = [event for event in self._profiler.key_averages() if not event.is_user_annotation]
         # Kernels only: the operations that launch them carry the same time again.
         kernels = [event for event in events if event.device_type.name == "CUDA"]
-        on_gpu = bool(kernels)
         times = {e.key: e.self_device_time_total for e in kernels} or {e.key: e.self_cpu_time_total for e in events}
         total = sum(times.values()) or 1.0
         lines = [
-            f"profile of {RECORDED} steps ({'GPU' if on_gpu else 'CPU'} time by operation; the trace: {self.file})",
+            f"profile of {RECORDED} steps ({'GPU' if kernels else 'CPU'} time by operation; the trace: {self.file})",
             f"  a step takes {1000 * self._working / RECORDED:.1f} ms and waits "
             f"{1000 * self._waiting / RECORDED:.1f} ms for images",
         ]

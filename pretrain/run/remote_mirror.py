@@ -55,7 +55,6 @@ class Mirror:
     are removed after a newer one was uploaded, and only those that this run has written.
 
     Args:
-        url: of the copy.
         folder: the run folder, locked.
         warn: called when an upload fails; the run continues.
 

@@ -87,8 +87,7 @@ class Job:
         Raises:
             UserError: `cell.json` is damaged, or of another schema.
         """
-        contents = self.finished()
-        if contents is None:
+        if (contents := self.finished()) is None:
             return self._changes_since_begun()
         new, usual = decisive(self.recipe.to_dict()), decisive(Recipe(name="").to_dict())
         old = usual | decisive(contents["recipe"])  # a field that an earlier version did not have counts as its default
@@ -229,8 +228,7 @@ def _knn(network: nn.Module, bank: Features, sets: Sets, recipe: Recipe, device:
         queries, targets, leave_one_out = test.rows, torch.from_numpy(sets.held_out.labels)[test.samples], False
     k = min(K, len(labels) - leave_one_out)
     neighbours = nearest(bank.rows, queries, k, exclude_self=leave_one_out)
-    classes = len(sets.train.classes)
-    votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
+    votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=len(sets.train.classes))
     return {"knn_top1": accuracy(votes[k, KNN_TEMPERATURE], targets)[0]}
 
 

@@ -16,8 +16,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
     Raises:
         UserError: a file cannot be written.
     """
-    rows = [row for row in table.rows if row.runs]
-    if not rows:
+    if not (rows := [row for row in table.rows if row.runs]):
         return []
     kind = table.study.picture
     height = max(4.0, 1.4 + 0.45 * len(rows)) if kind == "dots" else 4.2
@@ -47,7 +46,7 @@ def _sizes(axes: Any, rows: list[Row], kind: str, title: str) -> None:
         sizes = np.array([one["sizes"][kind] for one in row.runs])
         ranks = 100 * (np.arange(sizes.shape[1]) + 0.5) / sizes.shape[1]
         mean = sizes.mean(0)
-        axes.plot(ranks, mean, color=color, label=_title(row), linewidth=1.6)
+        axes.plot(ranks, mean, color=color, label=", ".join(row.cell.factors.values()), linewidth=1.6)
         if len(sizes) > 1:
             spread = sizes.std(0, ddof=1)
             axes.fill_between(ranks, (mean - spread).clip(0), mean + spread, color=color, alpha=0.2, linewidth=0)
@@ -99,10 +98,6 @@ def _dots(axes: Any, table: Table, rows: list[Row]) -> None:
 def _untrained(line: Any, table: Table) -> None:
     if (spread := table.untrained.spread(table.score)) is not None:
         line(spread.mean, color=GREY, linestyle="--", label="untrained network")
-
-
-def _title(row: Row) -> str:
-    return ", ".join(row.cell.factors.values())
 
 
 def _legend(axes: Any) -> None:

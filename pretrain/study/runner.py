@@ -74,8 +74,7 @@ class Grid:
     def jobs(self, cells: Sequence[Cell], seeds: int) -> list[Job]:
         """Every cell at every seed, from the base recipe's seed on, seed by seed, so that rows fill evenly."""
         first = self._base.run.seed
-        numbers = range(first, first + seeds)
-        return [self.job(cell, seed) for seed in numbers for cell in (self.untrained, *cells)]
+        return [self.job(cell, seed) for seed in range(first, first + seeds) for cell in (self.untrained, *cells)]
 
     def unfinished(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs without a finished cell.
@@ -100,8 +99,7 @@ class Grid:
         names = [folder.name.removeprefix("seed-") for folder in (self.folder / cell.name).glob("seed-*")]
         for seed in sorted(int(name) for name in names if name.isdecimal()):
             job = self.job(cell, seed)
-            contents = job.finished()
-            if contents is not None and not job.changes(self.sets):
+            if (contents := job.finished()) is not None and not job.changes(self.sets):
                 finished.append(contents)
         return Row(cell, finished)
 

@@ -74,7 +74,6 @@ def _balancers() -> list[Cell]:
 
 
 def _cell_name(balancing: str) -> str:
-    """ExCB's cells have its name."""
     return "excb" if balancing == "linear" else balancing
 
 
@@ -120,10 +119,6 @@ def _components() -> list[Cell]:
     ]
 
 
-def _clusters() -> list[Cell]:
-    return [Cell(name=f"k{K}", factors={"K": str(K)}, overrides=[f"method.clusters={K}"]) for K in CLUSTERS]
-
-
 def _forms() -> list[Cell]:
     shapes = {"squared": "1 - (1 - z)(sK)^2", "linear": "1 - (1 - z)(sK)", "none": "z"}
     return [
@@ -160,7 +155,7 @@ _ALL = (
         name="clusters",
         asks="Accuracy by number of clusters",
         paper="the table of K (32,768 to 98,304)",
-        cells=_clusters(),
+        cells=[Cell(name=f"k{K}", factors={"K": str(K)}, overrides=[f"method.clusters={K}"]) for K in CLUSTERS],
         picture="lines",
         across="K",
     ),

@@ -18,8 +18,7 @@ class EpochEnd:
         recipe, self._state, self._reporter = state.recipe, state, reporter
         self._monitor = Monitor(state.feed.indexed, recipe, device=state.trainer.device, workers=state.feed.workers)
         assignments = state.trainer.schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
-        alarms = AlarmState.from_dict(state.progress.health)
-        self._health = Health(recipe, assignments=assignments, state=alarms)
+        self._health = Health(recipe, assignments=assignments, state=AlarmState.from_dict(state.progress.health))
 
     def sum_up(self, journal: Journal, stop: StopRequest) -> tuple[bool, bool]:
         """Sum up the epoch that is complete, and write its figures down.
@@ -61,5 +60,4 @@ class EpochEnd:
                 if stop.received is not None:
                     raise StoppedError
 
-            backbone = self._state.trainer.model.teacher.backbone
-            return self._monitor.measure(backbone, advance, agreed=stop.agreed)
+            return self._monitor.measure(self._state.trainer.model.teacher.backbone, advance, agreed=stop.agreed)

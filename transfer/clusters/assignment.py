@@ -99,11 +99,7 @@ def assign(
 
 @torch.no_grad()
 def neighbours(
-    centroids: Tensor,
-    *,
-    most: int,
-    threshold: float,
-    progress: Callable[[int], None] = lambda _done: None,
+    centroids: Tensor, *, most: int, threshold: float, progress: Callable[[int], None] = lambda _done: None
 ) -> Neighbours:
     """Find the nearest neighbours of every centroid and count near duplicates, tile by tile.
 

@@ -24,21 +24,13 @@ def _add_options(parser: Parser) -> None:
     add("--data-root", type=Path, metavar="DIR", help="folder of torchvision's data sets")
     add_pass_options(parser)
     add("--out", type=local_path, metavar="DIR", help="write figures, assignments, picture and atlas to this folder")
-    add(
-        "--compare",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="earlier --out folders, for one picture",
-    )
+    add("--compare", type=Path, nargs="+", default=[], metavar="DIR", help="earlier --out folders, for one picture")
     add("--duplicates", type=float, metavar="COSINE", help="centroids above it are duplicates (default: 0.99)")
     add("--exemplars", type=int, metavar="N", help="images per cluster in the atlas (default: 9, and 3 at its border)")
     add("--atlas-mb", dest="megabytes", type=float, metavar="MB", help="size of the atlas's pictures (default: 48)")
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:
-    """`excb-eval clusters` on this rank."""
     from excb.distributed.collectives import all_succeed, run_on_rank0
     from excb.images.scanning import refuse_among
 
@@ -74,9 +66,8 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
     )
     result = clusters.result
     if args.out is not None:
-        name = Path(args.ckpt).name
         result, files = run_on_rank0(
-            lambda: command.write(clusters, images, args.out, reporter, name=name, options=options)
+            lambda: command.write(clusters, images, args.out, reporter, name=Path(args.ckpt).name, options=options)
         )
         reporter.note(f"wrote {', '.join(map(str, files))}")
     if args.json and is_rank0():
@@ -85,8 +76,5 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
 
 
 CLUSTERS = Command(
-    "clusters",
-    "assign images to clusters: sizes, purity and an atlas",
-    _add_options,
-    in_parallel(_work, out="folder"),
+    "clusters", "assign images to clusters: sizes, purity and an atlas", _add_options, in_parallel(_work, out="folder")
 )

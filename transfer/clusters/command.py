@@ -127,7 +127,6 @@ def evaluate(
 
 
 def _notes(images: int, clusters: int, *, labelled: bool) -> list[str]:
-    """Notes that a reader of the figures needs."""
     ratio = images / clusters
     notes = [
         f"{ratio:.3g} images a cluster: assigned at random they would leave {100 * math.exp(-ratio):.1f} % of the "
@@ -171,8 +170,7 @@ def write(
     drawn = drawing.draw(curves, title=f"Clusters of {_set_name(images)}, sorted by size")
     written |= {f"sizes.{suffix}": packed for suffix, packed in drawn.items()}
     written["atlas.html"] = _atlas(clusters, images, reporter, name, options).encode()
-    digest = hashlib.sha256(table).hexdigest()
-    result = replace(clusters.result, predictions={"file": files.TABLE, "sha256": digest})
+    result = replace(clusters.result, predictions={"file": files.TABLE, "sha256": hashlib.sha256(table).hexdigest()})
     for file, packed in written.items():
         write_bytes(packed, folder / file)
     write_text(result.to_json() + "\n", folder / files.RESULT)  # last: the files that it names exist

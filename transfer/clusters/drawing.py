@@ -31,10 +31,6 @@ class Curve:
 def draw(curves: Sequence[Curve], *, title: str) -> dict[str, bytes]:
     """Draw sorted relative sizes, size K / N, of one checkpoint or several.
 
-    Args:
-        curves: the checkpoints, in the order of the legend.
-        title: of the picture.
-
     Returns:
         The files' contents by suffix, "png" and "svg"; equal curves give equal bytes.
     """

@@ -26,10 +26,9 @@ def choose(assignment: Assignment, most: int) -> tuple[list[list[int]], list[lis
     Returns:
         Indices of images by cluster: most similar first, and smallest margin first.
     """
-    images = np.arange(len(assignment.first))
     ends = np.cumsum(assignment.sizes)
     nearest, border = list[list[int]](), list[list[int]]()
-    by_similarity = np.lexsort((images, -assignment.similarity, assignment.first))
+    by_similarity = np.lexsort((np.arange(len(assignment.first)), -assignment.similarity, assignment.first))
     for end, size in zip(ends.tolist(), assignment.sizes.tolist(), strict=True):
         members = by_similarity[end - size : end]
         nearest.append(members[:most].tolist())

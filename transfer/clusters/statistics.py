@@ -60,8 +60,7 @@ def sizes_figures(sizes: np.ndarray) -> dict[str, float]:
 def label_figures(assignment: Assignment, labels: np.ndarray) -> dict[str, float]:
     """Purity and normalised mutual information in percent, and both with shuffled labels.
 
-    Small clusters are pure by necessity: one image alone is perfect. The second pair of figures shows how much of the
-    first is due to that.
+    Small clusters are pure by necessity; the second pair shows how much of the first is due to that.
     """
     from sklearn.metrics import normalized_mutual_info_score
 

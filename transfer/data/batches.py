@@ -127,8 +127,7 @@ class _Order(Sampler[list[tuple[int, int]]]):
         for epoch in self._epochs:
             order = seeding.generator(seeding.Purpose.TRANSFER_ORDER, self._seed, epoch).permutation(self._chosen)
             for start in range(0, len(order), self._batch):
-                share = order[start : start + self._batch][rank() :: world_size()]
-                yield [(epoch, int(sample)) for sample in share]
+                yield [(epoch, int(sample)) for sample in order[start : start + self._batch][rank() :: world_size()]]
 
 
 class _Views(Dataset["tuple[Tensor | str, int]"]):

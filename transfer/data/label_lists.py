@@ -39,7 +39,6 @@ def labelled_by_list(images: ImageSet, train: Images, file: Path) -> ImageSet:
 
 
 def _read_labels(file: Path, *, prefix: str) -> dict[str, str]:
-    """Class by image name."""
     try:
         lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

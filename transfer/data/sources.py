@@ -1,7 +1,4 @@
-"""The table of sources of labelled images; a new source is one file and one entry.
-
-Names without a prefix of the table are folders, URLs or shards (folders.py).
-"""
+"""The table of sources of labelled images, one file each; names without a prefix of it are folders, URLs or shards."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,11 +103,7 @@ def _named(text: str) -> tuple[Source, str] | None:
 
 
 def _existing(text: str) -> str:
-    """The folder, or its URL.
-
-    Raises:
-        UserError: there is no such folder, or these are shards.
-    """
+    """The folder, or its URL; a missing one and shards of one split are refused."""
     if is_remote(text) and not names_tars(text):
         return text.rstrip("/")
     if is_shards(text):

@@ -92,8 +92,7 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> np.ndarr
         UserError: the fraction is out of range.
     """
     require(0 < fraction <= 1, f"--fraction {fraction:g}: it must be above 0 and at most 1")
-    place = np.empty(len(labels))
-    draw = np.empty(len(labels))
+    place, draw = np.empty(len(labels)), np.empty(len(labels))
     classes = np.unique(labels)
     for label in classes:
         random = generator(Purpose.SPLIT, seed, int(label))

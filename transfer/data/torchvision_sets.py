@@ -78,8 +78,7 @@ def open_torchvision(text: str, split: Split, root: Path | None, note: Note) -> 
     Raises:
         UserError: there is no such set, or it cannot be loaded.
     """
-    name = torchvision_name(text)
-    if name is None:
+    if (name := torchvision_name(text)) is None:
         hint = nearest_name(text.upper(), map(str.upper, SETS))
         raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(SETS)}")
     train, test = SETS[name]

@@ -61,7 +61,6 @@ def _add_options(parser: Parser) -> None:
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:
-    """`excb-eval detection` on this rank."""
     from excb.distributed.collectives import all_succeed, run_on_rank0
 
     from . import command
@@ -136,7 +135,6 @@ def _request_of(args: argparse.Namespace) -> "Request":
 
 
 def _open_images(args: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
-    """The training and the validation set."""
     from excb.distributed.collectives import all_succeed
 
     from .coco.reading import open_coco
@@ -146,8 +144,7 @@ def _open_images(args: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
 
 
 def _kind_of(figure: str) -> FigureKind | None:
-    match = _FIGURE.fullmatch(figure)
-    if match is None:
+    if (match := _FIGURE.fullmatch(figure)) is None:
         return None
     return FigureKind("voc" if match[1] == "voc" else "detection", _METRICS[match[1]] + match[2])
 

@@ -94,7 +94,6 @@ def _for_message(identity: Any) -> dict[str, Any]:
 def _report(
     request: Request, job: Job, detections: list[dict[str, Any]], differences: tuple[str, ...], seconds: float
 ) -> Result:
-    """Score and draw predictions, and write all files of the result."""
     identity = _identity(request, job)
     predictions = scoring.write_predictions(detections, job.folder / PREDICTIONS)  # first: they took hours
     scores = scoring.score(job.val, detections)
@@ -135,6 +134,5 @@ def copy_result(result: Result, folder: Path, file: Path) -> list[Path]:
     """
     beside = file.with_name(f"{file.name.removesuffix('.json')}.predictions.json")
     write_bytes((folder / PREDICTIONS).read_bytes(), beside)
-    copied = replace(result, predictions=result.predictions | {"file": beside.name})
-    write_text(copied.to_json() + "\n", file)
+    write_text(replace(result, predictions=result.predictions | {"file": beside.name}).to_json() + "\n", file)
     return [file, beside]

@@ -50,13 +50,7 @@ def write_pictures(
 
 
 def draw(image: Image.Image, results: Sequence[dict[str, Any]], images: CocoSet) -> Image.Image:
-    """A copy of an image with its best detections, the best on top.
-
-    Args:
-        image: RGB, of the original size.
-        results: its detections.
-        images: the set, for category names.
-    """
+    """A copy of an image with its best detections, the best on top."""
     best = sorted(results, key=lambda entry: -entry["score"])[:MOST]
     confident = [entry for entry in best if entry["score"] >= LEAST]
     shown = (confident or best[:FEW])[::-1]

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Mapping
 
-from excb.errors import UserError, nearest_name
+from excb.errors import UserError, nearest_name, require
 
 from .setup.job import Engine
 
@@ -14,8 +14,7 @@ INSTALL = (
 
 
 def _detectron2() -> Engine:
-    if importlib.util.find_spec("detectron2") is None:
-        raise UserError(INSTALL)
+    require(importlib.util.find_spec("detectron2") is not None, INSTALL)
     from .detectron2 import engine
 
     return engine
@@ -33,9 +32,6 @@ ENGINES: Mapping[str, Callable[[], Engine]] = {"detectron2": _detectron2, "torch
 
 def open_engine(name: str) -> Engine:
     """Import an engine.
-
-    Args:
-        name: a key of `ENGINES`.
 
     Raises:
         UserError: there is no such engine, or it is not installed.

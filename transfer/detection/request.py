@@ -73,8 +73,7 @@ def prepare(request: Request, train: CocoSet, val: CocoSet, device: torch.device
     label = re.sub(r"[^\w.-]", "-", Path(request.checkpoint).name or "checkpoint")
     folder = request.folder or Path("runs") / f"detection-{label}-{request.schedule}"
     workers = worker_count(-1 if request.workers is None else request.workers)
-    tensors = backbone.network.state_dict()
-    return Job(settings, DEPTHS[name], tensors, train, val, folder, device, workers, reporter)
+    return Job(settings, DEPTHS[name], backbone.network.state_dict(), train, val, folder, device, workers, reporter)
 
 
 def _settings(request: Request, backbone: Backbone) -> DetectionSettings:

@@ -33,11 +33,6 @@ def _add_options(parser: Parser) -> None:
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:
-    """Evaluate on this rank.
-
-    Raises:
-        UserError: --out is missing, a protocol could not be measured, or the report not be written.
-    """
     from excb.distributed.collectives import run_on_rank0
 
     from . import suite

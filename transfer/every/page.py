@@ -21,12 +21,13 @@ def render(outcomes: Sequence[Outcome]) -> str:
     measured = [(one, one.result) for one in outcomes if one.result is not None]
     _, first = measured[0]
     name = str(first.checkpoint.get("name") or first.checkpoint.get("source"))
+    environment = first.environment | {"measured": first.created}
     body = join(
         _masthead(name, [result for _, result in measured]),
         element("section", element("h2", "Figures"), _figures(measured), class_="panel"),
         *(_section(one, result) for one, result in measured),
         _absent(outcomes),
-        _facts("Environment", first.environment | {"measured": first.created}),
+        element("section", element("h2", "Environment"), _terms(list(environment.items())), class_="panel"),
         element("footer", "Percent, with 95 % bootstrap intervals of the test images. Written by `excb-eval all`."),
     )
     return page(f"Evaluation of {name}", body, style="report")
@@ -63,8 +64,7 @@ def _headline(result: Result) -> Html:
 
 
 def _title(figure: str) -> str:
-    kind = kind_of(figure)
-    if kind is None:
+    if (kind := kind_of(figure)) is None:
         return figure
     settings = "".join(f", {name} {value}" for name, value in kind.settings)
     return f"{family_of(kind).short} {kind.metric}{settings}"
@@ -88,15 +88,13 @@ def _figures(measured: Sequence[tuple[Outcome, Result]]) -> Html:
         for _, result in measured
         for first, (figure, value) in _numbered(result.figures)
     ]
-    table = element("table", element("thead", head), element("tbody", *rows))
-    return element("div", table, class_="wide")
+    return element("div", element("table", element("thead", head), element("tbody", *rows)), class_="wide")
 
 
 def _numbered(figures: Mapping[str, float]) -> Iterator[tuple[bool, tuple[str, float]]]:
     """Figures, and whether each is the first; those of single seeds, and their spread, are no rows of their own."""
     shown = {figure: value for figure, value in figures.items() if kind_of(figure) is not None} or figures
-    for number, item in enumerate(shown.items()):
-        yield number == 0, item
+    return ((number == 0, item) for number, item in enumerate(shown.items()))
 
 
 def _interval(result: Result, figure: str) -> Html:
@@ -170,10 +168,6 @@ def _absent(outcomes: Sequence[Outcome]) -> Html | None:
     if not reasons:
         return None
     return element("section", element("h2", "Not measured"), _terms(reasons), class_="panel")
-
-
-def _facts(title: str, values: Mapping[str, Any]) -> Html:
-    return element("section", element("h2", title), _terms(list(values.items())), class_="panel")
 
 
 def _terms(values: Sequence[tuple[str, Any]]) -> Html:

@@ -119,10 +119,8 @@ def _describe(task: Task, share: np.ndarray, source: str) -> tuple[dict[str, Any
     digest = hashlib.sha256(paths.encode("utf-8", "surrogateescape")).hexdigest()
     classes = len(task.train.classes or ())
     missing = classes - len(np.unique(task.train.labels[share]))
-    notes = (
-        [f"{missing} of {classes} classes have no image in the share, so none of theirs is found"] if missing else []
-    )
-    return {"share": {"images": len(share), "sha256": digest, "source": source}}, notes
+    note = f"{missing} of {classes} classes have no image in the share, so none of theirs is found"
+    return {"share": {"images": len(share), "sha256": digest, "source": source}}, [note] if missing else []
 
 
 def _fine_tune(
@@ -203,7 +201,6 @@ def interval_of_mean(hits: Tensor) -> tuple[float, float]:
 
 
 def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], images: int) -> None:
-    """A row for every seed, and for several their mean, spread and range."""
     figures = result.figures
     kinds = [f"{name}_top1", f"{name}_top5"]
     if len(seeds) == 1:

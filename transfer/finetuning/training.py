@@ -185,7 +185,6 @@ class _Training:
                 yield images[first:last], batch.labels[first:last]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The summed cross-entropy."""
         device, dtype = self._task.device, self._dtype
         try:
             with torch.autocast(device.type, torch.bfloat16, enabled=self._settings.precision == "bf16"):
@@ -214,8 +213,7 @@ class _Training:
         Raises:
             UserError: it is damaged, or of another training.
         """
-        contents = run_on_rank0(lambda: _read(file, identity))
-        if contents is None:
+        if (contents := run_on_rank0(lambda: _read(file, identity))) is None:
             return 0
         self.classifier.load_state_dict(contents["model"])
         self._optimizer.load_state_dict(contents["optimizer"])
@@ -242,7 +240,6 @@ def _switch_off_drop_path(backbone: nn.Module) -> None:
 
 
 def _identity(task: Task, chosen: np.ndarray, settings: Settings, seed: int) -> dict[str, Any]:
-    """What must be equal for a training to resume: plain values by name."""
     share = hashlib.sha256(np.ascontiguousarray(chosen, dtype="<i8").tobytes())
     return asdict(settings) | {
         "seed": seed,

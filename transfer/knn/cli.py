@@ -37,16 +37,11 @@ def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: 
 
 
 def _kind_of(figure: str) -> FigureKind | None:
-    match = _FIGURE.fullmatch(figure)
-    if match is None:
+    if (match := _FIGURE.fullmatch(figure)) is None:
         return None
     settings: list[tuple[str, Any]] = [("k", int(match[2]))] if match[2] else []
     settings += [("T", float(match[3]))] if match[3] else []
     return FigureKind("knn", f"top-{match[1]}", tuple(settings))
-
-
-def _result_fields(settings: Fields, kind: FigureKind) -> Fields:
-    return named(_of_one_figure(settings, kind))
 
 
 def _of_one_figure(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
@@ -73,7 +68,7 @@ KNN = Protocol(
     kind_of=_kind_of,
     headline="knn_top1_k20",
     cost=one_pass,
-    result_fields=_result_fields,
+    result_fields=lambda settings, kind: named(_of_one_figure(settings, kind)),
     claim_fields=_of_one_figure,
     in_suite=InSuite(names=("knn",), steps=_steps),
 )

@@ -121,7 +121,6 @@ def check_ks(ks: Sequence[int] | None, images: int, reporter: Reporter) -> list[
         if len(kept) < len(KS):
             reporter.warn(f"only {images} train images: k = {', '.join(map(str, kept))} instead of {KS}")
         return kept
-    wrong = [k for k in ks if not 1 <= k <= images]
-    if wrong:
+    if wrong := [k for k in ks if not 1 <= k <= images]:
         raise UserError(f"--k {wrong[0]} is out of range: there are {images} train images to vote")
     return sorted(set(ks))

@@ -43,11 +43,7 @@ def _run(args: argparse.Namespace) -> int:
     every_board = boards(measured, published)
     points, left_out = figure.points(published, every_board)
     if args.out is not None:
-        texts = (
-            tables.markdown(every_board),
-            tables.to_csv(every_board),
-            page.render(every_board, points, left_out),
-        )
+        texts = (tables.markdown(every_board), tables.to_csv(every_board), page.render(every_board, points, left_out))
         for name, text in zip(FILES, texts, strict=True):
             write_text(text, args.out / name)
         reporter.note(f"wrote {', '.join(str(args.out / name) for name in FILES)}")

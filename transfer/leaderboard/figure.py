@@ -153,8 +153,7 @@ def _colour(point: Point, methods: Sequence[str]) -> str:
 def _line(frame: _Frame, series: Sequence[Point], methods: Sequence[str]) -> Html:
     places = sorted((point.epochs, point.value) for point in series)
     path = " ".join(f"{frame.x(epochs):.1f},{frame.y(value):.1f}" for epochs, value in places)
-    first = series[0]
-    return element("polyline", points=path, class_=_colour(first, methods), data_method=first.method)
+    return element("polyline", points=path, class_=_colour(series[0], methods), data_method=series[0].method)
 
 
 def _circle(frame: _Frame, point: Point, methods: Sequence[str]) -> Html:

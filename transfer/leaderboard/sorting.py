@@ -39,8 +39,7 @@ class _Boards:
         self._groups: dict[tuple[str, str], Group] = {}
 
     def add_claim(self, claim: Claim) -> None:
-        kind = kind_of(claim.figure)
-        if kind is None:
+        if (kind := kind_of(claim.figure)) is None:
             return
         images = ImagesKey(claim.data.name, claim.data.title, "all")
         try:
@@ -49,7 +48,8 @@ class _Boards:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"the protocol {claim.protocol.name} of {claim.id} states no options ({reason})") from None
         group = self._group(kind, images, fields, claim.protocol.name)
-        row = _row_like(group, _claimed_row(claim))
+        facts = (claim.checkpoint, claim.method, claim.architecture, claim.epochs, claim.batch, claim.crops)
+        row = _row_like(group, LeaderboardRow(*facts))
         published = row.cells.setdefault(kind.metric, LeaderboardCell()).published
         if claim.value not in published:
             published.append(claim.value)
@@ -64,8 +64,7 @@ class _Boards:
         result = each.result
         images = comparable.images_of_result(result)
         for figure, value in result.figures.items():
-            kind = kind_of(figure)
-            if kind is None:
+            if (kind := kind_of(figure)) is None:
                 continue
             group = self._group(kind, images, comparable.of_result(result, kind), result.protocol)
             row = _row_like(group, _measured_row(each))
@@ -82,10 +81,7 @@ class _Boards:
             self._judge(row, cell, each, figure)
 
     def _judge(self, row: LeaderboardRow, cell: LeaderboardCell, each: MeasuredResult, figure: str) -> None:
-        """What `excb-eval reproduce` says of a claim that the file answers, or of a published one in the same row.
-
-        It is judged anew: a verdict in a file is not trusted.
-        """
+        """Judge anew the claims that the file answers or that share the row: a verdict in a file is not trusted."""
         from ..reproduce.verdicts import judge
 
         for claim in self.published:
@@ -154,7 +150,6 @@ def _tell_weights_apart(group: Group) -> None:
 
 
 def _model_name(each: MeasuredResult) -> str:
-    """What a measured checkpoint is called."""
     if each.checkpoint is not None:
         return each.checkpoint.name
     checkpoint = each.result.checkpoint
@@ -180,10 +175,6 @@ def _measured_row(each: MeasuredResult) -> LeaderboardRow:
         facts.get("crops"),
         weights=str(checkpoint.get("weights_sha256", "")),
     )
-
-
-def _claimed_row(claim: Claim) -> LeaderboardRow:
-    return LeaderboardRow(claim.checkpoint, claim.method, claim.architecture, claim.epochs, claim.batch, claim.crops)
 
 
 def _row_like(group: Group, new: LeaderboardRow) -> LeaderboardRow:

@@ -102,8 +102,7 @@ def _protocol(result: Result) -> None:
 
 
 def _protocol_of(result: Result) -> Protocol:
-    protocol = protocols.of_result(result.protocol)
-    if protocol is None:
+    if (protocol := protocols.of_result(result.protocol)) is None:
         names = ", ".join(each.name for each in PROTOCOLS)
         raise UserError(f"protocol '{result.protocol}' is none of this version: it knows {names}")
     return protocol

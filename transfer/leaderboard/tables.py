@@ -124,6 +124,4 @@ def _board(board: Board) -> dict[str, Any]:
 
 
 def _row(row: LeaderboardRow, rank: int | None) -> dict[str, Any]:
-    values = asdict(row)
-    values["verdicts"] = sorted(row.verdicts)
-    return {"rank": rank, "status": row.status} | values
+    return {"rank": rank, "status": row.status} | asdict(row) | {"verdicts": sorted(row.verdicts)}

@@ -80,10 +80,8 @@ class Choice:
         how = {"select": select, "select_images": images, "chosen": tried[head], "sweep": sweep}
         if select == "holdout":
             return cls(head, how)
-        note = (
-            f"the best of {len(tried)} heads on the test images themselves, as authors report it: an optimistic figure"
-        )
-        return cls(head, how, (note,))
+        best = f"the best of {len(tried)} heads on the test images themselves"
+        return cls(head, how, (f"{best}, as authors report it: an optimistic figure",))
 
 
 def outcome_of(bank: HeadBank, head: int, test: Tensor, choice: Choice, settings: dict[str, Any]) -> Outcome:

@@ -51,13 +51,7 @@ class ClaimProtocol:
         return words
 
     def fit(self, metric: str, facts: Mapping[str, Any], table: str) -> int:
-        """How many things of a claim this protocol names; -1 where it is not for that claim.
-
-        Args:
-            metric: of the claim.
-            facts: its "architecture", "method" and "checkpoint".
-            table: its table's name.
-        """
+        """How many things of a claim this protocol names; -1 where it is not for that claim."""
         claim = (facts["architecture"], facts["method"], facts["checkpoint"], table)
         selectors = (self.architectures, self.methods, self.checkpoints, self.tables)
         named = [value in names for value, names in zip(claim, selectors, strict=True) if names]

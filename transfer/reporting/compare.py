@@ -94,11 +94,9 @@ def _differences(a: Result, b: Result) -> list[str]:
 
 
 def _pairs(a: Scored, b: Scored, figure: str | None) -> list[tuple[str, str]]:
-    """The figures to compare, of the first and of the second."""
     scores_a, scores_b = a.scores(), b.scores()
     if figure is None:
-        both = [(name, name) for name in a.main if name in b.main]
-        if not both:
+        if not (both := [(name, name) for name in a.main if name in b.main]):
             raise UserError(f"no main figure is in both: name one of each, such as --figure {a.main[0]}:{b.main[0]}")
         return both
     names = figure.split(":") if ":" in figure else [figure, figure]
@@ -114,7 +112,6 @@ def _pairs(a: Scored, b: Scored, figure: str | None) -> list[tuple[str, str]]:
 
 
 def _to_dict(test: Comparison) -> dict[str, Any]:
-    """One comparison, ready for JSON."""
     real = test.p_value < LEVEL
     if test.difference == 0:
         words = "both are right equally often" if test.test == "McNemar" else "both score the same"

@@ -55,7 +55,6 @@ def most_confused(counts: np.ndarray, *, most: int = LISTED) -> list[tuple[int, 
 
 
 def _name(axes: Any, classes: Sequence[str]) -> None:
-    """Put the class names on both axes."""
     labels = [_readable(name, 24) for name in classes]
     size = 9 if len(classes) <= NUMBERED else 8
     axes.set_xticks(range(len(classes)), labels, rotation=90, fontsize=size, parse_math=False)
@@ -72,7 +71,6 @@ def _number(axes: Any, shares: np.ma.MaskedArray) -> None:
 
 
 def _list(axes: Any, counts: np.ndarray, classes: Sequence[str]) -> None:
-    """List the most frequent confusions."""
     images = counts.sum(1)
     lines = [
         f"{_readable(classes[true], 38)}\n   as {_readable(classes[taken], 30)}: {number:,} of {images[true]:,}"

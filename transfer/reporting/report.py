@@ -85,9 +85,6 @@ def _write(result: Result, scored: Scored, file: Path) -> list[Path]:
 def read(file: Path) -> tuple[Result, Predictions | ImageScores]:
     """Read what `write` wrote.
 
-    Args:
-        file: FILE.json.
-
     Raises:
         UserError: it is no such file, or its predictions are missing or not its own.
     """

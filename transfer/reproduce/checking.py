@@ -70,7 +70,6 @@ def _places(named: Sequence[str], runs: Sequence[EvaluationRun], sets: Container
 def _check(
     run: EvaluationRun, places: dict[str, str], args: argparse.Namespace, device: torch.device, reporter: Reporter
 ) -> list[Verdict]:
-    """Make one run, and judge its claims."""
     images = run.claims[0].data
     if images.name not in places:
         return _cannot(run, f"the images of {images.title} are not named: add --data {images.name}=DIR")
@@ -78,8 +77,7 @@ def _check(
         all_succeed(lambda: obtain(run.subject))
     except UserError as error:
         return _cannot(run, str(error))
-    measured = _measure(run, places[images.name], args, device, reporter)
-    if isinstance(measured, str):
+    if isinstance(measured := _measure(run, places[images.name], args, device, reporter), str):
         return _cannot(run, measured)
     result, write = measured
     verdicts = [judge(claim, result) for claim in run.claims]

@@ -51,8 +51,7 @@ def claims_of(args: argparse.Namespace) -> list[Claim]:
     elif not args.list and args.of_table is None:
         raise UserError("name a claim, a table or a checkpoint (`excb-eval reproduce --list` shows all)")
     for name in FILTERS:
-        wanted = getattr(args, f"of_{name}")
-        if wanted is not None:
+        if (wanted := getattr(args, f"of_{name}")) is not None:
             known = dict.fromkeys(each for claim in claims for each in _names(claim, name))
             claims = [claim for claim in claims if wanted.casefold() in map(str.casefold, _names(claim, name))]
             if not claims:
@@ -69,10 +68,6 @@ def _names(claim: Claim, filtered: str) -> list[str]:
 
 def plan(claims: Sequence[Claim], checkpoint: str | None) -> tuple[list[EvaluationRun], list[Verdict]]:
     """The runs that answer claims, each once, and verdicts of the claims that cannot be checked.
-
-    Args:
-        claims: claims.
-        checkpoint: what to check them on; None is each one's own.
 
     Raises:
         UserError: the checkpoint cannot be loaded.
@@ -99,7 +94,6 @@ def _subject(name: str) -> Subject:
 
 
 def _row(name: str) -> Checkpoint:
-    row = find(name)
-    if row is None:
+    if (row := find(name)) is None:
         raise UserError(f"a claim is about '{name}', which no catalogue knows: `excb-zoo import` can add it")
     return row

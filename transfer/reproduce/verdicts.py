@@ -41,8 +41,7 @@ def judge(claim: Claim, result: Result) -> Verdict:
     interval; a protocol without intervals has the half spread between trainings that its source states instead. A
     larger difference is a FAIL, but a CANNOT where a setting behind the claim is stated nowhere.
     """
-    measured = result.figures.get(claim.figure)
-    if measured is None:
+    if (measured := result.figures.get(claim.figure)) is None:
         return Verdict(claim=claim, word="CANNOT", why=f"the result has no figure {claim.figure}")
     interval = result.intervals.get(claim.figure)
     noise = claim.protocol.spread if interval is None else (interval[1] - interval[0]) / 2
@@ -58,12 +57,7 @@ def judge(claim: Claim, result: Result) -> Verdict:
 
 
 def other_images(wanted: ClaimImages, data: Mapping[str, Any]) -> str:
-    """Why images are not those of a claim; empty where they are, as far as the registry knows.
-
-    Args:
-        wanted: the claim's.
-        data: as in a result, `Result.data`.
-    """
+    """Why images are not those of a claim; empty where they are, as far as the registry knows."""
     numbers = (
         ("classes", wanted.classes, data["classes"]),
         ("train images", wanted.train, data["train"]["images"]),

@@ -35,8 +35,7 @@ def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: 
 
 
 def _kind_of(figure: str) -> FigureKind | None:
-    match = _FIGURE.fullmatch(figure)
-    if match is None:
+    if (match := _FIGURE.fullmatch(figure)) is None:
         return None
     return FigureKind("retrieval", match[1].replace("recall_at_", "recall@").replace("_", "-"))
 

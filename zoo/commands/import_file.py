@@ -54,11 +54,8 @@ def run(options: argparse.Namespace) -> int:
             reporter=reporter,
         )
     except CoverageError as error:
-        reporter.table(
-            f"What does not fit in {options.file.name}",
-            ["", "tensor", "in the file", "in the network"],
-            error.rows,
-        )
+        title = f"What does not fit in {options.file.name}"
+        reporter.table(title, ["", "tensor", "in the file", "in the network"], error.rows)
         raise
     reporter.note(f'wrote {imported.folder}: load it with excb.load("{options.name}")')
     return 0
@@ -79,11 +76,9 @@ def _architecture_options(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _refuse_name_of_catalogue(name: str) -> None:
-    """Raise UserError where the name is that of a published checkpoint."""
     from excb.hub.catalogue import find
 
-    row = find(name)
-    if row is not None and row.source not in ("imported", "own run"):
+    if (row := find(name)) is not None and row.source not in ("imported", "own run"):
         raise UserError(
             f"{name} is the name of a checkpoint in the catalogue: choose another --name, or fetch it with "
             f"`excb-zoo pull {name}`"

@@ -44,7 +44,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _state(row: "Checkpoint") -> str:
-    """Where the weights are."""
     from excb.hub.resolve import local_folder
 
     return "here" if local_folder(row) else "to fetch" if row.locations else row.source

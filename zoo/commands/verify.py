@@ -23,9 +23,12 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: a check failed or could not be made.
     """
+    from excb.hub.catalogue import checkpoints
+    from excb.hub.resolve import local_folder
+
     from ..verify import verify
 
-    names = _all_here() if options.all else options.names
+    names = [row.name for row in checkpoints() if local_folder(row)] if options.all else options.names
     if not names:
         raise UserError("name a checkpoint to verify, or everything on this machine with --all")
     reporter = Reporter()
@@ -39,13 +42,6 @@ def run(options: argparse.Namespace) -> int:
     if failed := [name for name, checks in verifications.items() if any(check.state != "ok" for check in checks)]:
         raise UserError(f"{', '.join(failed)} did not pass: see the table; fetch or export again")
     return 0
-
-
-def _all_here() -> list[str]:
-    from excb.hub.catalogue import checkpoints
-    from excb.hub.resolve import local_folder
-
-    return [row.name for row in checkpoints() if local_folder(row)]
 
 
 VERIFY = Command("verify", "hashes, coverage, load self-test, and whether it was ever trained", add_options, run)

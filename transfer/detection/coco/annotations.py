@@ -29,7 +29,9 @@ class Annotation:
     @property
     def polygons(self) -> list[np.ndarray]:
         """The mask's polygons of at least three points; empty if the mask is a run-length code."""
-        return [] if self.mask is None or isinstance(self.mask, dict) else [p for p in self.mask if _is_polygon(p)]
+        if self.mask is None or isinstance(self.mask, dict):
+            return []
+        return [points for points in self.mask if points.size >= 6 and points.size % 2 == 0]
 
     @property
     def trainable(self) -> bool:
@@ -156,10 +158,7 @@ class CocoSet:
         return self.subset(sorted(sorted(trainable, key=smallest, reverse=True)[:count]))
 
     def ground_truth(self) -> dict[str, Any]:
-        """The set as COCO's evaluation reads it.
-
-        Objects are renumbered from 1, because the evaluation treats an object with id 0 as unmatched.
-        """
+        """The set as COCO's evaluation reads it; objects are renumbered from 1, because id 0 means unmatched there."""
         annotations = [
             {
                 "image_id": image.id,
@@ -188,7 +187,3 @@ def decoded(code: dict[str, Any]) -> np.ndarray:
     # pycocotools 2.0.11 warns with NumPy 2, which changed when arrays are copied.
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return np.asarray(coco.decode(code) > 0)
-
-
-def _is_polygon(points: np.ndarray) -> bool:
-    return points.size >= 6 and points.size % 2 == 0

@@ -5,13 +5,14 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from excb.errors import UserError
+from excb.errors import UserError, require
 from excb.files import json_text
 
 from .annotations import Annotation, CocoImage, CocoSet
@@ -45,8 +46,7 @@ def open_coco(
     Raises:
         UserError: something is missing, broken or inconsistent.
     """
-    if find_spec("pycocotools") is None:
-        raise UserError("pycocotools is not installed: run `pip install pycocotools`")
+    require(find_spec("pycocotools") is not None, "pycocotools is not installed: run `pip install pycocotools`")
     train = _read(*_find(data, "train", train_json, train_images))
     val = _read(*_find(data, "val", val_json, val_images))
     _compare_categories(train, val)
@@ -57,8 +57,7 @@ def open_coco(
     _check_masks(val)
     for images in (train, val):
         _check_files(images)
-        step = 1 if check_all else max(1, len(images) // CHECKED)
-        for index in range(0, len(images), step):
+        for index in range(0, len(images), 1 if check_all else max(1, len(images) // CHECKED)):
             images.check_size(index)
     return train, val
 
@@ -108,10 +107,7 @@ def _read(file: Path, folder: Path) -> CocoSet:
     return CocoSet(
         file,
         folder,
-        tuple(
-            CocoImage(image.id, image.file, image.width, image.height, tuple(objects[image.id]))
-            for image in images.values()
-        ),
+        tuple(replace(image, annotations=tuple(objects[image.id])) for image in images.values()),
         tuple(categories),
         tuple(categories.values()),
         hashlib.sha256(text).hexdigest(),
@@ -138,7 +134,6 @@ def _image(entry: dict[str, Any]) -> CocoImage:
 
 
 def _annotation(entry: dict[str, Any], labels: dict[int, int], images: dict[int, CocoImage]) -> tuple[int, Annotation]:
-    """The id of the image, and the object."""
     image, category = _whole(entry["image_id"]), _whole(entry["category_id"])
     if image not in images:
         raise ValueError(f"no image has the id {image}")
@@ -191,9 +186,8 @@ def _compare_categories(train: CocoSet, val: CocoSet) -> None:
 
 def _check_files(images: CocoSet) -> None:
     """Refuse a set with missing images. Folders are listed, because asking for each file can take minutes."""
-    folders = {image.file.rpartition("/")[0] for image in images.images}
     existing: set[str] = set()
-    for folder in folders:
+    for folder in {image.file.rpartition("/")[0] for image in images.images}:
         path = images.folder / folder
         with contextlib.suppress(OSError):  # no such folder, or an impossible name: its images count as missing
             if path.is_dir():

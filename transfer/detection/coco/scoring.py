@@ -77,10 +77,6 @@ def write_predictions(predictions: Sequence[dict[str, Any]], file: Path) -> dict
 def score(images: CocoSet, predictions: Sequence[dict[str, Any]]) -> Scores:
     """Average precision of predictions, by pycocotools.
 
-    Args:
-        images: the set that was predicted.
-        predictions: COCO's result dicts with box, mask and score.
-
     Raises:
         UserError: the set has no object to detect.
     """
@@ -93,8 +89,7 @@ def score(images: CocoSet, predictions: Sequence[dict[str, Any]]) -> Scores:
             if value is None:
                 raise UserError(f"{images.source} has no object to detect: average precision is not defined")
             figures[f"{kind}_{name}"] = value
-        columns = np.moveaxis(precision, -1, 0)
-        per_class[f"{kind}_AP"] = dict(zip(images.classes, map(_mean, columns), strict=True))
+        per_class[f"{kind}_AP"] = dict(zip(images.classes, map(_mean, np.moveaxis(precision, -1, 0)), strict=True))
     return Scores(figures, per_class)
 
 

@@ -91,8 +91,7 @@ def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
         network = detector(config, extra_norm=settings.extra_norm, backbone=job.backbone).eval()
         require(Checkpoints(network, job).restore() > 0, f"{job.folder} holds no trained detector: train first")
         samples = evaluation_samples(images, settings, rank=rank(), world=world_size(), workers=job.workers)
-        share = range(rank(), len(images), world_size())
-        with job.rank0_reporter.progress("detection: evaluation", len(share)) as bar:
+        with job.rank0_reporter.progress("detection: evaluation", len(range(rank(), len(images), world_size()))) as bar:
             for sample in samples:
                 instances = network(inputs([sample], settings, training=False))[0]["instances"].to("cpu")
                 detections += instances_to_coco_json(instances, sample.image_id)

@@ -32,13 +32,7 @@ SMOOTHED = 20  # newest values of a scalar, whose median is written
 
 
 class Batches:
-    """This rank's training batches from a step on, in Detectron2's format; reading starts with the first one.
-
-    Args:
-        job: the run.
-        start: the first step.
-        note: message printed when reading starts.
-    """
+    """This rank's batches from step `start` on, as Detectron2 takes them; `note` is printed when iteration starts."""
 
     def __init__(self, job: Job, start: int, note: str = "") -> None:
         self._job, self._start, self._note = job, start, note
@@ -102,22 +96,13 @@ class StoppedError(BaseException):
 
 
 class StopHook(HookBase):  # type: ignore[misc]
-    """Leaves the loop after a step during which a signal arrived, except after the last step.
-
-    Args:
-        checkpoints: where to save.
-        stop: asked after every step.
-    """
+    """Leaves the loop after a step during which a signal arrived (it asks `stop`), except after the last step."""
 
     def __init__(self, checkpoints: "Checkpoints", stop: StopRequest) -> None:
         self._checkpoints, self._stop = checkpoints, stop
 
     def after_step(self) -> None:
-        """Save a checkpoint and leave the loop if a signal arrived.
-
-        Raises:
-            StoppedError: to leave the loop.
-        """
+        """Save a checkpoint and raise StoppedError, which leaves the loop, if a signal arrived."""
         step = self.trainer.iter
         if step + 1 < self.trainer.max_iter and self._stop.agreed():
             self._checkpoints.save(f"model_{step:07d}", iteration=step)

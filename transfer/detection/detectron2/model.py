@@ -27,14 +27,7 @@ _PYRAMID = ["p2", "p3", "p4", "p5"]
 
 
 def configuration(settings: DetectionSettings, *, depth: int, classes: int, device: torch.device) -> CfgNode:
-    """Detectron2's configuration of a run; everything not set here keeps Detectron2's default.
-
-    Args:
-        settings: of the run.
-        depth: of the ResNet.
-        classes: number of categories without background.
-        device: where to compute.
-    """
+    """Detectron2's configuration of a run; everything not set here keeps Detectron2's default."""
     reverse = settings.input_format == "BGR"  # Detectron2 expects mean and std in the order of the input's channels
     norm = norm_on(settings.norm, device)
     values: dict[str, Any] = {
@@ -165,23 +158,13 @@ def load_backbone(network: nn.Module, backbone: Mapping[str, Tensor]) -> None:
 
 
 def inputs(samples: Sequence[Sample], settings: DetectionSettings, *, training: bool) -> list[dict[str, Any]]:
-    """Samples in the format of Detectron2's networks, which return results in each image's original size.
-
-    Args:
-        samples: images and objects.
-        settings: of the run, for the order of channels.
-        training: whether to include the objects.
-    """
+    """Samples in the format of Detectron2's networks, which return results in each image's original size."""
     batch = []
     for sample in samples:
         image = sample.image.flip(0) if settings.input_format == "BGR" else sample.image
         one: dict[str, Any] = {"image": image, "height": sample.size[0], "width": sample.size[1]}
         if training:
-            objects = {
-                "gt_boxes": Boxes(sample.boxes),
-                "gt_classes": sample.labels,
-                "gt_masks": BitMasks(sample.masks),
-            }
+            objects = {"gt_boxes": Boxes(sample.boxes), "gt_classes": sample.labels, "gt_masks": BitMasks(sample.masks)}
             one["instances"] = Instances((image.shape[1], image.shape[2]), **objects)
         batch.append(one)
     return batch

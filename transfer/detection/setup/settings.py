@@ -69,11 +69,7 @@ class DetectionSettings:
     seed: int = option(0, "of image order, sizes, flips and new weights", source="ours")
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            UserError: one is out of range.
-        """
+        """Raise UserError if a value is out of range."""
         require_choices("detection", self)
         require(0 <= self.freeze_at <= 5, "freeze_at must lie between 0 and 5")
         require(self.batch >= 1, "batch must be at least 1")
@@ -97,12 +93,7 @@ class DetectionSettings:
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "ssl": {},
-    "stock": {
-        "norm": "FrozenBN",
-        "extra_norm": False,
-        "freeze_at": 2,
-        "precise_bn": False,
-    },
+    "stock": {"norm": "FrozenBN", "extra_norm": False, "freeze_at": 2, "precise_bn": False},
 }
 
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {

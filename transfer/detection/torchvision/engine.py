@@ -72,8 +72,7 @@ def train(job: Job, stop: StopRequest) -> bool:
 @torch.no_grad()
 def predict(job: Job, images: CocoSet) -> list[dict[str, Any]]:
     """As `Engine.predict`."""
-    saved = run_on_rank0(lambda: _newest(job))
-    if saved is None:
+    if (saved := run_on_rank0(lambda: _newest(job))) is None:
         raise UserError.on_all_ranks(f"{job.folder} holds no checkpoint: train first")
     model = new_detector(job).to(job.device).eval()
     model.load_state_dict(saved["model"])
@@ -127,18 +126,12 @@ def first_losses(job: Job, images: int, iterations: int) -> list[float]:
 
 
 def _batches(job: Job, *, start: int) -> Iterator[list[Sample]]:
-    """This rank's share of the batches, from a step on."""
     return iter(Loader(job.train, job.settings, start=start, rank=rank(), world=world_size(), workers=job.workers))
 
 
 def _newest(job: Job) -> dict[str, Any] | None:
-    """The newest intact checkpoint, or None where there is none yet.
-
-    Raises:
-        UserError: it is of another run.
-    """
-    newest = run_checkpoint.read_newest(job.folder, job.reporter.warn)
-    if newest is None:
+    """The newest intact checkpoint, or None where there is none yet; refused if of another run."""
+    if (newest := run_checkpoint.read_newest(job.folder, job.reporter.warn)) is None:
         return None
     file, contents = newest
     require_same_run(file, contents.get("detection"), job.training, advice="choose another folder")

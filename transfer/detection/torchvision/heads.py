@@ -8,10 +8,7 @@ from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, mask
 
 
 class SharedHeads(RoIHeads):
-    """Heads that predict a region's box and mask from the same conv5 features.
-
-    torchvision's class would run conv5 on the foreground a second time for the masks.
-    """
+    """torchvision's heads, which would run conv5 on the foreground a second time for the masks."""
 
     def forward(
         self,

@@ -27,9 +27,6 @@ from .model import Detector, build
 class Training:
     """A detector and its optimizer, with the training step.
 
-    Args:
-        job: the run.
-
     Raises:
         UserError: the settings cannot run on this machine, or the backbone is of another network.
     """
@@ -78,7 +75,6 @@ class Training:
         return dict(zip(["loss", *losses], means, strict=True))
 
     def _losses(self, samples: Sequence[Sample], step: int) -> dict[str, Tensor]:
-        """The parts of the loss, by name."""
         # Regions and anchors are sampled with torch's generator: seed it by the step.
         torch.manual_seed(seeding.fold(seeding.Purpose.STEP, self._job.settings.seed, step, rank()))
         model = self.model if self._parallel is None or not torch.is_grad_enabled() else self._parallel
