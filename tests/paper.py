@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-PAPER = Path(__file__).parents[1].parent / "shared" / "paper" / "excb_eccv2024.tex"
+from tests.clone import SHARED
+
+PAPER = SHARED / "paper" / "excb_eccv2024.tex"
 
 # A figure: table, method, epochs, batch, whether with multi-crop, metric, value; None is not said. What else the rows
 # of a table are told apart by (K, components, B's form) stands in the method's place.

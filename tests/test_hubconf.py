@@ -12,9 +12,8 @@ import torch
 
 import excb
 from excb.errors import UserError
+from tests.clone import ROOT
 from tests.run_files import features, pictures, write_run
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # What a user types, in a folder where no excb lies; the answer is one line of JSON.
 LOAD = """

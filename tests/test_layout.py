@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.clone import ROOT
+
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 RELIABILITY = ROOT / "docs" / "reliability.md"
 CORE = "excb"

@@ -5,13 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from excb.errors import UserError, nearest_name, printable, run
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.clone import ROOT
 
 # Writes more than a pipe holds, or less than Python's buffer: the latter reaches the pipe only when the program ends.
 WRITER = """

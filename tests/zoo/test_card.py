@@ -17,6 +17,7 @@ from excb.networks.backbone import feature_width
 from excb.networks.preprocessing import Preprocessing
 from excb.results.result import Result, folder_name
 from excb.zoo.card import card
+from tests.clone import ROOT
 from tests.run_files import TINY_RESNET, tiny_recipe
 
 ROW = Checkpoint(
@@ -203,7 +204,7 @@ def test_data_set_of_the_hub_is_named_in_the_header(tmp_path: Path) -> None:
 
 
 def test_citation_is_that_of_the_repository() -> None:
-    cited = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text(encoding="utf-8"))
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     paper = cited["preferred-citation"]
     entry = card(ROW, []).partition("## Cite")[2]
     assert f"{{{paper['title']}}}" in entry

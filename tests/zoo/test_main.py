@@ -9,6 +9,7 @@ import torch
 import excb
 from excb.networks.architecture import Architecture
 from excb.zoo.__main__ import main
+from tests.clone import ROOT
 from tests.run_files import damage, features, pictures, tiny_recipe, write_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -136,13 +137,13 @@ def test_the_names_in_the_documentation_are_those_of_the_catalogue(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["list", "--markdown"]) == 0
-    text = (Path(__file__).parents[2] / "docs" / "zoo.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "zoo.md").read_text(encoding="utf-8")
     written = text.partition("<!-- names -->\n")[2].partition("\n<!-- end of names -->")[0]
     assert written == capsys.readouterr().out.strip(), "replace it by what `excb-zoo list --markdown` prints"
 
 
 def test_names_in_the_readme_can_be_loaded() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text.partition("## The zoo")[2].partition("**Publish")[0]
     names = [name for line in table.splitlines() if line.startswith("| ") for name in line.split("`")[1::2]]
     known = {name: row for row in excb.checkpoints() for name in (row.name, *row.aliases)}

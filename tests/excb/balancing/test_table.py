@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from excb.pretrain.plan.flops import communication, count
 from excb.pretrain.plan.memory import step_memory
 from excb.pretrain.study.studies import _balancers
 from excb.settings import MethodSettings
+from tests.clone import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,9 +45,7 @@ def doubling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_importing_the_settings_needs_no_torch() -> None:
     code = "import sys, excb.settings, excb.objective.table; print('torch' in sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
 
 

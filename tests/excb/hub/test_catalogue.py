@@ -18,8 +18,8 @@ from excb.hub.catalogue import Checkpoint, Figure, add, checkpoints, damaged, fi
 from excb.networks.architecture import TORCHVISION, Architecture
 from excb.networks.preprocessing import IMAGENET_STD, Preprocessing
 from excb.remote.home import home
+from tests.clone import SHARED
 
-SHARED = Path(__file__).parents[3].parent / "shared"  # beside the clone of whoever develops this
 PAPER = SHARED / "paper" / "excb_eccv2024.tex"
 PUBLIC = SHARED / "reference" / "checkpoints.md"
 NOWHERE = Path("no home of the zoo")

@@ -19,6 +19,7 @@ from excb.errors import UserError
 from excb.objective import chunked, streamed
 from excb.objective.loss import assign, cross_entropy, resolve
 from excb.objective.scores import Average, CentroidGradient, Scores
+from tests.clone import ROOT
 from tests.excb.objective.batches import (
     CLUSTERS,
     EXTRAS,
@@ -268,7 +269,7 @@ def run_apart(function: str, cache: Path, **environment: str) -> None:
     """Call a function of this file in a process of its own."""
     subprocess.run(
         [sys.executable, "-c", f"from tests.excb.objective import test_loss; test_loss.{function}()"],
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         env=os.environ | {"TRITON_CACHE_DIR": str(cache)} | environment,
         check=True,
         timeout=600,

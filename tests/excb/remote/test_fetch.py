@@ -14,9 +14,9 @@ from excb.errors import UserError
 from excb.remote import download
 from excb.remote.fetch import fetch_url
 from excb.remote.home import recorded
+from tests.clone import ROOT
 from tests.file_server import FileServer, Served
 
-ROOT = Path(__file__).resolve().parents[3]
 CONTENT = bytes(range(256)) * 40
 SHA256, MD5 = hashlib.sha256(CONTENT).hexdigest(), hashlib.md5(CONTENT).hexdigest()
 FILE = "/files/net.pth"

@@ -3,7 +3,6 @@
 import tomllib
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from packaging.requirements import Requirement
 from excb.pretrain.doctor import versions
 from excb.pretrain.doctor.finding import Finding
 from excb.pretrain.doctor.versions import OLDEST, check_versions
+from tests.clone import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 GOOD = {"torch": "2.15.0", "torchvision": "0.29.2", "timm": "1.0.31", "numpy": "2.4.6", "pillow": "13.0.0"}
 NEEDS = {"torchvision": ["torch (>=2.14.0)", "numpy", "pillow (!=8.3.*,>=5.3.0)", "gdown ; extra == 'gdown'"]}
 

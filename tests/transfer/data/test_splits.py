@@ -16,8 +16,9 @@ from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.transfer.data import splits
 from excb.transfer.data.splits import simclr_split, stratified_split
+from tests.clone import SHARED
 
-COPIES = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "simclr_splits"
+COPIES = SHARED / "data" / "simclr_splits"
 needs_copies = pytest.mark.skipif(not COPIES.is_dir(), reason="no copies of SimCLR's lists beside this clone")
 SETS = [np.repeat(np.arange(7), 30), np.repeat(np.arange(5), [3, 200, 41, 17, 99]), np.arange(4), np.zeros(50, int)]
 

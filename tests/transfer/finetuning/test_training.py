@@ -26,6 +26,7 @@ from excb.transfer.data.batches import Augmentation
 from excb.transfer.finetuning import training
 from excb.transfer.finetuning.training import CountingBatchNorm, Settings
 from excb.transfer.task import Task
+from tests.clone import ROOT
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
 
@@ -285,7 +286,7 @@ def run_both(place: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_many_processes_are_one(place: Path, tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[3])
+    monkeypatch.chdir(ROOT)
     for name in ("one", "many"):
         (tmp_path / name).mkdir()
     run_both(place, tmp_path / "one")

@@ -15,9 +15,10 @@ from excb.transfer.leaderboard import figure, tables
 from excb.transfer.leaderboard.board import Board, Group, LeaderboardRow, MeasuredResult, Source
 from excb.transfer.leaderboard.sorting import boards
 from excb.transfer.published.registry import claims
+from tests.clone import ROOT
 from tests.transfer.result_files import HOSTILE, linear, result, write
 
-OURS = Path(__file__).parents[3] / "leaderboard"
+OURS = ROOT / "leaderboard"
 
 
 def measured(*results: Result) -> list[MeasuredResult]:

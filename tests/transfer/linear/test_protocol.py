@@ -28,12 +28,12 @@ from excb.transfer.linear.recipes import PROTOCOLS, choose
 from excb.transfer.linear.selection import held_out
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
+from tests.clone import ROOT
 from tests.run_files import damage, tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, write_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CLONE = Path(__file__).parents[3]
 SMALL: dict[str, Any] = {"epochs": 3, "batch": 10}
 SWEEP: dict[str, Any] = SMALL | {"lr": [0.3, 3.0, 30.0], "wd": [0, 0.01]}
 VIT: dict[str, Any] = {"backbone": "vit_tiny", "options": {"embed_dim": 12, "depth": 4, "num_heads": 2}}
@@ -396,10 +396,10 @@ def alone(place: Path) -> dict[str, Any]:
 def test_many_processes_train_the_same_heads(
     place: Path, tmp_path: Path, alone: dict[str, Any], processes: int
 ) -> None:
-    environment = os.environ | {"PYTHONPATH": str(CLONE), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, str(place), str(tmp_path / "store")]
     running = [
-        subprocess.Popen([*command, str(number), str(processes)], env=environment, cwd=CLONE)
+        subprocess.Popen([*command, str(number), str(processes)], env=environment, cwd=ROOT)
         for number in range(processes)
     ]
     assert [process.wait(timeout=120) for process in running] == [0] * processes

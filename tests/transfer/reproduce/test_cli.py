@@ -16,10 +16,11 @@ from excb.remote.home import home
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.published.registry import claims, select
+from tests.clone import SHARED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-GROCERY = Path(__file__).parents[3].parent / "shared" / "data" / "grocery128"
+GROCERY = SHARED / "data" / "grocery128"
 COLOURS = {"red": (200, 60, 60), "green": (60, 200, 60), "blue": (60, 60, 200), "grey": (128, 128, 128)}
 
 # What was measured of the bundled network on the pictures of `data`: every nearest neighbour is of its own colour.

@@ -11,12 +11,13 @@ import pytest
 from excb.errors import UserError
 from excb.transfer.detection.coco import reading
 from excb.transfer.detection.coco.reading import open_coco
+from tests.clone import ROOT, SHARED
 from tests.transfer.detection.tiny_coco import CATEGORIES, change, contents, write_coco
 
 pytest.importorskip("pycocotools")
 from pycocotools.coco import COCO
 
-REAL = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "coco_tiny"  # beside a developer's clone
+REAL = SHARED / "data" / "coco_tiny"
 TRAIN = "annotations/instances_train2017.json"
 VAL = "annotations/instances_val2017.json"
 
@@ -109,9 +110,8 @@ def test_images_in_subfolders(tree: Path) -> None:
 
 
 def test_reading_needs_no_torch(tree: Path) -> None:
-    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", IMPORT_AND_READ, str(tree)]
-    result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.split() == ["6", "4", "False", "False"]
 
 

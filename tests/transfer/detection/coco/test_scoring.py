@@ -14,6 +14,7 @@ from excb.errors import UserError
 from excb.transfer.detection.coco.annotations import CocoSet, decoded
 from excb.transfer.detection.coco.reading import open_coco
 from excb.transfer.detection.coco.scoring import as_results, score, write_predictions
+from tests.clone import SHARED
 from tests.transfer.detection.tiny_coco import run_length, write_coco
 
 pytest.importorskip("pycocotools")
@@ -21,7 +22,7 @@ from pycocotools import mask as coco
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-REAL = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "coco_tiny"  # beside a developer's clone
+REAL = SHARED / "data" / "coco_tiny"
 FIGURES = ["bbox_AP", "bbox_AP50", "bbox_AP75", "segm_AP", "segm_AP50", "segm_AP75"]
 
 

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from excb.errors import UserError
 from excb.transfer.detection.setup.settings import RECIPES, SCHEDULES, DetectionSettings, parse_option, settings_for
+from tests.clone import ROOT
 
 CHANGED = {"norm": "FrozenBN", "extra_norm": False, "freeze_at": 2, "precise_bn": False}  # what stock Detectron2 has
 
@@ -193,8 +193,7 @@ def test_unknown_names_and_batches() -> None:
 
 def test_settings_load_neither_torch_nor_detectron2() -> None:
     code = "import sys, excb.transfer.detection.setup.settings; print({'torch', 'detectron2'} & set(sys.modules))"
-    root = Path(__file__).parents[3]
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     assert result.stdout == "set()\n"

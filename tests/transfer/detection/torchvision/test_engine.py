@@ -25,6 +25,7 @@ from excb.transfer.detection.setup.samples import Loader
 from excb.transfer.detection.torchvision import engine as torchvision_engine
 from excb.transfer.detection.torchvision import model
 from excb.transfer.detection.torchvision.training import Training, learning_rate
+from tests.clone import ROOT
 from tests.transfer.detection.tiny_coco import write_coco
 from tests.transfer.detection.tiny_detector import make_job, narrow, newest, small_networks, train
 
@@ -222,7 +223,7 @@ FROZEN = {"norm": "FrozenBN", "precise_bn": False, "iterations": 3, "steps": (2,
 
 def test_two_processes_average_what_each_finds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle: one process that computes both shares' gradients itself, one after the other."""
-    monkeypatch.chdir(Path(__file__).parents[4])
+    monkeypatch.chdir(ROOT)
     arguments = [str(data), str(tmp_path / "two")]
     assert launch("tests.transfer.detection.torchvision.test_engine", arguments, 2) == 0
 
