@@ -22,7 +22,9 @@ from excb.settings import MethodSettings
 class ModelSettings:
     """The backbone."""
 
-    backbone: str = option("resnet50", "torchvision's ResNets, vit_small or timm:NAME", paper="ResNet-50; ViT-S/16")
+    backbone: str = option(
+        "resnet50", "torchvision's ResNets, vit_small, conv4 or timm:NAME", paper="ResNet-50; ViT-S/16"
+    )
     options: dict[str, Any] = dataclasses.field(
         default_factory=dict,
         metadata={"doc": "keyword arguments of the network, as JSON", "paper": "", "source": "ours"},
@@ -286,6 +288,10 @@ class Recipe:
         require(
             accumulate == 1 or self.method.sizes_updated != "before_balancing",
             "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1",
+        )
+        require(
+            accumulate == 1 or not self.method.contrast,
+            "method.contrast needs the whole batch at once: set efficiency.accumulate=1",
         )
         require(
             accumulate == 1 or not BALANCERS[self.method.balancing].whole_batch,

@@ -1,4 +1,4 @@
-"""Architectures by name, as data: torchvision's and timm's networks. Only building one imports torch."""
+"""Architectures by name, as data: torchvision's, timm's and our own networks. Only building one imports torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from excb.errors import UserError, first_line, nearest_name
 if TYPE_CHECKING:
     from torch import nn
 
+OWN = ("conv4",)
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 # Short names for the networks of the field. `vit_small` is DINO's ViT-S/16: six heads, qkv bias, LayerNorm eps 1e-6.
 TIMM_NAMES = {
@@ -40,10 +41,10 @@ class Architecture:
     """A backbone's architecture: all that is needed to build it, except weights.
 
     Args:
-        name: one of torchvision's ResNets ("resnet50"), a short name ("vit_small"), "timm:NAME", or "torchvision:NAME"
-            of any image classifier.
+        name: one of torchvision's ResNets ("resnet50"), a short name ("vit_small"), "timm:NAME", "torchvision:NAME" of
+            any image classifier, or our "conv4".
         options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of torchvision's ResNets only
-            `zero_init_residual`.
+            `zero_init_residual`, of conv4 `widths`.
     """
 
     name: str
@@ -71,6 +72,8 @@ class Architecture:
 
         if forbidden := sorted(FORBIDDEN & self.options.keys()):
             raise UserError(f"backbone {self.name} is built without the option {', '.join(forbidden)}: leave it out")
+        if self.name in OWN:
+            return self._build_own(drop_path)
         if self.name in TORCHVISION:
             return self._build_resnet(drop_path)
         with _bounded():
@@ -78,6 +81,13 @@ class Architecture:
                 return self._build_torchvision(drop_path)
             wanted = drop_path > 0 or "drop_path_rate" in self.options
             return seed_drop_path(self._build_timm(drop_path), wanted=wanted)
+
+    def _build_own(self, drop_path: float) -> "nn.Module":
+        from excb.networks.conv4 import Conv4
+
+        if drop_path or not self.options.keys() <= {"widths"}:
+            raise UserError(f"backbone {self.name} takes the option widths only, and no drop path")
+        return Conv4(**self.options)
 
     def _build_resnet(self, drop_path: float) -> "nn.Module":
         import torchvision
@@ -118,6 +128,7 @@ class Architecture:
         name = self.timm_name
         if name is None or not timm.is_model(name):
             names = [
+                *OWN,
                 *TORCHVISION,
                 *TIMM_NAMES,
                 *(f"timm:{other}" for other in timm.list_models()),

@@ -128,7 +128,7 @@ def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPa
     output = model(large, local, step_key=1)
     output.loss.backward()
     exchanged, exchanges = sum(sent), len(sent)
-    model.update(output.counted, 0.9, output.balance)
+    model.update(output.clusters, 0.9)
     counted = communication(recipe, count(recipe), 2, gpu=False)
     by_batch = recipe.method.balancing in {"sinkhorn", "mira"}  # these balance in the forward pass
     sums = {"sinkhorn": 2 * 3, "mira": 2 * 5}.get(recipe.method.balancing, 0)

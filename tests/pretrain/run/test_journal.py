@@ -13,7 +13,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
-from excb.method import Step
+from excb.method import Clustered, Step
 from excb.pretrain.data.batch import Batch
 from excb.pretrain.figures import curves
 from excb.pretrain.recipe import Recipe
@@ -33,7 +33,8 @@ def test_purity_against_loops() -> None:
 def fill(statistics: EpochStatistics, steps: int, start: int = 0) -> None:
     for step in range(start, start + steps):
         winners = (torch.arange(4).reshape(2, 2) * (step + 1)) % 5
-        output = Step(torch.tensor(1.0 + step), winners, winners, torch.tensor(0.1 * step), torch.tensor(0.5))
+        loss = torch.tensor(1.0 + step)
+        output = Step(loss, Clustered(loss, winners, winners, torch.tensor(0.1 * step), torch.tensor(0.5)), None)
         used = torch.tensor([step, step + 3])
         statistics.add(output, Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
 
