@@ -26,9 +26,7 @@ class Conv4(nn.Module):
         super().__init__()
         valid = isinstance(widths, list | tuple) and len(widths) == 4
         valid = valid and all(type(width) is int and 0 < width <= 4096 for width in widths)
-        require(
-            valid, f"conv4 takes widths of its four layers, each from 1 to 4,096, such as [24, 48, 96, 256]: {widths!r}"
-        )
+        require(valid, f"conv4 takes four widths from 1 to 4,096, such as [24, 48, 96, 256], not {widths!r}")
         inputs, blocks = 3, []
         for width, kernel, stride in zip(widths, KERNELS, STRIDES, strict=True):
             convolution = nn.Conv2d(inputs, width, kernel, stride, padding=(kernel - 1) // 2, bias=False)

@@ -1,7 +1,7 @@
 """NT-Xent, SimCLR's contrastive loss between the views of an image, for multi-crop, many ranks and large batches.
 
-It is ours, not ExCB's: `method.contrast` adds it to Eq. 7, and `method.clustering=false` trains by it alone. The loss is
-that of "A Simple Framework for Contrastive Learning of Visual Representations" (Chen et al., ICML 2020, Eq. 1) where
+It is an option of ours, not ExCB's: `method.contrast` adds it to Eq. 7, `method.clustering=false` trains by it alone.
+The loss is that of "A Simple Framework for Contrastive Learning of Visual Representations" (Chen et al., ICML 2020, Eq. 1) where
 there are two global views and no local ones.
 """
 
@@ -29,7 +29,7 @@ def nt_xent(rows: Tensor, globals_: int, *, temperature: float) -> Tensor:
         The mean over this rank's terms, []. Averaged over ranks (as DistributedDataParallel averages gradients) it is
         the loss of the whole batch.
     """
-    views, images, width = rows.shape
+    views, images, _ = rows.shape
     keys = gather_rows_with_gradient(rows[:globals_].transpose(0, 1).contiguous())  # [N, G, D], N images of all ranks
     first = rank() * images
     own = torch.arange(first, first + images, device=rows.device)

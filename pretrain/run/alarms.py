@@ -89,7 +89,7 @@ class Health:
             predictor=method.predictor,
             projector_on_local=method.projector_on_local,
         )
-        # The loss of a student that cannot distinguish the clusters, and whose contrastive term cannot tell images apart.
+        # The loss of a student that distinguishes neither clusters nor, by the contrastive term, images.
         self.chance = float(sum(half.sum() for half in halves)) * math.log(max(2, method.clusters)) * method.clustering
         self.chance += method.contrast * math.log1p(views.global_views * (recipe.optim.batch - 1))
 

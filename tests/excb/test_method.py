@@ -300,7 +300,7 @@ def test_simclr_with_two_views_is_the_usual_formula() -> None:
 
 @pytest.mark.parametrize("globals_", [1, 2, 3])
 def test_contrast_in_tiles_is_contrast_at_once(globals_: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = F.normalize(torch.randn(4, 7, 6), dim=-1)
+    rows = F.normalize(torch.randn(4, 7, 2), dim=-1)
     whole, tiled = (rows.clone().requires_grad_() for _ in range(2))
     nt_xent(whole, globals_, temperature=0.2).backward()
     monkeypatch.setattr("excb.objective.contrast.TILE", 4 * globals_ * 7 * 2)
