@@ -29,7 +29,7 @@ class Conv4(nn.Module):
         require(valid, f"conv4 takes four widths from 1 to 4,096, such as [24, 48, 96, 256], not {widths!r}")
         inputs, blocks = 3, []
         for width, kernel, stride in zip(widths, KERNELS, STRIDES, strict=True):
-            convolution = nn.Conv2d(inputs, width, kernel, stride, padding=(kernel - 1) // 2, bias=False)
+            convolution = nn.Conv2d(inputs, width, kernel, stride, padding=(kernel - stride + 1) // 2, bias=False)
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
             blocks.append(nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
             inputs = width

@@ -1,8 +1,8 @@
 """NT-Xent, SimCLR's contrastive loss between the views of an image, for multi-crop, many ranks and large batches.
 
 It is an option of ours, not ExCB's: `method.contrast` adds it to Eq. 7, `method.clustering=false` trains by it alone.
-The loss is that of "A Simple Framework for Contrastive Learning of Visual Representations" (Chen et al., ICML 2020, Eq. 1) where
-there are two global views and no local ones.
+The loss is that of "A Simple Framework for Contrastive Learning of Visual Representations" (Chen et al., ICML 2020,
+Eq. 1) where there are two global views and no local ones.
 """
 
 import torch

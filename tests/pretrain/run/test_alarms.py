@@ -61,6 +61,8 @@ def test_a_healthy_epoch_rings_nothing() -> None:
         ({"largest_cluster": 50.0}, "clusters"),
         ({"coincident_centroids": 0.17}, "coincide"),
         ({"confidence": 0.95}, "certain"),
+        ({"same_winner": 8.6, "same_winner_by_sizes": 1.02}, "rotating"),
+        ({"held_empty_clusters": 37}, "wound up"),
         ({"effective_rank": 1.2}, "collapse"),
     ],
 )
