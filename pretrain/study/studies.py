@@ -1,7 +1,7 @@
 """Studies as data: which recipes are compared, and the layout of their table and figure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from excb.balancing.table import BALANCERS
@@ -34,6 +34,8 @@ class Study:
     figures: Sequence[str] = TRAINING  # that the table shows, besides those by which cells are compared
     # the factor whose levels are the columns of the table in the paper's form; None for one row a cell
     across: str | None = None
+    # sums of cells that are compared seed by seed: what it is called, and each cell's weight
+    contrasts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def factors(self) -> list[str]:
