@@ -12,10 +12,13 @@ from typing import Any, Literal
 
 from excb.balancing.table import BALANCERS
 from excb.errors import require
+from excb.networks.architecture import POSITIONS, Architecture
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from excb.objective.table import AUTO, BACKENDS
 from excb.options import option, require_choices
 from excb.settings import MethodSettings
+
+CLASS_TOKEN_STD = 1e-6  # of a new class token, in timm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +31,29 @@ class ModelSettings:
         metadata={"doc": "keyword arguments of the network, as JSON", "paper": "", "source": "ours"},
     )
     drop_path: float = option(0.0, "stochastic depth of the student (timm's networks)", paper="0; ViT: 0.1 (DINO)")
+    position_interpolation: Literal["antialiased", "dino"] = option(
+        "antialiased",
+        "bicubic interpolation of a ViT's position embeddings for other view sizes: timm's, antialiased, or DINO's",
+        paper="DINO's, for ViT",
+        source="timm",
+    )
+    class_token_std: float = option(
+        CLASS_TOKEN_STD, "standard deviation of a ViT's first class token", paper="0.02 for ViT (DINO)", source="timm"
+    )
+
+    @property
+    def architecture(self) -> Architecture:
+        """The backbone's architecture, as checkpoints hold it; what is usual is not in its options."""
+        own = {POSITIONS: self.position_interpolation} if self.position_interpolation != "antialiased" else {}
+        return Architecture(self.backbone, self.options | own)
 
     def __post_init__(self) -> None:
+        require_choices("model", self)
+        require(
+            POSITIONS not in self.options,
+            f"{POSITIONS} is no option of the network: set model.{POSITIONS}=antialiased or dino",
+        )
+        require(self.class_token_std > 0, "model.class_token_std must be above 0")
         require(0 <= self.drop_path < 1, "model.drop_path must lie in [0, 1)")
 
 

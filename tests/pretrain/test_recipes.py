@@ -28,6 +28,8 @@ RESNET50: dict[str, Any] = {
     "model.backbone": "resnet50",
     "model.options": {},
     "model.drop_path": 0.0,
+    "model.position_interpolation": "antialiased",
+    "model.class_token_std": 1e-6,
     "method.clusters": 65_536,
     "method.width": 256,
     "method.hidden": 2048,
@@ -128,6 +130,8 @@ TWO_VIEWS: dict[str, Any] = {"views.local_views": 0, "views.global_scale": (0.14
 VIT_SMALL: dict[str, Any] = {
     "model.backbone": "vit_small",
     "model.drop_path": 0.1,
+    "model.position_interpolation": "dino",
+    "model.class_token_std": 0.02,
     "optim.optimizer": "adamw",
     "optim.base_lr": 5e-4,
     "optim.lr_floor": 5e-4,
@@ -327,6 +331,7 @@ def test_evaluation_uses_the_recipes_sizes_and_normalisation() -> None:
 NAN = float("nan")
 OUT_OF_RANGE: dict[str, list[Any]] = {
     "model.drop_path": [-0.1, 1.0, NAN],
+    "model.class_token_std": [0.0, -0.02, NAN],
     "method.clusters": [-1, 0, 1],
     "method.width": [0],
     "method.hidden": [0],
