@@ -33,26 +33,30 @@ class EpochStatistics:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, confidence, agreement
         self._winners = torch.zeros(recipe.views.global_views, samples, dtype=torch.int32, device=device)
         self._used = torch.zeros(samples, dtype=torch.int64)
+        self._chosen = torch.zeros(self._clusters, dtype=torch.bool, device=device)  # by any view, before balancing
+        self._chosen_known = True  # an epoch that an older version began did not note them
         self._filled = self._steps = 0
-        self._before = self._sums.clone(), 0, 0  # the newest step
+        self._before = self._sums.clone(), self._chosen.clone(), 0, 0  # the newest step
 
     def add(self, output: Step, batch: Batch) -> None:
         """Count one step."""
-        self._before = self._sums.clone(), self._filled, self._steps
+        self._before = self._sums.clone(), self._chosen.clone(), self._filled, self._steps
         stop = self._filled + len(batch.used)
         self._sums += torch.stack([output.loss.detach(), output.confidence, output.agreement]).double()
         self._winners[:, self._filled : stop] = output.winners
+        self._chosen.index_fill_(0, output.raw_winners.flatten(), True)
         self._used[self._filled : stop] = batch.used
         self._filled, self._steps = stop, self._steps + 1
 
     def take_back(self) -> None:
         """Forget the newest step."""
-        self._sums, self._filled, self._steps = self._before
+        self._sums, self._chosen, self._filled, self._steps = self._before
 
     def summary(self, state: dict[str, Any] | None = None) -> dict[str, float]:
         """The epoch so far: means of loss, confidence (Eq. 11) and agreement (Eq. 12), clusters, purity with labels.
 
-        Cluster sizes are counted over the epoch's assignments and relative to 1/K: 1 is balanced. Passing the result of
+        Cluster sizes are counted over the epoch's assignments, after balancing, and relative to 1/K: 1 is balanced.
+        `empty_clusters_unbalanced` counts those that no view was nearest to, before balancing. Passing the result of
         `state` saves gathering it again.
         """
         state = state or self.state()
@@ -66,8 +70,10 @@ class EpochStatistics:
             "agreement": agreement,
             "smallest_cluster": float(relative.min()),
             "largest_cluster": float(relative.max()),
-            "empty_clusters": int((counts == 0).sum()),
+            "empty_clusters_balanced": int((counts == 0).sum()),
         }
+        if "chosen" in state:
+            figures["empty_clusters_unbalanced"] = int((~state["chosen"]).sum())
         if self._labels is not None:
             labels = np.broadcast_to(self._labels[used], winners.shape)
             figures["purity"] = purity(winners.ravel(), labels.ravel())
@@ -85,11 +91,14 @@ class EpochStatistics:
     def reset(self) -> None:
         """Start the next epoch."""
         self._sums.zero_()
+        self._chosen.zero_()
+        self._chosen_known = True
         self._filled = self._steps = 0
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers of all ranks, which `restore` takes on any number of ranks."""
-        return {
+        chosen = mean_over_ranks(self._chosen.double()).cpu() > 0
+        return ({"chosen": chosen} if self._chosen_known else {}) | {
             "sums": mean_over_ranks(self._sums.clone()).cpu(),
             "winners": gather_rows(self._winners[:, : self._filled].T).T.cpu(),
             "used": gather_rows(self._used[: self._filled].clone()),
@@ -100,6 +109,9 @@ class EpochStatistics:
         """Resume from `state`: each rank takes an equal part of the images."""
         self._sums.copy_(state["sums"])
         self._filled, self._steps = len(state["used"]) // world_size(), state["steps"]
+        self._chosen_known = "chosen" in state
+        if self._chosen_known:
+            self._chosen.copy_(state["chosen"])
         mine = slice(rank() * self._filled, (rank() + 1) * self._filled)
         self._winners[:, : self._filled] = state["winners"][:, mine].to(self._winners.device)
         self._used[: self._filled] = state["used"][mine]

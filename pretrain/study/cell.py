@@ -167,7 +167,9 @@ def _measure(job: Job, sets: Sets, device: torch.device, report: dict[str, Any])
     last = report["last"]
     names = ("loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster")
     figures = {name: last[name] for name in names if name in last}
-    figures["empty_share"] = 100 * last["empty_clusters"] / job.recipe.method.clusters
+    if "empty_clusters" in last:  # as versions before wrote it
+        last["empty_clusters_balanced"] = last.pop("empty_clusters")
+    figures["empty_share"] = 100 * last["empty_clusters_balanced"] / job.recipe.method.clusters
     figures |= _of_features(last)
     backbone = loading.load(job.folder, heads=True).to(device)
     bank = _features(backbone, sets.train, job.recipe, device)
