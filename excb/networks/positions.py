@@ -18,15 +18,16 @@ class DinoPositions(VisionTransformer):
 
     def _pos_embed(self, x: Tensor) -> Tensor:
         """Add position embeddings to patches [B, H, W, D], after the class and register tokens: -> [B, N, D]."""
-        if not self.dynamic_img_size:
-            return cast("Tensor", super()._pos_embed(x))
+        embeddings: Tensor | None = self.pos_embed
+        if not self.dynamic_img_size or embeddings is None:
+            return super()._pos_embed(x)
         prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         patches, grid = x.flatten(1, 2), (x.shape[1], x.shape[2])
         first = 0 if self.no_embed_class else self.num_prefix_tokens  # tokens that are no patches but have an embedding
-        own = self.pos_embed[:, first:].unflatten(1, self.patch_embed.grid_size)
+        own = embeddings[:, first:].unflatten(1, self.patch_embed.grid_size)
         moved = interpolate(own, grid, dino=True).flatten(1, 2)
         if first:
-            tokens = torch.cat([*prefix, patches], 1) + torch.cat([self.pos_embed[:, :first], moved], 1)
+            tokens = torch.cat([*prefix, patches], 1) + torch.cat([embeddings[:, :first], moved], 1)
         else:
             tokens = torch.cat([*prefix, patches + moved], 1)
         return cast("Tensor", self.pos_drop(tokens))

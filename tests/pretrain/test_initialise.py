@@ -127,7 +127,7 @@ def test_the_class_token_starts_as_wide_as_the_recipe_says(deviation: float) -> 
     assert isinstance(token, torch.Tensor)
     assert token.std().item() == pytest.approx(deviation, rel=0.1)
     assert abs(token.mean().item()) < 0.1 * deviation
-    assert torch.equal(token, model.teacher.backbone.cls_token)  # type: ignore[arg-type]
+    assert torch.equal(token, model.teacher.backbone.cls_token)
 
 
 def test_the_usual_class_token_is_timms_and_networks_without_one_are_refused() -> None:

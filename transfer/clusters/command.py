@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ def balancing_of(backbone: Backbone) -> tuple[Tensor, Tensor] | None:
     form = method.get("balancing", "linear") if isinstance(method, Mapping) else "linear"
     if sizes is None or form not in get_args(Form):
         return None
-    return balancing(sizes, form, empty_weight=EMPTY_WEIGHT / 2)
+    return balancing(sizes, cast("Form", form), empty_weight=EMPTY_WEIGHT / 2)
 
 
 def evaluate(
