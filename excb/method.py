@@ -187,6 +187,7 @@ class Clustered:
     counted: Tensor  # [G, B] the assignments that `update` counts into s
     confidence: Tensor  # [] c_avg (Eq. 11)
     agreement: Tensor  # [] a_avg (Eq. 12), over G (G - 1) ordered pairs of global views
+    raw_winners: Tensor  # [G, B] the same before B
     balance: Tensor | None = None  # the balancer's statistic of the batch for `update`, a mean over its rows
 
 
@@ -305,10 +306,12 @@ class ExCB(nn.Module):
             ]
             loss = torch.stack(losses).sum()
 
-        counted = assignment.winners if settings.sizes_counted == "balanced" else assignment.raw_winners
-        winners, counted = (each.unflatten(0, (globals_, images)) for each in (assignment.winners, counted))
+        winners, raw_winners = (
+            each.unflatten(0, (globals_, images)) for each in (assignment.winners, assignment.raw_winners)
+        )
+        counted = winners if settings.sizes_counted == "balanced" else raw_winners
         confidence, agreement = assignment.confidence.mean(), _agreement(winners)
-        return Clustered(loss, winners, counted, confidence, agreement, self.balancer.statistic(batch))
+        return Clustered(loss, winners, counted, confidence, agreement, raw_winners, self.balancer.statistic(batch))
 
     def _pair_weights(self, globals_: int, locals_: int) -> tuple[Tensor, Tensor]:
         """`pair_weights` on the loss's device, cached: even a copy of a few numbers makes the CPU wait for a GPU."""

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +16,11 @@ from excb.errors import UserError
 from excb.hub import loading
 from excb.images.image_set import Images
 from excb.method import ExCB
-from excb.networks.architecture import Architecture
+from excb.networks.architecture import POSITIONS, Architecture
 from excb.networks.backbone import check_resolution, uncompiled
 
 from .data.batch import Batch
-from .recipe import Recipe
+from .recipe import CLASS_TOKEN_STD, Recipe
 from .step import Trainer
 
 
@@ -29,15 +30,24 @@ def build_model(recipe: Recipe) -> ExCB:
     Raises:
         UserError: the backbone does not exist, or cannot take views of the recipe's sizes.
     """
-    architecture = Architecture(recipe.model.backbone, recipe.model.options)
+    architecture, token_std = recipe.model.architecture, recipe.model.class_token_std
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.fold(seeding.Purpose.WEIGHTS, recipe.run.seed))
         student = architecture.build(drop_path=recipe.model.drop_path)
+        if token_std != CLASS_TOKEN_STD:  # else it has that already
+            nn.init.trunc_normal_(_class_token(student, recipe.model.backbone), std=token_std)
         model = ExCB(student, architecture.build(), recipe.method, backend=recipe.efficiency.objective)
     views = recipe.views
     sizes = {views.global_size, views.eval_crop} | ({views.local_size} if views.local_views else set())
     check_resolution(model.teacher.backbone, sorted(sizes))
     return model
+
+
+def _class_token(network: nn.Module, name: str) -> Tensor:
+    token = getattr(network, "cls_token", None)
+    if not isinstance(token, Tensor):
+        raise UserError(f"{name} has no class token: set model.class_token_std={CLASS_TOKEN_STD:g}")
+    return token
 
 
 def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
@@ -51,17 +61,26 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
     """
     assert recipe.init is not None
     checkpoint = loading.read(recipe.init)
-    ours = Architecture(recipe.model.backbone, recipe.model.options)
-    if checkpoint.architecture != ours:
+    ours = recipe.model.architecture
+    # The same weights serve either interpolation of position embeddings, and the run's own is in its checkpoints.
+    wanted, built = (replace(each, options=each.foreign_options) for each in (checkpoint.architecture, ours))
+    if wanted != built:
         raise UserError(
-            f"init={recipe.init} is a {_describe(checkpoint.architecture)}, the recipe's backbone a {_describe(ours)}: "
-            f"set {_overrides(checkpoint.architecture, ours)} or choose another checkpoint"
+            f"init={recipe.init} is a {_describe(wanted)}, the recipe's backbone a {_describe(built)}: "
+            f"set {_overrides(wanted, built)} or choose another checkpoint"
         )
     if not checkpoint.full:
         for network in (model.student, model.teacher):
             stored.load_strictly(network.backbone, checkpoint.tensors, what=str(checkpoint.file))
-        return f"backbone from {checkpoint.file}; heads, centroids and s start from scratch"
-    return _continue(model, checkpoint, images)
+        done = f"backbone from {checkpoint.file}; heads, centroids and s start from scratch"
+    else:
+        done = _continue(model, checkpoint, images)
+    if checkpoint.architecture.positions != ours.positions:
+        done += (
+            f"; its {POSITIONS} was {checkpoint.architecture.positions}, now {ours.positions} "
+            f"(model.{POSITIONS}={checkpoint.architecture.positions} keeps it)"
+        )
+    return done
 
 
 def _overrides(wanted: Architecture, ours: Architecture) -> str:

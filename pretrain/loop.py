@@ -149,7 +149,7 @@ class Run:
     def _start_centroids(self, stop: StopRequest) -> bool:
         """k-means of the first epoch's views; whether the run was asked to stop, in which case nothing has changed."""
         recipe, trainer = self.recipe, self.trainer
-        steps = min(trainer.schedules.steps_per_epoch, math.ceil(recipe.method.kmeans_samples / recipe.optim.batch))
+        steps = recipe.kmeans_steps(len(self.state.images))
         with self.reporter.progress("projecting views for k-means", steps) as bar:
             batches = self.feed.batches(0, steps)
             summary = start_centroids(trainer, batches, recipe, advance=bar.advance, asked=stop.agreed)

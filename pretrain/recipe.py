@@ -12,10 +12,13 @@ from typing import Any, Literal
 
 from excb.balancing.table import BALANCERS
 from excb.errors import require
+from excb.networks.architecture import POSITIONS, Architecture
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from excb.objective.table import AUTO, BACKENDS
 from excb.options import option, require_choices
 from excb.settings import MethodSettings
+
+CLASS_TOKEN_STD = 1e-6  # of a new class token, in timm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +33,29 @@ class ModelSettings:
         metadata={"doc": "keyword arguments of the network, as JSON", "paper": "", "source": "ours"},
     )
     drop_path: float = option(0.0, "stochastic depth of the student (timm's networks)", paper="0; ViT: 0.1 (DINO)")
+    position_interpolation: Literal["antialiased", "dino"] = option(
+        "antialiased",
+        "bicubic interpolation of a ViT's position embeddings for other view sizes: timm's, antialiased, or DINO's",
+        paper="DINO's, for ViT",
+        source="timm",
+    )
+    class_token_std: float = option(
+        CLASS_TOKEN_STD, "standard deviation of a ViT's first class token", paper="0.02 for ViT (DINO)", source="timm"
+    )
+
+    @property
+    def architecture(self) -> Architecture:
+        """The backbone's architecture, as checkpoints hold it; what is usual is not in its options."""
+        own = {POSITIONS: self.position_interpolation} if self.position_interpolation != "antialiased" else {}
+        return Architecture(self.backbone, self.options | own)
 
     def __post_init__(self) -> None:
+        require_choices("model", self)
+        require(
+            POSITIONS not in self.options,
+            f"{POSITIONS} is no option of the network: set model.{POSITIONS}=antialiased or dino",
+        )
+        require(self.class_token_std > 0, "model.class_token_std must be above 0")
         require(0 <= self.drop_path < 1, "model.drop_path must lie in [0, 1)")
 
 
@@ -217,6 +241,10 @@ class EfficiencySettings:
             needed in (None, self.precision),
             f"efficiency.objective={self.objective} needs efficiency.precision={needed}",
         )
+        require(
+            not (self.compile and self.checkpointing),
+            "efficiency.compile and efficiency.checkpointing exclude each other: switch one off",
+        )
         require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")
         require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")
         require(self.prefetch >= 1, "efficiency.prefetch must be at least 1")
@@ -254,6 +282,32 @@ class Recipe:
     efficiency: EfficiencySettings = field(default_factory=EfficiencySettings)
     run: RunSettings = field(default_factory=RunSettings)
 
+    def __post_init__(self) -> None:
+        """Raise UserError for sections that exclude each other, whatever the images and the machine."""
+        batch, accumulate, method, views = self.optim.batch, self.efficiency.accumulate, self.method, self.views
+        require(
+            batch % accumulate == 0,
+            f"efficiency.accumulate={accumulate} does not divide a batch of {batch} images: set optim.batch to a "
+            f"multiple of {accumulate}",
+        )
+        require(
+            accumulate == 1 or method.sizes_updated != "before_balancing",
+            "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1",
+        )
+        require(
+            accumulate == 1 or not method.contrast,
+            "method.contrast needs the whole batch at once: set efficiency.accumulate=1",
+        )
+        require(
+            accumulate == 1 or not BALANCERS[method.balancing].whole_batch,
+            f"method.balancing={method.balancing} balances the whole batch at once: set efficiency.accumulate=1",
+        )
+        require(
+            views.global_views > 1 or method.predictor or method.projector_on_local,
+            "the loss has no pair of views: views.global_views=1 needs method.predictor=true or "
+            "method.projector_on_local=true",
+        )
+
     def change(self, **sections: dict[str, Any]) -> "Recipe":
         """A copy with other values: `recipe.change(optim={"epochs": 100})`."""
         return replace(self, **{name: replace(getattr(self, name), **values) for name, values in sections.items()})
@@ -281,23 +335,23 @@ class Recipe:
             f"a batch of {batch} images cannot be shared by {processes} processes with {accumulate} micro-batches "
             f"each: set optim.batch to a multiple of {parts}",
         )
-        require(
-            not (self.efficiency.compile and self.efficiency.checkpointing),
-            "efficiency.compile and efficiency.checkpointing exclude each other: switch one off",
-        )
-        require(
-            accumulate == 1 or self.method.sizes_updated != "before_balancing",
-            "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1",
-        )
-        require(
-            accumulate == 1 or not self.method.contrast,
-            "method.contrast needs the whole batch at once: set efficiency.accumulate=1",
-        )
-        require(
-            accumulate == 1 or not BALANCERS[self.method.balancing].whole_batch,
-            f"method.balancing={self.method.balancing} balances the whole batch at once: set efficiency.accumulate=1",
-        )
         return batch // parts
+
+    def kmeans_steps(self, images: int) -> int:
+        """Number of batches whose views k-means starts the centroids from, of a set of `images` images.
+
+        Raises:
+            UserError: they hold fewer views than there are clusters.
+        """
+        batch, method = self.optim.batch, self.method
+        steps = min(self.steps_per_epoch(images), math.ceil(method.kmeans_samples / batch))
+        require(
+            method.clusters <= steps * batch,
+            f"k-means needs at least as many samples as clusters, but there are {steps * batch} training views for "
+            f"{method.clusters} clusters: lower method.clusters to at most {steps * batch}, raise "
+            "method.kmeans_samples, or set method.centroid_init=random",
+        )
+        return steps
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, by section, for JSON and checkpoints (tuples become lists)."""

@@ -240,5 +240,6 @@ def _join_clusters(parts: list[Clustered]) -> Clustered:
         torch.cat([part.counted for part in parts], dim=1),
         torch.stack([part.confidence for part in parts]).mean(),
         torch.stack([part.agreement for part in parts]).mean(),
+        torch.cat([part.raw_winners for part in parts], dim=1),
         torch.stack(balance).mean(0) if balance else None,
     )

@@ -1,5 +1,6 @@
 """Run folders for tests: checkpoints as the training loop writes them, of a real but tiny network, without training."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def contents(recipe: Recipe, *, step: int, seed: int = 0) -> dict[str, Any]:
     return {
         "step": step,
         "epoch": step / 10,
-        "architecture": {"name": recipe.model.backbone, "options": recipe.model.options},
+        "architecture": dataclasses.asdict(recipe.model.architecture),
         "preprocessing": recipe.views.preprocessing.to_dict(),
         "recipe": recipe.to_dict(),
         "data": {"root": "images", "images": 2, "fingerprint": "0" * 64, "classes": None},

@@ -55,14 +55,15 @@ def _model_args(architecture: Architecture) -> dict[str, Any]:
         network = architecture.build()
     stated: dict[str, Any] = {}
     if getattr(network, "dynamic_img_size", False):
-        stated["dynamic_img_size"] = True
+        # timm always antialiases: it refuses images of another size rather than interpolate otherwise than in training.
+        stated["dynamic_img_size"] = architecture.positions != "dino"
     if (cfg := get_pretrained_cfg(architecture.timm_name)) and cfg.fixed_input_size:
         stated["img_size"] = cfg.input_size[1]  # timm would take the side in `input_size`, or a default of its own
     if isinstance(network, VisionTransformer):
         blocks: Any = network.blocks
         # No tensor's shape shows it: a ViT with another number of heads would take the weights too, and be wrong.
         stated["num_heads"] = blocks[0].attn.num_heads
-    return stated | architecture.options
+    return stated | architecture.foreign_options
 
 
 def _crop_share(crop: int, resize: int) -> float:

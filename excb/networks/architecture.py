@@ -19,6 +19,10 @@ TIMM_NAMES = {
     "vit_base": "vit_base_patch16_224",
 }
 
+# An option of our own, beside those of timm's builders: how a ViT's position embeddings are interpolated for images of
+# another size: "antialiased" as in timm (also where the option is missing, as in older files), or "dino".
+POSITIONS = "position_interpolation"
+
 _TORCHVISION_PREFIX = "torchvision:"
 _RETURN_MORE = ("googlenet", "inception_v3")  # than features while they train
 
@@ -44,7 +48,7 @@ class Architecture:
         name: one of torchvision's ResNets ("resnet50"), a short name ("vit_small"), "timm:NAME", "torchvision:NAME" of
             any image classifier, or our "conv4".
         options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of torchvision's ResNets only
-            `zero_init_residual`, of conv4 `widths`.
+            `zero_init_residual`, of conv4 `widths`. For timm's ViTs also `POSITIONS`.
     """
 
     name: str
@@ -54,6 +58,16 @@ class Architecture:
     def timm_name(self) -> str | None:
         """The architecture's name in timm, or None for torchvision's."""
         return self.name.removeprefix("timm:") if self.name.startswith("timm:") else TIMM_NAMES.get(self.name)
+
+    @property
+    def positions(self) -> str:
+        """How position embeddings are interpolated, see `POSITIONS`."""
+        return str(self.options.get(POSITIONS, "antialiased"))
+
+    @property
+    def foreign_options(self) -> dict[str, Any]:
+        """The options that timm's and torchvision's builders know: all but `POSITIONS`."""
+        return {name: value for name, value in self.options.items() if name != POSITIONS}
 
     def build(self, *, drop_path: float = 0.0) -> "nn.Module":
         """Build the network without its classifier, with new random weights from torch's generator.
@@ -72,6 +86,8 @@ class Architecture:
 
         if forbidden := sorted(FORBIDDEN & self.options.keys()):
             raise UserError(f"backbone {self.name} is built without the option {', '.join(forbidden)}: leave it out")
+        if self.positions not in ("antialiased", "dino"):
+            raise UserError(f"the option {POSITIONS} is antialiased or dino, not {self.positions!r}")
         if self.name in OWN:
             return self._build_own(drop_path)
         if self.name in TORCHVISION:
@@ -80,7 +96,12 @@ class Architecture:
             if self.name.startswith(_TORCHVISION_PREFIX):
                 return self._build_torchvision(drop_path)
             wanted = drop_path > 0 or "drop_path_rate" in self.options
-            return seed_drop_path(self._build_timm(drop_path), wanted=wanted)
+            network = seed_drop_path(self._build_timm(drop_path), wanted=wanted)
+        if self.positions == "dino":
+            from excb.networks.positions import as_dino
+
+            return as_dino(network)
+        return network
 
     def _build_own(self, drop_path: float) -> "nn.Module":
         from excb.networks.conv4 import Conv4
@@ -135,7 +156,7 @@ class Architecture:
                 *(_TORCHVISION_PREFIX + other for other in torchvision.models.list_models(module=torchvision.models)),
             ]
             raise UserError(f"no backbone is called '{self.name}'{nearest_name(self.name, names)}")
-        options: dict[str, Any] = ({"drop_path_rate": drop_path} if drop_path else {}) | self.options
+        options: dict[str, Any] = ({"drop_path_rate": drop_path} if drop_path else {}) | self.foreign_options
         reason = ""
         # Views of two resolutions need position embeddings that follow the image; convolutional networks have none.
         for resolution in ({"dynamic_img_size": True}, dict[str, Any]()):

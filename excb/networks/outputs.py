@@ -251,7 +251,7 @@ def resampled(
 ) -> dict[str, Tensor]:
     """A ViT's tensors with position embeddings for the size that a network was built for.
 
-    Embeddings of patches are interpolated as in timm (bicubic, antialiased); those of class and register tokens stay.
+    Embeddings of patches are interpolated as the network itself does; those of class and register tokens stay.
     Tensors of networks without position embeddings, or for the same size, are returned unchanged.
 
     Args:
@@ -263,8 +263,6 @@ def resampled(
     Raises:
         UserError: the embeddings are not for images of that size, or not for square ones.
     """
-    from timm.layers import resample_abs_pos_embed_nhwc
-
     patches, own, old = _patches(network), getattr(network, "pos_embed", None), tensors.get("pos_embed")
     if patches is None or old is None or not isinstance(own, Tensor) or {own.ndim, old.ndim} != {3}:
         return dict(tensors)
@@ -281,7 +279,9 @@ def resampled(
             f"{old.shape[1]} position embeddings are not those of {was[0]} x {was[1]} patches and {prefix} other "
             "tokens: the checkpoint is for images of another size, or of another architecture"
         )
-    moved = resample_abs_pos_embed_nhwc(old[:, prefix:].unflatten(1, was), list(grid)).flatten(1, 2)
+    from excb.networks.positions import DinoPositions, interpolate
+
+    moved = interpolate(old[:, prefix:].unflatten(1, was), grid, dino=isinstance(network, DinoPositions)).flatten(1, 2)
     return {**tensors, "pos_embed": torch.cat([old[:, :prefix], moved], dim=1)}
 
 

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 LARGEST = 1e30  # larger values are not drawn
 LONGEST_NAME = 40  # characters of a run's
+# Shares of empty clusters. Runs of older versions have the first name only, for what is now the second.
+EMPTY = (
+    ("empty_clusters", "empty after balancing", "--"),
+    ("empty_clusters_balanced", "empty after balancing", "--"),
+    ("empty_clusters_unbalanced", "empty before balancing", "-."),
+)
 # The panel that an alarm is marked in. The last panel is drawn for a single run only.
 LOSS, CONFIDENCE, SIZES, AGREEMENT, PURITY, FROZEN = range(6)
 MARKED = {
@@ -158,12 +164,14 @@ def _chance(axes: Any, runs: Sequence[Curves]) -> None:
 
 
 def _shares(sizes: Any, epochs: Sequence[dict[str, Any]], clusters: int | None) -> None:
-    """Draw empty clusters and coinciding centroids, in percent on the right."""
+    """Draw clusters empty before and after balancing, and coinciding centroids, in percent on the right."""
     right = sizes.twinx()
     if clusters:
-        when, empty = _points(epochs, "empty_clusters")
-        share = [100 * value / clusters for value in empty]
-        right.plot(when, share, color=GREY, linestyle="--", label="empty, % (right)")
+        for name, label, style in EMPTY:
+            when, empty = _points(epochs, name)
+            if empty:
+                share = [100 * value / clusters for value in empty]
+                right.plot(when, share, color=GREY, linestyle=style, label=f"{label}, % (right)")
     when, doubled = _points(epochs, "coincident_centroids")
     if doubled:
         right.plot(when, [100 * value for value in doubled], color=GREY, linestyle=":", label="coinciding, % (right)")

@@ -133,7 +133,7 @@ class Health:
     def _clusters_of(self, figures: Mapping[str, float]) -> Alarm | None:
         clusters = self._clusters
         by_chance = math.exp(-self._assignments / clusters)  # of clusters, empty if assignments were drawn evenly
-        empty = figures["empty_clusters"] / clusters
+        empty = figures["empty_clusters_balanced"] / clusters
         largest = figures["largest_cluster"] / clusters
         balancing = self._recipe.method.balancing
         advice = (

@@ -39,30 +39,36 @@ class EpochStatistics:
         self._sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
         self._winners = torch.zeros(recipe.views.global_views, samples, dtype=torch.int32, device=device)
         self._used = torch.zeros(samples, dtype=torch.int64)
+        self._chosen = torch.zeros(
+            recipe.method.clusters, dtype=torch.bool, device=device
+        )  # by any view, before balancing
+        self._chosen_known = True  # an epoch that an older version began did not note them
         self._filled = self._steps = 0
-        self._before = self._sums.clone(), 0, 0  # the newest step
+        self._before = self._sums.clone(), self._chosen.clone(), 0, 0  # the newest step
 
     def add(self, output: Step, batch: Batch) -> None:
         """Count one step."""
-        self._before = self._sums.clone(), self._filled, self._steps
+        self._before = self._sums.clone(), self._chosen.clone(), self._filled, self._steps
         stop = self._filled + len(batch.used)
         zero = torch.zeros_like(output.loss)
         figures = [output.loss.detach(), zero, zero, zero, zero if output.contrast is None else output.contrast]
         if (clusters := output.clusters) is not None:
             figures[1:4] = clusters.confidence, clusters.agreement, clusters.loss
             self._winners[:, self._filled : stop] = clusters.winners
+            self._chosen.index_fill_(0, clusters.raw_winners.flatten(), True)
         self._sums += torch.stack([figure.detach().double() for figure in figures])
         self._used[self._filled : stop] = batch.used
         self._filled, self._steps = stop, self._steps + 1
 
     def take_back(self) -> None:
         """Forget the newest step."""
-        self._sums, self._filled, self._steps = self._before
+        self._sums, self._chosen, self._filled, self._steps = self._before
 
     def summary(self, state: dict[str, Any] | None = None) -> dict[str, float]:
         """The epoch so far: means of loss, confidence (Eq. 11) and agreement (Eq. 12), clusters, purity with labels.
 
-        Cluster sizes are counted over the epoch's assignments and relative to 1/K: 1 is balanced. A run with the
+        Cluster sizes are counted over the epoch's assignments, after balancing, and relative to 1/K: 1 is balanced.
+        `empty_clusters_unbalanced` counts those that no view was nearest to, before balancing. A run with the
         contrastive term has it and the loss of Eq. 7 as well; a run without clusters has nothing about them. Passing
         the result of `state` saves gathering it again.
         """
@@ -83,12 +89,14 @@ class EpochStatistics:
             "agreement": means["agreement"],
             "smallest_cluster": float(relative.min()),
             "largest_cluster": float(relative.max()),
-            "empty_clusters": int((counts == 0).sum()),
+            "empty_clusters_balanced": int((counts == 0).sum()),
         }
         if self._steps:
             batches = winners.reshape(len(winners), self._steps, -1).transpose(1, 0, 2)
             figures |= batch_statistics(batches, self._method.clusters)
             figures["same_winner_by_sizes"] = float((relative**2).mean())
+        if "chosen" in state:
+            figures["empty_clusters_unbalanced"] = int((~state["chosen"]).sum())
         if self._labels is not None:
             labels = np.broadcast_to(self._labels[used], winners.shape)
             figures["purity"] = purity(winners.ravel(), labels.ravel())
@@ -108,12 +116,15 @@ class EpochStatistics:
     def reset(self) -> None:
         """Start the next epoch."""
         self._sums.zero_()
+        self._chosen.zero_()
+        self._chosen_known = True
         self._filled = self._steps = 0
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers of all ranks, step by step, which `restore` takes on any number of ranks."""
         winners = self._winners[:, : self._filled].T
-        return {
+        chosen = mean_over_ranks(self._chosen.double()).cpu() > 0
+        return ({"chosen": chosen} if self._chosen_known else {}) | {
             "sums": mean_over_ranks(self._sums.clone()).cpu(),
             "winners": self._by_step(gather_rows(winners)).T.cpu(),
             "used": self._by_step(gather_rows(self._used[: self._filled].clone())),
@@ -132,6 +143,9 @@ class EpochStatistics:
         sums = state["sums"]
         self._sums.zero_()[: len(sums)] = sums.to(self._sums)
         self._filled, self._steps = len(state["used"]) // world_size(), state["steps"]
+        self._chosen_known = "chosen" in state
+        if self._chosen_known:
+            self._chosen.copy_(state["chosen"])
         if not self._filled:
             return
         for mine, stored in ((self._winners.T, state["winners"].T), (self._used, state["used"])):

@@ -1,5 +1,6 @@
 """How far a run is, and its final report: `report.json`, a table and a message."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from excb.distributed.machine import peak_memory
 from excb.results.result import environment
 
 from ..recipe import Recipe
+from .alarms import EMPTY_SHARE
 from .run_folder import CURVES
 
 
@@ -61,6 +63,8 @@ def sum_up(
     if table:
         rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in (progress.last or {}).items()]
         reporter.table(f"{recipe.name}, seed {recipe.run.seed}", ["last epoch", ""], rows)
+    if warning := _empty_before_balancing(progress, recipe.method.clusters):
+        reporter.warn(warning)
     several = world_size() > 1
     where = f"{world_size()} x {device.type}" if several else device.type
     parts = [
@@ -72,6 +76,20 @@ def sum_up(
         parts.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
     reporter.note("; ".join(parts))
     reporter.note(f"run folder {place}: {_checkpoint(progress.step)}, {CURVES}, metrics.jsonl, report.json")
+
+
+def _empty_before_balancing(progress: Progress, clusters: int) -> str | None:
+    """A warning if half of the clusters that chance would fill had no view nearest to them in the last epoch."""
+    empty = (progress.last or {}).get("empty_clusters_unbalanced")
+    if empty is None or progress.counts is None:
+        return None
+    by_chance = math.exp(-int(progress.counts.sum()) / clusters)
+    if empty / clusters <= by_chance + EMPTY_SHARE * (1 - by_chance):
+        return None
+    return (
+        f"{empty:,} of {clusters:,} clusters were empty before balancing in the last epoch: their sizes are even after "
+        "balancing only, and `excb-eval clusters` assigns without it"
+    )
 
 
 def _checkpoint(step: int) -> str:

@@ -183,7 +183,9 @@ def _measure(job: Job, sets: Sets, device: torch.device, report: dict[str, Any])
     if not job.recipe.method.clustering:
         return {"figures": figures}
     bank = _features(backbone, sets.train, recipe=job.recipe, device=device)
-    figures["empty_share"] = 100 * last["empty_clusters"] / job.recipe.method.clusters
+    if "empty_clusters" in last:  # as versions before wrote it
+        last["empty_clusters_balanced"] = last.pop("empty_clusters")
+    figures["empty_share"] = 100 * last["empty_clusters_balanced"] / job.recipe.method.clusters
     assert backbone.heads is not None
     assert backbone.heads.teacher is not None
     clusters = job.recipe.method.clusters

@@ -45,7 +45,9 @@ class EpochEnd:
         alarms = self._health.judge(figures)
         progress.health = self._health.state.to_dict()
         # The figures of an earlier measurement stay visible when this epoch was not measured.
-        progress.last = (progress.last or {}) | figures
+        earlier = progress.last or {}
+        earlier.pop("empty_clusters", None)  # what versions before called `empty_clusters_balanced`
+        progress.last = earlier | figures
         measured = "score" in figures
         if measured and (progress.best is None or figures["score"] >= progress.best["score"]):
             progress.best = {"step": progress.step} | figures

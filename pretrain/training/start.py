@@ -25,12 +25,15 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
     """Refuse what cannot make a run.
 
     Raises:
-        UserError: there are too few images, or batch, processes and micro-batches do not fit each other.
+        UserError: there are too few images, or batch, processes and micro-batches do not fit each other, or k-means
+            would have too few views.
     """
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, at least a few thousand")
     recipe.steps_per_epoch(len(images))
     recipe.micro_batch(world_size())
+    if recipe.method.centroid_init == "kmeans" and recipe.init is None:
+        recipe.kmeans_steps(len(images))
     if isinstance(images, StreamImages):
         reader_count(images, recipe.optim.batch, world_size())
 

@@ -1,5 +1,6 @@
 """The state of a run: all that a checkpoint holds, gathered from its parts and restored into them."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,7 @@ class RunState:
         return {
             "step": progress.step,
             "epoch": self.epochs_done,
-            "architecture": {"name": recipe.model.backbone, "options": recipe.model.options},
+            "architecture": dataclasses.asdict(recipe.model.architecture),
             "preprocessing": recipe.views.preprocessing.to_dict(),
             "recipe": recipe.to_dict(),
             "data": describe(self.images),

@@ -960,3 +960,9 @@ def test_network_without_predictor_has_none() -> None:
     model = build(predictor=False)
     assert model.student.predictor is None
     assert dict(model.student.named_parameters()).keys() == dict(model.teacher.named_parameters()).keys()
+
+
+@pytest.mark.parametrize(("reduction", "total"), [("halves", 1), ("pairs", 1), ("sum", 15), ("pseudocode", 2)])
+def test_total_weight_of_the_view_pairs_at_2_and_6_views(reduction: Any, total: float) -> None:
+    """docs/method.md says it: with the printed sums, the text's learning rate would be 15 times as high."""
+    assert sum(half.sum().item() for half in pair_weights(2, 6, reduction=reduction)) == pytest.approx(total)

@@ -73,7 +73,10 @@ def test_a_run_folder_holds_what_was_promised(finished: Path) -> None:
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, STEPS + 1))
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["epoch"] for line in epochs] == [1, 2, 3]
-    wanted = {"loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster", "empty_clusters"}
+    wanted = {"loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster"} | {
+        "empty_clusters_balanced",
+        "empty_clusters_unbalanced",
+    }
     assert all(wanted <= line.keys() for line in epochs)
     assert ["knn_top1" in line for line in epochs] == [False, True, True]  # every second epoch, and the last
 

@@ -3,17 +3,21 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from excb.errors import UserError
+from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import from_dict
 from excb.pretrain.recipe import Recipe, ViewSettings
 from excb.pretrain.recipes import RECIPES
 from tests.clone import ROOT
+from tests.pretrain.small_runs import OVERRIDES, write_images
 
 SECTIONS = ("model", "method", "views", "optim", "monitor", "efficiency", "run")
 
@@ -24,6 +28,8 @@ RESNET50: dict[str, Any] = {
     "model.backbone": "resnet50",
     "model.options": {},
     "model.drop_path": 0.0,
+    "model.position_interpolation": "antialiased",
+    "model.class_token_std": 1e-6,
     "method.clusters": 65_536,
     "method.width": 256,
     "method.hidden": 2048,
@@ -124,6 +130,8 @@ TWO_VIEWS: dict[str, Any] = {"views.local_views": 0, "views.global_scale": (0.14
 VIT_SMALL: dict[str, Any] = {
     "model.backbone": "vit_small",
     "model.drop_path": 0.1,
+    "model.position_interpolation": "dino",
+    "model.class_token_std": 0.02,
     "optim.optimizer": "adamw",
     "optim.base_lr": 5e-4,
     "optim.lr_floor": 5e-4,
@@ -323,6 +331,7 @@ def test_evaluation_uses_the_recipes_sizes_and_normalisation() -> None:
 NAN = float("nan")
 OUT_OF_RANGE: dict[str, list[Any]] = {
     "model.drop_path": [-0.1, 1.0, NAN],
+    "model.class_token_std": [0.0, -0.02, NAN],
     "method.clusters": [-1, 0, 1],
     "method.width": [0],
     "method.hidden": [0],
@@ -471,7 +480,15 @@ def test_a_micro_batch_is_an_equal_share() -> None:
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"efficiency": {"compile": True, "checkpointing": True}}, "exclude each other"),
+        (
+            {"efficiency": {"compile": True, "checkpointing": True}},
+            r"efficiency\.compile and efficiency\.checkpointing exclude each other: switch one off",
+        ),
+        ({"optim": {"batch": 9}, "efficiency": {"accumulate": 2}}, r"set optim\.batch to a multiple of 2"),
+        (
+            {"views": {"global_views": 1}, "method": {"predictor": False, "projector_on_local": False}},
+            "the loss has no pair of views",
+        ),
         ({"efficiency": {"accumulate": 2}, "method": {"sizes_updated": "before_balancing"}}, "the whole batch at once"),
         ({"efficiency": {"accumulate": 2}, "method": {"balancing": "sinkhorn"}}, "the whole batch at once"),
         ({"efficiency": {"accumulate": 2}, "method": {"balancing": "mira"}}, "the whole batch at once"),
@@ -479,9 +496,44 @@ def test_a_micro_batch_is_an_equal_share() -> None:
         ({"method": {"balancing": "mira", "clamp": True}}, r"method\.clamp=false"),
     ],
 )
-def test_what_does_not_go_together_is_refused(changes: dict[str, dict[str, Any]], cause: str) -> None:
+def test_what_does_not_go_together_is_refused_when_a_recipe_is_made(
+    changes: dict[str, dict[str, Any]], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError, match=cause):
-        RECIPES["quickstart"]().change(**changes).micro_batch(1)
+        RECIPES["quickstart"]().change(**changes)
+    stored = RECIPES["quickstart"]().to_dict()
+    for section, values in changes.items():
+        stored[section] |= values
+    with pytest.raises(UserError, match=cause):
+        from_dict(stored)
+    overrides = [
+        f"{section}.{name}={str(value).lower()}"
+        for section, values in changes.items()
+        for name, value in values.items()
+    ]
+    assert main(["show", "quickstart", *overrides]) == 2
+    assert re.search(cause, capsys.readouterr().err)
+
+
+def test_k_means_of_too_few_views_is_refused_before_anything_is_projected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = RECIPES["quickstart"]().change(
+        method={"centroid_init": "kmeans", "clusters": 40, "kmeans_samples": 30}, optim={"batch": 16}
+    )
+    assert recipe.change(method={"clusters": 32}).kmeans_steps(1000) == 2  # whole batches, 30 samples at least
+    with pytest.raises(UserError, match=r"32 training views for 40 clusters: lower method\.clusters to at most 32"):
+        recipe.kmeans_steps(1000)
+    with pytest.raises(UserError, match=r"16 training views for 40 clusters"):
+        recipe.kmeans_steps(31)
+    images = write_images(tmp_path / "images", each=8)  # 24
+    overrides = ["method.centroid_init=kmeans", "method.clusters=17"]
+    run = ["train", "quickstart", "--data", str(images), "--out", str(tmp_path / "run"), *OVERRIDES, "optim.batch=16"]
+    assert main([*run, *overrides]) == 2
+    said = capsys.readouterr().err
+    assert "16 training views for 17 clusters: lower method.clusters to at most 16" in said
+    assert "projecting" not in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_epoch_has_whole_batches_only() -> None:

@@ -32,6 +32,7 @@ class Assignment:
     second: np.ndarray  # [N] int64, the next one
     similarity: np.ndarray  # [N] float32, z of the first
     margin: np.ndarray  # [N] float32, z of the first less that of the second
+    balanced: np.ndarray | None = None  # [N] int64, the cluster with the largest z^B, where there is a B
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -60,6 +61,7 @@ def assign(
     heads: NetworkHeads,
     features: CachedFeatures,
     *,
+    balancing: tuple[Tensor, Tensor] | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[int], None] = lambda _done: None,
 ) -> Assignment:
@@ -70,6 +72,7 @@ def assign(
     Args:
         heads: projector and centroids, in eval mode, on `device`.
         features: of the backbone.
+        balancing: B's scale and offset of every cluster, each [K], to assign by z^B as well.
         device: where to compute.
         progress: called with the number of images done after every tile.
 
@@ -81,16 +84,18 @@ def assign(
     require(len(keys) > 1, "the checkpoint has one cluster only: there is nothing to assign")
     tiles = in_batches(range(len(features)), max(1, min(MOST_ROWS, TILE // len(keys))))
     own_tiles = []
+    scale, offset = (each.to(device) for each in balancing) if balancing is not None else (None, None)
     for turn, tile in enumerate(tiles[rank() :: world_size()]):
         with exact_products(device):
             rows = torch.nn.functional.normalize(
                 heads.projector(features.rows(tile.start, tile.stop).to(device)).float(), dim=-1
             )
             scores = rows @ keys.T
+        after = [] if scale is None or offset is None else [(scores * scale + offset).argmax(1)]
         best, first = scores.max(1)
         scores.scatter_(1, first[:, None], -torch.inf)
         runner_up, second = scores.max(1)
-        own_tiles.append([part.cpu().numpy() for part in (first, second, best, best - runner_up)])
+        own_tiles.append([part.cpu().numpy() for part in (first, second, best, best - runner_up, *after)])
         progress(sum(map(len, tiles[turn * world_size() : (turn + 1) * world_size()])))
     by_rank = gather_objects(own_tiles)
     in_order = [by_rank[turn % world_size()][turn // world_size()] for turn in range(len(tiles))]

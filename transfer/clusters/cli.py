@@ -62,6 +62,7 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
         device=device,
         reporter=reporter,
         options=options,
+        balancing=command.balancing_of(task.backbone),
         table=not args.json,
     )
     result = clusters.result

@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
+from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.collectives import rank
@@ -17,12 +18,13 @@ from excb.files.atomic import write_bytes, write_text
 from excb.hub.backbone import Backbone
 from excb.hub.trained_heads import NetworkHeads
 from excb.images.image_set import Images
+from excb.method import EMPTY_WEIGHT, Form, balancing
 from excb.results.result import Result
 
 from ..features.cache import CachedFeatures
 from . import atlas, drawing, exemplars, files
 from .assignment import Assignment, Neighbours, assign, neighbours
-from .statistics import label_figures, sizes_figures
+from .statistics import balanced_figures, label_figures, many_empty, sizes_figures
 
 NEIGHBOURS = 8  # of every centroid, in the atlas
 
@@ -65,6 +67,20 @@ def heads_of(backbone: Backbone, *, source: str) -> NetworkHeads:
     return heads
 
 
+def balancing_of(backbone: Backbone) -> tuple[Tensor, Tensor] | None:
+    """B's scale and offset for the cluster sizes s in a checkpoint; None where it has no s, or was balanced otherwise.
+
+    An empty cluster has the mean weight that training draws for one, so that ties break by similarity here as well.
+    """
+    sizes = backbone.heads.sizes if backbone.heads is not None else None
+    recipe = backbone.entry.recipe
+    method = recipe.get("method") if isinstance(recipe, Mapping) else None
+    form = method.get("balancing", "linear") if isinstance(method, Mapping) else "linear"
+    if sizes is None or form not in get_args(Form):
+        return None
+    return balancing(sizes, cast("Form", form), empty_weight=EMPTY_WEIGHT / 2)
+
+
 def evaluate(
     heads: NetworkHeads,
     features: CachedFeatures,
@@ -74,6 +90,7 @@ def evaluate(
     device: torch.device,
     reporter: Reporter,
     options: Options,
+    balancing: tuple[Tensor, Tensor] | None = None,
     table: bool = True,
 ) -> Clusters:
     """Assign images to clusters and measure the clusters. All ranks call this together.
@@ -86,6 +103,7 @@ def evaluate(
         device: where the heads are.
         reporter: for messages and progress.
         options: of the evaluation.
+        balancing: what `balancing_of` returned, to count clusters that are empty after balancing too.
         table: print the figures.
 
     Raises:
@@ -93,11 +111,13 @@ def evaluate(
     """
     start = time.monotonic()
     with reporter.progress("assignments", len(features)) as bar:
-        assignment = assign(heads, features, device=device, progress=bar.advance)
+        assignment = assign(heads, features, balancing=balancing, device=device, progress=bar.advance)
     centroids = heads.centroids()
     with reporter.progress("neighbours of centroids", len(centroids)) as bar:
         near = neighbours(centroids, most=NEIGHBOURS, threshold=options.duplicates, progress=bar.advance)
     figures = sizes_figures(assignment.sizes)
+    if assignment.balanced is not None:
+        figures |= balanced_figures(assignment.balanced, assignment.clusters)
     figures |= {"duplicate_pairs": near.pairs, "duplicate_clusters": int(near.twins.sum())}
     if images.labels is not None:
         figures |= label_figures(assignment, images.labels)
@@ -116,8 +136,10 @@ def evaluate(
             "classes": len(images.classes or ()),
         },
         seconds=round(time.monotonic() - start, 1),
-        notes=_notes(len(images), assignment.clusters, labelled=images.labels is not None),
+        notes=_notes(len(images), assignment.clusters, figures, labelled=images.labels is not None),
     )
+    if many_empty(figures):
+        reporter.warn(_empty(figures, assignment.clusters))
     if table and rank() == 0:
         rows = [[name, f"{value:,.2f}".removesuffix(".00")] for name, value in figures.items()]
         reporter.table(f"{assignment.clusters:,} clusters, {len(images):,} images", ["figure", "value"], rows)
@@ -126,7 +148,7 @@ def evaluate(
     return Clusters(result, assignment, near)
 
 
-def _notes(images: int, clusters: int, *, labelled: bool) -> list[str]:
+def _notes(images: int, clusters: int, figures: Mapping[str, float], *, labelled: bool) -> list[str]:
     ratio = images / clusters
     notes = [
         f"{ratio:.3g} images a cluster: assigned at random they would leave {100 * math.exp(-ratio):.1f} % of the "
@@ -134,9 +156,18 @@ def _notes(images: int, clusters: int, *, labelled: bool) -> list[str]:
     ]
     if ratio < 1:
         notes.append(f"fewer images than clusters: at least {100 * (1 - ratio):.1f} % of the clusters must be empty")
+    if many_empty(figures):
+        notes.append(_empty(figures, clusters))
     if labelled:
         notes.append("purity and NMI grow with the number of clusters: compare them with those by chance")
     return notes
+
+
+def _empty(figures: Mapping[str, float], clusters: int) -> str:
+    return (
+        f"{figures['empty_clusters_unbalanced']} of {clusters} clusters are empty before balancing, far more than by "
+        "chance: the sizes that training balances are those after it"
+    )
 
 
 def write(

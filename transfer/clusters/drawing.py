@@ -23,7 +23,7 @@ class Curve:
         figures = sizes_figures(self.sizes)
         return (
             f"{self.name}: {len(self.sizes):,} clusters, {int(self.sizes.sum()):,} images\n"
-            f"empty {figures['empty_clusters']:,} ({figures['empty_percent']:.1f} %), "
+            f"empty {figures['empty_clusters_unbalanced']:,} ({figures['empty_percent_unbalanced']:.1f} %), "
             f"largest {figures['largest_relative_size']:.1f} ({figures['largest_images']:,} images)"
         )
 

@@ -251,7 +251,7 @@ function masthead() {
   const shownFigures = [
     ["Clusters", number(K)],
     ["Images", number(data.images)],
-    ["Empty", `${number(of.empty_percent, 1)} %`, `${number(of.empty_by_chance_percent, 1)} % by chance`],
+    ["Empty before balancing", `${number(of.empty_percent_unbalanced, 1)} %`, `${number(of.empty_by_chance_percent, 1)} % by chance`],
     ["Largest", `${number(of.largest_relative_size, 1)} ×`, `${number(of.largest_images)} images`],
     ["Effective number", number(of.effective_clusters)],
     ["Duplicate pairs", number(of.duplicate_pairs), `cosine above ${data.threshold}`],

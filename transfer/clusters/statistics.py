@@ -1,5 +1,6 @@
 """Figures of clusters: sizes, agreement with labels, and what chance alone would give."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,14 +42,26 @@ class LabelCounts:
         return top
 
 
+def balanced_figures(balanced: np.ndarray, clusters: int) -> dict[str, float]:
+    """Clusters without an image among assignments [N] after balancing."""
+    empty = clusters - len(np.unique(balanced))
+    return {"empty_clusters_balanced": empty, "empty_percent_balanced": round(100 * empty / clusters, 4)}
+
+
+def many_empty(figures: Mapping[str, float]) -> bool:
+    """Whether half of the clusters that chance would fill are empty before balancing."""
+    chance = figures["empty_by_chance_percent"]
+    return figures["empty_percent_unbalanced"] > chance + (100 - chance) / 2
+
+
 def sizes_figures(sizes: np.ndarray) -> dict[str, float]:
-    """Figures of cluster sizes [K]; docs/clusters.md explains each one."""
+    """Figures of cluster sizes [K] before balancing; docs/clusters.md explains each one."""
     clusters, images = len(sizes), int(sizes.sum())
     shares = sizes[sizes > 0] / images
     empty = int((sizes == 0).sum())
     return {
-        "empty_clusters": empty,
-        "empty_percent": round(100 * empty / clusters, 4),
+        "empty_clusters_unbalanced": empty,
+        "empty_percent_unbalanced": round(100 * empty / clusters, 4),
         "empty_by_chance_percent": round(100 * float(np.exp(-images / clusters)), 4),
         "largest_relative_size": round(float(sizes.max()) * clusters / images, 4),
         "largest_images": int(sizes.max()),

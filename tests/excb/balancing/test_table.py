@@ -68,7 +68,7 @@ def test_a_new_line_is_an_option_that_is_checked_and_trains() -> None:
     with pytest.raises(UserError, match=r"method\.balancing=doubling\s+does not keep: set method\.winner_gain=1"):
         apply(recipe, ["method.clamp=true"])
     with pytest.raises(UserError, match=r"doubling balances the whole batch at once: set efficiency\.accumulate=1"):
-        apply(recipe, ["efficiency.accumulate=2"]).micro_batch(1)
+        apply(recipe, ["efficiency.accumulate=2"])
     built = balancer(recipe.method)
     assert isinstance(built, Doubling)
     assert built.shift == recipe.method.center_momentum

@@ -161,7 +161,13 @@ def test_all_lines_of_several_runs_are_in_the_panels(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         epochs = [
             {"kind": "epoch", "step": epoch, "epoch": epoch, "loss": 3.0 - number, "confidence": 0.1 * epoch}
-            | {"smallest_cluster": 0.5, "largest_cluster": 90.0 * number + 2, "agreement": 0.2, "empty_clusters": 3}
+            | {
+                "smallest_cluster": 0.5,
+                "largest_cluster": 90.0 * number + 2,
+                "agreement": 0.2,
+                "empty_clusters_balanced": 3,
+                "empty_clusters_unbalanced": 9,
+            }
             for epoch in (1, 2)
         ]
         alarm = {"kind": "alarm", "step": 2, "epoch": 2, "name": "stalled", "message": "..."}

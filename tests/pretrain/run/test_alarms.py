@@ -25,7 +25,7 @@ WELL = {
     "confidence": 0.2,
     "agreement": 0.3,
     "coincident_centroids": 0.0,
-    "empty_clusters": 0,
+    "empty_clusters_balanced": 0,
     "smallest_cluster": 0.7,
     "largest_cluster": 1.3,
     "effective_rank": 80.0,
@@ -57,7 +57,7 @@ def test_a_healthy_epoch_rings_nothing() -> None:
         ({"loss": math.log(128)}, "chance"),
         ({"loss": 0.995 * math.log(128)}, "chance"),
         ({"loss": 1.1 * math.log(128)}, "chance"),
-        ({"empty_clusters": 100}, "clusters"),
+        ({"empty_clusters_balanced": 100}, "clusters"),
         ({"largest_cluster": 50.0}, "clusters"),
         ({"coincident_centroids": 0.17}, "coincide"),
         ({"confidence": 0.95}, "certain"),
@@ -187,9 +187,9 @@ def test_chance_is_the_loss_of_a_student_that_tells_nothing_apart(reduction: str
 def test_clusters_that_chance_leaves_empty_are_no_illness() -> None:
     recipe = apply(find_recipe("quickstart"), ["method.clusters=65536"])
     few = Health(recipe, assignments=400)
-    assert names(few, empty_clusters=65536 - 350, loss=9.0) == []
+    assert names(few, empty_clusters_balanced=65536 - 350, loss=9.0) == []
     many = Health(recipe, assignments=65536 * 40)
-    assert names(many, empty_clusters=40000, loss=9.0) == ["clusters"]
+    assert names(many, empty_clusters_balanced=40000, loss=9.0) == ["clusters"]
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

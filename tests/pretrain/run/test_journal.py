@@ -33,8 +33,10 @@ def test_purity_against_loops() -> None:
 def fill(statistics: EpochStatistics, steps: int, start: int = 0) -> None:
     for step in range(start, start + steps):
         winners = (torch.arange(4).reshape(2, 2) * (step + 1)) % 5
+        raw = winners.clamp(max=2)  # before balancing, the last two clusters have none
         loss = torch.tensor(1.0 + step)
-        output = Step(loss, Clustered(loss, winners, winners, torch.tensor(0.1 * step), torch.tensor(0.5)), None)
+        clusters = Clustered(loss, winners, winners, torch.tensor(0.1 * step), torch.tensor(0.5), raw)
+        output = Step(loss, clusters, None)
         used = torch.tensor([step, step + 3])
         statistics.add(output, Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
 
@@ -62,7 +64,9 @@ def test_epoch_statistics_against_loops() -> None:
     assert summary["agreement"] == pytest.approx(0.5)
     assert summary["smallest_cluster"] == pytest.approx(min(counts) * 5 / 16)
     assert summary["largest_cluster"] == pytest.approx(max(counts) * 5 / 16)
-    assert summary["empty_clusters"] == sum(count == 0 for count in counts)
+    assert summary["empty_clusters_balanced"] == sum(count == 0 for count in counts)
+    nearest = {min(cluster, 2) for cluster, _ in assigned}
+    assert summary["empty_clusters_unbalanced"] == 5 - len(nearest) == 2
     assert summary["purity"] == pytest.approx(pure / 16)
 
 
@@ -137,6 +141,28 @@ def test_states_of_older_checkpoints_have_three_sums() -> None:
     assert resumed.summary() == whole.summary()
 
 
+def test_a_step_taken_back_leaves_no_cluster_chosen() -> None:
+    ours, other = statistics(), statistics()
+    fill(ours, 2)
+    fill(other, 1)
+    ours.take_back()
+    assert ours.summary() == other.summary()
+
+
+def test_an_epoch_begun_by_a_version_that_did_not_count_before_balancing_has_no_such_figure() -> None:
+    older = statistics()
+    fill(older, 2)
+    state = older.state()
+    del state["chosen"]
+    ours = statistics()
+    ours.restore(state)
+    fill(ours, 2, start=2)
+    assert "empty_clusters_unbalanced" not in ours.summary()
+    ours.reset()
+    fill(ours, 4)
+    assert ours.summary()["empty_clusters_unbalanced"] == 2
+
+
 def test_lines_beyond_the_resumed_step_and_a_cut_line_are_dropped(tmp_path: Path) -> None:
     journal = Journal(tmp_path, step=0)
     for step in (1, 2, 3):
@@ -169,13 +195,13 @@ def test_curves_are_drawn_with_and_without_labels(tmp_path: Path) -> None:
     figures = {"loss": 2.0, "confidence": 0.1, "agreement": 0.2, "smallest_cluster": 0.5, "largest_cluster": 2.0}
     for epoch in (1, 2):
         journal.write("step", epoch, {"epoch": float(epoch), "loss": 2.0})
-        journal.write("epoch", epoch, {"epoch": epoch, "empty_clusters": 1} | figures)
+        journal.write("epoch", epoch, {"epoch": epoch, "empty_clusters_balanced": 1} | figures)
     journal.close()
     without = curves.draw(tmp_path, clusters=8, title="no labels")
     assert without is not None
     small = without.read_bytes()
     journal = Journal(tmp_path, step=2)
-    journal.write("epoch", 3, {"epoch": 3, "empty_clusters": 0, "purity": 0.5, "knn_top1": 50.0} | figures)
+    journal.write("epoch", 3, {"epoch": 3, "empty_clusters_balanced": 0, "purity": 0.5, "knn_top1": 50.0} | figures)
     journal.close()
     curves.draw(tmp_path, clusters=8, title="labels")
     assert without.read_bytes() != small
@@ -235,7 +261,7 @@ def test_a_process_without_a_folder_writes_nothing(tmp_path: Path, monkeypatch: 
 
 def test_curves_mark_alarms(tmp_path: Path) -> None:
     well, ill = tmp_path / "well", tmp_path / "ill"
-    epoch = {"loss": 2.0, "confidence": 0.2, "agreement": 0.3, "empty_clusters": 0}
+    epoch = {"loss": 2.0, "confidence": 0.2, "agreement": 0.3, "empty_clusters_balanced": 0}
     epoch |= {"smallest_cluster": 0.8, "largest_cluster": 1.2}
     for folder in (well, ill):
         folder.mkdir()

@@ -270,7 +270,7 @@ def test_a_dry_run_runs_nothing(
 ) -> None:
     assert main(command(images, tmp_path / "studies", "--dry-run")) == 0
     said = capsys.readouterr().out
-    assert re.search(r"6 of 6 to run: about \d", said)
+    assert re.search(r"8 of 8 to run: about \d", said)
     assert re.search(r"none\s+-\s+0, 1\s+method.balancing=none", said)
     assert trained == []
     assert not (tmp_path / "studies").exists()

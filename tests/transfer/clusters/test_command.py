@@ -18,6 +18,7 @@ from sklearn.metrics import normalized_mutual_info_score
 from torch.nn import functional as F
 
 import excb
+from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub.importing import import_file
@@ -89,7 +90,11 @@ def test_the_folder_holds_what_a_naive_pass_finds(
     sizes = np.bincount(order[:, 0], minlength=30)
     labels = [CLASSES.index(name) for name in names]
     figures = result.figures
-    assert figures["empty_clusters"] == (sizes == 0).sum()
+    assert figures["empty_clusters_unbalanced"] == (sizes == 0).sum()
+    s = run_checkpoint.read(run_checkpoint.in_run(place / "run")[0])["model"]["sizes"].double().numpy()
+    balanced = np.where(s * 30 < 1, 1 - (1 - z) * s * 30, (1 + z) / (s * 30) - 1)  # Eq. 10
+    assert figures["empty_clusters_balanced"] == 30 - len(set(balanced.argmax(1).tolist()))
+    assert figures["empty_percent_balanced"] == pytest.approx(figures["empty_clusters_balanced"] / 0.3, abs=1e-4)
     assert figures["largest_relative_size"] == pytest.approx(sizes.max() * 30 / 35, abs=1e-4)
     nmi = normalized_mutual_info_score(labels, order[:, 0])
     assert figures["nmi_percent"] == pytest.approx(100 * nmi, abs=1e-3)

@@ -19,8 +19,8 @@ def assigned(clusters: int, first: np.ndarray) -> Assignment:
 
 def test_figures_of_sizes() -> None:
     found = sizes_figures(np.array([0, 6, 0, 2, 0, 0, 1, 1]))
-    assert found["empty_clusters"] == 4
-    assert found["empty_percent"] == 50
+    assert found["empty_clusters_unbalanced"] == 4
+    assert found["empty_percent_unbalanced"] == 50
     assert found["empty_by_chance_percent"] == pytest.approx(100 * math.exp(-10 / 8), abs=1e-4)
     assert found["largest_images"] == 6
     assert found["largest_relative_size"] == pytest.approx(6 * 8 / 10)

@@ -34,7 +34,7 @@ def fields(found: Result, figure: str) -> dict[str, Any]:
         ("segm_AP75", FigureKind("detection", "mask AP75")),
         ("linear_top1_seed0", None),
         ("semisup_1pct_top1_sd", None),
-        ("empty_clusters", None),
+        ("empty_clusters_unbalanced", None),
     ],
 )
 def test_kinds_of_figures(figure: str, kind: FigureKind | None) -> None:

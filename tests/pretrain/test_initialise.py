@@ -1,0 +1,140 @@
+"""Tests of initial weights of ViTs, and that how position embeddings are interpolated follows a network everywhere."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import excb
+from excb.checkpoint import run_checkpoint
+from excb.errors import UserError
+from excb.pretrain.__main__ import main
+from excb.pretrain.initialise import build_model
+from excb.pretrain.overrides import from_dict
+from excb.pretrain.recipes import RECIPES
+from excb.zoo.export import export
+from tests.pretrain.small_runs import OVERRIDES, write_images
+from tests.run_files import TINY_VIT, features, pictures, tiny_recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VIT = (
+    *(value for value in OVERRIDES if not value.startswith("model.options=")),
+    'model.options={"embed_dim": 12, "depth": 2, "num_heads": 2, "patch_size": 8, "img_size": 32}',
+    "model.backbone=vit_tiny",
+    "optim.epochs=1",
+)
+DINO = ("model.position_interpolation=dino", "model.class_token_std=0.02")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that interpolates as DINO."""
+    out = tmp_path_factory.mktemp("runs") / "dino"
+    assert main(command(images, out, *DINO)) == 0
+    return out
+
+
+def command(images: Path, out: Path, *overrides: str) -> list[str]:
+    return ["train", "quickstart", "--data", str(images), "--out", str(out), "--quiet", *VIT, *overrides]
+
+
+def antialiased(run: Path, tmp_path: Path) -> Path:
+    """The same weights in a file as versions wrote it that did not have the option."""
+    contents = run_checkpoint.read(run_checkpoint.in_run(run)[0])
+    del contents["architecture"]["options"]["position_interpolation"]
+    for name in ("position_interpolation", "class_token_std"):
+        del contents["recipe"]["model"][name]
+    file = tmp_path / "old.pt"
+    run_checkpoint.write(contents, file)
+    return file
+
+
+@pytest.mark.parametrize("img_size", [None, 16, 48])
+def test_an_export_interpolates_as_the_run_did(run: Path, tmp_path: Path, img_size: int | None) -> None:
+    folder = export(str(run), tmp_path / "exported")
+    trained, exported, old = (excb.load(path, img_size=img_size) for path in (run, folder, antialiased(run, tmp_path)))
+    again = excb.load(export(str(folder), tmp_path / "again"), img_size=img_size)
+    for side in (16, 32, 48):
+        batch = pictures(2, side)
+        expected = features(trained, batch)
+        torch.testing.assert_close(features(exported, batch), expected, rtol=0, atol=0)
+        torch.testing.assert_close(features(again, batch), expected, rtol=0, atol=0)
+        same = side == 32 and img_size in (None, 32)  # the size of its own embeddings
+        assert torch.equal(features(old, batch), expected) == same, side
+
+
+def test_timm_builds_an_export_and_refuses_sizes_that_it_would_interpolate_otherwise(run: Path, tmp_path: Path) -> None:
+    folder = export(str(run), tmp_path / "exported")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["excb"]["architecture"]["options"]["position_interpolation"] == "dino"
+    network: Any = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    with torch.no_grad():
+        assert torch.equal(network(pictures(2, 32)), features(excb.load(run), pictures(2, 32)))
+        with pytest.raises(AssertionError, match="height"):
+            network(pictures(2, 16))
+
+
+def test_a_run_resumes_with_its_own_interpolation_only(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(images, run, *DINO)) == 0
+    assert main(command(images, run)) == 2
+    said = capsys.readouterr().err
+    assert "model.position_interpolation was dino, now antialiased" in said
+    assert "model.class_token_std was 0.02, now 1e-06" in said
+
+
+def test_an_older_run_goes_on_as_it_was_trained(images: Path, tmp_path: Path) -> None:
+    """Its recipe.json lacks the fields; with today's defaults it is the same run."""
+    out = tmp_path / "run"
+    assert main(command(images, out)) == 0
+    record = json.loads((out / "recipe.json").read_text(encoding="utf-8"))
+    for name in ("position_interpolation", "class_token_std"):
+        del record["recipe"]["model"][name]
+    (out / "recipe.json").write_text(json.dumps(record), encoding="utf-8")
+    assert main(command(images, out)) == 0
+    assert from_dict(record["recipe"]).model.position_interpolation == "antialiased"
+    options = run_checkpoint.read(run_checkpoint.in_run(out)[0])["architecture"]["options"]
+    assert "position_interpolation" not in options
+
+
+def test_init_takes_the_weights_and_says_that_the_interpolation_changes(
+    run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loud = [word for word in command(images, tmp_path / "run", f"init={run}") if word != "--quiet"]
+    assert main(loud) == 0
+    said = capsys.readouterr().err
+    assert "its position_interpolation was dino, now antialiased (model.position_interpolation=dino keeps it)" in said
+    assert main([*command(images, tmp_path / "run2", f"init={run}", "model.backbone=vit_small")]) == 2
+    assert "set model.backbone=vit_tiny or choose" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("deviation", [0.02, 0.5])
+def test_the_class_token_starts_as_wide_as_the_recipe_says(deviation: float) -> None:
+    wide = TINY_VIT | {"options": {"embed_dim": 1200, "depth": 1, "num_heads": 2, "patch_size": 16, "mlp_ratio": 0.01}}
+    recipe = tiny_recipe(TINY_VIT | wide | {"class_token_std": deviation})
+    model = build_model(recipe)
+    token = model.student.backbone.cls_token
+    assert isinstance(token, torch.Tensor)
+    assert token.std().item() == pytest.approx(deviation, rel=0.1)
+    assert abs(token.mean().item()) < 0.1 * deviation
+    assert torch.equal(token, model.teacher.backbone.cls_token)
+
+
+def test_the_usual_class_token_is_timms_and_networks_without_one_are_refused() -> None:
+    token = build_model(tiny_recipe(TINY_VIT)).student.backbone.cls_token
+    assert isinstance(token, torch.Tensor)
+    assert 0 < token.abs().max().item() < 1e-5
+    with pytest.raises(UserError, match=r"resnet10t has no class token: set model\.class_token_std=1e-06"):
+        build_model(tiny_recipe().change(model={"class_token_std": 0.02}))
+    with pytest.raises(UserError, match=r"set model\.position_interpolation=antialiased or dino"):
+        RECIPES["quickstart"]().change(model={"options": {"position_interpolation": "dino"}})
