@@ -57,7 +57,7 @@ def first_line(error: BaseException) -> str:
 
 def is_rank0() -> bool:
     """Whether this process is, or will be, rank 0 of a run: the one that prints."""
-    return os.environ.get("RANK", "0") == "0"
+    return "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str:
