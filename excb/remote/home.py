@@ -7,12 +7,13 @@ from pathlib import Path
 
 from excb.errors import UserError
 from excb.files import json_text, records
-from excb.files.atomic import write_text
+from excb.files.atomic import lock_of, locked, write_text
 
 VARIABLE = "EXCB_HOME"
 DOWNLOADS = "downloads"
-HASHES = "hashes.json"
-OURS = (DOWNLOADS, HASHES, "catalogue.toml")  # no checkpoint can have these names
+HASHES, CATALOGUE = "hashes.json", "catalogue.toml"
+# No checkpoint can have these names.
+OURS = (DOWNLOADS, HASHES, CATALOGUE, *(lock_of(Path(name)).name for name in (HASHES, CATALOGUE)))
 _ENTRIES = records.table_of(
     records.record({"sha256": records.text, "size": records.count}, required=["sha256"], extra=True)
 )
@@ -54,16 +55,10 @@ def recorded(url: str) -> str | None:
 
 def record(url: str, sha256: str, size: int) -> None:
     """Record, or replace, sha256 (hexadecimal) and size (bytes) of the file at `url`. Raises UserError if it cannot."""
-    from filelock import FileLock
-
-    file = home() / HASHES
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{file}.lock"):  # downloads that end at once keep all records
-            hashes = _hashes() | {url: {"sha256": sha256, "size": size}}
-            write_text(json.dumps(hashes, indent=2, sort_keys=True) + "\n", file)
-    except OSError as error:
-        raise UserError(f"cannot write {file} ({error}): name a folder elsewhere in {VARIABLE}") from None
+    file, advice = home() / HASHES, f"name a folder elsewhere in {VARIABLE}"
+    with locked(file, advice=advice):  # downloads that end at once keep all records
+        hashes = _hashes() | {url: {"sha256": sha256, "size": size}}
+        write_text(json.dumps(hashes, indent=2, sort_keys=True) + "\n", file, advice=advice)
 
 
 def _hashes() -> dict[str, dict[str, str | int]]:

@@ -57,7 +57,9 @@ def test_names_that_could_lead_elsewhere_are_refused(name: str, zoo: Path) -> No
         folder_of(name)
 
 
-@pytest.mark.parametrize("name", ["downloads", "hashes.json", "catalogue.toml"])
+@pytest.mark.parametrize(
+    "name", ["downloads", "hashes.json", "catalogue.toml", "hashes.json.lock", "catalogue.toml.lock"]
+)
 def test_names_of_the_zoos_own_files_are_refused(name: str, zoo: Path) -> None:
     with pytest.raises(UserError, match="the zoo keeps something else"):
         folder_of(name)
@@ -103,5 +105,5 @@ def test_damaged_record_is_refused_not_forgotten(text: str, zoo: Path) -> None:
 
 def test_home_that_cannot_be_made_is_one_line(zoo: Path) -> None:
     zoo.write_text("a file in its place")
-    with pytest.raises(UserError, match=r"cannot write .*hashes\.json .*EXCB_HOME"):
+    with pytest.raises(UserError, match=r"cannot write .*hashes\.json: .*EXCB_HOME"):
         record(URL, "a" * 64, 1)
