@@ -21,19 +21,38 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def home() -> Path:
-    """The zoo's folder, which need not exist yet: $EXCB_HOME, else excb in $XDG_DATA_HOME, else ~/.local/share/excb."""
+    """The zoo's folder, which need not exist yet: $EXCB_HOME, else excb in $XDG_DATA_HOME, else ~/.local/share/excb.
+
+    Raises:
+        UserError: it is below the home of nobody.
+    """
     if own := os.environ.get(VARIABLE):
-        return Path(own).expanduser()
+        return expanded(own, VARIABLE)
     data = Path(os.environ.get("XDG_DATA_HOME", ""))
     # By its standard, a relative XDG_DATA_HOME is invalid and must be ignored.
-    return (data if data.is_absolute() else Path("~/.local/share").expanduser()) / "excb"
+    return (data if data.is_absolute() else expanded("~/.local/share", VARIABLE)) / "excb"
 
 
 def cache_root() -> Path:
-    """The folder for what can be computed again: $EXCB_CACHE, else `excb` in the user's folder for caches."""
+    """The folder for what can be computed again: $EXCB_CACHE, else `excb` in the user's folder for caches.
+
+    Raises:
+        UserError: it is below the home of nobody.
+    """
     if cache := os.environ.get("EXCB_CACHE"):
-        return Path(cache).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "excb"
+        return expanded(cache, "EXCB_CACHE")
+    return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache", "EXCB_CACHE")) / "excb"
+
+
+def expanded(folder: str, variable: str) -> Path:
+    """A folder, with ~ as the user's home. Raises UserError if there is no such home: `variable` can name a folder."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        whose = folder.partition("/")[0]
+        raise UserError(
+            f"{folder}: this machine knows no home folder for {whose}: name a folder in {variable}"
+        ) from None
 
 
 def folder_of(name: str) -> Path:

@@ -189,7 +189,7 @@ def test_a_link_in_place_of_the_new_file_is_not_followed(tmp_path: Path, monkeyp
     """Even where somebody could guess its name."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    monkeypatch.setattr(atomic.uuid, "uuid4", lambda: SimpleNamespace(hex="guessed"))
+    monkeypatch.setattr("excb.files.atomic.uuid.uuid4", lambda: SimpleNamespace(hex="guessed"))
     (tmp_path / ".target.guessed.tmp").symlink_to(victim)
     with pytest.raises(UserError, match="File exists"):
         write_text("new", tmp_path / "target")

@@ -167,7 +167,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(host: str, *rest: Any, **options: Any) -> Any:
         if host in ADDRESSES:
             return [(0, 0, 0, "", (address, 0)) for address in ADDRESSES[host].split()]
-        return real(host, *rest, flags=socket.AI_NUMERICHOST, **options)
+        return real(host, *rest, **{"flags": socket.AI_NUMERICHOST} | options)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
 

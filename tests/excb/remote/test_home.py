@@ -1,13 +1,15 @@
 """Tests of the zoo's folder: where it is, which names lead into it, and the record of hashes."""
 
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from excb.errors import UserError
-from excb.remote.home import folder_of, home, record, recorded
+from excb.remote import hf_repository
+from excb.remote.home import cache_root, folder_of, home, record, recorded
 
 URL = "https://example.com/a.pth"
 
@@ -41,6 +43,33 @@ def test_home_is_what_the_environment_says(
     for name, value in ({"HOME": "/users/me"} | variables).items():
         monkeypatch.setenv(name, value)
     assert home() == Path(expected)
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"EXCB_HOME": "~nosuchuser/zoo"}, "EXCB_HOME"),
+        ({"EXCB_CACHE": "~nosuchuser"}, "EXCB_CACHE"),
+        ({"HF_HUB_CACHE": "~nosuchuser"}, "HF_HUB_CACHE"),
+        ({"HF_HOME": "~nosuchuser"}, "HF_HUB_CACHE"),
+        ({}, "EXCB_HOME"),  # an account without a home, as containers have
+        ({}, "EXCB_CACHE"),
+    ],
+)
+def test_a_home_of_nobody_is_one_line(variables: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EXCB_HOME", "EXCB_CACHE", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if not variables:
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    read = {
+        "EXCB_HOME": home,
+        "EXCB_CACHE": cache_root,
+        "HF_HUB_CACHE": hf_repository._cache,
+    }
+    with pytest.raises(UserError, match=f"no home folder for ~(nosuchuser)?: name a folder in {named}$"):
+        read[named]()
 
 
 @pytest.mark.parametrize("name", ["rn50_400ep", "vits16-800ep", "a", "1.5", "A..b"])
