@@ -7,6 +7,7 @@ from pathlib import Path
 
 from excb.cli import Command, Parser, command_parser
 from excb.console import Reporter
+from excb.distributed.launcher import ending_with_launcher
 from excb.errors import run
 
 from .clusters.cli import CLUSTERS
@@ -69,7 +70,8 @@ def _main(argv: Sequence[str]) -> int:
     args = command_parser(PROGRAM, DESCRIPTION, COMMANDS).parse_args(argv)
     args.arguments = list(argv)  # processes on other GPUs and Slurm jobs get the same command line
     command: Command = args.command
-    return command.run(args)
+    with ending_with_launcher(PROGRAM):
+        return command.run(args)
 
 
 if __name__ == "__main__":
