@@ -44,6 +44,12 @@ def _kind_of(figure: str) -> FigureKind | None:
     return FigureKind("knn", f"top-{match[1]}", tuple(settings))
 
 
+def _of_result(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
+    """The fields of a measured figure. Top-5 of older versions stands apart: it counted classes without a vote."""
+    older = kind.metric == "top-5" and "top5" not in settings
+    return named(_of_one_figure(settings, kind)) | ({"top5": "also classes without a vote"} if older else {})
+
+
 def _of_one_figure(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
     """k and T of one figure of a grid: the figure's name holds what the settings have several of."""
     return {"k": _only(settings.get("k")), "T": _only(settings.get("temperature"))} | dict(kind.settings)
@@ -68,7 +74,7 @@ KNN = Protocol(
     kind_of=_kind_of,
     headline="knn_top1_k20",
     cost=one_pass,
-    result_fields=lambda settings, kind: named(_of_one_figure(settings, kind)),
+    result_fields=_of_result,
     claim_fields=_of_one_figure,
     in_suite=InSuite(names=("knn",), steps=_steps),
 )

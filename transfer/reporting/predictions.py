@@ -79,8 +79,8 @@ class Predictions(Scored):
     """The classes that a protocol guesses for the test images, every image once.
 
     Args:
-        values: guesses by template, [Q, 5 or fewer] int64, best first. A template is a figure's name with {} for top1
-            and top5, such as "knn_{}_k20".
+        values: guesses by template, [Q, 5 or fewer] int64, best first, -1 where there is no further guess. A template
+            is a figure's name with {} for top1 and top5, such as "knn_{}_k20".
     """
 
     def __post_init__(self) -> None:
@@ -90,7 +90,8 @@ class Predictions(Scored):
             _require(ranked.dtype == torch.int64 and ranked.ndim == 2, f"whole numbers in {name}")
             fits = len(ranked) == len(self.targets) and 1 <= ranked.shape[1] <= 5
             _require(fits, f"one to five guesses for each image in {name}")
-            _require(_indices(ranked, len(self.classes)), f"indices of classes in {name}")
+            _require(_indices(ranked[:, 0], len(self.classes)), f"indices of classes in {name}")
+            _require(_indices(ranked + 1, len(self.classes) + 1), f"indices of classes or -1 in {name}")
 
     def hits(self, *, within: int) -> dict[str, Tensor]:
         """Which images are right, [Q] bool, for every figure that looks at the first `within` guesses."""
