@@ -45,7 +45,7 @@ def _add_compare(parser: Parser) -> None:
 def _compare(args: argparse.Namespace) -> int:
     import json
 
-    from .reporting.compare import compare
+    from .compare import compare
 
     reporter = Reporter()
     comparison = compare(args.first, args.second, reporter, figure=args.figure, table=not args.json)

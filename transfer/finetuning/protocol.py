@@ -66,8 +66,8 @@ def evaluate(
     Returns:
         Figures `semisup_1pct_top1`, `semisup_1pct_top5` (or `semisup_1pct_frozen_top1`, `finetune_top1`, ...) in
         percent, and the predictions. With several seeds the figures are means, beside those of every seed
-        (`semisup_1pct_top1_seed0`) and their standard deviation (`semisup_1pct_top1_sd`); predictions without a seed's
-        name are the first seed's.
+        (`semisup_1pct_top1_seed0`) and their standard deviation (`semisup_1pct_top1_sd`); guesses without a seed's name
+        are the first seed's.
 
     Raises:
         UserError: an argument is out of range, an image cannot be read, or the training diverges.
@@ -150,8 +150,8 @@ def _fine_tune(
     predictions = Predictions.of(task, {f"{name}_{{}}": first} | (top5 if len(seeds) > 1 else {}))
     if len(seeds) > 1:
         notes.append(
-            f"{name}_top1 and {name}_top5 are means of {len(seeds)} seeds; predictions and accuracy by class "
-            f"under these names are those of seed {seeds[0]}"
+            f"{name}_top1, {name}_top5 and accuracy by class are means of {len(seeds)} seeds; the confusion matrix and "
+            f"the predictions of {name} are those of seed {seeds[0]}"
         )
     result = report(
         task,

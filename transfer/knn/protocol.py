@@ -22,7 +22,7 @@ from ..reporting.report import report
 from ..task import Task
 
 KS = (10, 20, 100, 200)
-# Settings that no option changes. Results without "top5" also counted classes without a vote, in the order of their index.
+# Settings that no option changes. Results without "top5" also counted classes without a vote, in the classes' order.
 FIXED = {"similarity": "cosine", "vote": "exp(s / T)", "top5": "classes with a vote"}
 
 
