@@ -87,8 +87,10 @@ def plan(sets: Mapping[str, Extraction], cache: Path | None) -> dict[str, Any]:
 def _plan_set(extraction: Extraction, cache: Path | None) -> dict[str, int]:
     cached, images = 0, len(extraction.images)
     if cache is not None:
-        missing = extraction.store(cache, extraction.description()).missing(lambda _line: None)
-        cached = images - sum(len(extraction.shards[number]) for number in missing)
+        store = extraction.store(cache, extraction.description())
+        missing = store.missing(lambda _line: None)
+        kept = sum(map(len, store.kept(missing, lambda _line: None).values()))
+        cached = images - sum(len(extraction.shards[number]) for number in missing) + kept
     return {"images": images, "cached": cached, "bytes": images * extraction.width * 4}
 
 
