@@ -11,7 +11,7 @@ from excb.errors import UserError, is_rank0
 
 from ..options import add_pass_options
 from ..parallel import in_parallel
-from ..task_command import forecast, prepared
+from ..task_command import Work, forecast, prepared
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
     task = prepared(args, images, images, device, heads=True)
     heads = all_succeed(lambda: command.heads_of(task.backbone, source=args.ckpt))
     if args.dry_run:
-        forecast(task, {"train": images}, "pooled", reporter)
+        forecast(task, Work({"images": images}), reporter)
         return 0
     clusters = command.evaluate(
         heads,

@@ -11,7 +11,7 @@ from excb.console import Reporter
 from ..options import add_task_options
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
-from ..task_command import TaskCommand
+from ..task_command import TaskCommand, Work
 
 if TYPE_CHECKING:
     from excb.results.result import Result
@@ -34,6 +34,14 @@ def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: 
     from .protocol import evaluate
 
     return evaluate(task, reporter, ks=args.k, temperatures=args.temperature, backend=args.backend, table=table)
+
+
+def _work(args: argparse.Namespace, task: "Task", reporter: Reporter) -> Work:
+    from .protocol import check
+
+    ks, search = check(task, reporter, ks=args.k, temperatures=args.temperature, backend=args.backend)
+    votes = f"{max(ks)} neighbours of each test image among the train images, by {search}"
+    return Work({"train": task.train, "test": task.test}, then=(votes,))
 
 
 def _kind_of(figure: str) -> FigureKind | None:
@@ -63,7 +71,7 @@ def _steps(_task: "Task", _args: argparse.Namespace, depends_on: Mapping[str, An
     return [SuiteStep("knn", "k-NN", ["knn"], depends_on=depends_on)]
 
 
-_COMMAND = TaskCommand(_measure)
+_COMMAND = TaskCommand(_measure, work=_work)
 KNN = Protocol(
     name="knn",
     help="weighted k-nearest-neighbour vote on frozen features (DINO's protocol)",

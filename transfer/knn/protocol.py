@@ -54,10 +54,8 @@ def evaluate(
     """
     start = time.monotonic()
     assert task.train.labels is not None
-    require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
-    neighbour_counts = check_ks(ks, len(task.train), reporter)
+    neighbour_counts, search = check(task, reporter, ks=ks, temperatures=temperatures, backend=backend)
     width = task.extraction(task.train).width
-    search = available_backend(backend, task.device, width)
     memory = partial(plan, len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size())
     held = memory()
     # A bank that would fill the memory is read from the cache's files instead, tile by tile.
@@ -109,6 +107,20 @@ def _print(result: Result, predictions: Predictions, reporter: Reporter, *, bank
     if len(temperatures) == 1:
         title += f", T = {temperatures[0]:g}"
     reporter.table(title, ["k", "top-1 %", "95 % interval", "top-5 %"], rows)
+
+
+def check(
+    task: Task,
+    reporter: Reporter,
+    *,
+    ks: Sequence[int] | None,
+    temperatures: Sequence[float],
+    backend: Literal["auto", "faiss", "torch"],
+) -> tuple[list[int], Literal["faiss", "torch"]]:
+    """The numbers of neighbours and the search that `evaluate` uses; it refuses what `evaluate` refuses."""
+    require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
+    counts = check_ks(ks, len(task.train), reporter)
+    return counts, available_backend(backend, task.device, task.extraction(task.train).width)
 
 
 def check_ks(ks: Sequence[int] | None, images: int, reporter: Reporter) -> list[int]:

@@ -1,6 +1,5 @@
 """scikit-learn's logistic regression on frozen features."""
 
-import math
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
-from excb.errors import require
 
 from ..task import Task
 from .heads import HeadBank
@@ -28,14 +26,13 @@ def logistic_regression(
     Args:
         task: backbone and images.
         reporter: prints notes, progress and tables.
-        strengths: C of each model that is tried, inverse strengths of the L2 penalty.
+        strengths: C of each model that is tried, inverse strengths of the L2 penalty; each once, above 0.
         select: "holdout" or "test": the images on which one of several models is chosen.
         seed: names the held-out images.
 
     Raises:
-        UserError: a strength is out of range, or no image can be held out.
+        UserError: no image can be held out.
     """
-    require(len(strengths) > 0 and all(0 < C < math.inf for C in strengths), "--C must be above 0, such as 1")
     classes = len(task.train.classes or ())
 
     def fit(rows: Tensor, labels: Tensor, tried: Sequence[HeadSettings]) -> HeadBank:
@@ -50,7 +47,7 @@ def logistic_regression(
     return choose_on_features(
         task,
         reporter,
-        [{"C": C} for C in dict.fromkeys(strengths)],  # a repeat would be the same model once more
+        [{"C": C} for C in strengths],
         standardised,
         fit,
         settings={"solver": "scikit-learn, lbfgs", "steps": STEPS, "features": "pooled"},
