@@ -65,7 +65,11 @@ class TaskCommand:
         if args.dry_run:
             forecast(task, self.work(args, task, reporter), reporter)
             return 0
-        result, write = self._measure(args, task, reporter, not args.json and is_rank0())
+        table = not args.json and is_rank0()
+        result, write = self._measure(args, task, reporter, table)
+        if table and args.quiet:  # which silences the warning, and not what figures mean
+            for note in task.unknown_notes(self.unknown):
+                reporter.answer(note)
         if args.out is not None:
             reporter.note(f"wrote {', '.join(map(str, write(result, args.out)))}")
         if args.json and is_rank0():
@@ -137,10 +141,8 @@ def task_of(
         for part in (train, test):
             all_succeed(partial(refuse_among, part, results))
     task = prepared(args, train, test, device)
-    for name, images in task.unknown.items():
-        reporter.warn(
-            f"no train image is of class {name}: its {images} test images {unknown} (--rename {name}=TRAIN_CLASS)"
-        )
+    for name, note in zip(task.unknown, task.unknown_notes(unknown), strict=True):
+        reporter.warn(f"{note} (--rename {name}=TRAIN_CLASS)")
     return task
 
 

@@ -83,7 +83,10 @@ class Predictions(Scored):
         values: guesses by template, [Q, 5 or fewer] int64, best first, -1 where there is no further guess. A template
             is a figure's name with {} for top1 and top5, such as "knn_{}_k20". Beside templates of several seeds,
             "semisup_1pct_{}_seed4", the one without a seed stands for their mean, whatever guesses it has.
+        pictured: the template of the confusion matrix; the first where it is empty.
     """
+
+    pictured: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,8 +127,8 @@ class Predictions(Scored):
         return [template.format("top1") for template in self.values]
 
     def picture(self) -> bytes:
-        """The confusion matrix of the first template; of a mean over seeds that of the first seed."""
-        first = next(iter(self.values))
+        """The confusion matrix of the template `pictured`; of a mean over seeds that of the first seed."""
+        first = self.pictured or next(iter(self.values))
         template = next(iter(self._seeds(first)), first)
         ranked = self.values[template]
         matrix = scoring.confusions(ranked[:, 0], self.targets, len(self.classes))
