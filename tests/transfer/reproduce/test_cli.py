@@ -117,6 +117,14 @@ def test_the_bundled_checkpoint_passes(place: Path, tmp_path: Path, reproduce: C
     assert file.with_name(result.predictions["file"]).is_file()
 
 
+def test_images_without_the_classes_that_a_claim_renames_cannot_be_evidence(
+    place: Path, reproduce: Callable[..., Any]
+) -> None:
+    code, told = reproduce("tiny_grocery/knn", "--data", str(place / "data"))
+    assert code == 3
+    assert {claim["why"] for claim in told["claims"]} == {"these images are not grocery128: their classes are others"}
+
+
 def test_results_among_the_images_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = place / "data"
     usual = ["--claims", str(place / "claims.toml"), "--device", "cpu", "--workers", "0", "--quiet"]
