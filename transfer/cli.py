@@ -9,7 +9,6 @@ from excb.cli import Command, Parser, command_parser
 from excb.console import Reporter
 from excb.errors import run
 
-from .clusters.cli import CLUSTERS
 from .every.cli import ALL
 from .feature_commands import CACHE, FEATURES
 from .leaderboard.cli import LEADERBOARD
@@ -57,7 +56,7 @@ def _compare(args: argparse.Namespace) -> int:
 COMPARE = Command(
     "compare", "is the difference of two results real? (paired tests, paired bootstrap)", _add_compare, _compare
 )
-COMMANDS = (*PROTOCOLS, CLUSTERS, ALL, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
+COMMANDS = (*PROTOCOLS, ALL, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -65,6 +65,12 @@ def heads_of(backbone: Backbone, *, source: str) -> NetworkHeads:
     return heads
 
 
+def describe(images: Images) -> dict[str, Any]:
+    """The images, as in `Result.data`."""
+    facts = {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
+    return {"images": facts, "classes": len(images.classes or ())}
+
+
 def evaluate(
     heads: NetworkHeads,
     features: CachedFeatures,
@@ -111,10 +117,7 @@ def evaluate(
             "preprocessing": checkpoint.get("preprocessing"),
         },
         checkpoint=dict(checkpoint),
-        data={
-            "images": {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint},
-            "classes": len(images.classes or ()),
-        },
+        data=describe(images),
         seconds=round(time.monotonic() - start, 1),
         notes=_notes(len(images), assignment.clusters, labelled=images.labels is not None),
     )

@@ -136,7 +136,12 @@ def test_the_confusion_matrix_is_of_the_figure_that_pages_show_first(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles: list[str] = []
-    monkeypatch.setattr("excb.transfer.reporting.confusion.draw", lambda *_, title: titles.append(title) or b"")
+
+    def draw(*_: Any, title: str) -> bytes:
+        titles.append(title)
+        return b""
+
+    monkeypatch.setattr("excb.transfer.reporting.confusion.draw", draw)
     for ks in ([5, 10, 20], [5, 10]):
         result, predictions = evaluate(task(place), Reporter(quiet=True), ks=ks, backend="torch", table=False)
         predictions.picture()
