@@ -10,7 +10,6 @@ from excb.console import Reporter
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import run
 
-from .clusters.cli import CLUSTERS
 from .every.cli import ALL
 from .feature_commands import CACHE, FEATURES
 from .leaderboard.cli import LEADERBOARD
@@ -46,7 +45,7 @@ def _add_compare(parser: Parser) -> None:
 def _compare(args: argparse.Namespace) -> int:
     import json
 
-    from .reporting.compare import compare
+    from .compare import compare
 
     reporter = Reporter()
     comparison = compare(args.first, args.second, reporter, figure=args.figure, table=not args.json)
@@ -58,7 +57,7 @@ def _compare(args: argparse.Namespace) -> int:
 COMPARE = Command(
     "compare", "is the difference of two results real? (paired tests, paired bootstrap)", _add_compare, _compare
 )
-COMMANDS = (*PROTOCOLS, CLUSTERS, ALL, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
+COMMANDS = (*PROTOCOLS, ALL, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

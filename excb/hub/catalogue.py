@@ -1,5 +1,6 @@
 """The catalogue: the facts of every checkpoint that has a name; the table itself is `catalogue.toml`."""
 
+import re
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
@@ -26,7 +27,19 @@ class Figure:
 
     name: str  # as result files call it, such as "linear_top1"
     value: float  # in percent
-    source: str  # who says so
+    source: str  # who says so; `measured_on` writes that of our own measurements
+
+    @property
+    def images(self) -> str:
+        """The data set: ImageNet-1k, as all published figures of the catalogue are of, or what we measured on."""
+        if match := re.fullmatch(r"measured on (.+), \S+ [0-9a-f]{16}", self.source):
+            return match[1]
+        return "not stated" if self.source.startswith("measured") else "ImageNet-1k"
+
+
+def measured_on(images: str, protocol: str) -> str:
+    """The source of a figure that was measured here: on which images, and by which protocol with its hash."""
+    return f"measured on {images or 'unnamed images'}, {protocol}"
 
 
 @dataclass(frozen=True, kw_only=True)
