@@ -56,8 +56,12 @@ def first_line(error: BaseException) -> str:
 
 
 def is_rank0() -> bool:
-    """Whether this process is, or will be, rank 0 of a run: the one that prints."""
-    return os.environ.get("RANK", "0") == "0"
+    """Whether this process is, or will be, rank 0 of a run: the one that prints.
+
+    So does one whose rank is no number: it is in no run, and its error must not be lost.
+    """
+    number = os.environ.get("RANK", "0")
+    return "WORLD_SIZE" not in os.environ or not number.isdecimal() or not number.strip("0")
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str:

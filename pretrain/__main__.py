@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from excb.cli import command_parser
+from excb.distributed.launcher import ending_with_launcher
 from excb.errors import UserError, nearest_name, run
 
 from .commands.doctor import DOCTOR
@@ -50,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     with rank0_reports():
         options = parse(arguments)
-    exit_code: int = options.command.run(options)
+    with ending_with_launcher("excb-pretrain"):
+        exit_code: int = options.command.run(options)
     return exit_code
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from excb import seeding
 from excb.checkpoint import stored
 from excb.distributed.collectives import broadcast, gather_rows, run_on_rank0
-from excb.errors import UserError
+from excb.errors import UserError, require
 from excb.hub import loading
 from excb.images.image_set import Images
 from excb.method import ExCB
@@ -95,13 +95,16 @@ def _overrides(wanted: Architecture, ours: Architecture) -> str:
 def _continue(model: ExCB, checkpoint: stored.Stored, images: Images) -> str:
     """Load from a full checkpoint everything that is still valid for this model and these images."""
     tensors: dict[str, Tensor] = checkpoint.contents["model"]
+    data = checkpoint.contents.get("data")
+    same_images = isinstance(data, dict) and data.get("fingerprint") == images.fingerprint
+    require("sizes" in tensors, f"{checkpoint.file} is no whole checkpoint of a run (it has no sizes): use another one")
     new: dict[str, Tensor] = model.state_dict()
     balance = {name for name in new if name.startswith("balancer.")}  # a balancer's state besides s
     fresh = balance - tensors.keys()
     clusters_changed = tensors["sizes"].shape != new["sizes"].shape
     if clusters_changed:
         fresh |= {"student.centroids.weight", "teacher.centroids.weight", "sizes"} | balance
-    elif checkpoint.contents["data"]["fingerprint"] != images.fingerprint:
+    elif not same_images:
         fresh |= {"sizes"} | balance
     if model.student.predictor is not None and not any(name.startswith("student.predictor.") for name in tensors):
         fresh |= {name for name in new if name.startswith("student.predictor.")}

@@ -20,6 +20,9 @@ class Served:
         chunked: no Content-Length, but pieces with their own lengths.
         status: anything but 200 is sent with an empty page instead of the content.
         location: of a redirect, with status 302.
+        headers: sent in place of these, or besides; None leaves one out.
+        answered: the status of the content, where it is a lie.
+        more: bytes sent after the content.
     """
 
     content: bytes = b""
@@ -31,6 +34,9 @@ class Served:
     chunked: bool = False
     status: int = 200
     location: str | None = None
+    headers: dict[str, str | None] = field(default_factory=dict)
+    answered: int | None = None
+    more: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Last-Modified": served.modified,
             length[0]: length[1],
         }
-        self._begin(206 if start else 200, headers)
+        self._begin(served.answered or (206 if start else 200), headers | served.headers)
         self._send(served, start, owner.cuts.pop(0) if owner.cuts else None)
 
     def _start(self, served: Served) -> int:
@@ -134,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send(self, served: Served, start: int, cut: int | None) -> None:
-        body = served.content[start:cut]
+        body = (served.content + served.more)[start:cut]
         self.wfile.write(b"%x\r\n%b\r\n" % (len(body), body) if served.chunked else body)
         self.owner.sent += len(body)
         if served.chunked and cut is None:

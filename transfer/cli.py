@@ -7,9 +7,9 @@ from pathlib import Path
 
 from excb.cli import Command, Parser, command_parser
 from excb.console import Reporter
+from excb.distributed.launcher import ending_with_launcher
 from excb.errors import run
 
-from .clusters.cli import CLUSTERS
 from .every.cli import ALL
 from .feature_commands import CACHE, FEATURES
 from .leaderboard.cli import LEADERBOARD
@@ -45,7 +45,7 @@ def _add_compare(parser: Parser) -> None:
 def _compare(args: argparse.Namespace) -> int:
     import json
 
-    from .reporting.compare import compare
+    from .compare import compare
 
     reporter = Reporter()
     comparison = compare(args.first, args.second, reporter, figure=args.figure, table=not args.json)
@@ -57,7 +57,7 @@ def _compare(args: argparse.Namespace) -> int:
 COMPARE = Command(
     "compare", "is the difference of two results real? (paired tests, paired bootstrap)", _add_compare, _compare
 )
-COMMANDS = (*PROTOCOLS, CLUSTERS, ALL, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
+COMMANDS = (*PROTOCOLS, ALL, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +69,8 @@ def _main(argv: Sequence[str]) -> int:
     args = command_parser(PROGRAM, DESCRIPTION, COMMANDS).parse_args(argv)
     args.arguments = list(argv)  # processes on other GPUs and Slurm jobs get the same command line
     command: Command = args.command
-    return command.run(args)
+    with ending_with_launcher(PROGRAM):
+        return command.run(args)
 
 
 if __name__ == "__main__":

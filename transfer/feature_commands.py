@@ -11,7 +11,7 @@ from excb.errors import UserError, is_rank0
 
 from .options import add_task_options
 from .parallel import in_parallel
-from .task_command import forecast, task_of
+from .task_command import Work, forecast, task_of
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +25,15 @@ def _add_features(parser: Parser) -> None:
 
 
 def _features(args: argparse.Namespace, device: "torch.device") -> int:
-    from .features.export import export
+    from .features.export import check_file, export
 
+    if args.out is not None:
+        check_file(args.out)
     reporter = Reporter(quiet=args.quiet or not is_rank0())
     task = task_of(args, device, reporter, results=None if args.out is None else args.out.parent)
     sets = {"train": task.train, "test": task.test}
     if args.dry_run:
-        forecast(task, sets, args.kind, reporter)
+        forecast(task, Work(sets, args.kind), reporter)
         return 0
     if args.out is None:
         raise UserError.on_all_ranks("name the file with --out FILE.npz")

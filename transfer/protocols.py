@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from excb.cli import command_parser
 
+from .clusters.cli import CLUSTERS
 from .detection.cli import DETECTION
 from .finetuning.cli import FINETUNE, SEMISUP
 from .knn.cli import KNN
@@ -20,6 +21,7 @@ PROTOCOLS: tuple[Protocol, ...] = (
     SEMISUP,
     FINETUNE,
     DETECTION,
+    CLUSTERS,
 )
 
 FAMILIES: tuple[Family, ...] = tuple(family for protocol in PROTOCOLS for family in protocol.families)

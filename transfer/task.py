@@ -140,6 +140,13 @@ class Task:
         shared, names = len(self.train.classes or ()), self.test.classes or ()
         return {name: int((self.test.labels == shared + i).sum()) for i, name in enumerate(names[shared:])}
 
+    def unknown_notes(self, what: str = "count as wrong") -> list[str]:
+        """A sentence for each class that the train set lacks; `what` happens to its test images."""
+        return [
+            f"no train image is of class {name}: its {images} test images {what}"
+            for name, images in self.unknown.items()
+        ]
+
     def describe_checkpoint(self) -> dict[str, Any]:
         """The checkpoint, for the result."""
         entry = self.backbone.entry

@@ -27,13 +27,28 @@ Measure = Callable[[argparse.Namespace, "Task", Reporter, bool], "tuple[Result, 
 
 
 @dataclass(frozen=True)
+class Work:
+    """What an evaluation computes, for --dry-run."""
+
+    features: "Mapping[str, Images]"  # sets whose features are computed once and kept
+    kind: "Kind" = "pooled"  # of these features
+    then: tuple[str, ...] = ()  # what is computed beside them, a line each
+    passes: float = 0.0  # images that pass through the network beside them, which nothing keeps; backward counts as two
+
+
+def _features_of_both(_args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
+    return Work({"train": task.train, "test": task.test})
+
+
+@dataclass(frozen=True)
 class TaskCommand:
     """How a protocol on a `Task` runs as a command, and for `reproduce` and `all`."""
 
     measure: Measure  # the evaluation: options, task, where to talk, and whether to print its table
     # refuses options that contradict each other, before anything is loaded
     check: Callable[[argparse.Namespace], None] = lambda _args: None
-    features: "Callable[[argparse.Namespace], Kind]" = lambda _args: "pooled"  # which features it uses, for --dry-run
+    # what the evaluation will compute; it refuses what the evaluation refuses before any work
+    work: "Callable[[argparse.Namespace, Task, Reporter], Work]" = _features_of_both
     # what happens to test images of classes that train lacks, for the warning about them
     unknown: str = "count as wrong"
 
@@ -48,9 +63,13 @@ class TaskCommand:
         results = None if args.out is None else args.out.parent
         task = task_of(args, device, reporter, results=results, unknown=self.unknown)
         if args.dry_run:
-            forecast(task, {"train": task.train, "test": task.test}, self.features(args), reporter)
+            forecast(task, self.work(args, task, reporter), reporter)
             return 0
-        result, write = self._measure(args, task, reporter, not args.json and is_rank0())
+        table = not args.json and is_rank0()
+        result, write = self._measure(args, task, reporter, table)
+        if table and args.quiet:  # which silences the warning, and not what figures mean
+            for note in task.unknown_notes(self.unknown):
+                reporter.answer(note)
         if args.out is not None:
             reporter.note(f"wrote {', '.join(map(str, write(result, args.out)))}")
         if args.json and is_rank0():
@@ -78,13 +97,14 @@ class TaskCommand:
         return result, lambda result, file: write(result, scored, file)
 
 
-def forecast(task: "Task", sets: "Mapping[str, Images]", kind: "Kind", reporter: Reporter) -> None:
-    """Answer --dry-run: what the features of some sets will take; all ranks call this."""
+def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
+    """Answer --dry-run: what an evaluation computes and takes; all ranks call this."""
     from .features.export import describe, plan
 
-    planned = plan({name: task.extraction(images, kind) for name, images in sets.items()}, task.cache)
+    sets = {name: task.extraction(images, work.kind) for name, images in work.features.items()}
+    planned = plan(sets, task.cache, timed=task.extraction(task.train, work.kind), passes=work.passes)
     if is_rank0():
-        reporter.answer(describe(planned))
+        reporter.answer(describe(planned, work.then))
 
 
 def task_of(
@@ -121,10 +141,8 @@ def task_of(
         for part in (train, test):
             all_succeed(partial(refuse_among, part, results))
     task = prepared(args, train, test, device)
-    for name, images in task.unknown.items():
-        reporter.warn(
-            f"no train image is of class {name}: its {images} test images {unknown} (--rename {name}=TRAIN_CLASS)"
-        )
+    for name, note in zip(task.unknown, task.unknown_notes(unknown), strict=True):
+        reporter.warn(f"{note} (--rename {name}=TRAIN_CLASS)")
     return task
 
 

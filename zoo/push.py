@@ -14,10 +14,11 @@ from excb.checkpoint.stored import Stored
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.files.atomic import write_text
+from excb.files.markdown import line
 from excb.hub import catalogue as rows
 from excb.hub import loading, selftest
 from excb.hub.backbone import Backbone
-from excb.hub.catalogue import Checkpoint, Figure
+from excb.hub.catalogue import Checkpoint, Figure, measured_on
 from excb.remote.home import home, recorded
 from excb.results.result import Result, folder_name
 
@@ -196,11 +197,18 @@ def _entry(
         licence=licence,
         redistributable=True,
         figures=tuple(
-            Figure(name, value, f"measured, {result.protocol} {result.protocol_hash}")
+            Figure(name, value, measured_on(_images(result), f"{result.protocol} {result.protocol_hash}"))
             for result in results.values()
             for name, value in result.figures.items()
         ),
     )
+
+
+def _images(result: Result) -> str:
+    """What people call the test images; of a folder with train/ and test/ its own name."""
+    root = line(folder_name(str(result.data.get("test", {}).get("root", ""))))
+    above, _, last = root.rpartition("/")
+    return above if above and last in ("train", "test", "val") else root
 
 
 def _describe(folder: Path, entry: Checkpoint, stored: Stored, results: Mapping[str, Result]) -> None:

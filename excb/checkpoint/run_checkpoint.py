@@ -136,14 +136,33 @@ def in_run(run: Path) -> list[Path]:
 
 def among(folder: Path) -> list[Path]:
     """The checkpoint files right in a folder, newest first; none where there is no such folder."""
+    return [file for file in _named(folder) if file.is_file()]
+
+
+def no_files(run: Path) -> list[Path]:
+    """What has a checkpoint's name in a run folder but is no file: a folder, a pipe, a link to nothing."""
+    return [place for place in _named(run / FOLDER) if not place.is_file()]
+
+
+def _named(folder: Path) -> list[Path]:
     try:  # not glob, to which a folder that cannot be read is an empty one
         return sorted((file for file in folder.iterdir() if is_name(file.name)), key=step_of, reverse=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
+def read_in_run(file: Path) -> dict[str, Any]:
+    """Read a checkpoint that is chosen by its name: `read`, and DamagedFileError if it is of another step."""
+    contents = read(file)
+    if (step := contents.get("step")) != step_of(file):
+        raise DamagedFileError(f"{file} is damaged (it holds step {ascii(step)[:40]}, not the step of its name)")
+    return contents
+
+
 def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
     """Read a run folder's newest intact checkpoint; damaged ones are reported through `warn` and skipped.
+
+    So is what has the name of another step, or a checkpoint's name without being a file.
 
     Returns:
         The file and its contents, or None where the run has no checkpoint yet.
@@ -152,9 +171,11 @@ def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str,
         UserError: there are checkpoints, but none is intact.
     """
     files = in_run(run)
+    for place in no_files(run):
+        warn(f"{place} is no file, and passed over")
     for file in files:
         try:
-            return file, read(file)
+            return file, read_in_run(file)
         except DamagedFileError as error:
             warn(f"{error}; trying the one before")
     if files:

@@ -18,6 +18,7 @@ from excb.errors import USER_ERROR, UserError
 
 VARIABLE = "EXCB_HANG_SECONDS"  # environment variable: seconds without a heartbeat; 0 switches heartbeats off
 SECONDS = 300.0
+LONGEST = 1e9  # threads cannot wait much longer
 CHECKS = 10  # in that time
 LEFT = -(1 << 40)  # added to the counter of a process that has finished, which makes it negative
 PARTING = 2.0  # seconds to write that to the store
@@ -30,7 +31,7 @@ def hang_seconds() -> float:
         seconds = float(text or SECONDS)
     except ValueError:
         seconds = -1.0
-    if not seconds >= 0:
+    if not 0 <= seconds <= LONGEST:
         raise UserError.on_all_ranks(f"{VARIABLE}={text} is not a number of seconds: unset it, or set it to 0 or more")
     return seconds
 

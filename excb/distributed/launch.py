@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 import torch
 import torch.distributed as dist
 
+from excb.distributed.launcher import LAUNCHER, LOST, started_together
 from excb.distributed.machine import usable_cores
-from excb.distributed.parallel import started_together
-from excb.distributed.signals import LAUNCHER, LOST, StopRequest
+from excb.distributed.signals import StopRequest
 from excb.errors import USER_ERROR, UserError
 
 GRACE = 5.0  # seconds between one process's failure and the end of the others

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from excb.distributed.collectives import join_store, world_size
 from excb.distributed.heartbeat import watched
+from excb.distributed.launcher import LOST, check_environment, started_together, whole_number
 from excb.distributed.machine import choose_device
-from excb.distributed.signals import LOST, ending_with_launcher
 from excb.errors import UserError, is_rank0, print_error
 
 # What gloo and NCCL report when the other side is gone.
@@ -29,11 +29,6 @@ _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRem
 
 # How long a process waits for another one. Rank 0 may take this long to scan a large folder on a slow disk.
 TIMEOUT = timedelta(minutes=30)
-
-
-def started_together() -> bool:
-    """Whether this process was started as one of several, or by torchrun."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 class LostProcessError(Exception):
@@ -45,18 +40,18 @@ def joined(device: str) -> Iterator[torch.device]:
     """Join the process group, if there is one, and give this process's device for the recipe's (cpu, cuda or auto).
 
     Raises:
-        UserError: there is no such device here, or fewer GPUs than processes.
+        UserError: there is no such device here, fewer GPUs than processes, or an environment that no launcher sets.
         LostProcessError: another process ended in the middle of the run.
     """
     if not started_together():
         yield choose_device(device)
         return
+    check_environment()
     place = _own_device(device)
     # gloo beside NCCL: small agreements between processes must not wait for a GPU.
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     try:
-        with ending_with_launcher():
-            dist.init_process_group(backend, timeout=TIMEOUT, device_id=place if place.type == "cuda" else None)
+        dist.init_process_group(backend, timeout=TIMEOUT, device_id=place if place.type == "cuda" else None)
     except (ValueError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"this process cannot join the others ({reason}): start it with --gpus N or torchrun") from None
@@ -75,7 +70,7 @@ def joined(device: str) -> Iterator[torch.device]:
 
 def _own_device(device: str) -> torch.device:
     """This process's device: on GPUs the one of its local rank."""
-    here, local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    here, local = whole_number("LOCAL_WORLD_SIZE", 1, least=1), whole_number("LOCAL_RANK", 0)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     own = f"cuda:{local}" if device == "cuda" else device

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from excb.distributed.launcher import whole_number
 from excb.distributed.machine import usable_cores
 from excb.errors import UserError
 
@@ -31,7 +32,7 @@ def worker_count(wanted: int) -> int:
     """
     if wanted >= 0:
         return wanted
-    return max(1, min(MOST_WORKERS, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return max(1, min(MOST_WORKERS, usable_cores() // whole_number("LOCAL_WORLD_SIZE", 1, least=1)))
 
 
 def follow_parent(_worker: int) -> None:

@@ -1,7 +1,7 @@
 """The one atomic writer: files and folders appear whole or not at all, also after a crash and with several writers.
 
-They are written beside their target under a unique name, flushed to the disk, and then renamed. Files that grow (logs,
-resumable downloads) are not written here.
+They are written beside their target under a unique name, flushed to the disk, and then renamed. Who changes what a file
+holds takes a lock first (`locked`). Files that grow (logs, resumable downloads) are not written here.
 """
 
 import ctypes
@@ -47,6 +47,7 @@ def new_file(target: Path, *, advice: str = "") -> Iterator[Path]:
         UserError: it cannot be written. An older file is untouched.
     """
     with _partial(target, advice) as partial:
+        partial.touch(exist_ok=False)  # made here: a link that stands there is not followed
         yield partial
         flush(partial)
         partial.replace(target)
@@ -61,6 +62,38 @@ def write_bytes(contents: bytes, file: Path, *, advice: str = "") -> None:
     """Write a file, with the arguments and errors of `new_file`. Of several writers the last one wins."""
     with new_file(file, advice=advice) as partial:
         partial.write_bytes(contents)
+
+
+@contextmanager
+def locked(file: Path, *, advice: str = "") -> Iterator[None]:
+    """Let one process after the other read a file, change what it says and write it again.
+
+    The system releases the lock however its process ends. What holds it stays beside the file, empty.
+
+    Args:
+        file: which need not exist yet; its folder is made.
+        advice: for the message, if it cannot be locked.
+
+    Raises:
+        UserError: it cannot be locked.
+    """
+    from filelock import FileLock
+
+    lock = FileLock(lock_of(file))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        raise UserError(f"cannot write {file}: {error}{advice and f'; {advice}'}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def lock_of(file: Path) -> Path:
+    """The file that holds the lock of another one."""
+    return file.with_name(f"{file.name}.lock")
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def _newest(store: Store, names: list[str], folder: Path, reporter: Reporter) ->
     for name in sorted(names, key=lambda name: run_checkpoint.step_of(Path(name)), reverse=True):
         _fetch(store, f"{run_checkpoint.FOLDER}/{name}", folder / name, reporter)
         try:
-            run_checkpoint.read(folder / name)
+            run_checkpoint.read_in_run(folder / name)
         except run_checkpoint.DamagedFileError:
             reporter.warn(f"{store.url}/{run_checkpoint.FOLDER}/{name} is damaged; trying the one before")
             continue

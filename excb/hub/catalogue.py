@@ -1,5 +1,6 @@
 """The catalogue: the facts of every checkpoint that has a name; the table itself is `catalogue.toml`."""
 
+import re
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
@@ -8,15 +9,16 @@ from typing import Any
 
 from excb.errors import UserError
 from excb.files import json_text, toml
-from excb.files.atomic import write_text
+from excb.files.atomic import locked, write_text
 from excb.hub.rules import check
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
+from excb.remote.home import CATALOGUE
 from excb.remote.home import home as usual_home
 
 BUILT_IN = Path(__file__).with_name("catalogue.toml")
 BUNDLED = Path(__file__).parents[1] / "bundled"  # exported folders that come with the package
-USERS = "catalogue.toml"  # in the zoo's folder
+USERS = CATALOGUE  # in the zoo's folder
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,19 @@ class Figure:
 
     name: str  # as result files call it, such as "linear_top1"
     value: float  # in percent
-    source: str  # who says so
+    source: str  # who says so; `measured_on` writes that of our own measurements
+
+    @property
+    def images(self) -> str:
+        """The data set: ImageNet-1k, as all published figures of the catalogue are of, or what we measured on."""
+        if match := re.fullmatch(r"measured on (.+), \S+ [0-9a-f]{16}", self.source):
+            return match[1]
+        return "not stated" if self.source.startswith("measured") else "ImageNet-1k"
+
+
+def measured_on(images: str, protocol: str) -> str:
+    """The source of a figure that was measured here: on which images, and by which protocol with its hash."""
+    return f"measured on {images or 'unnamed images'}, {protocol}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,16 +183,19 @@ def _from_folder(file: Path) -> Checkpoint:
 def add(entry: Checkpoint, file: Path) -> None:
     """Write a row into the user's catalogue, in place of one of the same name; the other tables stay.
 
+    Processes that do so at once take turns.
+
     Raises:
         UserError: the row could not be read again, or the file is damaged or cannot be written.
     """
     table = to_toml(Checkpoint.from_dict(entry.to_dict()))
-    others = _tables(file)
-    if others.pop(entry.name, None) is not None:
-        kept = "\n".join(toml.table(name, values) for name, values in others.items())
-    else:
-        kept = file.read_text(encoding="utf-8") if file.exists() else ""  # with its comments
-    write_text(f"{kept.rstrip()}\n\n{table}".lstrip(), file)
+    with locked(file):
+        others = _tables(file)
+        if others.pop(entry.name, None) is not None:
+            kept = "\n".join(toml.table(name, values) for name, values in others.items())
+        else:
+            kept = file.read_text(encoding="utf-8") if file.exists() else ""  # with its comments
+        write_text(f"{kept.rstrip()}\n\n{table}".lstrip(), file)
 
 
 def to_toml(entry: Checkpoint) -> str:

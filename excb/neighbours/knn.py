@@ -14,6 +14,7 @@ from excb.errors import UserError
 from excb.neighbours.nearest import Neighbours
 
 _SCORES = 2**24  # scores in a block of votes at most: 128 MiB
+_LEAST = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Vote:
     """The classes that the neighbours of every query voted for, on the CPU."""
 
     top1: Tensor  # [Q] int64, the class of highest score
-    top5: Tensor  # [Q, min(5, classes)] int64, the classes of highest score in order; classes without a vote score 0
+    top5: Tensor  # [Q, min(5, classes)] int64, classes in order of score; -1 where fewer have a vote
     tied: Tensor  # [Q] bool, whether the two highest scores differ by less than a millionth of the highest
 
 
@@ -36,7 +37,8 @@ def vote(
     """Let the first k neighbours of every query vote for their classes with weight exp(similarity / temperature).
 
     This is DINO's protocol (facebookresearch/dino, eval_knn.py): temperature 0.07; k of 10, 20, 100 and 200. Classes of
-    equal score are ranked by index.
+    equal score are ranked by index. Classes without a vote are not ranked: DINO's code ranks them in the arbitrary
+    order of an unstable sort.
 
     Args:
         neighbours: At least max(ks) neighbours of each of Q queries.
@@ -64,7 +66,8 @@ def vote(
         voted, similarities = labels[neighbours.indices[rows]], neighbours.similarities[rows]
         for T in temperatures:
             # Relative to the nearest neighbour: the ranks are the same, and exp overflows at no temperature.
-            weights = ((similarities - similarities[:, :1]) / T).exp()
+            # Above 0 even where exp is not: only classes without a vote score 0.
+            weights = ((similarities - similarities[:, :1]) / T).exp().clamp_(min=_LEAST)
             scores = weights.new_zeros(len(weights), classes)
             counted = 0
             for k in sorted(set(ks)):
@@ -93,13 +96,14 @@ def accuracy(vote: Vote, targets: Tensor) -> tuple[float, float]:
 
 
 def _best_classes(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the five best classes of each row in order, and whether the two best are tied."""
+    """Return the five best classes of each row in order, -1 for those without a vote, and whether the best two tie."""
     highest = scores.topk(min(2, scores.shape[1])).values
     tied = (highest[:, 0] - highest[:, -1] < 1e-6 * highest[:, 0]) & (scores.shape[1] > 1)
     rest, classes = scores.clone(), []
     for _ in range(min(5, scores.shape[1])):
-        classes.append(rest.argmax(1, keepdim=True))  # of equals the first, which topk does not promise
-        rest.scatter_(1, classes[-1], -1.0)
+        best = rest.argmax(1, keepdim=True)  # of equals the first, which topk does not promise
+        classes.append(best.where(rest.gather(1, best) > 0, -1))
+        rest.scatter_(1, best, -1.0)
     return torch.cat(classes, 1), tied
 
 

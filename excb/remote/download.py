@@ -1,6 +1,7 @@
 """Download of one file: resumed where it was cut, hashed as it arrives, with one-line errors."""
 
 import errno
+import ipaddress
 import json
 import os
 import re
@@ -9,8 +10,9 @@ import socket
 import ssl
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from email.message import Message
+from enum import IntEnum
 from http.client import HTTPException, HTTPResponse, InvalidURL
 from pathlib import Path
 from typing import IO, cast
@@ -32,6 +34,7 @@ TIMEOUT = 30.0  # seconds without any data
 ATTEMPTS = 4
 BACKOFF = 2.0  # seconds before the second attempt, twice as long before each further one
 LOOPBACK = ("127.0.0.1", "localhost")
+LARGEST = 10**15  # bytes: what a server states beyond it is no size of a file
 DRIVE = "https://drive.usercontent.google.com/download?"
 
 
@@ -129,16 +132,21 @@ class _Download:
             if have and known.version is not None:
                 headers = {"Range": f"bytes={have}-", "If-Range": known.version}
         with _opened(self.address, headers, self.part, self.name) as response:
+            host = urlsplit(self.address).hostname
             if response.headers.get_content_type() == "text/html":
                 raise self._page()
             said = _said(response, self.address)
-            if known is None or response.status != 206:  # the server does not resume, or has another file now
+            if response.status == 200:  # the whole file: the server does not resume, or has another one now
                 known, have, hashes = said, 0, Hashes(self.algorithms)
                 self.part.unlink(missing_ok=True)
-                write_text(json.dumps(asdict(known)), self.part.with_suffix(".json"))
-            elif not _continues(response, have, known.total) or said.version not in (None, known.version):
+            elif response.status != 206 or known is None or not headers:
+                raise _CutError(f"{host} answers {response.status}, where the whole file was asked for")
+            elif said.version not in (None, known.version) or ((total := _total(response, have, known.total)) is None):
                 _forget(self.part)
-                raise _CutError(f"{urlsplit(self.address).hostname} continued with another file")
+                raise _CutError(f"{host} continued with another file")
+            else:
+                known = replace(known, total=total)
+            write_text(json.dumps(asdict(known)), self.part.with_suffix(".json"))
             check_room(self.part.parent, (known.total or have) - have)
             have = self._write(response, have, known.total, hashes)
         if not have or have < (known.total or 0):
@@ -149,10 +157,15 @@ class _Download:
         """Append what arrives to the part, not atomically, so that the next download resumes it. Returns its size."""
         reporter = self.reporter if total is None or total >= MB else Reporter(quiet=True)
         with (
-            self.part.open("ab") as stream,
+            open(self.part, "ab", opener=_opened_here) as stream,
             reporter.progress(f"{self.name}, MB", (total or 0) // MB, done=have // MB) as progress,
         ):
             for chunk in _chunks(response):
+                if have + len(chunk) > (total or LARGEST):
+                    _forget(self.part)
+                    raise _CutError(
+                        f"{urlsplit(self.address).hostname} sends more than the {total:,} bytes that it stated"
+                    )
                 stream.write(chunk)
                 hashes.add(chunk)
                 progress.advance((have + len(chunk)) // MB - have // MB)
@@ -196,8 +209,14 @@ def _read_known(part: Path) -> _Known | None:
         values = json_text.parse(part.with_suffix(".json").read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-    rules = rules_of(_Known)
-    return _Known(**values) if record(rules, required=rules)(values) is None and part.is_file() else None
+    rules = rules_of(_Known, most=LARGEST)
+    valid = record(rules, required=rules)(values) is None and part.is_file() and not part.is_symlink()
+    return replace(_Known(**values), version=_sendable(values["version"])) if valid else None
+
+
+def _opened_here(path: str, flags: int) -> int:
+    """Open a file, but not through a link that somebody else has put there to have another file written."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _forget(part: Path) -> None:
@@ -228,17 +247,75 @@ class _Redirects(HTTPRedirectHandler):
     ) -> Request | None:
         try:
             _checked(newurl, came_from=req.full_url)
+            following = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+            if following is not None:
+                _check_reach(req, following)
         except UserError:
             fp.close()
             raise
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        return following
+
+
+class _Reach(IntEnum):
+    """How far away an address is."""
+
+    MACHINE = 0
+    NETWORK = 1  # private, or reached by no router
+    INTERNET = 2
+
+
+def _check_reach(before: Request, following: Request) -> None:
+    """Refuse a redirect from the internet into the private network, or from there into this machine.
+
+    What listens there trusts whoever can reach it, and the server that redirects could not.
+    """
+    # What the library will connect to, not what the address seems to say: the two read escapes differently.
+    nearer = _reach(_host(following.full_url))
+    if nearer < _Reach.INTERNET and nearer < _reach(_host(before.full_url)):
+        where = "this machine" if nearer is _Reach.MACHINE else "the private network"
+        raise UserError(
+            f"{following.full_url!r} (from {before.full_url}): it leads into {where}, where no server elsewhere may "
+            "send us: if you trust it, give that address itself"
+        )
+
+
+def _host(address: str) -> str:
+    host = Request(address).host  # noqa: S310 - nothing is opened; of a request in use it may be that of a proxy
+    return re.sub(r":[0-9]*$", "", host.rpartition("@")[2]).strip("[]")
+
+
+def _reach(host: str) -> _Reach:
+    """How far away the nearest address of a host is; a name that is unknown here (a proxy may know it) is far away."""
+    try:
+        found = {str(address[4][0]) for address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except socket.gaierror:
+        return _Reach.INTERNET
+    return min(_reach_of(ipaddress.ip_address(text)) for text in found)
+
+
+def _reach_of(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> _Reach:
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback or address.is_unspecified:
+        return _Reach.MACHINE
+    return _Reach.INTERNET if address.is_global else _Reach.NETWORK
+
+
+def open_address(request: Request | str, *, timeout: float) -> HTTPResponse:
+    """Open an address for reading, with a limit of seconds without data.
+
+    Raises:
+        UserError: it redirects to less than https, or into a place that the server has no business in.
+        OSError, HTTPException: it cannot be opened.
+    """
+    return cast(HTTPResponse, build_opener(_Redirects).open(request, timeout=timeout))
 
 
 def _opened(address: str, headers: dict[str, str], part: Path, name: str) -> HTTPResponse:
     host = urlsplit(address).hostname
     request = Request(address, headers={"User-Agent": "excb", **headers})  # noqa: S310 - `_checked` lets https pass
     try:
-        return cast(HTTPResponse, build_opener(_Redirects).open(request, timeout=TIMEOUT))
+        return open_address(request, timeout=TIMEOUT)
     except HTTPError as error:
         error.close()
         if error.code == 416:  # the file is now shorter than the part
@@ -273,11 +350,24 @@ def _refusal(error: HTTPError, address: str, name: str) -> UserError:
 
 
 def _said(response: HTTPResponse, address: str) -> _Known:
-    headers = response.headers
-    length, tag = headers.get("Content-Length", ""), headers.get("ETag", "")
+    headers, length = response.headers, response.length  # None if it is not stated, or is no number
+    tag = headers.get("ETag", "")
     version = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
-    name = headers.get_filename() or unquote(urlsplit(address).path)
-    return _Known(_safe(name), int(length) if length.isdecimal() else None, version)
+    name = _stated_name(headers) or unquote(urlsplit(address).path)
+    return _Known(_safe(name), length if length is not None and length <= LARGEST else None, _sendable(version))
+
+
+def _stated_name(headers: Message) -> str | None:
+    """The file's name in Content-Disposition; None where it states none, or one that cannot be decoded."""
+    try:
+        return headers.get_filename()
+    except (LookupError, TypeError, ValueError):  # charsets and numbers of parts are as the server wrote them
+        return None
+
+
+def _sendable(version: str | None) -> str | None:
+    """A version that can be sent back; None of one with what no header may hold."""
+    return version if version is not None and version.isascii() and version.isprintable() else None
 
 
 def _safe(name: str) -> str:
@@ -286,7 +376,10 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", last).lstrip(".")[-100:].lstrip(".") or "file"
 
 
-def _continues(response: HTTPResponse, have: int, total: int | None) -> bool:
-    """Whether a partial answer begins where the part ends, in a file of the same size, if that is known."""
-    span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-    return span is not None and int(span[1]) == have and total in (None, int(span[2]))
+def _total(response: HTTPResponse, have: int, known: int | None) -> int | None:
+    """The size of the file, if a partial answer begins where the part ends, in a file of the known size; else None."""
+    span = re.fullmatch(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})", response.headers.get("Content-Range", ""))
+    if span is None:
+        return None
+    first, last, total = map(int, span.groups())
+    return total if first == have <= last < total and known in (None, total) else None

@@ -42,13 +42,20 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
             if (file := _finished(folder, key)) is None:  # another process may have downloaded it meanwhile
                 part = folder / f"{key}.part"
                 said, hashes = download(url, part, algorithms=algorithms, reporter=reporter, name=name)
-                file = folder / f"{key}-{said}"
+                file = folder / f"{key}-{_finished_name(said)}"
                 part.with_suffix(".json").unlink()  # nothing to resume
                 verified(part, hashes, aside=file.with_name(file.name + WRONG))
                 part.replace(file)  # `download` has flushed it
                 return file
     verified(file, hashes_of(file, algorithms), aside=file.with_name(file.name + WRONG))
     return file
+
+
+def _finished_name(said: str) -> str:
+    """The name that a server gives its file, without the ending that names a wrong file here."""
+    while said.endswith(WRONG):
+        said = said.removesuffix(WRONG)
+    return said or "file"
 
 
 def _finished(folder: Path, key: str) -> Path | None:

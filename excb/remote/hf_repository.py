@@ -14,6 +14,7 @@ from excb.console import Progressor, Reporter
 from excb.errors import NO_ROOM, UserError, require
 from excb.remote.download import MB, TIMEOUT, check_room
 from excb.remote.hashes import WRONG, Published, hashes_of, verify
+from excb.remote.home import expanded
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -196,7 +197,7 @@ def _cache() -> Path:
     """The client's cache. The client reads the environment once at its import, we at each call."""
     data = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     hub = os.environ.get("HF_HOME") or f"{data}/huggingface"
-    return Path(os.path.expandvars(os.environ.get("HF_HUB_CACHE") or f"{hub}/hub")).expanduser()
+    return expanded(os.path.expandvars(os.environ.get("HF_HUB_CACHE") or f"{hub}/hub"), "HF_HUB_CACHE")
 
 
 def _bars(progress: Progressor) -> Any:

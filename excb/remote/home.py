@@ -7,12 +7,13 @@ from pathlib import Path
 
 from excb.errors import UserError
 from excb.files import json_text, records
-from excb.files.atomic import write_text
+from excb.files.atomic import lock_of, locked, write_text
 
 VARIABLE = "EXCB_HOME"
 DOWNLOADS = "downloads"
-HASHES = "hashes.json"
-OURS = (DOWNLOADS, HASHES, "catalogue.toml")  # no checkpoint can have these names
+HASHES, CATALOGUE = "hashes.json", "catalogue.toml"
+# No checkpoint can have these names.
+OURS = (DOWNLOADS, HASHES, CATALOGUE, *(lock_of(Path(name)).name for name in (HASHES, CATALOGUE)))
 _ENTRIES = records.table_of(
     records.record({"sha256": records.text, "size": records.count}, required=["sha256"], extra=True)
 )
@@ -20,19 +21,38 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def home() -> Path:
-    """The zoo's folder, which need not exist yet: $EXCB_HOME, else excb in $XDG_DATA_HOME, else ~/.local/share/excb."""
+    """The zoo's folder, which need not exist yet: $EXCB_HOME, else excb in $XDG_DATA_HOME, else ~/.local/share/excb.
+
+    Raises:
+        UserError: it is below the home of nobody.
+    """
     if own := os.environ.get(VARIABLE):
-        return Path(own).expanduser()
+        return expanded(own, VARIABLE)
     data = Path(os.environ.get("XDG_DATA_HOME", ""))
     # By its standard, a relative XDG_DATA_HOME is invalid and must be ignored.
-    return (data if data.is_absolute() else Path("~/.local/share").expanduser()) / "excb"
+    return (data if data.is_absolute() else expanded("~/.local/share", VARIABLE)) / "excb"
 
 
 def cache_root() -> Path:
-    """The folder for what can be computed again: $EXCB_CACHE, else `excb` in the user's folder for caches."""
+    """The folder for what can be computed again: $EXCB_CACHE, else `excb` in the user's folder for caches.
+
+    Raises:
+        UserError: it is below the home of nobody.
+    """
     if cache := os.environ.get("EXCB_CACHE"):
-        return Path(cache).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "excb"
+        return expanded(cache, "EXCB_CACHE")
+    return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache", "EXCB_CACHE")) / "excb"
+
+
+def expanded(folder: str, variable: str) -> Path:
+    """A folder, with ~ as the user's home. Raises UserError if there is no such home: `variable` can name a folder."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        whose = folder.partition("/")[0]
+        raise UserError(
+            f"{folder}: this machine knows no home folder for {whose}: name a folder in {variable}"
+        ) from None
 
 
 def folder_of(name: str) -> Path:
@@ -54,16 +74,10 @@ def recorded(url: str) -> str | None:
 
 def record(url: str, sha256: str, size: int) -> None:
     """Record, or replace, sha256 (hexadecimal) and size (bytes) of the file at `url`. Raises UserError if it cannot."""
-    from filelock import FileLock
-
-    file = home() / HASHES
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{file}.lock"):  # downloads that end at once keep all records
-            hashes = _hashes() | {url: {"sha256": sha256, "size": size}}
-            write_text(json.dumps(hashes, indent=2, sort_keys=True) + "\n", file)
-    except OSError as error:
-        raise UserError(f"cannot write {file} ({error}): name a folder elsewhere in {VARIABLE}") from None
+    file, advice = home() / HASHES, f"name a folder elsewhere in {VARIABLE}"
+    with locked(file, advice=advice):  # downloads that end at once keep all records
+        hashes = _hashes() | {url: {"sha256": sha256, "size": size}}
+        write_text(json.dumps(hashes, indent=2, sort_keys=True) + "\n", file, advice=advice)
 
 
 def _hashes() -> dict[str, dict[str, str | int]]:

@@ -1,6 +1,7 @@
 """Whole files in a folder at a URL, over fsspec: a name there is complete or absent, also after failures."""
 
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,8 @@ class Store:
     """A folder at a URL, which need not exist yet.
 
     A file is written under another name, and renamed once it has its full size, because file servers and mounted disks
-    keep the beginning of a file if its writer dies. All methods raise StoreError where the store fails.
+    keep the beginning of a file if its writer dies. That name is the writer's own, since another machine may write the
+    same file. All methods raise StoreError where the store fails.
 
     Raises:
         UserError: fsspec has no such protocol, or it needs a package that is missing.
@@ -34,6 +36,7 @@ class Store:
             raise UserError(f"{url} is a pattern: name one folder")
         try:
             self._system, self._root = byte_ranges.filesystem(self.url)
+            self._own = uuid.uuid4().hex
         except byte_ranges.failures() as error:
             raise UserError(f"cannot use {url} ({byte_ranges.reason(error)}): check the name") from None
 
@@ -47,7 +50,7 @@ class Store:
 
     def _place(self, name: str, size: int, send: Callable[[str], object]) -> None:
         folder, _, base = self._path(name).rpartition("/")
-        partial = f"{folder}/.{base}.tmp"
+        partial = f"{folder}/.{base}.{self._own}.tmp"
 
         def place() -> None:
             if not getattr(self._system, "async_impl", False):  # object stores, which are async, have no folders
@@ -88,6 +91,16 @@ class Store:
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """The visible files directly in a sub-folder, by name, with their sizes in bytes."""
+        return {name: size for name, size in self._files(folder).items() if not name.startswith(".")}
+
+    def sweep(self, folder: str = "") -> None:
+        """Remove what writers that died have left directly in a sub-folder; of one that lives, what it is writing."""
+        for name in self._files(folder):
+            if name.startswith(".") and name.endswith(".tmp"):
+                self.remove(f"{folder}/{name}".lstrip("/"))
+
+    def _files(self, folder: str) -> dict[str, int]:
+        """All files directly in a sub-folder, with their sizes in bytes."""
 
         def ask() -> list[dict[str, object]]:
             self._system.invalidate_cache()
@@ -99,7 +112,7 @@ class Store:
         except FileNotFoundError:
             return {}
         files = {str(entry["name"]).rpartition("/")[2]: entry for entry in entries if entry["type"] == "file"}
-        return {name: int(str(entry["size"])) for name, entry in files.items() if name and not name.startswith(".")}
+        return {name: int(str(entry["size"])) for name, entry in files.items() if name}
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""

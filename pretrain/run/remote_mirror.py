@@ -129,6 +129,8 @@ class Mirror:
                     "if it still runs, it stops at its next checkpoint"
                 )
             self._store.write(json.dumps(me | {"token": self._token}).encode(), OWNER)
+            for folder in (*FOLDERS, run_checkpoint.FOLDER):
+                self._store.sweep(folder)
             self._store.write((self._folder / name).read_bytes(), name)
             write_text(f"{self.url}\n", self._folder / MARK)
         except (StoreError, OSError) as error:

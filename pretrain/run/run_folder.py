@@ -1,6 +1,7 @@
 """A run folder: its recipe, its checkpoints, and the lock that admits one process at a time."""
 
 import fcntl
+import itertools
 import json
 import os
 import weakref
@@ -126,7 +127,8 @@ class RunFolder:
     def resume(self, warn: Any) -> dict[str, Any] | None:
         """Contents of the newest intact checkpoint, or None in a new run.
 
-        Temporary files are removed, and damaged checkpoints renamed to `.damaged`.
+        Temporary files are removed. Damaged checkpoints, and what only has a checkpoint's name, are renamed to
+        `.damaged`.
 
         Raises:
             UserError: there are checkpoints, but none is intact, or the folder cannot be written.
@@ -136,13 +138,15 @@ class RunFolder:
             for leftover in folder.glob(".*.tmp"):
                 leftover.unlink()
         newest = run_checkpoint.read_newest(self.path, warn)
-        if newest is None:
-            return None
-        file, contents = newest
         with _changing(folder):
+            for place in run_checkpoint.no_files(self.path):
+                _set_aside(place)  # the run will write a file of that name
+            if newest is None:
+                return None
+            file, contents = newest
             for newer in run_checkpoint.in_run(self.path):
                 if run_checkpoint.step_of(newer) > run_checkpoint.step_of(file):
-                    newer.replace(newer.with_suffix(".damaged"))
+                    _set_aside(newer)
         return contents
 
     def report(self, figures: dict[str, Any]) -> None:
@@ -161,15 +165,23 @@ def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any]) -> None
     file, metrics = folder / RECIPE, folder / METRICS
     trained = any((folder / name).is_dir() for name in (run_checkpoint.FOLDER, DIVERGED))
     if file.is_file() and (trained or (metrics.is_file() and metrics.stat().st_size)):
-        _refuse_others(file.read_text(encoding="utf-8"), recipe, data, os.fspath(folder))
+        _refuse_others(file.read_bytes(), recipe, data, os.fspath(folder))
 
 
-def _refuse_others(text: str, recipe: Recipe, data: dict[str, Any], place: str) -> None:
+def _set_aside(place: Path) -> None:
+    """Rename to `.damaged`, in place of nothing: what was set aside before stays."""
+    names = itertools.chain([".damaged"], (f".{number}.damaged" for number in itertools.count(2)))
+    place.rename(next(free for name in names if not os.path.lexists(free := place.with_suffix(name))))
+
+
+def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], place: str) -> None:
     """Compare a stored `recipe.json` with recipe and images."""
     try:
         old = json_text.parse(text)
         old_recipe, old_data = _completed(old["recipe"]), old["data"]
         old_images, old_root, old_fingerprint = (old_data[name] for name in ("images", "root", "fingerprint"))
+        if not isinstance(old_fingerprint, str):
+            raise TypeError("the fingerprint is no text")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{place}/{RECIPE} is damaged: move the folder away, or choose another --out") from None
     require_same_run(

@@ -20,6 +20,7 @@ from excb.distributed.workers import worker_count
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.records import anything, count, line, number, record, table, table_of
 from excb.hub import loading
 from excb.hub.trained_heads import NetworkHeads
 from excb.images.image_set import Images
@@ -44,6 +45,28 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the relative cluster sizes
 CALIBRATION_IMAGES = 10_000  # at most, for the BatchNorm statistics of an untrained network
 MEASURING = ("monitor.images", "monitor.k")  # these affect figures, though not the weights
 ROWS = 4096  # features whose similarities to all centroids are in memory at once
+
+
+# What is read of a cell; files of all versions hold it.
+_FIELDS = {
+    "schema": count,
+    "seed": count,
+    "figures": table_of(anything),
+    "seconds": table_of(number),
+    "recipe": record(
+        {"init": anything, "optim": record({"epochs": number}, required=["epochs"], extra=True)},
+        required=["init", "optim"],
+        extra=True,
+    ),
+    "data": record(
+        {"judged_on": line, "train": record({"images": count, "root": line}, required=["images", "root"], extra=True)},
+        required=["judged_on", "train"],
+        extra=True,
+    ),
+    "data_digest": line,
+    "environment": table,
+}
+_RULE = record(_FIELDS, required=_FIELDS, extra=True)
 
 
 @dataclass(frozen=True)
@@ -77,8 +100,8 @@ class Job:
             return None
         try:
             contents: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))
-            readable = contents["schema"] == SCHEMA
-        except (ValueError, KeyError, TypeError):
+            readable = _RULE(contents) is None and contents["schema"] == SCHEMA
+        except ValueError:
             readable = False
         if not readable:
             raise UserError(f"{file} is not a cell of this version: move {self.folder} away to run it again")
@@ -106,7 +129,7 @@ class Job:
         try:
             begun = json_text.parse((self.folder / RECIPE).read_text(encoding="utf-8"))
             return differences(begun["recipe"], self.recipe.to_dict())
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return []
 
 

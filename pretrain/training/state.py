@@ -8,6 +8,7 @@ import torch
 
 from excb.console import Reporter
 from excb.distributed.collectives import rank
+from excb.errors import UserError, first_line
 from excb.images.image_set import Images
 
 from ..data.broken_files import BrokenFiles
@@ -68,14 +69,26 @@ class RunState:
         }
 
     def restore(self, contents: dict[str, Any], reporter: Reporter) -> None:
-        """Resume from the contents of a checkpoint, and say what makes the rest of the run no longer bit-exact."""
-        self.trainer.model.load_state_dict(contents["model"])
-        self.trainer.restore(contents)
-        self.statistics.restore(contents["statistics"])
-        self.feed.restore(contents.get("stream"))
-        self.broken = BrokenFiles(**contents["broken"])
-        stored = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints hold fewer
-        self.progress = Progress(**{name: contents[name] for name in stored})
+        """Resume from the contents of a checkpoint, and say what makes the rest of the run no longer bit-exact.
+
+        Raises:
+            UserError: it lacks something, or holds what no run writes.
+        """
+        try:
+            self.trainer.model.load_state_dict(contents["model"])
+            self.trainer.restore(contents)
+            self.statistics.restore(contents["statistics"])
+            self.feed.restore(contents.get("stream"))
+            self.broken = BrokenFiles(**contents["broken"])
+            stored = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints hold fewer
+            self.progress = Progress(**{name: contents[name] for name in stored})
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"the newest checkpoint, of step {ascii(contents.get('step'))[:40]}, is not one of this run "
+                f"({type(error).__name__}: {first_line(error)}): move it away to resume from the one before"
+            ) from None
         if changed := numerics_changed(contents.get("arithmetic", {}), numerics(self.trainer.device)):
             reporter.note(changed)
 

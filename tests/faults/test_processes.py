@@ -193,6 +193,35 @@ def test_processes_whose_launcher_is_killed_while_they_start_leave(images: Path,
     running.until_gone(PATIENCE)  # they import torch first
 
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_processes_whose_agent_of_torchrun_is_killed_save_and_leave(
+    images: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    """SIGKILL, as when memory runs out: the agent cannot tell its processes, and sets no variable of ours."""
+    out = tmp_path / "run"
+    running = start_process([*TORCHRUN, "-m", "excb.pretrain", *command(images, out)], out)
+    running.until(at_step(out, 4))
+    running.send(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    running.until_gone(GONE)
+    assert f"the launcher (process {running.pid}) is gone: the run saves and stops" in running.wait().said
+    assert 4 <= newest(out) == steps(out)[-1] < STEPS
+    assert main(command(images, out)) == 0
+    assert_same_run(undisturbed, out)
+
+
+@pytest.mark.slow
+def test_processes_whose_agent_of_torchrun_is_killed_while_they_start_leave(images: Path, tmp_path: Path) -> None:
+    running = start_process([*TORCHRUN, "-m", "excb.pretrain", *command(images, tmp_path / "run")], tmp_path / "run")
+    running.until(lambda: len(ranks(running.pid)) == 2)
+    time.sleep(1)  # they import torch now
+    running.send(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    running.until_gone(GONE)
+
+
 def test_nan_in_one_process_stops_all(images: Path, undisturbed: Path, tmp_path: Path) -> None:
     """Step 5 sees the images from place 24 of its epoch on, process 1 those from 30 on."""
     out = tmp_path / "run"

@@ -59,7 +59,22 @@ HEADERS = (
     *("Content-Length", "Content-Disposition", "ETag", "Last-Modified", "Content-Type", "Content-Range", "Location"),
     *("Transfer-Encoding", "X-Repo-Commit", "X-Linked-Etag", "X-Linked-Size", "Connection"),
 )
+# Numbers of any length, also of more digits than Python converts, and of digits that are not ASCII.
+digits = st.one_of(
+    st.sampled_from(("9" * 5000, "9" * 4000, "0" * 5000 + "1", "\u0661\u0662", "\u00b2", "")),
+    st.integers(0, 60).map(str),
+)
+ranges = st.builds("bytes {}-{}/{}".format, digits, digits, st.one_of(digits, st.just("*")))
+charsets = st.sampled_from(
+    ("utf-8", "undefined", "idna", "punycode", "rot13", "hex", "utf-8%00", "unicode_escape", "x" * 5000)
+)
 contents = st.one_of(
+    digits,
+    ranges,
+    st.builds(
+        "attachment; filename*={}''{}".format, charsets, st.sampled_from(("%ff%00a", "..%2fup", "a.wrong", "%zz"))
+    ),
+    st.builds("attachment; filename*{}*=a; filename*{}=b".format, digits, digits),
     hostile.names.map(lambda name: f'attachment; filename="{name}"'),
     hostile.names.map(lambda name: f"attachment; filename*=UTF-8''{name}"),
     hostile.numbers.map(str),
@@ -106,6 +121,37 @@ def test_downloads(guard: Guard, **drawn: object) -> None:
             )
             assert found is None or found.parent == guard.folder / "excb_home" / "downloads"
         guard.run(lambda: excb.load(url))
+
+
+@fuzz(
+    KIND,
+    inputs=60,
+    lines=headers,
+    span=st.one_of(ranges, st.just("bytes 20-39/40"), st.just("bytes 20-39/40")),
+    rest=st.one_of(st.binary(max_size=50), st.just(bytes(range(20, 40))), st.just(b"x" * 3000)),
+    status=st.sampled_from((206, 206, 206, 200, 226)),
+    tag=st.one_of(st.just('"1"'), st.just('"1"'), hostile.names),
+    chunked=st.booleans(),
+)
+def test_resumed_downloads(  # noqa: PLR0917 - named by the strategies
+    guard: Guard, lines: list[tuple[str, str]], span: str, rest: bytes, status: int, tag: str, chunked: bool
+) -> None:
+    """The first half arrives, and the rest is anything: what is kept is the file, whole, or another one's answer."""
+    whole = bytes(range(40))
+
+    def answer(request: bytes) -> bytes:
+        if b"\r\nRange:" not in request:
+            return answered(200, [("Content-Length", "40"), ("ETag", tag)], whole[:20])
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest) if chunked and rest else rest
+        length = [("Transfer-Encoding", "chunked")] if chunked and rest else []
+        return answered(status, [("Content-Range", span), *length, *lines], body)
+
+    waits = mock.patch.multiple(download, BACKOFF=0.0, TIMEOUT=2.0, ATTEMPTS=3)
+    with serving(answer) as address, online(), waits:
+        found = guard.run(lambda: fetch_url(f"{address}/a.pt", digest=None, reporter=Reporter(quiet=True), name="net"))
+    if found is not None and status == 206:
+        assert len(found.read_bytes()) == 40
+        assert found.read_bytes()[:20] == whole[:20]
 
 
 MODEL = {

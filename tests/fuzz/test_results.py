@@ -237,7 +237,7 @@ def shard() -> bytes:
     rows=st.one_of(
         st.deferred(lambda: hostile.damaged(shard())), st.deferred(lambda: hostile.damaged(shard(), until=128))
     ),
-    extra=st.sampled_from(("", "00002.npy", "sub/x", "meta.json.tmp")),
+    extra=st.sampled_from(("", "00002.npy", "sub/x", "meta.json.tmp", "checksums.json", "00000.part.npz")),
 )
 def test_feature_caches(guard: Guard, text: bytes, rows: bytes, extra: str) -> None:
     folder = guard.folder / FOLDER / "key"
@@ -247,11 +247,14 @@ def test_feature_caches(guard: Guard, text: bytes, rows: bytes, extra: str) -> N
     (folder / "00001.npy").write_bytes(shard())
     if extra:
         (folder / extra).parent.mkdir(exist_ok=True)
-        (folder / extra).write_bytes(b"x")
+        (folder / extra).write_bytes({"checksums.json": text, "00000.part.npz": rows}.get(extra, b"x"))
+    if extra == "checksums.json":
+        (folder / META).unlink()
     store = Store(folder, [range(3), range(3, 6)], 3)
     told: list[str] = []
     missing = guard.run(lambda: store.missing(told.append))
     assert set(missing) <= {0, 1}
+    guard.run(lambda: store.kept(missing, told.append))
     if not missing:
         assert guard.run(lambda: store.open().all()).shape == (6, 3)
     guard.run(lambda: entries(guard.folder))

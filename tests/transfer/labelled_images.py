@@ -55,10 +55,10 @@ def knn_by_loop(
     for query, target in zip(queries, targets, strict=True):
         cosines = unit @ (query / np.linalg.norm(query))
         nearest = sorted(range(len(bank)), key=lambda row: (-cosines[row], row))[:k]
-        scores = dict.fromkeys(names, 0.0)
+        scores: dict[str, float] = {}  # of classes with a vote
         for row in nearest:
-            scores[labels[row]] += float(np.exp(cosines[row] / temperature))
-        ranked = sorted(names, key=lambda name: (-scores[name], names.index(name)))
+            scores[labels[row]] = scores.get(labels[row], 0.0) + float(np.exp(cosines[row] / temperature))
+        ranked = sorted(scores, key=lambda name: (-scores[name], names.index(name)))
         first += ranked[0] == target
         fifth += target in ranked[:5]
     return 100 * first / len(queries), 100 * fifth / len(queries)

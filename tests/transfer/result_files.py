@@ -30,6 +30,7 @@ def result(
     numbers = data or {"classes": 3, "train": 9, "test": 6}
     if settings is None:
         settings = {"k": [20], "temperature": [0.07], "similarity": "cosine", "vote": "exp(s / T)"}
+        settings["top5"] = "classes with a vote"
     return Result(
         protocol=protocol,
         figures=figures,

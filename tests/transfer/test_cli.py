@@ -268,6 +268,13 @@ def test_images_of_an_unknown_class_count_as_wrong(place: Path, capsys: pytest.C
     assert "no train image is of class yak: its 1 test images count as wrong" in said.err
     result = json.loads(said.out)
     assert result["data"]["unknown_classes"] == {"yak": 1}
+    note = "no train image is of class yak: its 1 test images count as wrong"
+    assert note in result["notes"]
+    assert evaluate(place, *arguments, "--quiet") == 0
+    assert note in json.loads(capsys.readouterr().out)["notes"]
+    assert evaluate(place, *arguments[:-1], "--quiet") == 0
+    said = capsys.readouterr()
+    assert (said.out.splitlines()[-1], said.err) == (note, "")
     unknown = result["figures"]["knn_top1_k1"]
     assert evaluate(place, *DATA, "--test", "{place}/partly", "--k", "1", "--json", "--rename", "yak=ant") == 0
     renamed = json.loads(capsys.readouterr().out)

@@ -80,6 +80,61 @@ def test_a_mistake_in_many_processes_is_told_once(place: Path, capfd: pytest.Cap
     assert capfd.readouterr().err.count("--lr must be above 0") == 1
 
 
+DRY_RUNS = {
+    ("knn", "--k", "5", "--backend", "torch"): "5 neighbours of each test image among the train images, by torch",
+    ("retrieval", "--gallery", "test"): "rankings of the test images for each test image",
+    ("linear",): "50 heads on these features for 30 epochs",
+    ("linear", "--protocol", "logreg", "--C", "1", "2"): "logistic regressions on these features: 2",
+    ("linear", "--protocol", "resnet"): (
+        "1 head for 100 epochs, each of 33 new crops of the train images through the network; none of it is cached"
+    ),
+    ("semisup", "--percent", "10", "--seeds", "0", "1", "--epochs", "3"): (
+        "2 trainings of all weights, 3 epochs of 7 train images (stratified, seed 0), and the test images through each "
+        "network; none of it is cached"
+    ),
+    ("semisup", "--percent", "10", "--frozen"): (
+        "a logistic regression on the features of 7 train images (stratified, seed 0)"
+    ),
+    ("finetune", "--fraction", "0.5"): (
+        "1 training of all weights, 50 epochs of 16 train images (stratified, seed 0), and the test images through "
+        "each network; none of it is cached"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("knn", "--k", "99"), "--k 99 is out of range"),
+        (("knn", "--temperature", "0"), "--temperature must be above 0"),
+        (("linear", "--lr", "-1"), "--lr must be above 0"),
+        (("linear", "--protocol", "fats"), "did you mean 'fast'"),
+        (("linear", "--C", "1"), "--C is of logreg"),
+        (("linear", "--protocol", "logreg", "--C", "0"), "--C must be above 0"),
+        (("linear", "--protocol", "vit"), "only ViTs have class tokens"),
+        (("semisup", "--percent", "10", "--split-file", "{names}"), "1 of 1 names"),
+        (("finetune", "--split-file", "{names}"), "1 of 1 names"),
+        (("finetune", "--fraction", "2"), "--fraction 2"),
+        (("finetune", "--seeds", "1", "1"), "none twice"),
+        (("finetune", "--epochs", "0"), "epochs, batch and micro-batches must be at least 1"),
+        (("semisup", "--percent", "10", "--frozen", "--seeds", "0", "1"), "give one seed"),
+        (("features", "--out", "{names}"), "ends in .npz"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("ant/nowhere.png\n", encoding="utf-8")
+    messages = []
+    for dry in ((), ("--dry-run",)):
+        arguments = command(place, *(word.format(names=names) for word in words), *dry)
+        assert main([*arguments, "--cache", str(tmp_path / "cache")]) == 2
+        messages.append(capsys.readouterr().err)
+    assert told in messages[0]
+    assert messages[0] == messages[1]
+
+
 def test_features_are_kept_shared_and_exported(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = ("--cache", str(tmp_path / "cache"))
     assert main(command(place, "features", "--out", str(tmp_path / "f.npz"), "--json", *cache)) == 0
@@ -92,7 +147,13 @@ def test_features_are_kept_shared_and_exported(place: Path, tmp_path: Path, caps
     assert main(["cache", *cache]) == 0
     assert "33" in capsys.readouterr().out
     assert main(command(place, "knn", "--dry-run", *cache)) == 0
-    assert "nothing to compute" in capsys.readouterr().out
+    assert "no image passes through the network" in capsys.readouterr().out
+    for words, line in DRY_RUNS.items():
+        assert main(command(place, *words, "--dry-run", *cache, run="run")) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert line in lines
+        through = "train images" in line and "neighbours" not in line and "features" not in line
+        assert lines[-1].startswith("estimate: " if through or "the share" in lines[0] else "no image passes"), lines
     assert main(["cache", *cache, "--clear"]) == 0
     capsys.readouterr()
     assert main(command(place, "knn", "--dry-run", *cache)) == 0

@@ -1,12 +1,14 @@
 """Tests of `excb-zoo`: facts as a table or JSON, exports, and every mistake in one line with exit code 2."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import excb
+from excb.hub.catalogue import Figure, add, measured_on
 from excb.networks.architecture import Architecture
 from excb.zoo.__main__ import main
 from tests.clone import ROOT
@@ -131,6 +133,25 @@ def test_list_names_every_checkpoint(home: Path, capsys: pytest.CaptureFixture[s
     assert len(found) > 5
     assert main(["list", "--method", "swave"]) == 2
     assert "known: BYOL," in capsys.readouterr().err
+
+
+def test_a_figure_stands_beside_the_images_that_it_is_of(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = (
+        Figure("linear_top1", 61.23456, measured_on("cats", "linear_fast " + 16 * "a")),
+        Figure("knn_top1", 70.0, "A"),
+    )
+    row = replace(next(row for row in excb.checkpoints() if row.name == "swav_rn50"), name="mine", figures=figures)
+    add(row, home / "catalogue.toml")
+    add(
+        replace(row, name="older", figures=(Figure("knn_top1_k20", 5.0, "measured, knn " + 16 * "a"),)),
+        home / "catalogue.toml",
+    )
+    assert main(["list", "--markdown"]) == 0
+    cells = {line.split("`")[1]: line.split(" | ")[5:8] for line in capsys.readouterr().out.splitlines()[2:]}
+    assert cells["mine"] == ["61.23", "", "cats"]  # 70.0 is of other images
+    assert cells["older"] == ["", "5", "not stated"]
+    assert cells["swav_rn50"] == ["75.3", "65.7", "ImageNet-1k"]
+    assert cells["tiny_grocery"] == ["42.33", "40.56", "grocery128"]
 
 
 def test_the_names_in_the_documentation_are_those_of_the_catalogue(

@@ -77,7 +77,10 @@ def result_file(run: Path, file: Path, **changes: Any) -> Path:
         "figures": {"knn_top1_k20": 57.25},
         "settings": {"k": [20]},
         "checkpoint": {"source": "/home/someone/runs/tiny", "weights_sha256": weights_hash(excb.load(run).network)},
-        "data": {"train": {"root": "/home/someone/set/train", "images": 3, "fingerprint": "f" * 64}},
+        "data": {
+            part: {"root": f"/home/someone/set/{part}", "images": 3, "fingerprint": "f" * 64}
+            for part in ("train", "test")
+        },
         "seconds": 36.0,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +157,7 @@ def test_row_of_the_catalogue_names_commit_and_hash(
     assert entry.locations == (f"hf-hub:tester/tiny@{COMMIT}",)
     assert entry.digest == f"sha256:{sha256}"
     assert (entry.method, entry.source, entry.licence, entry.epochs) == ("ExCB", "own run", "apache-2.0", 1)
-    assert [(figure.name, figure.value) for figure in entry.figures] == [("knn_top1_k20", 57.25)]
+    assert [(each.name, each.value, each.images) for each in entry.figures] == [("knn_top1_k20", 57.25, "set")]
     assert catalogue.find("tiny") == entry
     printed = tomllib.loads(capsys.readouterr().out)
     assert Checkpoint.from_dict(printed["tiny"] | {"name": "tiny"}) == entry

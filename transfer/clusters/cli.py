@@ -1,20 +1,29 @@
 """`excb-eval clusters`: its options, and the command."""
 
 import argparse
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from excb.cli import Command, Parser, local_path
+from excb.cli import Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
 
 from ..options import add_pass_options
 from ..parallel import in_parallel
-from ..task_command import forecast, prepared
+from ..protocol import Evaluation, Measured, Protocol
+from ..task_command import Work, forecast, prepared
 
 if TYPE_CHECKING:
     import torch
+
+    from excb.hub.trained_heads import NetworkHeads
+    from excb.images.image_set import Images
+    from excb.results.result import Result
+
+    from ..task import Task
+    from .command import Clusters, Options
 
 
 def _add_options(parser: Parser) -> None:
@@ -31,14 +40,64 @@ def _add_options(parser: Parser) -> None:
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:
-    from excb.distributed.collectives import all_succeed, run_on_rank0
+    from excb.distributed.collectives import run_on_rank0
+
+    from . import command
+
+    reporter = Reporter(quiet=args.quiet or not is_rank0())
+    request = _open(args, device, reporter, results=args.out)
+    if args.dry_run:
+        forecast(request.task, Work({"images": request.images}), reporter)
+        return 0
+    clusters = request.evaluate(reporter, table=not args.json)
+    result = clusters.result
+    if args.out is not None:
+        result, files = run_on_rank0(
+            lambda: command.write(
+                clusters, request.images, args.out, reporter, name=Path(args.ckpt).name, options=request.options
+            )
+        )
+        reporter.note(f"wrote {', '.join(map(str, files))}")
+    if args.json and is_rank0():
+        reporter.answer(result.to_json())
+    return 0
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a command line names, loaded and checked."""
+
+    task: "Task"
+    images: "Images"
+    heads: "NetworkHeads"
+    options: "Options"
+
+    def evaluate(self, reporter: Reporter, *, table: bool) -> "Clusters":
+        from . import command
+
+        return command.evaluate(
+            self.heads,
+            self.task.stored(self.images, "images", reporter),
+            self.images,
+            checkpoint=self.task.describe_checkpoint(),
+            device=self.task.device,
+            reporter=reporter,
+            options=self.options,
+            balancing=command.balancing_of(self.task.backbone),
+            table=table,
+        )
+
+
+def _open(
+    args: argparse.Namespace, device: "torch.device", reporter: Reporter, *, results: Path | None = None
+) -> _Request:
+    from excb.distributed.collectives import all_succeed
     from excb.images.scanning import refuse_among
 
     from ..data.sources import images_of
     from . import command
     from .files import read_sizes
 
-    reporter = Reporter(quiet=args.quiet or not is_rank0())
     if args.compare and args.out is None:
         raise UserError.on_all_ranks("--compare needs a folder to draw into: name it with --out DIR")
     for folder in args.compare:
@@ -47,35 +106,48 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
     set_options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     options = all_succeed(lambda: command.Options(**set_options))
     images = all_succeed(lambda: images_of(args.data, data_root=args.data_root, note=reporter.note))
-    if args.out is not None:
-        all_succeed(partial(refuse_among, images, args.out))
+    if results is not None:
+        all_succeed(partial(refuse_among, images, results))
     task = prepared(args, images, images, device, heads=True)
     heads = all_succeed(lambda: command.heads_of(task.backbone, source=args.ckpt))
-    if args.dry_run:
-        forecast(task, {"train": images}, "pooled", reporter)
-        return 0
-    clusters = command.evaluate(
-        heads,
-        task.stored(images, "images", reporter),
-        images,
-        checkpoint=task.describe_checkpoint(),
-        device=device,
-        reporter=reporter,
-        options=options,
-        balancing=command.balancing_of(task.backbone),
-        table=not args.json,
-    )
-    result = clusters.result
-    if args.out is not None:
-        result, files = run_on_rank0(
-            lambda: command.write(clusters, images, args.out, reporter, name=Path(args.ckpt).name, options=options)
-        )
-        reporter.note(f"wrote {', '.join(map(str, files))}")
-    if args.json and is_rank0():
-        reporter.answer(result.to_json())
-    return 0
+    return _Request(task, images, heads, options)
 
 
-CLUSTERS = Command(
-    "clusters", "assign images to clusters: sizes, purity and an atlas", _add_options, in_parallel(_work, out="folder")
+def _evaluation(
+    args: argparse.Namespace,
+    device: "torch.device",
+    reporter: Reporter,
+    *,
+    task: "Task | None" = None,  # noqa: ARG001 - of two sets and a backbone without heads
+    results: Path | None = None,
+) -> Evaluation:
+    """See `protocol.OpenEvaluation`."""
+    from excb.distributed.collectives import run_on_rank0
+
+    from . import command
+
+    request = _open(args, device, reporter, results=results)
+
+    def measure(table: bool) -> Measured:
+        clusters = request.evaluate(reporter, table=table)
+
+        def write(result: "Result", file: Path) -> list[Path]:
+            written, name, folder = replace(clusters, result=result), Path(args.ckpt).name, file.with_suffix("")
+            return run_on_rank0(
+                lambda: command.write(written, request.images, folder, reporter, name=name, options=request.options)[1]
+            )
+
+        return clusters.result, write
+
+    return Evaluation(command.describe(request.images), measure)
+
+
+CLUSTERS = Protocol(
+    name="clusters",
+    help="assign images to clusters: sizes, purity and an atlas",
+    add_options=_add_options,
+    run=in_parallel(_work, out="folder"),
+    open=_evaluation,
+    families=(),  # its figures are of clusters, and none ranks checkpoints
+    cost=lambda _options, images: None if images.train is None else float(images.train),
 )

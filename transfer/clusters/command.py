@@ -81,6 +81,12 @@ def balancing_of(backbone: Backbone) -> tuple[Tensor, Tensor] | None:
     return balancing(sizes, cast("Form", form), empty_weight=EMPTY_WEIGHT / 2)
 
 
+def describe(images: Images) -> dict[str, Any]:
+    """The images, as in `Result.data`."""
+    facts = {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
+    return {"images": facts, "classes": len(images.classes or ())}
+
+
 def evaluate(
     heads: NetworkHeads,
     features: CachedFeatures,
@@ -131,10 +137,7 @@ def evaluate(
             "preprocessing": checkpoint.get("preprocessing"),
         },
         checkpoint=dict(checkpoint),
-        data={
-            "images": {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint},
-            "classes": len(images.classes or ()),
-        },
+        data=describe(images),
         seconds=round(time.monotonic() - start, 1),
         notes=_notes(len(images), assignment.clusters, figures, labelled=images.labels is not None),
     )

@@ -7,12 +7,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from excb.errors import UserError, nearest_name, require
+from excb.errors import UserError, nearest_name
 from excb.images.image_set import Images, ImageSet
 from excb.images.scanning import scan_folder
 from excb.images.shards import ShardImages
 
 FixedImages = TypeVar("FixedImages", bound=ImageSet | ShardImages)
+
+
+class OtherClassesError(UserError):
+    """Train and test images do not have the classes that were expected of them."""
 
 
 def labelled(folder: Path) -> ImageSet:
@@ -42,8 +46,9 @@ def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, st
         rename: new names of test folders that are named differently in the train set.
 
     Raises:
-        UserError: a test image is in no class folder, most are of classes that the train set does not have, or a folder
-            to rename does not exist.
+        OtherClassesError: most images are of classes that the train set does not have, or a folder to rename does not
+            exist.
+        UserError: a test image is in no class folder.
     """
     assert train.classes is not None
     if isinstance(test, ImageSet):
@@ -57,14 +62,15 @@ def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, st
     rename = rename or {}
     for old, new in rename.items():
         for name, classes_of, root in ((old, set(folders), test.root), (new, train.classes, train.root)):
-            require(
-                name in classes_of, f"--rename {old}={new}: {root} has no class {name}{nearest_name(name, classes_of)}"
-            )
+            if name not in classes_of:
+                raise OtherClassesError(
+                    f"--rename {old}={new}: {root} has no class {name}{nearest_name(name, classes_of)}"
+                )
     names = [rename.get(folder, folder) for folder in folders]
     unknown = sorted(set(names) - set(train.classes))
     if 2 * sum(name in unknown for name in names) > len(names):
         few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
-        raise UserError(
+        raise OtherClassesError(
             f"most images in {test.root} are of classes that {train.root} does not have ({few}): both need the same "
             "folders"
         )

@@ -10,6 +10,7 @@ from excb.images.shard_places import is_shards, names_tars
 from excb.remote.byte_ranges import is_remote
 
 from . import hub_sets, torchvision_sets
+from .classes import OtherClassesError
 from .folders import held_out_place, images_below, labelled_images, open_folder, test_images
 from .named_sets import Note, Source, Split
 
@@ -50,7 +51,8 @@ def train_and_test(
         test = held_out_place(_existing(data))
     if test is not None:
         return train_set, test_images(test, train_set, rename or {}, note)
-    require(not rename, "--rename is for folders of test images: name them with --test DIR")
+    if rename:
+        raise OtherClassesError("--rename is for folders of test images: name them with --test DIR")
     held_out = open_source(data or "", "test", data_root=data_root, note=note)
     require(
         held_out.classes == train_set.classes,

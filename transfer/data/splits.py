@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from urllib.request import urlopen
 
 import numpy as np
 
@@ -15,10 +14,12 @@ from excb.errors import UserError, require
 from excb.files.atomic import write_text
 from excb.images.image_set import Images
 from excb.images.opening import read_list
+from excb.remote.download import open_address
 from excb.seeding import Purpose, generator
 
 ADDRESS = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/{}"
 TIMEOUT = 30  # seconds without an answer
+MOST = 1 << 24  # bytes of an answer; the longer list has 3 million
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ def _published(percent: int, cache: Path) -> Sequence[str]:
 
 def _download(published: _Published) -> str:
     try:
-        with urlopen(published.address, timeout=TIMEOUT) as response:  # noqa: S310 - the address is https and ours
-            return str(response.read().decode("utf-8", "replace"))
+        with open_address(published.address, timeout=TIMEOUT) as response:
+            return str(response.read(MOST).decode("utf-8", "replace"))
     except (OSError, HTTPException) as error:
         reason = " ".join(f"{error}".split()) or type(error).__name__
         raise UserError(

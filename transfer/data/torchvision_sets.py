@@ -14,6 +14,7 @@ from PIL.Image import Image, fromarray
 from excb.errors import UserError, nearest_name
 from excb.images.decoding import to_rgb
 from excb.images.image_set import Images, ImageSet
+from excb.remote.home import expanded
 
 from .named_sets import Note, NumberedImages, Source, Split, one_line, rank0_then_all
 
@@ -82,7 +83,7 @@ def open_torchvision(text: str, split: Split, root: Path | None, note: Note) -> 
         hint = nearest_name(text.upper(), map(str.upper, SETS))
         raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(SETS)}")
     train, test = SETS[name]
-    root = root or Path(os.environ.get("EXCB_DATA") or Path.home() / ".cache" / "excb" / "datasets").expanduser()
+    root = root or expanded(os.environ.get("EXCB_DATA") or "~/.cache/excb/datasets", "EXCB_DATA")
     parts = train if split == "train" else (test,)
     sets = rank0_then_all(lambda: [_load(name, part, root, note) for part in parts])
     return _arrays(name, split, sets[0]) if hasattr(sets[0], "data") else _files(sets, root)

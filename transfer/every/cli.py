@@ -56,6 +56,9 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
 
     outcomes = suite.evaluate(steps, args.out, run, reporter)
     run_on_rank0(lambda: report(outcomes, args.out, reporter, as_json=args.json))
+    if args.quiet and not args.json and is_rank0():
+        for note in task.unknown_notes():
+            reporter.answer(note)
     if failed := [one for one in outcomes if one.failed]:
         raise UserError.on_all_ranks(f"{failed[0].step.title} could not be measured: {failed[0].failed}")
     return 0

@@ -52,11 +52,14 @@ def _masthead(name: str, results: Sequence[Result]) -> Html:
     )
 
 
-def _headline(result: Result) -> Html:
+def _headline_figure(result: Result) -> str:
     """A result's best-known figure: k = 20 of a grid of neighbours, else its first."""
-    figures = result.figures
-    headlines = (protocol.headline for protocol in PROTOCOLS if protocol.headline in figures)
-    figure = next(headlines, None) or next(iter(figures))
+    headlines = (protocol.headline for protocol in PROTOCOLS if protocol.headline in result.figures)
+    return next(headlines, None) or next(iter(result.figures))
+
+
+def _headline(result: Result) -> Html:
+    figures, figure = result.figures, _headline_figure(result)
     beside = None
     if figure in result.intervals:
         beside = element("small", "{:.1f} to {:.1f}".format(*result.intervals[figure]))
@@ -139,15 +142,18 @@ def _picture(one: Outcome) -> Html | None:
 
 
 def _classes(result: Result) -> Html | None:
-    """The best and the worst classes of the first figure."""
-    by_class = next(iter(result.per_class.values()), {})
+    """The best and the worst classes of the headline's figure."""
+    figure = _headline_figure(result)
+    by_class = result.per_class.get(figure, {})
     ranked = sorted(
         ((value, name) for name, value in by_class.items() if value is not None), key=lambda each: (-each[0], each[1])
     )
     if len(ranked) < 2:
         return None
     most = min(_FEW, len(ranked) // 2)
-    return element("div", *_ends("Best classes", ranked[:most]), *_ends("Worst classes", ranked[-most:]))
+    title = _title(figure)
+    best, worst = _ends(f"Best classes, {title}", ranked[:most]), _ends(f"Worst classes, {title}", ranked[-most:])
+    return element("div", *best, *worst)
 
 
 def _ends(title: str, classes: Sequence[tuple[float, str]]) -> list[Html]:

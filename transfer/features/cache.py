@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from excb.files import json_text, npy
 from excb.files.atomic import new_file, write_text
 
 SHARD_BYTES = 64 * 2**20
+KEEP_SECONDS = 10.0  # at most so often, the rows of an unfinished shard are kept
 FOLDER, META = "features", "meta.json"
+CHECKSUMS = "checksums.json"  # of the shards that are there, until meta.json has them
 _ADVICE = "name a folder elsewhere in EXCB_CACHE"
 
 
@@ -52,6 +55,10 @@ class CachedFeatures:
 class Store:
     """The features of one set on disk: NNNNN.npy for every shard, and meta.json once all are written.
 
+    Every shard's checksum is that of the rows as they were computed, and on the disk before the shard is: damage is
+    found at any time, also after an interruption. The rows of an unfinished shard are kept in NNNNN.part.npz, whose
+    format holds a checksum.
+
     Args:
         folder: of this set only.
         shards: the images of every shard.
@@ -60,6 +67,8 @@ class Store:
 
     def __init__(self, folder: Path, shards: Sequence[range], width: int) -> None:
         self.folder, self._shards, self._width = folder, shards, width
+        self._written: dict[int, int] = {}  # checksums by the numbers of the shards that are there
+        self._kept_at = time.monotonic()  # when rows were last written
 
     def file(self, number: int) -> Path:
         """A shard's file."""
@@ -76,38 +85,48 @@ class Store:
         return rows if rows.dtype == np.float32 and rows.shape == (len(self._shards[number]), self._width) else None
 
     def missing(self, warn: Callable[[str], None]) -> list[int]:
-        """Numbers of the shards to compute; `warn` gets a message for each damaged one."""
+        """Numbers of the shards to compute; `warn` gets a message for each damaged one. The others count as written."""
         numbers = range(len(self._shards))
+        self._written = {}
         try:
             checksums = self._checksums()
         except (OSError, ValueError, LookupError, TypeError):  # without checksums no shard can be trusted
-            warn(f"{self.folder / META} is damaged: these features are computed again")
+            name = META if self.finished() else CHECKSUMS
+            warn(f"{self.folder / name} is damaged: these features are computed again")
             return list(numbers)
         missing = []
         for number in numbers:
             rows = self.read(number)
-            if rows is None or (checksums is not None and _checksum(rows) != checksums[number]):
+            if rows is not None and _checksum(rows) == checksums.get(number):
+                self._written[number] = checksums[number]
+            else:
                 missing.append(number)
                 if self.file(number).exists():
-                    warn(f"{self.file(number)} is damaged: its features are computed again")
+                    wrong = "is damaged" if number in checksums else "has no checksum"  # as older versions left it
+                    warn(f"{self.file(number)} {wrong}: its features are computed again")
         return missing
 
-    def _checksums(self) -> list[int] | None:
-        """The shards' checksums, or None if the features are not complete yet."""
-        file = self.folder / META
-        if not file.exists():
-            return None
-        checksums = json_text.parse(file.read_bytes())["crc32"]
-        if not isinstance(checksums, list) or len(checksums) != len(self._shards):
-            raise ValueError("not one checksum for each shard")
-        return checksums
+    def _checksums(self) -> dict[int, int]:
+        """The checksums of the shards that were written, by their numbers."""
+        if self.finished():
+            checksums = json_text.parse((self.folder / META).read_bytes())["crc32"]
+            if not isinstance(checksums, list) or len(checksums) != len(self._shards):
+                raise ValueError("not one checksum for each shard")
+            return dict(enumerate(checksums))
+        try:
+            checksums = json_text.parse((self.folder / CHECKSUMS).read_bytes())
+        except FileNotFoundError:
+            return {}
+        if not isinstance(checksums, dict):
+            raise TypeError("no table of checksums")
+        return {int(number): checksum for number, checksum in checksums.items()}
 
     def finished(self) -> bool:
         """Whether all shards were written; some may have been damaged since."""
         return (self.folder / META).is_file()
 
     def start(self, missing: Sequence[int]) -> None:
-        """Prepare the folder for the missing shards.
+        """Prepare the folder for the shards that `missing` named.
 
         Raises:
             UserError: the folder cannot be written, or the disk has too little room.
@@ -115,7 +134,7 @@ class Store:
         wanted = sum(len(self._shards[number]) for number in missing) * self._width * 4
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Before anything is computed: after an interruption, existing shards count as intact.
+            self._write_checksums()
             for file in [self.folder / META, *map(self.file, missing)]:
                 file.unlink(missing_ok=True)
             free = shutil.disk_usage(self.folder).free
@@ -125,13 +144,54 @@ class Store:
             raise _unwritable(self.folder, f"{wanted / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free")
 
     def write(self, number: int, rows: np.ndarray) -> None:
-        """Write a shard.
+        """Write a shard, and its checksum before it.
 
         Raises:
             UserError: the disk is full or the folder cannot be written.
         """
+        self._written[number] = _checksum(rows)
+        self._write_checksums()
         with new_file(self.file(number), advice=_ADVICE) as file, file.open("wb") as stream:
             np.save(stream, rows, allow_pickle=False)
+        self._part(number).unlink(missing_ok=True)
+        self._kept_at = time.monotonic()
+
+    def keep(self, number: int, rows: Sequence[Tensor]) -> None:
+        """Keep the first rows of an unfinished shard, if nothing was written for `KEEP_SECONDS`.
+
+        Args:
+            number: of the shard.
+            rows: [n, D] each; together they are its first rows.
+
+        Raises:
+            UserError: the disk is full or the folder cannot be written.
+        """
+        if time.monotonic() - self._kept_at < KEEP_SECONDS:
+            return
+        with new_file(self._part(number), advice=_ADVICE) as file, file.open("wb") as stream:
+            np.savez(stream, rows=torch.cat([*rows]).numpy())
+        self._kept_at = time.monotonic()
+
+    def kept(self, missing: Sequence[int], warn: Callable[[str], None]) -> dict[int, Tensor]:
+        """The first rows [n, D] of missing shards, as far as `keep` kept them; `warn` is told of damage."""
+        kept = {}
+        for number in missing:
+            if (file := self._part(number)).exists():
+                try:
+                    with npy.unwarned(), np.load(file, allow_pickle=False) as arrays:
+                        rows = arrays["rows"]
+                    if not (rows.dtype == np.float32 and rows.shape[1:] == (self._width,)):
+                        raise ValueError("other rows")
+                    kept[number] = torch.from_numpy(rows[: len(self._shards[number])])
+                except npy.DAMAGE:
+                    warn(f"{file} is damaged: its features are computed again")
+        return kept
+
+    def _write_checksums(self) -> None:
+        write_text(json.dumps(self._written), self.folder / CHECKSUMS, advice=_ADVICE)
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"{number:05}.part.npz"
 
     def finish(self, description: dict[str, Any]) -> None:
         """Write meta.json, which marks the features as complete.
@@ -142,10 +202,11 @@ class Store:
         meta = {
             "images": sum(map(len, self._shards)),
             "width": self._width,
-            "crc32": list(map(_checksum, self._intact_shards())),
+            "crc32": [self._written[number] for number in range(len(self._shards))],
             "made_from": description,
         }
         write_text(json.dumps(meta, indent=2), self.folder / META, advice=_ADVICE)
+        (self.folder / CHECKSUMS).unlink(missing_ok=True)
 
     def open(self) -> CachedFeatures:
         """The complete features.

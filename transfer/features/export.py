@@ -1,7 +1,7 @@
 """Export features, and estimate beforehand what computing them takes."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ def export(sets: Mapping[str, Extraction], cache: Path | None, file: Path, repor
     Raises:
         UserError: an image cannot be read, or the file cannot be written.
     """
-    if file.suffix != ".npz" or file.is_dir():
-        raise UserError(f"--out {file}: features are written to a file that ends in .npz")
+    check_file(file)
     arrays: dict[str, np.ndarray] = {"classes": np.array([*sets.values()][-1].images.classes)}
     reporter = reporter if rank() == 0 else Reporter(quiet=True)
     for name, extraction in sets.items():
@@ -52,34 +51,44 @@ def export(sets: Mapping[str, Extraction], cache: Path | None, file: Path, repor
     return file
 
 
+def check_file(file: Path) -> None:
+    """Raise UserError if features cannot be exported to a file of this name."""
+    if file.suffix != ".npz" or file.is_dir():
+        raise UserError(f"--out {file}: features are written to a file that ends in .npz")
+
+
 def _write(arrays: dict[str, np.ndarray], file: Path) -> None:
     with new_file(file, advice="name another file") as temporary, temporary.open("wb") as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]
 
 
-def plan(sets: Mapping[str, Extraction], cache: Path | None) -> dict[str, Any]:
+def plan(
+    sets: Mapping[str, Extraction], cache: Path | None, *, timed: Extraction | None = None, passes: float = 0.0
+) -> dict[str, Any]:
     """Estimate what features take, by timing a few images; nothing is cached.
 
     Args:
         sets: by name.
         cache: folder of cached features; None caches nothing.
+        timed: of the images to time; by default of the first set.
+        passes: images that pass through the network beside these features.
 
     Returns:
-        `width`; `seconds_per_image`, timed on a few images of the first set, or None if nothing is left to compute;
-        `seconds`, the estimate for all that is left; and for each set the number of `images`, how many of these are
-        `cached`, and the `bytes` of all their features.
+        `width`; `seconds_per_image`, or None if no image is left to pass through the network; `seconds`, the estimate
+        for all that is left; and for each set the number of `images`, how many of these are `cached`, and the `bytes`
+        of all their features.
 
     Raises:
         UserError: the backbone has no such features, or an image cannot be read.
     """
-    first = next(iter(sets.values()))
+    timed = timed or next(iter(sets.values()))
     planned = {name: _plan_set(extraction, cache) for name, extraction in sets.items()}
     left = sum(entry["images"] - entry["cached"] for entry in planned.values())
-    pace = _seconds_per_image(first) if left else None
+    pace = _seconds_per_image(timed) if left or passes else None
     return {
-        "width": first.width,
+        "width": timed.width,
         "seconds_per_image": pace,
-        "seconds": left * (pace or 0.0) / world_size(),
+        "seconds": (left + passes) * (pace or 0.0) / world_size(),
         "sets": planned,
     }
 
@@ -87,8 +96,10 @@ def plan(sets: Mapping[str, Extraction], cache: Path | None) -> dict[str, Any]:
 def _plan_set(extraction: Extraction, cache: Path | None) -> dict[str, int]:
     cached, images = 0, len(extraction.images)
     if cache is not None:
-        missing = extraction.store(cache, extraction.description()).missing(lambda _line: None)
-        cached = images - sum(len(extraction.shards[number]) for number in missing)
+        store = extraction.store(cache, extraction.description())
+        missing = store.missing(lambda _line: None)
+        kept = sum(map(len, store.kept(missing, lambda _line: None).values()))
+        cached = images - sum(len(extraction.shards[number]) for number in missing) + kept
     return {"images": images, "cached": cached, "bytes": images * extraction.width * 4}
 
 
@@ -114,15 +125,16 @@ def _seconds_per_image(extraction: Extraction) -> float:
     return (max(read, compute) if extraction.workers else read + compute) / len(few)
 
 
-def describe(planned: dict[str, Any]) -> str:
-    """A plan as text, for `--dry-run`."""
+def describe(planned: dict[str, Any], then: Sequence[str] = ()) -> str:
+    """A plan as text, for `--dry-run`; `then` are lines about what is computed beside features."""
     lines = []
     for name, entry in planned["sets"].items():
         cached = f"{entry['cached']:,} of them cached" if entry["cached"] else "none cached"
         lines.append(f"{name}: {entry['images']:,} images, {cached}, {entry['bytes'] / 2**20:,.1f} MiB of features")
+    lines += then
     pace = planned["seconds_per_image"]
     if pace is None:
-        return "\n".join([*lines, "nothing to compute: all features are cached"])
+        return "\n".join([*lines, "no image passes through the network: all features are cached"])
     return "\n".join(
         [*lines, f"estimate: {duration(planned['seconds'])} at {1000 * pace:.1f} ms an image, timed on a few of them"]
     )

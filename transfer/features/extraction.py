@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_numbers, gather_objects, rank, run_on_rank0, world_size
@@ -29,6 +29,7 @@ from . import cache
 from .cache import CachedFeatures, Store
 
 CODE_VERSION = 2  # raise it with every change of the code that changes features
+GATHERED = 4  # batches of each rank between two exchanges of rows
 PACKAGES = ("torch", "torchvision", "timm", "pillow")
 
 
@@ -110,27 +111,49 @@ class Extraction:
         key = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
         return Store(root / cache.FOLDER / key, self.shards, self.width)
 
-    def run(self, numbers: Sequence[int], progress: Callable[[int], None]) -> Iterator[tuple[int, np.ndarray]]:
+    def run(
+        self,
+        numbers: Sequence[int],
+        progress: Callable[[int], None],
+        *,
+        kept: Mapping[int, Tensor] | None = None,
+        keep: Callable[[int, Sequence[Tensor]], None] = lambda _number, _rows: None,
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """Compute some of the shards. Batches are strided by rank, and every rank gets all rows.
 
         Batch boundaries do not depend on the world size, so that the rows are bit-exact for any number of ranks.
+
+        Args:
+            numbers: of the shards.
+            progress: called with numbers of images.
+            kept: first rows [n, D] of some of the shards, which are there already.
+            keep: called with the rows so far of an unfinished shard, on all ranks, every few batches.
 
         Raises:
             UserError: an image cannot be read (all are tried first, and shards without broken images are returned), or
                 memory is too small.
         """
         batch = int(gather_numbers([self.batch]).min())  # automatic batch sizes may differ between ranks
-        batches = {number: in_batches(self.shards[number], batch) for number in numbers}
+        kept = kept or {}
+        left = {number: self.shards[number][len(kept.get(number, ())) :] for number in numbers}
+        batches = {number: in_batches(images, batch) for number, images in left.items()}
         passed = self._pass([part for number in numbers for part in batches[number][rank() :: world_size()]])
         broken: dict[str, str] = {}
+        at_once = GATHERED * world_size()
         for number, whole in batches.items():
-            # One rank may run out of memory while the others wait for its rows.
-            by_rank = gather_objects(all_succeed(partial(self._parts, passed, whole, progress)))
-            in_order = [by_rank[turn % world_size()][turn // world_size()] for turn in range(len(whole))]
-            bad = {path: reason for part in in_order for path, reason in part.broken.items()}
+            rows, bad = [kept[number]] if number in kept else [], dict[str, str]()
+            for start in range(0, len(whole), at_once):
+                some = whole[start : start + at_once]
+                # One rank may run out of memory while the others wait for its rows.
+                by_rank = gather_objects(all_succeed(partial(self._parts, passed, some, progress)))
+                in_order = [by_rank[turn % world_size()][turn // world_size()] for turn in range(len(some))]
+                bad |= {path: reason for part in in_order for path, reason in part.broken.items()}
+                rows += [part.rows for part in in_order]
+                if not bad and start + at_once < len(whole):
+                    keep(number, rows)
             broken |= bad
             if not bad:
-                yield number, torch.cat([part.rows for part in in_order]).numpy()
+                yield number, torch.cat(rows).numpy()
         refuse_broken(broken, self.images, already_reported=rank() > 0)
 
     @staticmethod
@@ -155,7 +178,8 @@ class Extraction:
 def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *, name: str) -> CachedFeatures:
     """The features of a set: read from the cache, or computed and cached.
 
-    An interrupted extraction resumes at its first missing shard. All ranks call this together.
+    An interrupted extraction resumes where it was at most `cache.KEEP_SECONDS` and a few batches before. All ranks call
+    this together.
 
     Args:
         extraction: what to compute.
@@ -175,9 +199,14 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
     missing = run_on_rank0(lambda: store.missing(reporter.warn))
     if missing or not run_on_rank0(store.finished):
         run_on_rank0(lambda: store.start(missing))
-        done = total - sum(sizes[number] for number in missing)
+        kept = run_on_rank0(lambda: store.kept(missing, reporter.warn))
+        done = total - sum(sizes[number] - len(kept.get(number, ())) for number in missing)
+
+        def keep(number: int, rows: Sequence[Tensor]) -> None:
+            run_on_rank0(lambda: store.keep(number, rows))
+
         with reporter.progress(f"features of {name}", total, done=done) as bar:
-            for number, rows in extraction.run(missing, bar.advance):
+            for number, rows in extraction.run(missing, bar.advance, kept=kept, keep=keep):
                 run_on_rank0(partial(store.write, number, rows))
         run_on_rank0(lambda: store.finish(description))
     elif rank() == 0:

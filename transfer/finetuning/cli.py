@@ -13,7 +13,7 @@ from excb.errors import UserError, require
 from ..options import add_task_options
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep
 from ..reporting.fields import named
-from ..task_command import TaskCommand
+from ..task_command import TaskCommand, Work
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,22 +72,39 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
+def _work(args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
+    from excb.images.subset import Subset
+
+    from .protocol import check
+
+    settings = _settings(args)
+    share, source = check(task, **_arguments(args, task))
+    images = f"{len(share):,} train images ({source})"
+    if args.frozen:
+        line = f"a logistic regression on the features of {images}"
+        return Work({"the share": Subset(task.train, share), "test": task.test}, then=(line,))
+    seeds = len(args.seeds)
+    line = (
+        f"{seeds} training{'s' if seeds > 1 else ''} of all weights, {settings.epochs} epochs of {images}, and the "
+        "test images through each network; none of it is cached"
+    )
+    each = _TRAINING_PASS * settings.epochs * len(share) + len(task.test)
+    return Work({}, then=(line,), passes=seeds * each)
+
+
 def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
-    from .protocol import evaluate, is_imagenet
+    from .protocol import evaluate
+
+    return evaluate(task, reporter, **_arguments(args, task), settings=_settings(args), state=args.state, table=table)
+
+
+def _arguments(args: argparse.Namespace, task: "Task") -> dict[str, Any]:
+    """What `protocol.check` and `protocol.evaluate` take."""
+    from .protocol import is_imagenet
 
     listed = args.split_file is not None or (args.percent is not None and is_imagenet(task.train))
-    return evaluate(
-        task,
-        reporter,
-        percent=args.percent,
-        fraction=args.fraction,
-        split=_split(args, task) if listed else None,
-        seeds=args.seeds,
-        frozen=args.frozen,
-        settings=_settings(args),
-        state=args.state,
-        table=table,
-    )
+    values = {name: getattr(args, name) for name in ("percent", "fraction", "seeds", "frozen")}
+    return values | {"split": _split(args, task) if listed else None}
 
 
 def _settings(args: argparse.Namespace) -> "Settings":
@@ -163,7 +180,7 @@ def _too_few(task: "Task", percent: int) -> str:
     return f"{percent} % of {len(task.train):,} train images are {images}, fewer than {classes} classes"
 
 
-_COMMAND = TaskCommand(_measure, _check)
+_COMMAND = TaskCommand(_measure, _check, _work)
 SEMISUP = Protocol(
     name="semisup",
     help="fine-tuning on 1 % or 10 % of the labels",

@@ -66,20 +66,15 @@ def evaluate(
     Returns:
         Figures `semisup_1pct_top1`, `semisup_1pct_top5` (or `semisup_1pct_frozen_top1`, `finetune_top1`, ...) in
         percent, and the predictions. With several seeds the figures are means, beside those of every seed
-        (`semisup_1pct_top1_seed0`) and their standard deviation (`semisup_1pct_top1_sd`); predictions without a seed's
-        name are the first seed's.
+        (`semisup_1pct_top1_seed0`) and their standard deviation (`semisup_1pct_top1_sd`); guesses without a seed's name
+        are the first seed's.
 
     Raises:
         UserError: an argument is out of range, an image cannot be read, or the training diverges.
     """
-    require(
-        percent is None or percent in SETTINGS,
-        f"{percent} %: the protocol knows 1 and 10; `excb-eval finetune` takes any --fraction",
-    )
-    share, source = _share(task, fraction if percent is None else percent / 100, split)
+    share, source = check(task, percent=percent, fraction=fraction, split=split, seeds=seeds, frozen=frozen)
     name = "finetune" if percent is None else f"semisup_{percent}pct"
     if frozen:
-        require(len(seeds) == 1, "the frozen variant has nothing random to average: give one seed")
         return _evaluate_frozen(task, reporter, share, source, name=f"{name}_frozen", seed=seeds[0], table=table)
     return _fine_tune(
         task,
@@ -93,6 +88,29 @@ def evaluate(
         state=state,
         table=table,
     )
+
+
+def check(
+    task: Task,
+    *,
+    percent: int | None,
+    fraction: float,
+    split: np.ndarray | None,
+    seeds: Sequence[int],
+    frozen: bool,
+) -> tuple[np.ndarray, str]:
+    """Indices of the train images that `evaluate` uses, and their source; it refuses what `evaluate` refuses."""
+    require(
+        percent is None or percent in SETTINGS,
+        f"{percent} %: the protocol knows 1 and 10; `excb-eval finetune` takes any --fraction",
+    )
+    require(len(seeds) > 0 and len(set(seeds)) == len(seeds), "name at least one seed, and none twice")
+    require(not frozen or len(seeds) == 1, "the frozen variant has nothing random to average: give one seed")
+    share, source = _share(task, fraction if percent is None else percent / 100, split)
+    assert task.train.labels is not None
+    apart = not frozen or len(np.unique(task.train.labels[share])) > 1
+    require(apart, "the share has images of one class only: nothing to tell apart")
+    return share, source
 
 
 def is_imagenet(images: Images) -> bool:
@@ -137,7 +155,6 @@ def _fine_tune(
     table: bool,
 ) -> tuple[Result, Predictions]:
     start = time.monotonic()
-    require(len(seeds) > 0 and len(set(seeds)) == len(seeds), "name at least one seed, and none twice")
     described, notes = _describe(task, share, source)
     if settings.batch > len(share):
         notes.append(f"the share has {len(share)} images, less than a batch of {settings.batch}: one batch an epoch")
@@ -150,8 +167,8 @@ def _fine_tune(
     predictions = Predictions.of(task, {f"{name}_{{}}": first} | (top5 if len(seeds) > 1 else {}))
     if len(seeds) > 1:
         notes.append(
-            f"{name}_top1 and {name}_top5 are means of {len(seeds)} seeds; predictions and accuracy by class "
-            f"under these names are those of seed {seeds[0]}"
+            f"{name}_top1, {name}_top5 and accuracy by class are means of {len(seeds)} seeds; the confusion matrix and "
+            f"the predictions of {name} are those of seed {seeds[0]}"
         )
     result = report(
         task,
@@ -221,10 +238,6 @@ def _evaluate_frozen(
 ) -> tuple[Result, Predictions]:
     start = time.monotonic()
     described, notes = _describe(task, share, source)
-    assert task.train.labels is not None
-    require(
-        len(np.unique(task.train.labels[share])) > 1, "the share has images of one class only: nothing to tell apart"
-    )
     rows, labels = task.features(Subset(task.train, share), "the share", reporter)
     queries, _ = task.features(task.test, "test", reporter)
     if rank() == 0:

@@ -11,7 +11,7 @@ from excb.console import Reporter
 from ..options import add_task_options
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
-from ..task_command import TaskCommand
+from ..task_command import TaskCommand, Work
 
 if TYPE_CHECKING:
     from excb.results.result import Result
@@ -36,12 +36,26 @@ def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: 
     return evaluate(task, reporter, ks=args.k, temperatures=args.temperature, backend=args.backend, table=table)
 
 
+def _work(args: argparse.Namespace, task: "Task", reporter: Reporter) -> Work:
+    from .protocol import check
+
+    ks, search = check(task, reporter, ks=args.k, temperatures=args.temperature, backend=args.backend)
+    votes = f"{max(ks)} neighbours of each test image among the train images, by {search}"
+    return Work({"train": task.train, "test": task.test}, then=(votes,))
+
+
 def _kind_of(figure: str) -> FigureKind | None:
     if (match := _FIGURE.fullmatch(figure)) is None:
         return None
     settings: list[tuple[str, Any]] = [("k", int(match[2]))] if match[2] else []
     settings += [("T", float(match[3]))] if match[3] else []
     return FigureKind("knn", f"top-{match[1]}", tuple(settings))
+
+
+def _of_result(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
+    """The fields of a measured figure. Top-5 of older versions stands apart: it counted classes without a vote."""
+    older = kind.metric == "top-5" and "top5" not in settings
+    return named(_of_one_figure(settings, kind)) | ({"top5": "also classes without a vote"} if older else {})
 
 
 def _of_one_figure(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
@@ -57,7 +71,7 @@ def _steps(_task: "Task", _args: argparse.Namespace, depends_on: Mapping[str, An
     return [SuiteStep("knn", "k-NN", ["knn"], depends_on=depends_on)]
 
 
-_COMMAND = TaskCommand(_measure)
+_COMMAND = TaskCommand(_measure, work=_work)
 KNN = Protocol(
     name="knn",
     help="weighted k-nearest-neighbour vote on frozen features (DINO's protocol)",
@@ -68,7 +82,7 @@ KNN = Protocol(
     kind_of=_kind_of,
     headline="knn_top1_k20",
     cost=one_pass,
-    result_fields=lambda settings, kind: named(_of_one_figure(settings, kind)),
+    result_fields=_of_result,
     claim_fields=_of_one_figure,
     in_suite=InSuite(names=("knn",), steps=_steps),
 )

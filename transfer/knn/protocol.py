@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -22,7 +23,9 @@ from ..reporting.report import report
 from ..task import Task
 
 KS = (10, 20, 100, 200)
-FIXED = {"similarity": "cosine", "vote": "exp(s / T)"}  # settings that no option changes
+HEADLINE_K = 20  # of the figure that pages show first: the confusion matrix is of this one, too
+# Settings that no option changes. Results without "top5" also counted classes without a vote, in the classes' order.
+FIXED = {"similarity": "cosine", "vote": "exp(s / T)", "top5": "classes with a vote"}
 
 
 def evaluate(
@@ -53,10 +56,8 @@ def evaluate(
     """
     start = time.monotonic()
     assert task.train.labels is not None
-    require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
-    neighbour_counts = check_ks(ks, len(task.train), reporter)
+    neighbour_counts, search = check(task, reporter, ks=ks, temperatures=temperatures, backend=backend)
     width = task.extraction(task.train).width
-    search = available_backend(backend, task.device, width)
     memory = partial(plan, len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size())
     held = memory()
     # A bank that would fill the memory is read from the cache's files instead, tile by tile.
@@ -83,6 +84,8 @@ def evaluate(
         f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): each.top5 for (k, T), each in votes.items()
     }
     predictions = Predictions.of(task, top5)
+    if (pictured := f"knn_{{}}_k{HEADLINE_K}") in top5:
+        predictions = replace(predictions, pictured=pictured)
     result = report(
         task,
         protocol="knn",
@@ -108,6 +111,20 @@ def _print(result: Result, predictions: Predictions, reporter: Reporter, *, bank
     if len(temperatures) == 1:
         title += f", T = {temperatures[0]:g}"
     reporter.table(title, ["k", "top-1 %", "95 % interval", "top-5 %"], rows)
+
+
+def check(
+    task: Task,
+    reporter: Reporter,
+    *,
+    ks: Sequence[int] | None,
+    temperatures: Sequence[float],
+    backend: Literal["auto", "faiss", "torch"],
+) -> tuple[list[int], Literal["faiss", "torch"]]:
+    """The numbers of neighbours and the search that `evaluate` uses; it refuses what `evaluate` refuses."""
+    require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
+    counts = check_ks(ks, len(task.train), reporter)
+    return counts, available_backend(backend, task.device, task.extraction(task.train).width)
 
 
 def check_ks(ks: Sequence[int] | None, images: int, reporter: Reporter) -> list[int]:

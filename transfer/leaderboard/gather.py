@@ -27,9 +27,12 @@ def gather(named: Sequence[Path], out: Path) -> list[MeasuredResult]:
         UserError: something is missing or damaged, a folder holds no result, or it is none of this version.
     """
     results: dict[str, MeasuredResult] = {}
-    for file in [*results_of(named), *_files(BUNDLED)]:
+    for file in results_of(named):
         result = Result.read(file)
         results.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
+    for file in _files(BUNDLED):  # a copy of one has its name: claims were read from it
+        result = Result.read(file)
+        results[result.to_json()] = MeasuredResult(result, _source(file, out), _checkpoint(result, file))
     return list(results.values())
 
 

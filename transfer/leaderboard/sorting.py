@@ -73,12 +73,18 @@ class _Boards:
                 _add(row.notes, f"{each.source.text} gives {kind.metric} {value:.2f}")
                 continue
             cell.measured, cell.interval = value, result.intervals.get(figure)
+            # A claim that was read from this very file is the same measurement: agreeing with it reproduces nothing.
+            recorded = {claim.value for claim in self._recorded(each) if claim.figure == figure}
+            cell.published = [published for published in cell.published if published not in recorded]
             # The file may also be the source of a claim.
             row.sources = [source for source in row.sources if source.text != each.source.text]
             _add(row.sources, each.source)
             for note in result.notes:
                 _add(row.notes, note)
             self._judge(row, cell, each, figure)
+
+    def _recorded(self, each: MeasuredResult) -> list[Claim]:
+        return [claim for claim in self.published if claim.source == each.source.text]
 
     def _judge(self, row: LeaderboardRow, cell: LeaderboardCell, each: MeasuredResult, figure: str) -> None:
         """Judge anew the claims that the file answers or that share the row: a verdict in a file is not trusted."""

@@ -13,11 +13,10 @@ from excb.errors import UserError
 from ..options import add_task_options
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
-from ..task_command import TaskCommand
-from .recipes import PROTOCOLS, choose
+from ..task_command import TaskCommand, Work
+from .recipes import PROTOCOLS, LinearProtocol, choose
 
 if TYPE_CHECKING:
-    from excb.networks.features import Kind
     from excb.results.result import Result
 
     from ..published.claim import ClaimImages
@@ -49,27 +48,35 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError.on_all_ranks(f"--state {args.state} is a folder: name a file in it")
 
 
-def _features(args: argparse.Namespace) -> "Kind":
-    return PROTOCOLS[args.recipe].features if args.recipe in PROTOCOLS else "pooled"
+def _work(args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
+    from .protocol import check
+
+    chosen = check(task, **_arguments(args))
+    both = {"train": task.train, "test": task.test}
+    if not isinstance(chosen, LinearProtocol):
+        return Work(both, then=(f"logistic regressions on these features: {len(chosen)}",))
+    heads, each_epoch = len(chosen.lr) * len(chosen.weight_decay), len(task.train)
+    many = f"{heads} head{'s' if heads > 1 else ''}"
+    if not chosen.augmented:
+        return Work(both, chosen.features, then=(f"{many} on these features for {chosen.epochs} epochs",))
+    line = (
+        f"{many} for {chosen.epochs} epochs, each of {each_epoch:,} new crops of the train images through the network; "
+        "none of it is cached"
+    )
+    chooses = heads > 1 and args.select == "holdout"
+    return Work(both if chooses else {"test": task.test}, chosen.features, (line,), chosen.epochs * each_epoch)
+
+
+def _arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What `protocol.check` and `protocol.evaluate` take."""
+    values = {name: getattr(args, name) for name in ("epochs", "lr", "wd", "C", "select", "seed")}
+    return values | {"protocol": args.recipe, "batch": args.train_batch}
 
 
 def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
     from .protocol import evaluate
 
-    return evaluate(
-        task,
-        reporter,
-        protocol=args.recipe,
-        epochs=args.epochs,
-        batch=args.train_batch,
-        lr=args.lr,
-        wd=args.wd,
-        C=args.C,
-        select=args.select,
-        seed=args.seed,
-        state=args.state,
-        table=table,
-    )
+    return evaluate(task, reporter, **_arguments(args), state=args.state, table=table)
 
 
 def _cost(options: Mapping[str, Any], images: "ClaimImages") -> float | None:
@@ -101,7 +108,7 @@ def _steps(_task: "Task", args: argparse.Namespace, depends_on: Mapping[str, Any
     return [SuiteStep("linear", f"Linear, {args.linear}", ["linear", "--protocol", args.linear], depends_on=depends_on)]
 
 
-_COMMAND = TaskCommand(_measure, _check, _features)
+_COMMAND = TaskCommand(_measure, _check, _work)
 LINEAR = Protocol(
     name="linear",
     help="linear heads on the frozen backbone",

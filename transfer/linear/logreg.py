@@ -1,8 +1,8 @@
 """scikit-learn's logistic regression on frozen features."""
 
-import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from excb.console import Reporter
-from excb.distributed.collectives import run_on_rank0
-from excb.errors import require
+from excb.distributed.collectives import rank, run_on_rank0
 
 from ..task import Task
 from .heads import HeadBank
@@ -28,29 +27,31 @@ def logistic_regression(
     Args:
         task: backbone and images.
         reporter: prints notes, progress and tables.
-        strengths: C of each model that is tried, inverse strengths of the L2 penalty.
+        strengths: C of each model that is tried, inverse strengths of the L2 penalty; each once, above 0.
         select: "holdout" or "test": the images on which one of several models is chosen.
         seed: names the held-out images.
 
     Raises:
-        UserError: a strength is out of range, or no image can be held out.
+        UserError: no image can be held out.
     """
-    require(len(strengths) > 0 and all(0 < C < math.inf for C in strengths), "--C must be above 0, such as 1")
     classes = len(task.train.classes or ())
+    notes: list[str] = []
 
     def fit(rows: Tensor, labels: Tensor, tried: Sequence[HeadSettings]) -> HeadBank:
         bank = HeadBank(classes, rows.shape[1], lr=[0] * len(tried), weight_decay=[0] * len(tried), dtype=torch.float64)
         with reporter.progress("logistic regression", len(tried)) as bar:
             for head, one in enumerate(tried):
-                weight, bias = run_on_rank0(partial(_fit, rows, labels, one["C"], classes, reporter))
+                weight, bias, converged = run_on_rank0(partial(_fit, rows, labels, one["C"], classes))
+                if not converged:
+                    notes.append(f"logistic regression with C = {one['C']:g} has not converged in {STEPS} steps")
                 bank.weight[head], bank.bias[head] = torch.from_numpy(weight), torch.from_numpy(bias)
                 bar.advance()
         return bank
 
-    return choose_on_features(
+    outcome = choose_on_features(
         task,
         reporter,
-        [{"C": C} for C in dict.fromkeys(strengths)],  # a repeat would be the same model once more
+        [{"C": C} for C in strengths],
         standardised,
         fit,
         settings={"solver": "scikit-learn, lbfgs", "steps": STEPS, "features": "pooled"},
@@ -58,10 +59,15 @@ def logistic_regression(
         select=select,
         seed=seed,
     )
+    notes = [*dict.fromkeys(notes)]
+    if rank() == 0:
+        for note in notes:
+            reporter.warn(f"{note}: try a smaller C")
+    return replace(outcome, notes=(*outcome.notes, *notes))
 
 
-def _fit(rows: Tensor, labels: Tensor, C: float, classes: int, reporter: Reporter) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [classes, D] and biases [classes] in float64."""
+def _fit(rows: Tensor, labels: Tensor, C: float, classes: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Weights [classes, D] and biases [classes] in float64, and whether they converged."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -69,15 +75,14 @@ def _fit(rows: Tensor, labels: Tensor, C: float, classes: int, reporter: Reporte
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         model.fit(rows.double().numpy(), labels.numpy())
-    if any(issubclass(warning.category, ConvergenceWarning) for warning in caught):
-        reporter.warn(f"logistic regression with C = {C:g} has not converged in {STEPS} steps: try a smaller C")
+    converged = not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
     # Of two classes scikit-learn keeps the difference: half of it up and half of it down is the same model.
     weight, bias = model.coef_, model.intercept_
     if len(model.classes_) == 2:
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     all_weight, all_bias = np.zeros((classes, rows.shape[1])), np.full(classes, -1e4)  # a class without images: never
     all_weight[model.classes_], all_bias[model.classes_] = weight, bias
-    return all_weight, all_bias
+    return all_weight, all_bias, converged
 
 
 def standardised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:

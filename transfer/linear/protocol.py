@@ -1,5 +1,6 @@
 """Linear protocols: heads on a frozen backbone, a sweep in one pass, chosen on images that the heads never saw."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from ..task import Task
 from .logreg import logistic_regression
 from .probe import Probe
 from .recipes import LinearProtocol, choose
-from .selection import as_text
+from .selection import as_text, held_out
 
 
 def evaluate(
@@ -65,16 +66,11 @@ def evaluate(
         UserError: a setting is out of range, `state` is of another evaluation, or an image cannot be read.
     """
     start = time.monotonic()
-    require(select in ("holdout", "test"), f"--select is 'holdout' or 'test', not '{select}'")
-    if protocol == "logreg":
-        options = {"--epochs": epochs, "--batch": batch, "--lr": lr, "--wd": wd}
-        wrong = [name for name, value in options.items() if value is not None]
-        require(not wrong, f"logreg has no {', '.join(wrong)}: it takes --C, the inverse strength of its penalty")
-        outcome = logistic_regression(task, reporter, (1.0,) if C is None else C, select=select, seed=seed)
+    chosen = check(task, protocol=protocol, epochs=epochs, batch=batch, lr=lr, wd=wd, C=C, select=select, seed=seed)
+    if not isinstance(chosen, LinearProtocol):
+        outcome = logistic_regression(task, reporter, chosen, select=select, seed=seed)
     else:
-        require(C is None, f"--C is of logreg: {protocol} takes --lr and --wd")
-        recipe = all_succeed(lambda: choose(protocol, epochs=epochs, batch=batch, lr=lr, weight_decay=wd))
-        plan = _fitted(recipe, task, reporter)
+        plan = _fitted(chosen, task, reporter)
         probe = Probe(task, reporter, plan, select, seed)
         outcome = probe.through_backbone(state) if plan.augmented else probe.on_features()
     predictions = Predictions.of(task, {"linear_{}": outcome.top5})
@@ -89,6 +85,39 @@ def evaluate(
     if table and rank() == 0:
         _print(result, protocol, reporter)
     return result, predictions
+
+
+def check(
+    task: Task,
+    *,
+    protocol: str,
+    epochs: int | None,
+    batch: int | None,
+    lr: Sequence[float] | None,
+    wd: Sequence[float] | None,
+    C: Sequence[float] | None,
+    select: str,
+    seed: int,
+) -> LinearProtocol | tuple[float, ...]:
+    """What `evaluate` trains, given its arguments; of "logreg" the values of C. It refuses what `evaluate` refuses."""
+    require(select in ("holdout", "test"), f"--select is 'holdout' or 'test', not '{select}'")
+    chosen: LinearProtocol | tuple[float, ...]
+    if protocol == "logreg":
+        options = {"--epochs": epochs, "--batch": batch, "--lr": lr, "--wd": wd}
+        wrong = [name for name, value in options.items() if value is not None]
+        require(not wrong, f"logreg has no {', '.join(wrong)}: it takes --C, the inverse strength of its penalty")
+        chosen = (1.0,) if C is None else tuple(dict.fromkeys(C))  # a repeat would be the same model once more
+        require(len(chosen) > 0 and all(0 < each < math.inf for each in chosen), "--C must be above 0, such as 1")
+        several = len(chosen) > 1
+    else:
+        require(C is None, f"--C is of logreg: {protocol} takes --lr and --wd")
+        chosen = all_succeed(lambda: choose(protocol, epochs=epochs, batch=batch, lr=lr, weight_decay=wd))
+        several = len(chosen.lr) * len(chosen.weight_decay) > 1
+    if several and select == "holdout":
+        assert task.train.labels is not None
+        labels = task.train.labels
+        all_succeed(lambda: held_out(labels, seed))
+    return chosen
 
 
 def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProtocol:

@@ -5,6 +5,7 @@ that a leaderboard can compute its figures again, and `excb-eval compare` can te
 """
 
 import io
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,9 +80,13 @@ class Predictions(Scored):
     """The classes that a protocol guesses for the test images, every image once.
 
     Args:
-        values: guesses by template, [Q, 5 or fewer] int64, best first. A template is a figure's name with {} for top1
-            and top5, such as "knn_{}_k20".
+        values: guesses by template, [Q, 5 or fewer] int64, best first, -1 where there is no further guess. A template
+            is a figure's name with {} for top1 and top5, such as "knn_{}_k20". Beside templates of several seeds,
+            "semisup_1pct_{}_seed4", the one without a seed stands for their mean, whatever guesses it has.
+        pictured: the template of the confusion matrix; the first where it is empty.
     """
+
+    pictured: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,7 +95,8 @@ class Predictions(Scored):
             _require(ranked.dtype == torch.int64 and ranked.ndim == 2, f"whole numbers in {name}")
             fits = len(ranked) == len(self.targets) and 1 <= ranked.shape[1] <= 5
             _require(fits, f"one to five guesses for each image in {name}")
-            _require(_indices(ranked, len(self.classes)), f"indices of classes in {name}")
+            _require(_indices(ranked[:, 0], len(self.classes)), f"indices of classes in {name}")
+            _require(_indices(ranked + 1, len(self.classes) + 1), f"indices of classes or -1 in {name}")
 
     def hits(self, *, within: int) -> dict[str, Tensor]:
         """Which images are right, [Q] bool, for every figure that looks at the first `within` guesses."""
@@ -100,9 +106,20 @@ class Predictions(Scored):
         }
 
     def scores(self) -> dict[str, Tensor]:
-        """Top-1 and top-5 hits of every template."""
-        pairs = zip(self.hits(within=1).items(), self.hits(within=5).items(), strict=True)
-        return {name: hits for pair in pairs for name, hits in pair}
+        """Top-1 and top-5 hits of every template; of a mean over seeds, the share of seeds that are right."""
+        hits = self.hits(within=1) | self.hits(within=5)
+        scores = {}
+        for template in self.values:
+            seeds = self._seeds(template)
+            for top in ("top1", "top5"):
+                each = [hits[one.format(top)] for one in seeds]
+                name = template.format(top)
+                scores[name] = torch.stack(each).double().mean(0) if each else hits[name]
+        return scores
+
+    def _seeds(self, template: str) -> list[str]:
+        """The templates of the seeds that this one is the mean of; none where it is no mean."""
+        return [name for name in self.values if re.fullmatch(re.escape(template) + r"_seed\d+", name)]
 
     @property
     def main(self) -> list[str]:
@@ -110,8 +127,10 @@ class Predictions(Scored):
         return [template.format("top1") for template in self.values]
 
     def picture(self) -> bytes:
-        """The confusion matrix of the first template."""
-        template, ranked = next(iter(self.values.items()))
+        """The confusion matrix of the template `pictured`; of a mean over seeds that of the first seed."""
+        first = self.pictured or next(iter(self.values))
+        template = next(iter(self._seeds(first)), first)
+        ranked = self.values[template]
         matrix = scoring.confusions(ranked[:, 0], self.targets, len(self.classes))
         percent = scoring.percent(ranked[:, 0] == self.targets)
         title = f"{template.format('top1')}: {percent:.2f} % of {len(ranked):,} test images"

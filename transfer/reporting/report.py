@@ -48,7 +48,7 @@ def report(
         seconds=round(seconds, 1),
         intervals={name: statistics.interval(each) for name, each in scores.items()},
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in scored.main},
-        notes=list(notes),
+        notes=[*(task.unknown_notes() if isinstance(scored, Predictions) else []), *notes],
     )
 
 

@@ -13,7 +13,7 @@ def correct(ranked: Tensor, targets: Tensor, *, within: int) -> Tensor:
     """Whether the true class is among the first `within` guesses, for every image.
 
     Args:
-        ranked: [Q, R] int64, the guesses, best first; fewer than `within` where there are fewer classes.
+        ranked: [Q, R] int64, the guesses, best first; fewer than `within` where there are fewer classes; -1 is none.
         targets: [Q] int64.
         within: 1 for top-1, 5 for top-5.
 

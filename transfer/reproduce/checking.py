@@ -12,6 +12,7 @@ from excb.errors import UserError, is_rank0
 from excb.hub.loading import obtain
 
 from .. import protocols
+from ..data.classes import OtherClassesError
 from ..protocol import Measured
 from ..published import registry
 from . import tables
@@ -106,5 +107,9 @@ def _measure(
             setattr(options, name, getattr(args, name))
     if why := protocol.missing(options):
         return why
-    evaluation = protocol.open(options, device, reporter, results=args.out)
-    return other_images(run.claims[0].data, evaluation.data) or evaluation.measure(False)
+    images = run.claims[0].data
+    try:
+        evaluation = protocol.open(options, device, reporter, results=args.out)
+    except OtherClassesError:
+        return f"these images are not {images.title}: their classes are others"  # the claim wrote --rename, nobody else
+    return other_images(images, evaluation.data) or evaluation.measure(False)

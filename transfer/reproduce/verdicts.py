@@ -57,17 +57,20 @@ def judge(claim: Claim, result: Result) -> Verdict:
 
 
 def other_images(wanted: ClaimImages, data: Mapping[str, Any]) -> str:
-    """Why images are not those of a claim; empty where they are, as far as the registry knows."""
-    numbers = (
-        ("classes", wanted.classes, data["classes"]),
-        ("train images", wanted.train, data["train"]["images"]),
-        ("test images", wanted.test, data["test"]["images"]),
-    )
+    """Why images are not those of a claim; empty where they are, as far as the registry knows.
+
+    Args:
+        wanted: those of the claim.
+        data: as in `Result.data`. A protocol on one set, such as clusters, takes the train images.
+    """
+    sets = {"train": data["images"]} if "images" in data else {part: data[part] for part in ("train", "test")}
+    numbers = [("classes", wanted.classes, data["classes"])]
+    numbers += [(f"{part} images", getattr(wanted, part), images["images"]) for part, images in sets.items()]
     for what, expected, actual in numbers:
         if expected is not None and expected != actual:
             return f"these images are not {wanted.title}: {actual:,} {what}, not {expected:,}"
-    for part in ("train", "test"):
+    for part, images in sets.items():
         fingerprint = getattr(wanted, f"{part}_fingerprint")
-        if fingerprint is not None and fingerprint != data[part]["fingerprint"]:
+        if fingerprint is not None and fingerprint != images["fingerprint"]:
             return f"these images are not {wanted.title}: the {part} images are others, of equal number"
     return ""

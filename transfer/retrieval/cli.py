@@ -10,7 +10,7 @@ from excb.console import Reporter
 
 from ..options import add_task_options
 from ..protocol import Family, FigureKind, InSuite, Protocol, SuiteStep, one_pass
-from ..task_command import TaskCommand
+from ..task_command import TaskCommand, Work
 
 if TYPE_CHECKING:
     from excb.results.result import Result
@@ -34,6 +34,11 @@ def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: 
     return evaluate(task, reporter, gallery=args.gallery, table=table)
 
 
+def _work(args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
+    sets = {"test": task.test} if args.gallery == "test" else {"train": task.train, "test": task.test}
+    return Work(sets, then=(f"rankings of the {args.gallery} images for each test image",))
+
+
 def _kind_of(figure: str) -> FigureKind | None:
     if (match := _FIGURE.fullmatch(figure)) is None:
         return None
@@ -46,7 +51,7 @@ def _steps(task: "Task", _args: argparse.Namespace, depends_on: Mapping[str, Any
     return [SuiteStep("retrieval", "Retrieval", ["retrieval"], skipped=why, depends_on=depends_on)]
 
 
-_COMMAND = TaskCommand(_measure, unknown="are left out")
+_COMMAND = TaskCommand(_measure, work=_work, unknown="are left out")
 RETRIEVAL = Protocol(
     name="retrieval",
     help="images of the same class by cosine on frozen features: mAP, R-precision, recall@k",

@@ -12,7 +12,7 @@ from excb.errors import UserError
 if TYPE_CHECKING:
     from excb.hub.catalogue import Checkpoint
 
-HEADER = ("name", "method", "network", "epochs", "batch", "linear %", "k-NN %", "licence")
+HEADER = ("name", "method", "network", "epochs", "batch", "linear %", "k-NN %", "images", "licence")
 
 
 def add_options(parser: Parser) -> None:
@@ -50,12 +50,15 @@ def _state(row: "Checkpoint") -> str:
 
 
 def _cells(row: "Checkpoint") -> list[str]:
-    """A row of the table: each figure as the first source states it."""
-    figures = {figure.name: f"{figure.value:g}" for figure in reversed(row.figures)}
+    """A row of the table: each figure as the first source states it, all on the images of the first."""
+    names = ("linear_top1", "knn_top1", "knn_top1_k20")
+    listed = [figure for figure in row.figures if figure.name in names]
+    images = next((figure.images for figure in listed), "")
+    figures = {each.name: f"{round(each.value, 2):g}" for each in reversed(listed) if each.images == images}
     scores = [figures.get("linear_top1", ""), figures.get("knn_top1") or figures.get("knn_top1_k20", "")]
     network = row.architecture.name.removeprefix("timm:")
     sizes = ["" if value is None else str(value) for value in (row.epochs, row.batch)]
-    return [row.name, row.method, network, *sizes, *scores, row.licence or "none stated"]
+    return [row.name, row.method, network, *sizes, *scores, images, row.licence or "none stated"]
 
 
 def _markdown(rows: "Sequence[Checkpoint]") -> str:

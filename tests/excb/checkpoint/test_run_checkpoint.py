@@ -6,6 +6,7 @@ import pickle
 import random
 import re
 import resource
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -380,6 +381,28 @@ def test_damaged_ones_are_named_and_passed_over(run: Path) -> None:
     for file, word in zip((newest, second), words, strict=True):
         assert str(file) in word
         assert "damaged" in word
+
+
+@pytest.mark.parametrize("made", ["folder", "pipe", "link", "other step", "no step"])
+def test_what_only_has_a_checkpoints_name_is_named_and_passed_over(run: Path, made: str) -> None:
+    place = run / "checkpoints" / "step-999.pt"
+    match made:
+        case "folder":
+            place.mkdir()
+        case "pipe":
+            os.mkfifo(place)
+        case "link":
+            place.symlink_to("nothing")
+        case "other step":
+            shutil.copy(run / "checkpoints" / "step-10.pt", place)
+        case "no step":
+            run_checkpoint.write({"model": {}}, place)
+    words: list[str] = []
+    found = run_checkpoint.read_newest(run, words.append)
+    assert found is not None
+    assert (found[0].name, found[1]["step"]) == ("step-10.pt", 10)
+    assert len(words) == 1
+    assert str(place) in words[0]
 
 
 def test_all_damaged_is_an_error(run: Path) -> None:

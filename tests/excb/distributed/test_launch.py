@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from excb.distributed import signals
+from excb.distributed import launcher, signals
 from excb.distributed.launch import GRACE, launch
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
@@ -141,9 +142,9 @@ def test_repeats_within_a_moment_are_one_request() -> None:
 
 
 def test_a_process_whose_launcher_is_gone_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(signals.LAUNCHER, str(os.getppid()))
+    monkeypatch.setattr(launcher, "gone", threading.Event())
     with StopRequest() as stop:
         assert not stop.agreed()
-    monkeypatch.setenv(signals.LAUNCHER, "1" if os.getppid() != 1 else "2")
-    with StopRequest() as stop:
+        launcher.gone.set()
         assert stop.agreed()
+        assert stop.exit_code == 128 + signal.SIGTERM

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -182,6 +183,43 @@ def test_two_processes_that_write_one_file_leave_a_whole_one(tmp_path: Path) -> 
         assert writer.exitcode == 0
     assert seen == {"a", "b"}
     assert names(tmp_path) == ["target"]
+
+
+def test_a_link_in_place_of_the_new_file_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where somebody could guess its name."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    monkeypatch.setattr("excb.files.atomic.uuid.uuid4", lambda: SimpleNamespace(hex="guessed"))
+    (tmp_path / ".target.guessed.tmp").symlink_to(victim)
+    with pytest.raises(UserError, match="File exists"):
+        write_text("new", tmp_path / "target")
+    assert victim.read_bytes() == b"precious"
+
+
+def test_names_of_new_things_are_never_the_same(tmp_path: Path) -> None:
+    seen = set[Path]()
+    for _ in range(100):
+        with new_file(tmp_path / "target") as partial:
+            seen.add(partial)
+    assert len(seen) == 100
+
+
+def _count(file: Path) -> None:
+    for _ in range(30):
+        with atomic.locked(file):
+            write_text(f"{int(file.read_text()) + 1}", file)
+
+
+def test_processes_that_change_a_locked_file_take_turns(tmp_path: Path) -> None:
+    file = tmp_path / "count"
+    file.write_text("0")
+    writers = [get_context("spawn").Process(target=_count, args=(file,)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert file.read_text() == "90"
 
 
 def test_an_error_says_what_to_do(tmp_path: Path) -> None:

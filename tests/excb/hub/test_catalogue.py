@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -503,7 +504,30 @@ def test_added_rows_keep_what_was_there(zoo: Path) -> None:
     assert find("my.v2") == row("my.v2")
     assert len(damaged()) == 1  # the odd one is kept, though no row
     assert "'odd'" in damaged()[0]
-    assert [path.name for path in zoo.iterdir()] == ["catalogue.toml"]
+    assert sorted(path.name for path in zoo.iterdir()) == ["catalogue.toml", "catalogue.toml.lock"]
+
+
+def _add_rows(file: Path, letter: str) -> None:
+    for number in range(15):
+        add(row(f"{letter}{number}", note=letter), file)
+        add(row("shared", note=letter), file)
+
+
+def test_rows_that_processes_add_at_once_are_all_kept(zoo: Path) -> None:
+    writers = [get_context("spawn").Process(target=_add_rows, args=(zoo / "catalogue.toml", name)) for name in "abc"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    wanted = {f"{letter}{number}" for letter in "abc" for number in range(15)} | {"shared"}
+    assert {entry.name for entry in checkpoints()} - ROWS.keys() == wanted
+
+
+def test_a_catalogue_that_cannot_be_locked_is_one_line(zoo: Path) -> None:
+    (zoo / "catalogue.toml.lock").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"cannot write .*catalogue.toml"):
+        add(row(), zoo / "catalogue.toml")
 
 
 def test_a_row_that_could_not_be_read_again_is_not_written(zoo: Path) -> None:

@@ -34,13 +34,13 @@ def test_no_array_grows_with_queries_times_classes() -> None:
 def loop_vote(
     similarities: Tensor, labels: list[list[int]], k: int, temperature: float, classes: int
 ) -> list[list[int]]:
-    """The classes of every query by (-score, class), scores added up one by one."""
+    """The classes of every query by (-score, class), scores added up one by one; those without a vote are -1."""
     ranking = []
     for line, voted in zip(similarities.tolist(), labels, strict=True):
-        scores = [0.0] * classes
+        scores: dict[int, float] = {}
         for similarity, label in list(zip(line, voted, strict=True))[:k]:
-            scores[label] += math.exp(similarity / temperature)
-        ranking.append(sorted(range(classes), key=lambda c: (-scores[c], c)))
+            scores[label] = scores.get(label, 0.0) + math.exp(similarity / temperature)
+        ranking.append(sorted(scores, key=lambda c: (-scores[c], c)) + [-1] * (classes - len(scores)))
     return ranking
 
 
@@ -103,7 +103,7 @@ def test_one_class_is_never_tied() -> None:
 def test_low_temperatures_do_not_overflow() -> None:
     neighbours = neighbours_of_one(1.0, 0.999, 0.9)
     result = vote(neighbours, torch.tensor([2, 1, 1]), ks=[3], temperatures=[1e-4], classes=3)[3, 1e-4]
-    assert result.top5.tolist() == [[2, 1, 0]]
+    assert result.top5.tolist() == [[2, 1, -1]]  # exp(-1000) is 0 in float64, and still a vote
 
 
 def test_digits_as_scikit_learn_classifies_them() -> None:
@@ -121,8 +121,32 @@ def test_digits_as_scikit_learn_classifies_them() -> None:
         assert 90 < top1 < top5 <= 100
 
 
+def dinos_top5(neighbours: Neighbours, labels: Tensor, targets: Tensor, *, k: int, classes: int) -> tuple[float, float]:
+    """The least and the most that DINO's code can give: its sort may put classes without a vote in any order."""
+    one_hot = torch.nn.functional.one_hot(labels[neighbours.indices[:, :k]], classes)
+    scores = (one_hot * (neighbours.similarities[:, :k, None] / 0.07).exp()).sum(1)
+    of_target = scores.gather(1, targets[:, None])
+    better, voted = (scores > of_target).sum(1), of_target[:, 0] > 0
+    sure = voted & (better < min(5, k))
+    possible = sure | (~voted & ((scores > 0).sum(1) < min(5, k)))
+    return 100 * sure.double().mean().item(), 100 * possible.double().mean().item()
+
+
+def test_top5_credits_no_class_without_a_vote() -> None:
+    features, labels = load_digits(return_X_y=True)
+    rows, classes = torch.from_numpy(features), torch.from_numpy(labels)
+    found = nearest(rows[:300], rows[300:], 10)
+    votes = vote(found, classes[:300], ks=[1, 10], temperatures=[0.07], classes=10)
+    for (k, _), result in votes.items():
+        least, most = dinos_top5(found, classes[:300], classes[300:], k=k, classes=10)
+        assert accuracy(result, classes[300:])[1] == pytest.approx(least)
+        assert k == 1 or least < most
+    top1, top5 = accuracy(votes[1, 0.07], classes[300:])
+    assert top1 == top5  # one neighbour votes for one class
+
+
 def test_accuracy_counts_in_percent() -> None:
-    top5 = torch.tensor([[3, 1, 0, 2, 4], [0, 1, 2, 3, 4], [5, 4, 3, 2, 1], [1, 0, 2, 3, 4]])
+    top5 = torch.tensor([[3, 1, 0, 2, 4], [0, 1, 2, 3, 4], [5, 4, 3, -1, -1], [1, 0, 2, 3, 4]])
     result = Vote(top5[:, 0], top5, torch.zeros(4, dtype=torch.bool))
     assert accuracy(result, torch.tensor([3, 4, 0, 1])) == (50.0, 75.0)
     with pytest.raises(UserError, match="one per query"):

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import io
 import json
+import re
 import shutil
 import socket
 import time
@@ -148,6 +149,169 @@ def test_redirect_from_elsewhere_into_this_machine_is_refused() -> None:
     headers: Any = {}
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:1/a.*from https://example\.com.*https:// addresses only"):
         redirects.redirect_request(request, io.BytesIO(), 302, "Found", headers, "http://127.0.0.1:1/a")
+
+
+ADDRESSES = {
+    "internet.example": "93.184.215.14",
+    "intranet.example": "10.0.0.7",
+    "rebound.example": "127.0.0.1",
+    "half.example": "93.184.215.14 192.168.1.1",
+}
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of hosts, as a resolver tells them; addresses in any form are the system's business."""
+    real = socket.getaddrinfo
+
+    def resolve(host: str, *rest: Any, **options: Any) -> Any:
+        if host in ADDRESSES:
+            return [(0, 0, 0, "", (address, 0)) for address in ADDRESSES[host].split()]
+        return real(host, *rest, **{"flags": socket.AI_NUMERICHOST} | options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+def redirected(before: str, after: str) -> Request | None:
+    headers: Any = {}
+    request = Request(before)
+    request.set_proxy("127.0.0.1:3128", "http")  # where a proxy is used, the request names that
+    return module._Redirects().redirect_request(request, io.BytesIO(), 302, "Found", headers, after)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "127.9.9.9", "[::1]", "0.0.0.0", "[::]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "127.1"),
+        *("rebound.example", "%31%32%37.0.0.1", "127.0.0.1:8443", "user@127.0.0.1"),
+        *("10.0.0.1", "192.168.1.1", "169.254.169.254", "172.16.5.5", "100.64.0.1", "[fd00::1]", "[fe80::1]"),
+        *("intranet.example", "half.example"),
+    ],
+)
+def test_redirect_from_the_internet_into_a_private_place_is_refused(host: str, names: None) -> None:
+    with pytest.raises(UserError, match=r"leads into (this machine|the private network)"):
+        redirected("https://internet.example/a.pth", f"https://{host}/a.pth")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("internet.example", "8.8.8.8"),
+        ("internet.example", "[2606:4700::1111]"),
+        ("internet.example", "unknown.example"),  # a proxy may know it
+        ("intranet.example", "10.0.0.8"),
+        ("intranet.example", "internet.example"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("rebound.example", "192.168.1.1"),
+    ],
+)
+def test_redirect_to_a_place_as_far_away_is_followed(before: str, after: str, names: None) -> None:
+    assert redirected(f"https://{before}/a.pth", f"https://{after}/a.pth") is not None
+
+
+def test_redirect_from_the_private_network_into_this_machine_is_refused(names: None) -> None:
+    with pytest.raises(UserError, match="leads into this machine"):
+        redirected("https://intranet.example/a.pth", "https://127.0.0.1/a.pth")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Headers that lie
+# ---------------------------------------------------------------------------------------------------------------------
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize("length", [DIGITS, "9" * 4000, "9" * 17, "-1", "x", "\u00b2", ""])
+def test_length_that_is_no_size_is_not_known(length: str, server: FileServer, part: Path) -> None:
+    server.files[FILE].headers = {"Content-Length": length}
+    assert fetch(server.url(FILE), part) == "net.pth"
+    assert json.loads(part.with_suffix(".json").read_text())["total"] is None
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        f"bytes 1000-{DIGITS}/{DIGITS}",
+        f"bytes {DIGITS}-1/2",
+        "bytes 1000-999/10240",
+        "bytes 1000-10240/10240",
+        "bytes 1000-10239/*",
+        "bytes 1000-10239/10241",
+        "bytes 999-10239/10240",
+        "bytes \u00b9000-10239/10240",
+        "",
+    ],
+)
+def test_range_that_does_not_go_on_starts_over(span: str, server: FileServer, part: Path) -> None:
+    left(part, CONTENT[:1000], total=len(CONTENT), version='"1"')
+    server.files[FILE].headers = {"Content-Range": span}
+    fetch(server.url(FILE), part)
+    assert [asked.range for asked in server.asked] == ["bytes=1000-", None]
+
+
+CHARSETS = ("undefined", "idna", "punycode", "rot13", "hex", "no-such", "utf-8%00", "x" * 5000, "../../x")
+
+
+@pytest.mark.parametrize("charset", CHARSETS)
+def test_name_in_an_odd_charset_is_a_name(charset: str, server: FileServer, part: Path) -> None:
+    server.files[FILE].disposition = f"attachment; filename*={charset}''%ff%00..a.pth"
+    name = fetch(server.url(FILE), part)
+    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name)
+
+
+@pytest.mark.parametrize(
+    "parts", [f"filename*{DIGITS}*=x", "filename*=a; filename*0=b; filename*x*=c", "filename*0*=''"]
+)
+def test_name_in_odd_parts_is_a_name(parts: str, server: FileServer, part: Path) -> None:
+    server.files[FILE].disposition = f"attachment; {parts}"
+    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", fetch(server.url(FILE), part))
+
+
+@pytest.mark.parametrize("status", [206, 202, 203, 226, 299])
+def test_part_that_nobody_asked_for_is_not_the_file(status: int, server: FileServer, part: Path) -> None:
+    server.files[FILE] = Served(CONTENT[:500], answered=status, headers={"Content-Range": "bytes 0-499/10240"})
+    assert f"127.0.0.1 answers {status}, where the whole file was asked for" in line(server.url(FILE), part)
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_rest_that_is_longer_than_stated_is_not_the_file(chunked: bool, server: FileServer, part: Path) -> None:
+    left(part, CONTENT[:1000], total=len(CONTENT), version='"1"')
+    server.files[FILE] = Served(CONTENT, more=b"more", chunked=chunked, headers={"Content-Length": None})
+    download(server.url(FILE), part, algorithms=["sha256"], reporter=Reporter(), name="net")
+    assert [asked.range for asked in server.asked] == ["bytes=1000-", None]  # the second time it states no size
+
+
+def test_size_in_a_partial_answer_is_held_against_what_arrives(server: FileServer, part: Path) -> None:
+    """The first answer stated no size, and the rest is cut silently."""
+    left(part, CONTENT[:1000], total=None, version='"1"')
+    server.cuts, server.files[FILE].headers = [5000], {"Content-Length": None}
+    fetch(server.url(FILE), part)
+    assert [asked.range for asked in server.asked] == ["bytes=1000-", "bytes=5000-"]
+
+
+@pytest.mark.parametrize("tag", ['"\u00e9"', '"a\r\n b"', '"\x01"'])
+def test_version_that_cannot_be_sent_back_is_none(tag: str, server: FileServer, part: Path) -> None:
+    server.files[FILE].etag = tag
+    broken(server, part)
+    fetch(server.url(FILE), part)
+    assert [asked.range for asked in server.asked] == [None]
+
+
+def test_version_on_the_disk_that_cannot_be_sent_is_none(server: FileServer, part: Path) -> None:
+    left(part, CONTENT[:1000], total=len(CONTENT), version="a\r\nX: b")
+    fetch(server.url(FILE), part)
+    assert [asked.range for asked in server.asked] == [None]
+
+
+def test_link_in_place_of_the_part_is_not_written_through(server: FileServer, part: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(CONTENT[:1000])
+    part.symlink_to(target)
+    part.with_suffix(".json").write_text(json.dumps({"name": "a", "total": len(CONTENT), "version": '"1"'}))
+    fetch(server.url(FILE), part)
+    assert target.read_bytes() == CONTENT[:1000]
+    assert not part.is_symlink()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -424,13 +588,8 @@ def test_disk_that_fills_up_is_one_line_and_the_part_stays(
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(data)
 
-    real = Path.open
-
-    def opened(file: Path, mode: str = "r", **options: Any) -> Any:
-        return FullDisk(file, mode) if mode == "ab" else real(file, mode, **options)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", opened)
+        patch.setattr(module, "open", lambda file, mode, **_options: FullDisk(file, mode), raising=False)
         assert f"the disk is full at {part.parent} (No space left on device)" in line(server.url(FILE), part)
     assert part.read_bytes() == CONTENT[:4000]
     server.asked.clear()

@@ -132,6 +132,16 @@ def test_wrong_hash_is_one_line_and_the_file_kept_aside(server: FileServer, zoo:
     assert len(server.asked) == 2
 
 
+@pytest.mark.parametrize("said", ["x.wrong", "x.wrong.wrong", ".wrong", "x.pt.WRONG"])
+def test_file_that_its_server_calls_wrong_is_downloaded_once(said: str, server: FileServer, zoo: Path) -> None:
+    """Here that ending names a file set aside."""
+    server.files[FILE].disposition = f'attachment; filename="{said}"'
+    file = fetch(server.url(FILE))
+    assert file.suffix != ".wrong"
+    assert fetch(server.url(FILE)) == file
+    assert len(server.asked) == 1
+
+
 def test_kept_file_that_was_damaged_is_refused_then_fetched_anew(server: FileServer) -> None:
     url = server.url(FILE)
     file = fetch(url)

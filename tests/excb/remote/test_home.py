@@ -1,13 +1,15 @@
 """Tests of the zoo's folder: where it is, which names lead into it, and the record of hashes."""
 
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from excb.errors import UserError
-from excb.remote.home import folder_of, home, record, recorded
+from excb.remote import hf_repository
+from excb.remote.home import cache_root, folder_of, home, record, recorded
 
 URL = "https://example.com/a.pth"
 
@@ -43,6 +45,33 @@ def test_home_is_what_the_environment_says(
     assert home() == Path(expected)
 
 
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"EXCB_HOME": "~nosuchuser/zoo"}, "EXCB_HOME"),
+        ({"EXCB_CACHE": "~nosuchuser"}, "EXCB_CACHE"),
+        ({"HF_HUB_CACHE": "~nosuchuser"}, "HF_HUB_CACHE"),
+        ({"HF_HOME": "~nosuchuser"}, "HF_HUB_CACHE"),
+        ({}, "EXCB_HOME"),  # an account without a home, as containers have
+        ({}, "EXCB_CACHE"),
+    ],
+)
+def test_a_home_of_nobody_is_one_line(variables: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EXCB_HOME", "EXCB_CACHE", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if not variables:
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    read = {
+        "EXCB_HOME": home,
+        "EXCB_CACHE": cache_root,
+        "HF_HUB_CACHE": hf_repository._cache,
+    }
+    with pytest.raises(UserError, match=f"no home folder for ~(nosuchuser)?: name a folder in {named}$"):
+        read[named]()
+
+
 @pytest.mark.parametrize("name", ["rn50_400ep", "vits16-800ep", "a", "1.5", "A..b"])
 def test_plain_names_have_folders(name: str, zoo: Path) -> None:
     assert folder_of(name) == zoo / name
@@ -57,7 +86,9 @@ def test_names_that_could_lead_elsewhere_are_refused(name: str, zoo: Path) -> No
         folder_of(name)
 
 
-@pytest.mark.parametrize("name", ["downloads", "hashes.json", "catalogue.toml"])
+@pytest.mark.parametrize(
+    "name", ["downloads", "hashes.json", "catalogue.toml", "hashes.json.lock", "catalogue.toml.lock"]
+)
 def test_names_of_the_zoos_own_files_are_refused(name: str, zoo: Path) -> None:
     with pytest.raises(UserError, match="the zoo keeps something else"):
         folder_of(name)
@@ -103,5 +134,5 @@ def test_damaged_record_is_refused_not_forgotten(text: str, zoo: Path) -> None:
 
 def test_home_that_cannot_be_made_is_one_line(zoo: Path) -> None:
     zoo.write_text("a file in its place")
-    with pytest.raises(UserError, match=r"cannot write .*hashes\.json .*EXCB_HOME"):
+    with pytest.raises(UserError, match=r"cannot write .*hashes\.json: .*EXCB_HOME"):
         record(URL, "a" * 64, 1)

@@ -77,6 +77,33 @@ def test_a_name_has_the_old_file_where_a_new_one_fails(fault: dict[str, int]) ->
     assert FaultyStore.names() == {"bucket/run/notes"}
 
 
+def test_two_machines_that_write_one_file_at_once_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second writes all of its file between the first one's bytes and their name."""
+    first, second = Store("faulty://bucket/run"), Store("faulty://bucket/run")
+    real = FaultyStore.mv
+
+    def overtaken(system: FaultyStore, *places: str) -> None:
+        monkeypatch.setattr(FaultyStore, "mv", real)
+        second.write(b"second", "notes")
+        real(system, *places)
+
+    monkeypatch.setattr(FaultyStore, "mv", overtaken)
+    first.write(b"the first", "notes")
+    assert first.read("notes") == b"the first"
+    assert FaultyStore.names() == {"bucket/run/notes"}
+
+
+def test_what_a_dead_writer_left_is_swept() -> None:
+    store = Store("faulty://bucket/run")
+    FaultyStore.fails["mv"] = 3
+    with pytest.raises(StoreError):
+        Store("faulty://bucket/run").write(b"gigabytes", "checkpoints/step-1.pt")
+    store.write(b"kept", "checkpoints/.kept-at")
+    assert len(FaultyStore.names()) == 2
+    store.sweep("checkpoints")
+    assert FaultyStore.names() == {"bucket/run/checkpoints/.kept-at"}
+
+
 def test_a_file_that_arrives_in_part_is_sent_again(tmp_path: Path) -> None:
     FaultyStore.cut = 2
     (tmp_path / "source").write_bytes(bytes(range(256)))

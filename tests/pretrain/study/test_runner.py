@@ -265,6 +265,20 @@ def test_a_field_that_an_earlier_version_did_not_have_counts_as_its_default(
     assert trained == []
 
 
+@pytest.mark.parametrize(
+    "broken", [b"null", b"[]", b"{}", b"\xff", b'{"schema": 1}', {"recipe": {}}, {"data": {}}, {"seconds": None}]
+)
+def test_a_cell_of_wrong_shape_is_one_line(
+    images: Path, finished: Path, tmp_path: Path, broken: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, tmp_path / "form")
+    name, seed = ALL[0]
+    contents = broken if isinstance(broken, bytes) else json.dumps(cell(finished, name, seed) | broken).encode()
+    (tmp_path / "form" / name / f"seed-{seed}" / "cell.json").write_bytes(contents)
+    assert main(command(images, tmp_path)) == 2
+    assert "cell.json is not a cell of this version: move" in capsys.readouterr().err
+
+
 def test_a_dry_run_runs_nothing(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], trained: list[tuple[str, int]]
 ) -> None:

@@ -197,7 +197,7 @@ def test_dry_run_estimates_and_writes_nothing(place: Path, tmp_path: Path, capsy
     words = ("--ckpt", place / "run", "--data", place / "data", "--out", tmp_path / "out")
     assert call(*words, "--dry-run", "--quiet") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("train: 35 images")
+    assert lines[0].startswith("images: 35 images")
     assert len(lines) == 2
     assert not (tmp_path / "out").exists()
 

@@ -28,7 +28,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(address: str, timeout: float) -> Any:
         raise URLError("no network in tests")
 
-    monkeypatch.setattr(splits, "urlopen", refuse)
+    monkeypatch.setattr(splits, "open_address", refuse)
 
 
 def published(percent: int) -> str:
@@ -65,7 +65,7 @@ def test_list_is_downloaded_once_verified_and_kept(monkeypatch: pytest.MonkeyPat
         asked.append(address)
         return io.BytesIO(published(1).encode())
 
-    monkeypatch.setattr(splits, "urlopen", opener)
+    monkeypatch.setattr(splits, "open_address", opener)
     images, cache = imagenet(published(1)), tmp_path / "a" / "cache"
     first, second = simclr_split(1, images, cache=cache), simclr_split(1, images, cache=cache)
     address = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/1percent.txt"
@@ -80,7 +80,7 @@ def test_list_is_downloaded_once_verified_and_kept(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("answer", [b"", b"<html>please log in</html>", b"\xff\xfe", b"n01440764_1.JPEG\n" * 12_811])
 def test_another_answer_is_refused_and_not_kept(answer: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(splits, "urlopen", lambda address, timeout: io.BytesIO(answer))
+    monkeypatch.setattr(splits, "open_address", lambda address, timeout: io.BytesIO(answer))
     with pytest.raises(UserError, match=r"lines that are not SimCLR's 12,811: name a copy .* --split-file FILE"):
         simclr_split(1, imagenet(""), cache=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -195,6 +195,19 @@ def test_the_report_shows_any_name_as_text(tmp_path: Path) -> None:
     assert "<script" not in page
 
 
+def test_headline_confusions_and_classes_are_of_the_same_k(tmp_path: Path) -> None:
+    per_class: dict[str, dict[str, float | None]] = {
+        f"knn_top1_k{k}": {"ant": 10.0 + k, "bee": 20.0 + k} for k in (10, 20)
+    }
+    found = replace(result({"knn_top1_k10": 41.0, "knn_top1_k20": 42.0}, name="net"), per_class=per_class)
+    page = render([Outcome(SuiteStep("knn", "k-NN", ["knn"]), tmp_path / "knn.json", found)])
+    assert "<dt>k-NN top-1, k 20</dt><dd>42.00" in page
+    assert "Best classes, k-NN top-1, k 20" in page
+    assert ">40.0<" in page
+    assert ">30.0<" in page
+    assert ">20.0<" not in page
+
+
 @pytest.mark.browser
 def test_the_report_in_a_browser_fits_a_phone_and_runs_nothing(tmp_path: Path) -> None:
     file = tmp_path / "report.html"

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from excb.errors import UserError
 from excb.remote.home import cache_root
-from excb.transfer.features.cache import FOLDER, META, CachedFeatures, Store, entries, remove
+from excb.transfer.features import cache
+from excb.transfer.features.cache import CHECKSUMS, FOLDER, META, CachedFeatures, Store, entries, remove
 
 WIDTH = 3
 SHARDS = [range(5), range(5, 10), range(10, 12)]
@@ -86,7 +88,7 @@ def test_damaged_shard_is_found(store: Store, warnings: list[str], harm: str) ->
     assert store.missing(warnings.append) == [1]
     assert warnings == [f"{file} is damaged: its features are computed again"]
     store.start([1])
-    assert sorted(path.name for path in store.folder.iterdir()) == ["00000.npy", "00002.npy"]
+    assert sorted(path.name for path in store.folder.iterdir()) == ["00000.npy", "00002.npy", CHECKSUMS]
     store.write(1, rows(SHARDS[1]))
     store.finish(MADE_FROM)
     assert store.missing(warnings.append) == []
@@ -99,13 +101,78 @@ def test_without_checksums_nothing_counts(store: Store, warnings: list[str], tex
     assert warnings == [f"{store.folder / META} is damaged: these features are computed again"]
 
 
-def test_unfinished_features_go_on_at_the_first_missing_shard(store: Store, warnings: list[str]) -> None:
-    (store.folder / META).unlink()
-    (store.folder / "00002.npy").unlink()
-    (store.folder / "00001.npy").rename(store.folder / ".00001.npy.17.tmp")  # killed while it was written
-    assert not store.finished()
-    assert store.missing(warnings.append) == [1, 2]
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Store:
+    """Two shards of three, and half of the third."""
+    store = Store(tmp_path / FOLDER / "unfinished", SHARDS, WIDTH)
+    store.start([0, 1, 2])
+    for number in (0, 1):
+        store.write(number, rows(SHARDS[number]))
+    with mock.patch.object(cache, "KEEP_SECONDS", 0):
+        store.keep(2, [torch.from_numpy(rows(range(10, 11)))])
+    return Store(store.folder, SHARDS, WIDTH)  # as another process opens it
+
+
+def test_unfinished_features_go_on_at_the_first_missing_row(unfinished: Store, warnings: list[str]) -> None:
+    assert not unfinished.finished()
+    assert unfinished.missing(warnings.append) == [2]
+    unfinished.start([2])
+    assert {n: kept.tolist() for n, kept in unfinished.kept([2], warnings.append).items()} == {
+        2: rows(range(10, 11)).tolist()
+    }
+    (unfinished.folder / "00001.npy").rename(unfinished.folder / ".00001.npy.17.tmp")  # killed while it was written
+    assert unfinished.missing(warnings.append) == [1, 2]
     assert warnings == []
+
+
+def test_rows_are_kept_by_the_clock(unfinished: Store) -> None:
+    before = unfinished.kept([2], pytest.fail)[2]
+    with mock.patch.object(cache, "time", mock.Mock(monotonic=lambda: 1e9)) as clock:
+        unfinished.keep(2, [before, before])
+        assert len(unfinished.kept([2], pytest.fail)[2]) == 2
+        clock.monotonic = lambda: 1e9 + cache.KEEP_SECONDS - 1
+        unfinished.keep(2, [before])
+        assert len(unfinished.kept([2], pytest.fail)[2]) == 2
+    unfinished.write(2, rows(SHARDS[2]))
+    assert unfinished.kept([2], pytest.fail) == {}
+
+
+def test_damage_after_an_interruption_is_found(unfinished: Store, warnings: list[str]) -> None:
+    file, part = unfinished.file(0), unfinished.folder / "00002.part.npz"
+    for harmed in (file, part):
+        data = bytearray(harmed.read_bytes())
+        data[data.find(rows(range(10, 11)).tobytes()) if harmed == part else -7] ^= 1
+        harmed.write_bytes(data)
+    assert unfinished.missing(warnings.append) == [0, 2]
+    assert unfinished.kept([0, 2], warnings.append) == {}
+    assert warnings == [f"{each} is damaged: its features are computed again" for each in (file, part)]
+
+
+def test_damage_before_the_end_does_not_get_a_checksum_of_its_own(unfinished: Store, warnings: list[str]) -> None:
+    unfinished.start(unfinished.missing(warnings.append))
+    data = bytearray(unfinished.file(0).read_bytes())
+    data[-7] ^= 1
+    unfinished.file(0).write_bytes(data)
+    unfinished.write(2, rows(SHARDS[2]))
+    unfinished.finish(MADE_FROM)
+    assert unfinished.missing(warnings.append) == [0]
+
+
+def test_shards_of_older_versions_without_checksums_are_computed_again(unfinished: Store, warnings: list[str]) -> None:
+    (unfinished.folder / CHECKSUMS).unlink()
+    assert unfinished.missing(warnings.append) == [0, 1, 2]
+    assert warnings == [
+        f"{unfinished.file(number)} has no checksum: its features are computed again" for number in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', "null"])
+def test_damaged_checksums_of_unfinished_features(unfinished: Store, warnings: list[str], text: str) -> None:
+    (unfinished.folder / CHECKSUMS).write_text(text)
+    assert unfinished.missing(warnings.append) == [0, 1, 2]
+    assert warnings == [f"{unfinished.folder / CHECKSUMS} is damaged: these features are computed again"]
+    unfinished.start([0, 1, 2])
+    assert unfinished.missing(warnings.append) == [0, 1, 2]
 
 
 def test_meta_tells_what_the_features_were_made_from(store: Store) -> None:
@@ -125,7 +192,7 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     store = Store(tmp_path / "file" / "key", SHARDS, WIDTH)
     with pytest.raises(UserError, match=r"cannot write features to .*key .*name a folder elsewhere in EXCB_CACHE"):
         store.start([0])
-    with pytest.raises(UserError, match=r"cannot write .*00000\.npy.*name a folder elsewhere in EXCB_CACHE"):
+    with pytest.raises(UserError, match=r"cannot write .*checksums\.json.*name a folder elsewhere in EXCB_CACHE"):
         store.write(0, rows(SHARDS[0]))
 
 

@@ -83,7 +83,12 @@ def test_plan_before_and_after(task: Task, tmp_path: Path, monkeypatch: pytest.M
     found = plan(sets_of(task), task.cache)
     assert [found["sets"][name]["cached"] for name in ("train", "test")] == [14, 3]
     assert (found["seconds_per_image"], found["seconds"]) == (None, 0)
-    assert describe(found).splitlines()[2] == "nothing to compute: all features are cached"
+    assert describe(found).splitlines()[2] == "no image passes through the network: all features are cached"
+    beside = plan({}, task.cache, timed=task.extraction(task.train), passes=40)
+    assert beside["seconds"] == pytest.approx(40 * beside["seconds_per_image"])
+    text = describe(beside, ["4 epochs of 10 images"]).splitlines()
+    assert text[0] == "4 epochs of 10 images"
+    assert text[1].startswith("estimate: ")
 
 
 def test_plan_without_a_cache(task: Task) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -120,10 +121,38 @@ def test_interrupted_extraction_resumes(
     assert torch.equal(rows, expected)
 
 
+def test_a_pass_that_fits_into_one_shard_resumes(
+    place: Path, tmp_path: Path, opened: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "SHARD_BYTES", 64 * 2**20)
+    monkeypatch.setattr(cache, "KEEP_SECONDS", 0)
+    expected, _ = prepare(place, None, batch=2).features(prepare(place, None).train, "train", QUIET)
+    task = prepare(place, tmp_path, batch=2)
+
+    def stop(images: ImageSet, index: int) -> Image.Image:
+        if index == 11:
+            raise KeyboardInterrupt
+        return read(images, index)
+
+    read = ImageSet.open
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageSet, "open", stop)
+        with pytest.raises(KeyboardInterrupt):
+            task.features(task.train, "train", QUIET)
+    assert sorted(path.name for path in entries(tmp_path)[0].folder.iterdir()) == ["00000.part.npz", "checksums.json"]
+    opened.clear()
+    rows, _ = task.features(task.train, "train", QUIET)
+    assert opened == list(range(8, 14))  # four batches of two were kept
+    assert torch.equal(rows, expected)
+    assert sorted(path.name for path in entries(tmp_path)[0].folder.iterdir()) == ["00000.npy", META]
+
+
 def test_stop_before_the_last_word(place: Path, tmp_path: Path, opened: list[int]) -> None:
     task = prepare(place, tmp_path)
-    rows, _ = task.features(task.test, "test", QUIET)
-    (entries(tmp_path)[0].folder / META).unlink()  # all shards are there
+    with mock.patch.object(cache.Store, "finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        task.features(task.test, "test", QUIET)  # all shards are there
+    opened.clear()
+    rows, _ = prepare(place, None).features(task.test, "test", QUIET)
     opened.clear()
     assert torch.equal(task.features(task.test, "test", QUIET)[0], rows)
     assert opened == []

@@ -14,6 +14,7 @@ import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
+from excb.transfer.compare import compare
 from excb.transfer.data.splits import stratified_split
 from excb.transfer.finetuning import protocol, training
 from excb.transfer.finetuning.protocol import SETTINGS, evaluate, interval_of_mean
@@ -147,13 +148,19 @@ def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFi
         assert result.figures[f"{name}_sd"] == pytest.approx(np.std(each, ddof=1), abs=1e-3)
         low, high = result.intervals[name]
         assert low <= result.figures[name] <= high
+    by_class = [result.per_class[f"semisup_1pct_top1{seed}"] for seed in ("", "_seed4", "_seed0", "_seed2")]
+    for name, value in by_class[0].items():
+        assert value == pytest.approx(np.mean([each[name] for each in by_class[1:]]), abs=1e-3)
+    file = report.write(result, predictions, tmp_path / "written" / "semisup.json")[0]
+    figures = compare(file, file, Reporter(quiet=True), table=False)["figures"]
+    assert figures["semisup_1pct_top1"]["first"] == pytest.approx(result.figures["semisup_1pct_top1"], abs=1e-3)
     assert torch.equal(predictions.values["semisup_1pct_{}"], predictions.values["semisup_1pct_{}_seed4"])
     assert result.settings["seeds"] == [4, 0, 2]
     assert any("means of 3 seeds" in note for note in result.notes)
     assert len({tuple(ranked.flatten().tolist()) for ranked in predictions.values.values()}) > 1  # seeds differ
     shown = [line.rsplit(maxsplit=2)[0].strip() for line in capsys.readouterr().out.splitlines()[2:]]
     assert shown == ["4", "0", "2", "mean", "standard deviation", "least", "most"]
-    assert sorted(file.name for file in tmp_path.iterdir()) == [f"semisup_1pct-seed{seed}.pt" for seed in (0, 2, 4)]
+    assert sorted(file.name for file in tmp_path.glob("*.pt")) == [f"semisup_1pct-seed{seed}.pt" for seed in (0, 2, 4)]
     # The protocol is the same whatever came out.
     json.dumps(result.settings)
     alone, _ = quiet(task, percent=1, seeds=(0,), **options)

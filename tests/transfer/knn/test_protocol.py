@@ -11,6 +11,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.knn import protocol
+from excb.transfer.knn.cli import KNN
 from excb.transfer.knn.protocol import check_ks, evaluate
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
@@ -129,6 +130,22 @@ def test_predictions_are_those_of_the_figures(place: Path) -> None:
     right = predictions.values["knn_{}_k5"][:, 0] == predictions.targets
     assert result.figures["knn_top1_k5"] == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
     assert list(predictions.names) == sorted(predictions.names)
+
+
+def test_the_confusion_matrix_is_of_the_figure_that_pages_show_first(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+
+    def draw(*_: Any, title: str) -> bytes:
+        titles.append(title)
+        return b""
+
+    monkeypatch.setattr("excb.transfer.reporting.confusion.draw", draw)
+    for ks in ([5, 10, 20], [5, 10]):
+        result, predictions = evaluate(task(place), Reporter(quiet=True), ks=ks, backend="torch", table=False)
+        predictions.picture()
+        assert titles[-1].split(":")[0] == (KNN.headline if KNN.headline in result.figures else "knn_top1_k5")
 
 
 @pytest.mark.parametrize("temperature", [0.0, -0.07, float("nan"), float("inf")])

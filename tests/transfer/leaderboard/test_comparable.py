@@ -41,6 +41,13 @@ def test_kinds_of_figures(figure: str, kind: FigureKind | None) -> None:
     assert kind_of(figure) == kind
 
 
+def test_top5_of_older_versions_stands_apart_and_top1_does_not() -> None:
+    older = result({}, settings={"k": [20], "temperature": [0.07], "similarity": "cosine", "vote": "exp(s / T)"})
+    assert fields(older, "knn_top1_k20") == fields(KNN, "knn_top1_k20")
+    told = protocol_fields.differences(fields(older, "knn_top5_k20"), fields(KNN, "knn_top5_k20"))
+    assert told == ["top5 also classes without a vote, not none"]
+
+
 @pytest.mark.parametrize(
     ("one", "other", "told"),
     [

@@ -3,16 +3,18 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from excb.hub.catalogue import find
+from excb.hub.catalogue import BUNDLED, find
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.leaderboard import figure, tables
 from excb.transfer.leaderboard.board import Board, Group, LeaderboardRow, MeasuredResult, Source
+from excb.transfer.leaderboard.gather import gather
 from excb.transfer.leaderboard.sorting import boards
 from excb.transfer.published.registry import claims
 from tests.clone import ROOT
@@ -91,6 +93,24 @@ def test_a_claim_that_the_file_answers_is_judged_anew_for_a_checkpoint_of_any_na
     found = linear("my run", value)
     row = the_row(boards(measured(Result(**{**vars(found), "claims": told})), claims()), "my run")
     assert (row.status, row.cells["top-1"].published) == (status, ["76.5"])
+
+
+def test_a_claim_that_was_read_from_the_file_itself_is_not_reproduced_by_it(tmp_path: Path) -> None:
+    def of_linear(named: list[Path]) -> LeaderboardRow:
+        found = [board for board in boards(gather(named, tmp_path), claims()) if board.family == "linear"]
+        return the_row(found, "tiny_grocery")
+
+    bundled = BUNDLED / "tiny_grocery" / "results" / "linear.json"
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(bundled.read_bytes())
+    for named in ([], [copy]):
+        row = of_linear(named)
+        assert (row.status, row.cells["top-1"].published) == ("measured", [])
+    recorded = Result.read(bundled)
+    again = replace(recorded, checkpoint=recorded.checkpoint | {"name": "tiny_grocery"})
+    copy.write_text(again.to_json(), encoding="utf-8")
+    row = of_linear([copy])
+    assert (row.status, row.cells["top-1"].published) == ("reproduced", ["42.334"])
 
 
 def test_of_two_files_of_one_row_the_first_counts_and_the_other_is_noted() -> None:

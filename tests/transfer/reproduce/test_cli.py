@@ -117,6 +117,43 @@ def test_the_bundled_checkpoint_passes(place: Path, tmp_path: Path, reproduce: C
     assert file.with_name(result.predictions["file"]).is_file()
 
 
+def test_claims_about_clusters_are_measured_by_the_command_of_clusters(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, machine = str(place / "data"), ["--device", "cpu", "--workers", "0", "--no-cache", "--quiet"]
+    assert main(["clusters", "--ckpt", "tiny_grocery", "--data", data, "--json", *machine]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    columns = ["empty_clusters", "empty_share", "largest_images"]
+    right = [
+        f"{figures[name]:g}" for name in ("empty_clusters_unbalanced", "empty_percent_unbalanced", "largest_images")
+    ]
+    lines = [["right", "tiny_grocery", *right], ["wrong", "tiny_grocery", "3", *right[1:]]]
+    head = RECORDED.replace("[recorded]", "[assigned]").partition("columns = ")[0]
+    mine = tmp_path / "clusters.toml"
+    columns_of_file = json.dumps(["row", "checkpoint", *columns])
+    mine.write_text(f"{head}columns = {columns_of_file}\nrows = {json.dumps(lines)}\n", encoding="utf-8")
+    words = ["reproduce", "assigned", "--claims", str(mine), "--json", *machine]
+    out = tmp_path / "out"
+    assert main([*words, "--data", data, "--out", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)["claims"]
+    passed = {claim["id"].partition("/")[2]: claim["verdict"] for claim in told}
+    assert passed.pop("wrong/empty_clusters") == "CANNOT"  # nobody states the precision of the paper's inference
+    assert set(passed.values()) == {"PASS"}
+    assert len(passed) == 5
+    result = Result.read(out / "tiny_grocery-clusters" / "clusters.json")
+    assert result.claims["assigned/right/empty_clusters"]["verdict"] == "PASS"
+    assert main([*words, "--data", str(place / "data" / "test")]) == 3
+    assert "8 train images, not 12" in capsys.readouterr().out
+
+
+def test_images_without_the_classes_that_a_claim_renames_cannot_be_evidence(
+    place: Path, reproduce: Callable[..., Any]
+) -> None:
+    code, told = reproduce("tiny_grocery/knn", "--data", str(place / "data"))
+    assert code == 3
+    assert {claim["why"] for claim in told["claims"]} == {"these images are not grocery128: their classes are others"}
+
+
 def test_results_among_the_images_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = place / "data"
     usual = ["--claims", str(place / "claims.toml"), "--device", "cpu", "--workers", "0", "--quiet"]

@@ -16,9 +16,9 @@ from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
+from excb.transfer.compare import compare
 from excb.transfer.leaderboard.submission import check
 from excb.transfer.protocols import kind_of
-from excb.transfer.reporting.compare import compare
 from excb.transfer.reporting.predictions import ImageScores
 from excb.transfer.reporting.report import read
 from excb.transfer.retrieval.protocol import evaluate

@@ -14,11 +14,19 @@ from scipy.stats import binomtest
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
-from excb.transfer.reporting.compare import compare
+from excb.transfer.compare import compare
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write
 
 IMAGES, CLASSES = 300, ("ant", "bee", "cat", "dog", "eel", "fox")
+
+PREPARED = {
+    "resize": 36,
+    "crop": 32,
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "interpolation": "bilinear",
+}
 
 Make = Callable[..., Path]
 
@@ -151,19 +159,63 @@ def test_classes_may_be_numbered_otherwise(make: Make) -> None:
 @pytest.mark.parametrize(
     ("values", "warning"),
     [
-        ({"settings": {"k": [20], "temperature": 0.1}}, "figures under unlike protocols: knn with other temperature"),
+        ({"settings": {"k": [20], "temperature": 0.1}}, "figures under unlike protocols: knn with T none, not 0.1"),
         ({"protocol": "linear"}, "figures under unlike protocols: knn and linear"),
         ({"data": {"train": {"fingerprint": "g"}}}, "figures under unlike protocols: the train images differ"),
+        (
+            {"checkpoint": {"preprocessing": PREPARED | {"resize": 64, "crop": 56, "interpolation": "bicubic"}}},
+            "images prepared in unlike ways: resize 36, not 64, crop 32, not 56, interpolation bilinear, not bicubic",
+        ),
+        (
+            {"checkpoint": {"preprocessing": PREPARED | {"mean": [0.5, 0.5, 0.5]}}},
+            "images prepared in unlike ways: mean 0.485 0.456 0.406, not 0.5 0.5 0.5",
+        ),
+        ({"settings": {"k": [20], "seeds": [0, 1]}}, "other seeds: 0, not 0 1"),
     ],
 )
 def test_unlike_protocols_are_told(
     make: Make, capsys: pytest.CaptureFixture[str], values: dict[str, Any], warning: str
 ) -> None:
     found = predictions(1, right=0.5)
-    answer = compare(make("a.json", found), make("b.json", found, **values), Reporter(), table=False)
+    first: dict[str, Any] = {"settings": {"k": [20]} | ({"seeds": [0]} if "seeds" in warning else {})}
+    if "prepared" in warning:
+        first["checkpoint"] = {"preprocessing": PREPARED}
+    answer = compare(make("a.json", found, **first), make("b.json", found, **values), Reporter(), table=False)
     assert answer["warnings"] == [warning]
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"warning: {warning}\n")
+
+
+def test_only_settings_of_the_compared_figures_are_told(make: Make) -> None:
+    grid = predictions(1, right=0.5, templates=("knn_{}_k10", "knn_{}_k20"))
+    settings = {"temperature": [0.07], "top5": "classes with a vote"}
+    one = make("one.json", predictions(2, right=0.5), settings={"k": [20]} | settings)
+    several = make("several.json", grid, settings={"k": [10, 20]} | settings)
+    older = make("older.json", grid, settings={"k": [10, 20], "temperature": [0.07]})
+    assert quiet(one, several)["warnings"] == []
+    assert quiet(one, older)["warnings"] == []
+    assert quiet(one, older, figure="knn_top5_k20")["warnings"] == [
+        "figures under unlike protocols: knn with top5 none, not also classes without a vote"
+    ]
+    assert quiet(several, several, figure="knn_top1_k10:knn_top1_k20")["warnings"] == [
+        "figures under unlike protocols: knn with k 10, not 20"
+    ]
+    chosen = [make(f"{lr}.json", grid, protocol="linear_fast", settings={"lr": [1, 3], "chosen": lr}) for lr in (1, 3)]
+    assert quiet(*chosen)["warnings"] == []  # what a protocol found is no setting of it
+
+
+def test_a_mean_over_seeds_is_compared_as_the_mean(make: Make) -> None:
+    one, other = (predictions(seed, right=right) for seed, right in ((1, 0.3), (2, 0.9)))
+    ranked = [found.values["knn_{}_k20"] for found in (one, other)]
+    names = ("semisup_1pct_{}", "semisup_1pct_{}_seed4", "semisup_1pct_{}_seed0")
+    values = dict(zip(names, [ranked[0], *ranked], strict=True))
+    mean = make("mean.json", replace(one, values=values), protocol="semisup")
+    alone = make("alone.json", replace(other, values={"semisup_1pct_{}": ranked[1]}), protocol="semisup")
+    found = quiet(mean, alone, figure="semisup_1pct_top1")["figures"]["semisup_1pct_top1"]
+    hits = [(each[:, 0] == one.targets).double() for each in ranked]
+    assert found["first"] == pytest.approx(50 * float((hits[0] + hits[1]).mean()), abs=1e-4)
+    assert found["second"] == pytest.approx(100 * float(hits[1].mean()), abs=1e-4)
+    assert found["only_second_right"] == int((hits[1] > hits[0]).sum())
 
 
 def test_table_shows_the_comparison(make: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """Whether two results differ by more than chance: a paired test on the same test images."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +9,12 @@ from excb.console import Reporter
 from excb.errors import UserError, nearest_name
 from excb.results.result import Result
 
-from .predictions import Scored
-from .report import read
-from .statistics import Comparison, compared
+from . import protocols
+from .protocol import Fields
+from .reporting.fields import differences, named, readable
+from .reporting.predictions import Scored
+from .reporting.report import read
+from .reporting.statistics import Comparison, compared
 
 LEVEL = 0.05
 
@@ -40,11 +45,12 @@ def compare(
     """
     (result_a, scored_a), (result_b, scored_b) = read(first), read(second)
     _check_same_images(scored_a, scored_b, first, second)
-    warnings = _differences(result_a, result_b)
+    pairs = _pairs(scored_a, scored_b, figure)
+    warnings = _differences(result_a, result_b, pairs)
     scores_a, scores_b = scored_a.scores(), scored_b.scores()
     tests = {
         name_a if name_a == name_b else f"{name_a}:{name_b}": compared(scores_a[name_a], scores_b[name_b])
-        for name_a, name_b in _pairs(scored_a, scored_b, figure)
+        for name_a, name_b in pairs
     }
     figures = {name: _to_dict(test) for name, test in tests.items()}
     for warning in warnings:
@@ -77,20 +83,34 @@ def _check_same_images(a: Scored, b: Scored, first: Path, second: Path) -> None:
             )
 
 
-def _differences(a: Result, b: Result) -> list[str]:
+def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list[str]:
     """What makes the figures answers to unlike questions."""
     warnings = []
+    unlike = dict.fromkeys(
+        words for name_a, name_b in pairs for words in differences(_fields(a, name_a), _fields(b, name_b))
+    )
     if a.protocol != b.protocol:
         warnings.append(f"figures under unlike protocols: {a.protocol} and {b.protocol}")
-    elif a.protocol_hash != b.protocol_hash:
-        keys = sorted(
-            key for key in a.settings.keys() | b.settings.keys() if a.settings.get(key) != b.settings.get(key)
-        )
-        warnings.append(f"figures under unlike protocols: {a.protocol} with other {', '.join(keys)}")
+    elif unlike:
+        warnings.append(f"figures under unlike protocols: {a.protocol} with {', '.join(unlike)}")
+    prepared = [result.checkpoint.get("preprocessing") or {} for result in (a, b)]
+    if prepared[0] != prepared[1]:
+        warnings.append(f"images prepared in unlike ways: {', '.join(differences(*prepared))}")
     train = [result.data.get("train", {}).get("fingerprint") for result in (a, b)]
     if train[0] != train[1]:
         warnings.append("figures under unlike protocols: the train images differ")
-    return warnings
+    seeds = [name for name in ("seed", "seeds") if name in a.settings and name in b.settings]
+    unlike_seeds = [name for name in seeds if a.settings[name] != b.settings[name]]
+    return warnings + [
+        f"other {name}: {readable(a.settings[name])}, not {readable(b.settings[name])}" for name in unlike_seeds
+    ]
+
+
+def _fields(result: Result, figure: str) -> Fields:
+    """What defines a figure, among the settings of its result; the leaderboard ranks within equal ones."""
+    settings = json.loads(json.dumps(result.settings))
+    protocol, kind = protocols.of_result(result.protocol), protocols.kind_of(figure)
+    return named(settings) if protocol is None or kind is None else protocol.result_fields(settings, kind)
 
 
 def _pairs(a: Scored, b: Scored, figure: str | None) -> list[tuple[str, str]]:
