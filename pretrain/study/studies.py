@@ -7,7 +7,7 @@ from typing import Literal
 from excb.balancing.table import BALANCERS
 from excb.errors import UserError, nearest_name
 
-BASE = "rn10_tiny"  # the recipe that every cell changes
+BASE = "conv4_tiny"  # the recipe that every cell changes
 TRAINING = ("smallest_cluster", "largest_cluster", "confidence", "loss")  # figures of the last epoch
 SIZES = ("smallest_cluster", "largest_cluster", "empty_share", "largest_size", "unused_share")
 
