@@ -20,6 +20,7 @@ _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
     ((3, 8, 36, 3), True): "resnet152",
 }
 _VITS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base"}  # by width; all of 12 blocks and patches of 16 pixels
+VARIANCE = "running_var"  # of BatchNorm
 COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out, and evaluation does not use it
 
 
@@ -107,7 +108,7 @@ def own(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, source: 
     Counters of BatchNorm that the file has not are zero.
 
     Raises:
-        UserError: NaN or infinity in a tensor.
+        UserError: a value that no network has; see `check_values`.
     """
     copies = {
         name: tensors[name].detach().to(value.dtype, copy=True, memory_format=torch.contiguous_format)
@@ -115,12 +116,27 @@ def own(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, source: 
         else torch.zeros(value.shape, dtype=value.dtype)
         for name, value in wanted.items()
     }
-    if broken := [name for name, value in copies.items() if not value.isfinite().all()]:
-        raise UserError(
-            f"{source} holds NaN or infinity in {len(broken)} tensors ({few(broken)}): its training diverged or the "
-            "file is damaged; nothing was loaded"
-        )
+    check_values(copies, source=source)
     return copies
+
+
+def check_values(tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Refuse tensors with values that no trained network has: its features would be NaN, or no features at all.
+
+    Raises:
+        UserError: NaN or infinity in a tensor, or a negative variance of BatchNorm, whose square root is NaN.
+    """
+    floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    broken = [name for name, value in floats.items() if not value.isfinite().all()]
+    what = "NaN or infinity"
+    if not broken:
+        broken = [name for name, value in floats.items() if name.endswith(VARIANCE) and bool((value < 0).any())]
+        what = "negative variances"
+    if broken:
+        raise UserError(
+            f"{source} holds {what} in {len(broken)} tensors ({few(broken)}): its training diverged or the file is "
+            "damaged; nothing was loaded"
+        )
 
 
 def coverage_error(

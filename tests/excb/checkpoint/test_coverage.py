@@ -205,6 +205,15 @@ def test_nan_and_infinity_are_refused(tensors: Tensors, value: float, name: str)
         map_file(tensors, source=Path("it"), architecture=RESNET)
 
 
+def test_a_negative_variance_is_refused(tensors: Tensors) -> None:
+    variance = MEAN.replace("running_mean", "running_var")
+    tensors[variance][3] = 0.0
+    assert len(map_file(tensors, source=Path("it"), architecture=RESNET).tensors) == len(tensors)
+    tensors[variance][3] = -1e-3
+    with pytest.raises(UserError, match=rf"it holds negative variances in 1 tensors \({variance}\): .*nothing was loa"):
+        map_file(tensors, source=Path("it"), architecture=RESNET)
+
+
 def test_what_float32_cannot_hold_is_refused(tensors: Tensors) -> None:
     tensors[CONV] = tensors[CONV].double() * 1e300
     with pytest.raises(UserError, match="NaN or infinity"):

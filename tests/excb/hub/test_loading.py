@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import excb
 from excb.checkpoint import reading, run_checkpoint
+from excb.checkpoint.exported import sha256_of
 from excb.errors import UserError
 from excb.hub import loading
 from excb.hub.backbone import Backbone
@@ -188,6 +190,24 @@ def test_buffers_count_as_tensors(tmp_path: Path, tensors: dict[str, Tensor]) ->
     changed = {name: value for name, value in tensors.items() if not name.endswith("bn1.running_mean")}
     with pytest.raises(UserError, match=r"missing \(bn1\.running_mean, layer1\.0\.bn1\.running_mean, .*, \.\.\.\)"):
         excb.load(write_run(tmp_path / "run", 3, model=changed))
+
+
+def test_negative_variances_are_refused_in_runs_and_in_exported_folders(
+    run: Path, tmp_path: Path, tensors: dict[str, Tensor]
+) -> None:
+    variances = [name for name in tensors if name.endswith("running_var")]
+    for name in (variances[0], "teacher.backbone.bn1.running_var"):
+        broken = write_run(tmp_path / "run", 9, model=tensors | {name: tensors[name] - 1e3})
+        network = "student" if name.startswith("student") else "teacher"
+        with pytest.raises(UserError, match=r"step-9\.pt holds negative variances in 1 tensors"):
+            excb.load(broken, network=network)
+    folder = export(str(run), tmp_path / "exported")
+    weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    save_file(load_file(weights) | {"bn1.running_var": torch.full((8,), -1.0)}, weights)
+    config["excb"]["sha256"]["model.safetensors"] = sha256_of(weights)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"model\.safetensors holds negative variances in 1 tensors \(bn1\.running_var"):
+        excb.load(folder)
 
 
 def test_checkpoint_of_another_architecture_than_it_says_is_refused(tmp_path: Path) -> None:
