@@ -179,5 +179,6 @@ def _entry(checkpoint: Stored, architecture: Architecture) -> Entry:
         epoch=facts.get("epoch"),
         recipe=facts.get("recipe") or {},
         layout=facts.get("layout") or (facts.get("origin") or {}).get("layout"),
+        dropped=tuple((facts.get("origin") or {}).get("dropped") or ()),
         checkpoint=row if isinstance(row, Checkpoint) or row is None else Checkpoint.from_dict(row),
     )

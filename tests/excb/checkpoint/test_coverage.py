@@ -167,11 +167,31 @@ def test_architectures_that_tensors_tell(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_small_patch8_224", Architecture("vit_small", {"patch_size": 8})),
+        ("vit_small_patch32_224", Architecture("vit_small", {"patch_size": 32})),
+        ("vit_base_patch16_384", Architecture("vit_base", {"img_size": 384})),
+        ("vit_large_patch14_224", Architecture("timm:vit_large_patch16_224", {"patch_size": 14})),
+        ("vit_huge_patch14_224", Architecture("timm:vit_huge_patch14_224")),
+    ],
+)
+def test_patches_and_images_of_a_vit_are_told_by_shapes(name: str, expected: Architecture) -> None:
+    shapes = of_timm(name)
+    assert recognise(shapes) == expected
+    assert {n: v.shape for n, v in blueprint(expected).items()} == {n: v.shape for n, v in shapes.items()}
+
+
+@pytest.mark.parametrize("name", ["resnet50w2", "resnet50w4", "resnet18_cifar", "resnet50_cifar"])
+def test_stems_of_resnets_are_told_by_shapes(name: str) -> None:
+    assert recognise(blueprint(Architecture(name))) == Architecture(name)
+
+
+@pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("vit_small_patch8_224", {}),
-        ("vit_small_patch32_224", {}),
-        ("vit_large_patch16_224", {}),
+        ("vit_small_patch16_224", {"init_values": 1.0}),
+        ("vit_small_patch16_224", {"patch_size": 10}),
         ("vit_tiny_patch16_224", {"depth": 11}),
         ("vit_tiny_patch16_224", {"in_chans": 1}),
         ("resnet26", {}),
