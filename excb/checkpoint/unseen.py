@@ -98,4 +98,5 @@ def _heads_of(name: str, stated: Mapping[Any, Any], width: int) -> int | None:
         network: Any = Architecture(f"timm:{name}").build()
     if not isinstance(network, VisionTransformer) or network.embed_dim != width:
         return None
-    return int(network.blocks[0].attn.num_heads)
+    blocks: Any = network.blocks
+    return int(blocks[0].attn.num_heads)

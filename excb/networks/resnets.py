@@ -49,7 +49,7 @@ def small_stem(network: ResNet, *, stem_padding: int = 1, stem_stride: int = 1, 
     network.conv1 = nn.Conv2d(3, channels, 3, stride=stem_stride, padding=stem_padding, bias=False)
     nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
     if not stem_pool:
-        network.maxpool = nn.Identity()
+        network.maxpool = nn.Identity()  # type: ignore[assignment]
 
 
 class _WiderResNet(ResNet):

@@ -475,7 +475,7 @@ def test_mae_with_its_decoder_and_ibot_with_its_mask(vit: nn.Module) -> None:
     assert torch.equal(features(vit, mapped.tensors), features(vit, ours))
     full = dino(masked, masked)
     for network in ("teacher", "student"):
-        mapped = map_file(full, source=Path("it"), network=network)  # type: ignore[arg-type]
+        mapped = map_file(full, source=Path("it"), network=network)
         assert (mapped.facts["layout"], mapped.architecture) == ("dino", Architecture("vit_tiny"))
 
 
@@ -627,7 +627,8 @@ def test_stray_tensors_are_dropped_by_name(resnet: nn.Module, evaluated: Tensors
 def test_networks_of_timm_have_timms_preprocessing(name: str, expected: Preprocessing) -> None:
     tensors = random_weights(meta(lambda: timm.create_model(name, num_classes=0)), 1)
     mapped = map_file(dict(tensors), source=Path("it"), architecture=Architecture(f"timm:{name}"))
-    data = timm.data.resolve_data_config(pretrained_cfg=timm.models.get_pretrained_cfg(name).to_dict())
+    published: Any = timm.models.get_pretrained_cfg(name)
+    data = timm.data.resolve_data_config(pretrained_cfg=published.to_dict())
     transform = timm.data.create_transform(**data)
     assert transform.transforms[0].size == mapped.preprocessing.resize
     assert (mapped.preprocessing.crop, mapped.preprocessing.mean) == (data["input_size"][1], data["mean"])

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 import excb
 from excb.checkpoint import reading, run_checkpoint
 from excb.checkpoint.exported import sha256_of
+from excb.checkpoint.stored import Which
 from excb.errors import UserError
-from excb.hub import loading
+from excb.hub import catalogue, loading
 from excb.hub.backbone import Backbone
+from excb.hub.catalogue import Checkpoint
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.zoo.export import export
@@ -122,6 +124,30 @@ def test_transform_is_the_checkpoints_preprocessing(tmp_path: Path) -> None:
         assert features(backbone, backbone.transform(image)[None]).shape == (1, 32)
 
 
+def test_a_mirror_of_timms_has_the_catalogues_preprocessing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same name gives the same features, whether its mirror or its origin was fetched."""
+    architecture, wanted = Architecture("timm:resnet10t"), Preprocessing(interpolation="bicubic")
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    save_file(dict(architecture.build().state_dict()), mirror / "model.safetensors")
+    published = {"input_size": [3, 224, 224], "crop_pct": 0.9, "interpolation": "bicubic"}
+    config = {"architecture": "resnet10t", "num_classes": 0, "pretrained_cfg": published}
+    (mirror / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    row = Checkpoint(
+        name="theirs",
+        method="DINO",
+        architecture=architecture,
+        preprocessing=wanted,
+        source="https://theirs.example",
+        locations=("hf-hub:timm/theirs",),
+    )
+    monkeypatch.setenv("EXCB_HOME", str(tmp_path / "zoo"))
+    catalogue.add(row, tmp_path / "zoo" / "catalogue.toml")
+    monkeypatch.setattr(loading, "fetch_repo", lambda *_arguments, **_options: mirror)
+    assert excb.load(mirror).transform == Preprocessing(248, 224, interpolation="bicubic")
+    assert excb.load("theirs").transform == wanted
+
+
 def test_entry_tells_where_the_weights_come_from_and_how_they_were_trained(run: Path, tmp_path: Path) -> None:
     entry = excb.load(run).entry
     assert entry.source == str(run / "checkpoints" / "step-10.pt")
@@ -198,7 +224,7 @@ def test_negative_variances_are_refused_in_runs_and_in_exported_folders(
     variances = [name for name in tensors if name.endswith("running_var")]
     for name in (variances[0], "teacher.backbone.bn1.running_var"):
         broken = write_run(tmp_path / "run", 9, model=tensors | {name: tensors[name] - 1e3})
-        network = "student" if name.startswith("student") else "teacher"
+        network: Which = "student" if name.startswith("student") else "teacher"
         with pytest.raises(UserError, match=r"step-9\.pt holds negative variances in 1 tensors"):
             excb.load(broken, network=network)
     folder = export(str(run), tmp_path / "exported")
