@@ -12,7 +12,7 @@ from typing import Any
 from excb.checkpoint import exported
 from excb.checkpoint.stored import Stored
 from excb.console import Reporter
-from excb.errors import UserError
+from excb.errors import UserError, require
 from excb.files.atomic import write_text
 from excb.files.markdown import line
 from excb.hub import catalogue as rows
@@ -39,6 +39,7 @@ def push(
     tag: str | None = None,
     private: bool = False,
     licence: str,
+    untested: str | None = None,
     reporter: Reporter,
     catalogue: Path | None = None,
 ) -> Checkpoint:
@@ -51,6 +52,7 @@ def push(
         tag: of the revision; by default from version and step, or from the weights' hash without a step.
         private: create a repository that only its owner can read.
         licence: of the weights.
+        untested: why the self-test is left out, which the card then says; None runs it.
         reporter: prints notes.
         catalogue: the file to record it in; the user's by default.
 
@@ -66,10 +68,13 @@ def push(
         _check_rights(named, licence)  # before fetching a file that may not be published
     with tempfile.TemporaryDirectory(prefix="excb-push-") as temporary:
         folder = Path(temporary) / repo.partition("/")[2]
-        entry, revision = package(source, folder, results=results, licence=licence, repo=repo, tag=tag)
+        entry, revision = package(
+            source, folder, results=results, licence=licence, repo=repo, tag=tag, untested=untested
+        )
         sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
         total = f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"
-        reporter.note(f"{repo}: self-test passed; uploading {total} as {revision}")
+        tested = "self-test passed" if untested is None else "not tested"
+        reporter.note(f"{repo}: {tested}; uploading {total} as {revision}")
         commit = publish(folder, repo, tag=revision, private=private, message=f"{entry.name} {revision}")
     entry = replace(entry, locations=(f"hf-hub:{repo}@{commit}",))  # a tag could be moved, a commit cannot
     rows.add(entry, catalogue or home() / rows.USERS)
@@ -88,6 +93,7 @@ def package(
     licence: str,
     repo: str | None = None,
     tag: str | None = None,
+    untested: str | None = None,
 ) -> tuple[Checkpoint, str]:
     """Write all that is published of a checkpoint into a folder named after it, and prove it.
 
@@ -98,6 +104,7 @@ def package(
         licence: of the weights.
         repo: "user/name" of the repository that it will be in, if any.
         tag: of the revision; the default of `push` if None.
+        untested: why the self-test is left out, as in `push`.
 
     Returns:
         The catalogue's row, and the tag.
@@ -105,6 +112,7 @@ def package(
     Raises:
         UserError: the self-test fails, a result is of other weights, or the weights' licence forbids publishing.
     """
+    require(untested is None or bool(untested.strip()), 'say why it is not tested, as --untested "trained on noise"')
     named = rows.find(source)
     stored = loading.read(source)
     row = Checkpoint.from_dict(recorded_row) if (recorded_row := stored.facts.get("checkpoint")) else named
@@ -113,7 +121,8 @@ def package(
     block = exported.read_config(folder)["excb"]
     _check_origin(block)
     backbone = loading.load(folder)  # the export itself, not its source
-    _prove(folder, backbone, stored.file.parent)
+    if untested is None:
+        _prove(folder, backbone, stored.file.parent)
     measured = results_of(backbone.network.state_dict(), results)
     sha256 = exported.sha256_of(folder / exported.WEIGHTS)
     step = block["step"]
@@ -121,7 +130,7 @@ def package(
     entry = _entry(row, backbone, measured, name=folder.name, licence=licence, sha256=sha256)
     if repo is not None:
         entry = replace(entry, locations=(f"hf-hub:{repo}@{revision}",))
-    _describe(folder, entry, stored, measured)
+    _describe(folder, entry, stored, measured, untested)
     return entry, revision
 
 
@@ -211,11 +220,16 @@ def _images(result: Result) -> str:
     return above if above and last in ("train", "test", "val") else root
 
 
-def _describe(folder: Path, entry: Checkpoint, stored: Stored, results: Mapping[str, Result]) -> None:
+def _describe(
+    folder: Path, entry: Checkpoint, stored: Stored, results: Mapping[str, Result], untested: str | None
+) -> None:
     """Add the row and facts of the training to config.json, and write results and card."""
     config = exported.read_config(folder)
     block = config["excb"]
     block["checkpoint"] = entry.to_dict()
+    block.pop("untested", None)
+    if untested is not None:
+        block["untested"] = " ".join(untested.split())
     if data := stored.contents.get("data"):
         block["training"] = {
             "data": folder_name(str(data.get("root"))),

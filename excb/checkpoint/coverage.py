@@ -3,13 +3,14 @@
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from math import isqrt
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from excb.errors import UserError
-from excb.networks.architecture import TIMM_NAMES, Architecture, EndlessError
+from excb.networks.architecture import TIMM_NAMES, WIDER, Architecture, EndlessError
 
 # torchvision's ResNets by the lengths of their stages and whether blocks are bottlenecks.
 _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
@@ -19,7 +20,16 @@ _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
     ((3, 4, 23, 3), True): "resnet101",
     ((3, 8, 36, 3), True): "resnet152",
 }
-_VITS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base"}  # by width; all of 12 blocks and patches of 16 pixels
+# ViTs by width and number of blocks.
+_VITS = {
+    (192, 12): "vit_tiny",
+    (384, 12): "vit_small",
+    (768, 12): "vit_base",
+    (1024, 24): "timm:vit_large_patch16_224",
+    (1280, 32): "timm:vit_huge_patch14_224",
+}
+_PATCHES = (8, 14, 16, 32)  # sides in pixels
+VARIANCE = "running_var"  # of BatchNorm
 COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out, and evaluation does not use it
 
 
@@ -57,15 +67,40 @@ def blueprint(architecture: Architecture) -> dict[str, Tensor]:
 
 
 def recognise(tensors: Mapping[str, Tensor]) -> Architecture | None:
-    """The architecture by names and shapes of tensors: a ResNet of torchvision, or a ViT of three sizes."""
+    """The architecture by names and shapes of tensors: a ResNet of torchvision, or a ViT of five sizes.
+
+    What shapes do not show is as `Architecture` has it by default: see `excb.checkpoint.unseen`.
+    """
     stages = tuple(_length(tensors, rf"layer{stage}\.(\d+)\.") for stage in range(1, 5))
     if resnet := _RESNETS.get((stages, any(name.endswith(".conv3.weight") for name in tensors))):
-        return Architecture(resnet)
-    depth = _length(tensors, r"blocks\.(\d+)\.")
-    patches = tensors.get("patch_embed.proj.weight")
-    if depth == 12 and patches is not None and patches.shape[1:] == (3, 16, 16) and (vit := _VITS.get(len(patches))):
-        return Architecture(vit)
-    return None
+        return Architecture(_variant(resnet, tensors.get("conv1.weight")))
+    patches, embeddings = tensors.get("patch_embed.proj.weight"), tensors.get("pos_embed")
+    if (
+        patches is None
+        or patches.ndim != 4
+        or any(re.fullmatch(r"blocks\.0\.(ls1\.gamma|gamma_1)", n) for n in tensors)
+    ):
+        return None
+    name = _VITS.get((len(patches), _length(tensors, r"blocks\.(\d+)\.")))
+    side = patches.shape[-1]
+    if name is None or side not in _PATCHES or patches.shape[1:] != (3, side, side):
+        return None
+    options = {} if side == (14 if "patch14" in name else 16) else {"patch_size": side}
+    if embeddings is not None and embeddings.ndim == 3:
+        count = max(0, embeddings.shape[1] - 1)
+        if (size := side * isqrt(count)) not in (0, 224) and isqrt(count) ** 2 == count:
+            options["img_size"] = size
+    return Architecture(name, options)
+
+
+def _variant(name: str, stem: Tensor | None) -> str:
+    """A ResNet's name by the shape of its first convolution."""
+    if stem is None or stem.ndim != 4:
+        return name
+    channels, side = len(stem), stem.shape[-1]
+    if (wider := f"{name}w{channels // 64}") in WIDER and side == 7:
+        return wider
+    return f"{name}_cifar" if (channels, side) == (64, 3) else name
 
 
 def _length(names: Iterable[str], pattern: str) -> int:
@@ -107,7 +142,7 @@ def own(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, source: 
     Counters of BatchNorm that the file has not are zero.
 
     Raises:
-        UserError: NaN or infinity in a tensor.
+        UserError: a value that no network has; see `check_values`.
     """
     copies = {
         name: tensors[name].detach().to(value.dtype, copy=True, memory_format=torch.contiguous_format)
@@ -115,12 +150,27 @@ def own(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, source: 
         else torch.zeros(value.shape, dtype=value.dtype)
         for name, value in wanted.items()
     }
-    if broken := [name for name, value in copies.items() if not value.isfinite().all()]:
-        raise UserError(
-            f"{source} holds NaN or infinity in {len(broken)} tensors ({few(broken)}): its training diverged or the "
-            "file is damaged; nothing was loaded"
-        )
+    check_values(copies, source=source)
     return copies
+
+
+def check_values(tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Refuse tensors with values that no trained network has: its features would be NaN, or no features at all.
+
+    Raises:
+        UserError: NaN or infinity in a tensor, or a negative variance of BatchNorm, whose square root is NaN.
+    """
+    floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    broken = [name for name, value in floats.items() if not value.isfinite().all()]
+    what = "NaN or infinity"
+    if not broken:
+        broken = [name for name, value in floats.items() if name.endswith(VARIANCE) and bool((value < 0).any())]
+        what = "negative variances"
+    if broken:
+        raise UserError(
+            f"{source} holds {what} in {len(broken)} tensors ({few(broken)}): its training diverged or the file is "
+            "damaged; nothing was loaded"
+        )
 
 
 def coverage_error(

@@ -99,6 +99,7 @@ def heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
 
 
 USUAL = Preprocessing()
+_BICUBIC = Preprocessing(interpolation="bicubic")
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,24 @@ class Layout:
     others: tuple[str, ...] = ()  # how names beside the network's may begin; "" is anything
     spare: tuple[str, ...] = ()  # how names of the network's own heads begin, besides classifiers
     renames: Mapping[str, str] = field(default_factory=dict)  # beginnings of names and what they become
-    attention_heads: Mapping[int, int] = field(default_factory=dict)  # of ViTs by width, where they are not timm's
+    # Of ViTs by width, as the only code that writes this layout has them. Others are never assumed, but asked for.
+    attention_heads: Mapping[int, int] = field(default_factory=dict)
     # Gives the trained heads of a file by our names (see `excb.hub.trained_heads.Heads`); None if files have none that
     # we read.
     heads_of: Callable[[Dictionaries], dict[str, Tensor]] | None = None
-    preprocessing: Preprocessing = USUAL  # that the authors evaluate with
+    # That the authors evaluate with; None where anybody's files are of this layout.
+    preprocessing: Preprocessing | None = USUAL
 
 
 _STD_228 = Preprocessing(std=(0.228, 0.224, 0.225))  # SwAV's, and so DeepCluster-v2's and ExCB's
-CLASSIFIERS = ("fc.", "head.", "heads.", "head_dist.", "classifier.")  # where a network's own tensors have other names
+# What a network may have besides its own tensors: classifiers, and what only training with masked patches uses.
+SPARE = (
+    *("fc.", "head.", "heads.", "head_dist.", "classifier.", "linear."),
+    *("mask_token", "masked_embed"),
+    *("decoder_embed.", "decoder_pos_embed", "decoder_blocks.", "decoder_norm.", "decoder_pred."),
+)
+# Heads of ViTs by width, in code that keeps 64 channels a head.
+_BY_64 = {192: 3, 384: 6, 768: 12, 1024: 16}
 
 # A backbone alone: also those of DINO, Barlow Twins, VICReg, TWIST and of converters. timm too prefers the averaged
 # weights of its training checkpoints.
@@ -146,6 +156,7 @@ LAYOUTS = (
         marks=("classifier.centroid_layer.",),
         others=("classifier.",),
         renames={"layer0.0.": "conv1.", "layer0.1.": "bn1."},
+        attention_heads=_BY_64,
         preprocessing=_STD_228,
         heads_of=heads_of_authors,
     ),
@@ -155,16 +166,23 @@ LAYOUTS = (
         student=("student:backbone.",),
         marks=("head.last_layer.",),
         others=("head.",),
-        preprocessing=Preprocessing(interpolation="bicubic"),
+        attention_heads=_BY_64,
+        preprocessing=_BICUBIC,
         heads_of=heads_of_dino,
     ),
-    Layout("twist", teacher=("teacher_backbone:", "backbone:"), student=("backbone:",), keys=("model",)),
+    Layout(
+        "twist",
+        teacher=("teacher_backbone:", "backbone:"),
+        student=("backbone:",),
+        keys=("model",),
+        attention_heads=_BY_64,
+    ),
     Layout(
         "mocov3",
         teacher=("state_dict:base_encoder.",),
         marks=("momentum_encoder.",),
         others=("momentum_encoder.", "predictor."),
-        attention_heads={384: 12},
+        attention_heads={384: 12, 768: 12},
     ),
     Layout("moco", teacher=("state_dict:encoder_q.",), marks=("queue",), others=("encoder_k.", "queue")),
     Layout(
@@ -201,9 +219,18 @@ LAYOUTS = (
     Layout("openmmlab", teacher=("state_dict:backbone.",), keys=("meta",), others=("",)),
     Layout(
         "lightly",  # and solo-learn
-        teacher=("state_dict:backbone.", "state_dict:encoder.", "state_dict:model.backbone."),
+        teacher=("state_dict:backbone.", "state_dict:encoder.", "state_dict:model.backbone.", ":backbone."),
         others=("",),
+        preprocessing=None,
     ),
-    Layout("torchvision", teacher=_PLAIN, student=_PLAIN_STUDENT),
-    Layout("timm", teacher=_PLAIN, student=_PLAIN_STUDENT),
+    Layout(
+        "mae",
+        teacher=("model:",),
+        marks=("decoder_embed.", "mask_token"),
+        attention_heads={768: 12, 1024: 16, 1280: 16},
+        preprocessing=_BICUBIC,
+    ),
+    Layout("ibot", teacher=_PLAIN, marks=("masked_embed",), attention_heads=_BY_64, preprocessing=_BICUBIC),
+    Layout("torchvision", teacher=_PLAIN, student=_PLAIN_STUDENT, preprocessing=None),
+    Layout("timm", teacher=_PLAIN, student=_PLAIN_STUDENT, preprocessing=None),
 )

@@ -1,6 +1,6 @@
 """Recognise the layout of a checkpoint file and map its backbone onto torchvision's or timm's names, wholly or not."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,16 @@ from torch import Tensor
 
 from excb.checkpoint import layout_table
 from excb.checkpoint.coverage import blueprint, cover, coverage_error, own, recognise
-from excb.checkpoint.layout_table import CLASSIFIERS, USUAL, Layout, Place
+from excb.checkpoint.dialects import usual_names
+from excb.checkpoint.layout_table import SPARE, USUAL, Dictionaries, Layout, Place
 from excb.checkpoint.locate import ORDER, File, Found, dictionaries_of, find, find_in_order
 from excb.checkpoint.stored import Stored, Which
+from excb.checkpoint.timm_format import published_preprocessing
+from excb.checkpoint.unseen import settled
 from excb.errors import UserError, nearest_name
-from excb.networks.architecture import Architecture
+from excb.networks.architecture import SMALL_STEM, Architecture
+from excb.networks.outputs import resized_preprocessing
+from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import architecture_from
 
 
@@ -24,6 +29,9 @@ def map_file(
     layout: str | None = None,
     architecture: Architecture | None = None,
     network: Which = "teacher",
+    options: Mapping[str, Any] | None = None,
+    exact: bool = False,
+    drop: Collection[str] = (),
 ) -> Stored:
     """Find a backbone in a file's contents and map it onto the names of its architecture.
 
@@ -33,40 +41,87 @@ def map_file(
         layout: a name in `LAYOUTS`, "order", or a place such as "state_dict:encoder."; recognised if None.
         architecture: of the backbone; recognised by the tensors if None.
         network: of a file that holds two. The teacher is what the authors evaluate, also where they have no teacher.
+        options: of an architecture that is recognised, such as the number of heads, which no shape shows.
+        exact: whether `architecture` is meant with all that it does not mention, as a row of the catalogue is. timm's
+            own names always are.
+        drop: names of tensors, or of modules, that are left out.
 
     Returns:
         The backbone and heads, floating point as float32. The facts are "network" and "layout": a name in `LAYOUTS`;
-        "order"; or, if none is known, the place of the only network in the file.
+        "order"; or, if none is known, the place of the only network in the file; and "dropped", names, where there
+        are any.
 
     Raises:
-        UserError: no known layout, several networks to choose from, or NaN in a tensor.
+        UserError: no known layout, several networks to choose from, NaN in a tensor, nothing to drop, or neither file
+            nor layout nor caller says what shapes do not show.
         CoverageError: any tensor missing, unexpected or misshapen.
     """
     dictionaries = dictionaries_of(contents)
     if not dictionaries:
         raise UserError(f"{source} holds no tensors by name: save the model's state_dict()")
+    dictionaries, dropped = _without(dictionaries, drop, source=source)
     wanted = None if architecture is None else blueprint(architecture)
-    file = File(str(source), contents, dictionaries, architecture, wanted, network)
+    file = File(str(source), contents, dictionaries, architecture, wanted, network, dict(options or {}))
     known_layout = _recognised(file) if layout is None else _named(layout)
     search = find_in_order if layout == ORDER else find
     result = search(file) if known_layout is None else _map_known(known_layout, file)
-    name = result.layout
+    name, stated = result.layout, _architecture_of_run(contents) if architecture is None else None
+    found = settled(
+        result.architecture,
+        result.tensors,
+        contents,
+        heads=known_layout.attention_heads if known_layout else {},
+        exact=exact
+        or result.exact
+        or stated is not None
+        or (architecture is not None and architecture.name.startswith("timm:")),
+        source=str(source),
+    )
+    preprocessing, origin = _preprocessing(known_layout, found)
     if layout is None and name == "torchvision" and result.architecture.timm_name:
         name = "timm"  # the same places
     return Stored(
         source,
         own(result.tensors, result.wanted, source=file.source),
-        result.architecture,
-        known_layout.preprocessing if known_layout else USUAL,
+        found,
+        preprocessing,
         _heads(known_layout, file),
-        {"network": network, "layout": name},
+        {"network": network, "layout": name} | ({"dropped": dropped} if dropped else {}),
+        preprocessing_from=origin,
     )
+
+
+def _without(dictionaries: Dictionaries, drop: Collection[str], *, source: Path) -> tuple[Dictionaries, list[str]]:
+    """The dictionaries without tensors of these names, or within modules of these names, and their names."""
+    dropped: dict[str, None] = {}
+    for stray in drop:
+        matching = [name for tensors in dictionaries.values() for name in tensors if f".{stray}." in f".{name}."]
+        if not matching:
+            names = sorted({name for tensors in dictionaries.values() for name in tensors})
+            raise UserError(f"{source} has no tensor to drop called '{stray}'{nearest_name(stray, names)}")
+        dropped |= dict.fromkeys(matching)
+    kept = {path: {n: v for n, v in tensors.items() if n not in dropped} for path, tensors in dictionaries.items()}
+    return {path: tensors for path, tensors in kept.items() if tensors}, list(dropped)
+
+
+def _preprocessing(layout: Layout | None, architecture: Architecture) -> tuple[Preprocessing, str]:
+    """The preprocessing of a file's images, and who says so: the layout's authors, timm, or nobody."""
+    if layout is not None and layout.preprocessing is not None:
+        return layout.preprocessing, f"as the authors of {layout.name} evaluate it"
+    if architecture.name.startswith("timm:") and (published := published_preprocessing(architecture)):
+        return published, f"as timm's configuration of {architecture.name.removeprefix('timm:')} says"
+    nobody = "the usual one, for nothing in the file says which"
+    if architecture.name in SMALL_STEM:
+        return Preprocessing(resize=32, crop=32), f"{nobody}, for images of 32 pixels"
+    if side := architecture.options.get("img_size"):
+        return resized_preprocessing(USUAL, side), nobody
+    return USUAL, nobody
 
 
 def _named(name: str) -> Layout | None:
     """The layout of that name or place; None for "order"."""
     if ":" in name:
-        return Layout(name, teacher=(name,), student=(name,), others=("",))
+        return Layout(name, teacher=(name,), student=(name,), others=("",), preprocessing=None)
     layouts = {layout.name: layout for layout in layout_table.LAYOUTS}
     if name not in layouts and name != ORDER:
         names = ", ".join([*layouts, ORDER])
@@ -99,19 +154,19 @@ def _map_known(layout: Layout, file: File) -> Found:
             raise UserError(f"files of the layout {layout.name} hold one network only: leave out which")
         places = " or ".join(f"'{text}'" for text in (layout.teacher if file.network == "teacher" else layout.student))
         raise UserError(f"{file.source} is not of the layout {layout.name}: no tensors at {places}")
-    tensors = {_renamed(name, layout.renames): value for name, value in place.cut(file.dictionaries).items()}
-    architecture = file.architecture or _architecture_of_run(file.contents) or recognise(tensors)
+    cut = {_renamed(name, layout.renames): value for name, value in place.cut(file.dictionaries).items()}
+    tensors, known = usual_names(cut)
+    stated = file.architecture or _architecture_of_run(file.contents)
+    architecture = stated or file.with_options(known or recognise(tensors))
     if architecture is None:
         raise file.unrecognisable(tensors)
-    patches = tensors.get("patch_embed.proj.weight")
-    if patches is not None and patches.ndim and (heads := layout.attention_heads.get(len(patches))):
-        architecture = Architecture(architecture.name, {"num_heads": heads} | architecture.options)
     wanted = file.wanted or blueprint(architecture)
     beside = {name: value for name, value in file.dictionaries[place.path].items() if not name.startswith(place.prefix)}
-    rows = cover(tensors, wanted, (*CLASSIFIERS, *layout.spare)) + cover(beside, {}, layout.others)
+    rows = cover(tensors, wanted, (*SPARE, *layout.spare)) + cover(beside, {}, layout.others)
     if rows:
         raise coverage_error(rows, tensors, architecture, expected=len(wanted), source=file.source)
-    return Found(layout.name, place, tensors, architecture, wanted, rows)
+    exact = known is not None and stated is None
+    return Found(layout.name, place, tensors, architecture, wanted, rows, exact)
 
 
 def _renamed(name: str, renames: Mapping[str, str]) -> str:

@@ -3,19 +3,25 @@
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from excb.checkpoint.coverage import COUNTER, Row, blueprint, cover, coverage_error, few, recognise
-from excb.checkpoint.layout_table import CLASSIFIERS, Dictionaries, Place
+from excb.checkpoint.dialects import usual_names
+from excb.checkpoint.layout_table import SPARE, Dictionaries, Place
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 
 ORDER = "order"  # the layout of a file whose tensors match in number, kinds, shapes and order, but not in names
 
-_ANCHOR = re.compile(r"((?:.*\.)?)(?:layer[1-4]\.\d+\.conv\d\.weight|blocks\.\d+\.attn\.qkv\.weight)")
+# A weight in any block of a ResNet, by names or by numbers, or of a ViT, whose blocks may be in chunks.
+_ANCHOR = re.compile(
+    r"((?:.*\.)?)(?:layer[1-4]\.\d+\.conv\d\.weight|[2-7]\.\d+\.conv\d\.weight|"
+    r"blocks\.\d+\.(?:\d+\.)?attn\.qkv\.weight)"
+)
 _DEPTH = 8  # of nested dictionaries
 
 
@@ -28,10 +34,15 @@ class File(NamedTuple):
     architecture: Architecture | None
     wanted: dict[str, Tensor] | None  # the blueprint of `architecture`
     network: str
+    options: dict[str, Any]  # of the architecture, where it is recognised
 
     def looks_like_network(self, place: Place) -> bool:
         """Whether a ResNet, a ViT or the wanted network seems to be at a place."""
         return place.prefix in _prefixes(self.dictionaries.get(place.path, {}), self.wanted)
+
+    def with_options(self, recognised: Architecture | None) -> Architecture | None:
+        """A recognised architecture, with the options that were asked for."""
+        return recognised and replace(recognised, options=recognised.options | self.options)
 
     def unrecognisable(self, tensors: Iterable[str]) -> UserError:
         """The refusal of a file in which no network was found."""
@@ -56,6 +67,7 @@ class Found(NamedTuple):
     architecture: Architecture
     wanted: dict[str, Tensor]
     rows: list[Row]  # what does not fit
+    exact: bool = False  # whether the names tell all of the architecture, also what shapes do not show
 
 
 def dictionaries_of(contents: Any) -> Dictionaries:
@@ -108,11 +120,12 @@ def find(file: File) -> Found:
     for path, tensors in file.dictionaries.items():
         for prefix in sorted(_prefixes(tensors, file.wanted)):
             place = Place(path, prefix)
-            cut = place.cut(file.dictionaries)
-            if architecture := file.architecture or recognise(cut):
+            cut, known = usual_names(place.cut(file.dictionaries))
+            if architecture := file.architecture or file.with_options(known or recognise(cut)):
                 wanted = file.wanted or blueprint(architecture)
-                rows = cover(cut, wanted, CLASSIFIERS)
-                candidates.append(Found(str(place), place, cut, architecture, wanted, rows))
+                rows = cover(cut, wanted, SPARE)
+                exact = known is not None and file.architecture is None
+                candidates.append(Found(str(place), place, cut, architecture, wanted, rows, exact))
     whole = [candidate for candidate in candidates if not candidate.rows]
     if matches := whole or list(_ordered(file)):
         return _only(matches, file)
@@ -169,7 +182,9 @@ def _only(candidates: list[Found], file: File) -> Found:
     first = asked[0]
     if any(not _same(first, other) for other in asked[1:]):
         places = " or ".join(f"--layout '{candidate.place}'" for candidate in asked)
-        raise UserError(f"{file.source} holds {len(asked)} different networks: choose one with {places}")
+        raise UserError(
+            f"{file.source} holds {len(asked)} different networks: choose one with excb-zoo import {places}"
+        )
     return first
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from excb.checkpoint import exported, run_checkpoint, untrusted
+from excb.checkpoint.coverage import check_values
 from excb.checkpoint.layout_table import NOT_HEADS
 from excb.checkpoint.layouts import map_file
 from excb.checkpoint.stored import Stored, Which
@@ -26,8 +27,14 @@ def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (),
         heads: read an exported folder's heads as well.
 
     Raises:
-        UserError: nothing there, damaged, or no checkpoint.
+        UserError: nothing there, damaged, with values that no network has, or no checkpoint.
     """
+    stored = _read(path, network, allow=allow, heads=heads)
+    check_values(stored.tensors | stored.heads, source=str(stored.file))
+    return stored
+
+
+def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) -> Stored:
     if network not in ("teacher", "student"):
         raise UserError(f"network is 'teacher' or 'student', not '{network}'")
     if path.name == exported.WEIGHTS and (path.parent / exported.CONFIG).is_file():
@@ -39,7 +46,7 @@ def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (),
         run = path.parent if inside else path
         newest = run_checkpoint.read_newest(
             run,
-            lambda text: warnings.warn(text, stacklevel=6),  # at the call of `load`
+            lambda text: warnings.warn(text, stacklevel=7),  # at the call of `load`
         )
         if newest is None:
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")

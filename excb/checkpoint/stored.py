@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from excb.checkpoint.coverage import few
+from excb.checkpoint.coverage import check_values, few
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
@@ -28,6 +28,7 @@ class Stored:
     # What else is known: network, step, epoch, recipe, layout, the catalogue's row.
     facts: dict[str, Any] = field(default_factory=dict)
     contents: dict[str, Any] = field(default_factory=dict)  # everything in a run's checkpoint; empty otherwise
+    preprocessing_from: str = ""  # who says so, of a foreign file, for a note
 
     @property
     def full(self) -> bool:
@@ -36,12 +37,14 @@ class Stored:
 
 
 def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], *, what: str) -> None:
-    """Load tensors into a module, or refuse: every one must be there, expected and of the right shape.
+    """Load tensors into a module, or refuse: every one must be there, expected, of the right shape and sound.
 
     Raises:
-        UserError: naming what is missing, unexpected and misshapen; the module is then unchanged.
+        UserError: naming what is missing, unexpected and misshapen, or has values that no network has; the module is
+            then unchanged.
     """
     check_fit(module.state_dict(), tensors, what=what)
+    check_values(tensors, source=what)
     module.load_state_dict(dict(tensors))
 
 

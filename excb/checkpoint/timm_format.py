@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from excb.errors import require
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
@@ -115,6 +116,40 @@ def block_of(config: dict[str, Any]) -> dict[str, Any]:
         "network": "pretrained",
         "timm": {key: published[key] for key in _FACTS if published.get(key)},
     }
+
+
+def published_preprocessing(architecture: Architecture) -> Preprocessing | None:
+    """The preprocessing that timm's configuration of one of its networks states; None where timm has none.
+
+    Where timm squashes or pads images (`crop_mode`), the central crop of the same size is taken instead.
+
+    Args:
+        architecture: one of timm's; the option `img_size` is the side of its images.
+
+    Raises:
+        UserError: the network's images are not square RGB, or are resized another way than bilinear or bicubic.
+    """
+    from timm.data import resolve_data_config
+    from timm.models import get_pretrained_cfg
+
+    cfg = get_pretrained_cfg(architecture.timm_name or architecture.name)
+    if cfg is None:
+        return None
+    side = architecture.options.get("img_size")
+    stated = {"img_size": side} if type(side) is int else {}
+    return preprocessing_of(architecture.name, resolve_data_config(stated, pretrained_cfg=cfg.to_dict()))
+
+
+def preprocessing_of(name: str, data: dict[str, Any]) -> Preprocessing:
+    """The preprocessing in what timm's `resolve_data_config` gives. Raises as `published_preprocessing`."""
+    channels, height, width = data["input_size"]
+    require(
+        channels == 3 and height == width and data["interpolation"] in ("bilinear", "bicubic"),
+        f"{name} takes images of {channels} x {height} x {width} ({data['interpolation']}): only square RGB images, "
+        "resized bilinear or bicubic, are supported",
+    )
+    resize = math.floor(height / data["crop_pct"])
+    return Preprocessing(resize, height, tuple(data["mean"]), tuple(data["std"]), data["interpolation"])
 
 
 def classifiers(name: str) -> tuple[str, ...]:

@@ -227,4 +227,7 @@ def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:
             "the model's state_dict() alone"
         )
     options = " ".join(f"--allow-global {name}" for name in sorted(names))
-    return UserError(f"{file} holds more than tensors and plain values; it is harmless: repeat with {options}")
+    return UserError(
+        f"{file} holds more than tensors and plain values; it is harmless: convert it with excb-zoo import {file} "
+        f"--name NAME {options}, and use that name"
+    )

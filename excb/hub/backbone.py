@@ -26,6 +26,7 @@ class Entry:
     # Every option it was trained with, by section; empty if unknown.
     recipe: dict[str, Any] = field(default_factory=dict)
     layout: str | None = None  # of a foreign file, as it was recognised
+    dropped: tuple[str, ...] = ()  # tensors of that file that were left out because the user said so
     # Its row in the catalogue: licence, published figures and more; None if it has no row.
     checkpoint: Checkpoint | None = None
 

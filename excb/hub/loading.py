@@ -108,7 +108,11 @@ def _read(name: str | Path, *, network: Which, heads: bool) -> tuple[Stored, nn.
     if fetched.foreign:
         imported = _imported(resolved, fetched, network, reporter)
         return (imported.stored if heads else replace(imported.stored, heads={})), imported.network
-    return reading.read(fetched.path, network=network, heads=heads), None
+    stored = reading.read(fetched.path, network=network, heads=heads)
+    if resolved.row is not None and "timm" in stored.facts:
+        # A mirror of timm's has its own preprocessing: the row's holds wherever the weights were fetched.
+        stored = replace(stored, preprocessing=resolved.row.preprocessing)
+    return stored, None
 
 
 class _Fetched(NamedTuple):
@@ -179,5 +183,6 @@ def _entry(checkpoint: Stored, architecture: Architecture) -> Entry:
         epoch=facts.get("epoch"),
         recipe=facts.get("recipe") or {},
         layout=facts.get("layout") or (facts.get("origin") or {}).get("layout"),
+        dropped=tuple((facts.get("origin") or {}).get("dropped") or ()),
         checkpoint=row if isinstance(row, Checkpoint) or row is None else Checkpoint.from_dict(row),
     )

@@ -1,15 +1,12 @@
 """timm's own models with their published weights and preprocessing, by "timm:NAME"."""
 
-import math
 from pathlib import Path
 
-from torch import nn
-
 from excb.checkpoint.stored import Stored
+from excb.checkpoint.timm_format import preprocessing_of
 from excb.console import Reporter
-from excb.errors import UserError, first_line, require
+from excb.errors import UserError, first_line
 from excb.networks.architecture import Architecture
-from excb.networks.preprocessing import Preprocessing
 from excb.remote.hf_repository import kept_copy
 
 PREFIX = "timm:"
@@ -39,19 +36,7 @@ def read(name: str) -> Stored:
             f"no published weights for {name} ({first_line(error)}): check the name and the connection, or fetch the "
             "model once where there is one and copy timm's cache"
         ) from None
-    tensors, preprocessing = dict(published.state_dict()), _preprocessing(name, published)
-    return Stored(Path(name), tensors, architecture, preprocessing, facts={"network": "pretrained"})
-
-
-def _preprocessing(name: str, network: nn.Module) -> Preprocessing:
-    import timm
-
-    data = timm.data.resolve_model_data_config(network)
-    channels, height, width = data["input_size"]
-    require(
-        channels == 3 and height == width and data["interpolation"] in ("bilinear", "bicubic"),
-        f"{name} takes images of {channels} x {height} x {width} ({data['interpolation']}): only square RGB images, "
-        "resized bilinear or bicubic, are supported",
+    preprocessing = preprocessing_of(name, timm.data.resolve_model_data_config(published))
+    return Stored(
+        Path(name), dict(published.state_dict()), architecture, preprocessing, facts={"network": "pretrained"}
     )
-    resize = math.floor(height / data["crop_pct"])
-    return Preprocessing(resize, height, tuple(data["mean"]), tuple(data["std"]), data["interpolation"])

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 OWN = ("conv4",)
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+# ResNets that torchvision has not: with the stem for small images of CIFAR, and with more channels (SwAV's, VICReg's).
+SMALL_STEM = tuple(f"{name}_cifar" for name in TORCHVISION)
+WIDER = ("resnet50w2", "resnet50w4", "resnet50w5")
 # Short names for the networks of the field. `vit_small` is DINO's ViT-S/16: six heads, qkv bias, LayerNorm eps 1e-6.
 TIMM_NAMES = {
     "vit_tiny": "vit_tiny_patch16_224",
@@ -45,10 +48,12 @@ class Architecture:
     """A backbone's architecture: all that is needed to build it, except weights.
 
     Args:
-        name: one of torchvision's ResNets ("resnet50"), a short name ("vit_small"), "timm:NAME", "torchvision:NAME" of
-            any image classifier, or our "conv4".
-        options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of torchvision's ResNets only
-            `zero_init_residual`, of conv4 `widths`. For timm's ViTs also `POSITIONS`.
+        name: one of torchvision's ResNets ("resnet50"), one with the stem of CIFAR ("resnet18_cifar") or with more
+            channels ("resnet50w2"), a short name ("vit_small"), "timm:NAME", "torchvision:NAME" of any image
+            classifier, or our "conv4".
+        options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of ResNets only
+            `zero_init_residual`, and those of `excb.networks.resnets.small_stem`; of conv4 `widths`. For timm's ViTs
+            also `POSITIONS`.
     """
 
     name: str
@@ -90,7 +95,7 @@ class Architecture:
             raise UserError(f"the option {POSITIONS} is antialiased or dino, not {self.positions!r}")
         if self.name in OWN:
             return self._build_own(drop_path)
-        if self.name in TORCHVISION:
+        if self.name in (*TORCHVISION, *SMALL_STEM, *WIDER):
             return self._build_resnet(drop_path)
         with _bounded():
             if self.name.startswith(_TORCHVISION_PREFIX):
@@ -111,12 +116,16 @@ class Architecture:
         return Conv4(**self.options)
 
     def _build_resnet(self, drop_path: float) -> "nn.Module":
-        import torchvision
         from torch import nn
 
-        if drop_path or not self.options.keys() <= {"zero_init_residual"}:
-            raise UserError(f"backbone {self.name} takes the option zero_init_residual only: use timm:{self.name}")
-        network = getattr(torchvision.models, self.name)(**{"zero_init_residual": True} | self.options)
+        from excb.networks.resnets import STEM, resnet
+
+        allowed = {"zero_init_residual"} | (STEM.keys() if self.name in SMALL_STEM else set())
+        if drop_path or not self.options.keys() <= allowed:
+            takes = f"option{'s' * (len(allowed) > 1)} {', '.join(sorted(allowed))} only"
+            other = f": use timm:{self.name}" if self.name in TORCHVISION else ", and no drop path"
+            raise UserError(f"backbone {self.name} takes the {takes}{other}")
+        network: Any = resnet(self.name, self.options)
         network.num_features = network.fc.in_features
         network.fc = nn.Identity()
         return cast("nn.Module", network)
@@ -151,6 +160,7 @@ class Architecture:
             names = [
                 *OWN,
                 *TORCHVISION,
+                *(*TORCHVISION, *SMALL_STEM, *WIDER),
                 *TIMM_NAMES,
                 *(f"timm:{other}" for other in timm.list_models()),
                 *(_TORCHVISION_PREFIX + other for other in torchvision.models.list_models(module=torchvision.models)),

@@ -138,7 +138,8 @@ def _stages(network: Any) -> list[_Stage]:
 
     if isinstance(network, ResNet):
         width = feature_width(network)
-        return [_Stage(index, width >> 3 - index, stride) for index, stride in enumerate(STRIDES)]
+        finest = network.conv1.stride[0] * (1 if isinstance(network.maxpool, nn.Identity) else 2)
+        return [_Stage(index, width >> 3 - index, finest << index) for index in range(4)]
     information = getattr(network, "feature_info", ()) if hasattr(network, "forward_intermediates") else ()
     stages = [_Stage(index, entry["num_chs"], entry["reduction"]) for index, entry in enumerate(information)]
     same = len({stage.stride for stage in stages}) == 1

@@ -343,6 +343,8 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "method.predictor_layers": [-1],
     "method.teacher_temperature": [0.0, -1.0, NAN],
     "method.student_temperature": [0.0, -1.0, NAN],
+    "method.contrast": [-1.0, NAN],
+    "method.contrast_temperature": [0.0, -1.0, NAN],
     "method.sizes_momentum": [-0.1, 1.1, NAN],
     "method.center_momentum": [-0.1, 1.1, NAN],
     "method.sinkhorn_iterations": [-1],

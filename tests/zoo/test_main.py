@@ -205,6 +205,49 @@ def test_import_load_and_list(home: Path, tmp_path: Path, capsys: pytest.Capture
     assert str(home / "mine") in capsys.readouterr().err
 
 
+def test_import_takes_timms_preprocessing_unless_told_otherwise(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(
+        Architecture("timm:resnet18").build().state_dict() | {"probe.weight": torch.ones(2)}, tmp_path / "net.pth"
+    )
+    usual = ["import", str(tmp_path / "net.pth"), "--name", "mine", "--arch", "timm:resnet18"]
+    assert main(usual) == 2
+    assert main([*usual, "--drop", "probe"]) == 0
+    err = capsys.readouterr().err
+    assert "resize 235 bicubic, crop 224, mean 0.485 0.456 0.406" in err
+    assert "as timm's configuration of resnet18 says" in err
+    assert "1 tensors dropped" in err
+    options = [
+        "--mean",
+        "0.5",
+        "0.5",
+        "0.5",
+        "--std",
+        "0.5",
+        "0.5",
+        "0.25",
+        "--interpolation",
+        "bilinear",
+        "--crop",
+        "96",
+    ]
+    assert main([*usual, "--drop", "probe", *options]) == 0
+    assert "mean, std, interpolation as asked for" in capsys.readouterr().err.replace("crop, ", "")
+    expected = {"resize": 100, "crop": 96, "mean": [0.5] * 3, "std": [0.5, 0.5, 0.25], "interpolation": "bilinear"}
+    backbone = excb.load("mine")
+    assert (backbone.transform.to_dict(), backbone.entry.dropped) == (expected, ("probe.weight",))
+    assert main(["show", "mine", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["preprocessing"], shown["dropped"]) == (expected, ["probe.weight"])
+    assert main(["list", "--method", "unknown"]) == 0
+    assert "100>96 bilinear, mean 0.5 0.5 0.5, std 0.5 0.5 0.25" in capsys.readouterr().out
+    assert main([*usual, "--drop", "probe", "--resize", "100"]) == 2
+    assert "needs --resize 224 at least" in capsys.readouterr().err
+    assert main([*usual, "--drop", "probe", "--std", "0", "1", "1"]) == 2
+    assert "three numbers above 0" in capsys.readouterr().err
+
+
 def test_import_that_does_not_cover_shows_the_table(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,7 +270,6 @@ def test_import_that_does_not_cover_shows_the_table(
     [
         (["import", "x.pth", "--name", "swav_rn50"], "choose another --name"),
         (["import", "x.pth", "--name", "../up"], "is no name"),
-        (["import", "x.pth", "--name", "mine", "--arch-option", "depth=2"], "belongs to --arch"),
         (["import", "x.pth", "--name", "mine", "--arch", "vit_small", "--arch-option", "depth"], "write NAME=VALUE"),
         (["import", "x.pth", "--name", "mine"], "cannot read x.pth"),
         (["pull"], "name a checkpoint"),

@@ -205,6 +205,18 @@ def test_untrained_network(run: Path, refused: Callable[..., str]) -> None:
     assert "no better than random ones do" in refused(run)
 
 
+def test_untested_weights_are_published_with_the_reason_on_their_card(
+    run: Path, uploads: list[dict[str, Any]], refused: Callable[..., str]
+) -> None:
+    assert "--untested" in refused(run, untested=" ")
+    quietly(run, untested="trained on *noise*,\nfor a test")
+    folder: Path = uploads[0]["folder"]
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "**Not tested.** The self-test was left out: trained on \\*noise\\*, for a test" in text
+    block = json.loads((folder / "config.json").read_text(encoding="utf-8"))["excb"]
+    assert block["untested"] == "trained on *noise*, for a test"
+
+
 @pytest.mark.usefixtures("trained")
 def test_self_test_that_fails(run: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     read = exported.read_part

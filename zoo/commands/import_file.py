@@ -12,6 +12,8 @@ from excb.errors import UserError
 
 from .options import add_network
 
+_PREPROCESSING = ("resize", "crop", "mean", "std", "interpolation")
+
 
 def add_options(parser: Parser) -> None:
     """A file, its name, and what the file does not say."""
@@ -28,6 +30,14 @@ def add_options(parser: Parser) -> None:
     )
     add_network(parser)
     parser.add_argument(
+        "--drop", nargs="+", default=[], metavar="T", help="tensors or modules of the file to leave out"
+    )
+    parser.add_argument("--resize", type=int, metavar="N", help="of its images, pixels of the shorter side")
+    parser.add_argument("--crop", type=int, metavar="N", help="of its images, pixels; alone, it scales the resize")
+    parser.add_argument("--interpolation", choices=("bilinear", "bicubic"), help="of the resize")
+    for name in ("mean", "std"):
+        parser.add_argument(f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help="of its images, in [0, 1]")
+    parser.add_argument(
         "--allow-global", action="append", default=[], metavar="NAME", help="of a fixed short list; errors name it"
     )
 
@@ -39,8 +49,7 @@ def run(options: argparse.Namespace) -> int:
     from excb.networks.architecture import Architecture
 
     architecture_options = _architecture_options(options.arch_option)
-    if architecture_options and options.arch is None:
-        raise UserError("--arch-option belongs to --arch: name the backbone as well")
+    preprocessing = {name: value for name in _PREPROCESSING if (value := getattr(options, name)) is not None}
     _refuse_name_of_catalogue(options.name)
     reporter = Reporter()
     try:
@@ -49,7 +58,10 @@ def run(options: argparse.Namespace) -> int:
             options.name,
             layout=options.layout,
             architecture=None if options.arch is None else Architecture(options.arch, architecture_options),
+            options=architecture_options,
             network=options.network,
+            preprocessing=preprocessing,
+            drop=options.drop,
             allow=options.allow_global,
             reporter=reporter,
         )

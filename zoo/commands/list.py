@@ -11,6 +11,7 @@ from excb.errors import UserError
 
 if TYPE_CHECKING:
     from excb.hub.catalogue import Checkpoint
+    from excb.networks.preprocessing import Preprocessing
 
 HEADER = ("name", "method", "network", "epochs", "batch", "linear %", "k-NN %", "images", "licence")
 
@@ -39,8 +40,20 @@ def run(options: argparse.Namespace) -> int:
         reporter.answer(_markdown(rows))
     else:
         title = "Checkpoints (figures as the first source states them; `excb-zoo show NAME` has all)"
-        reporter.table(title, [*HEADER, "weights"], [[*_cells(row), _state(row)] for row in rows])
+        header = [*HEADER, "images", "weights"]
+        reporter.table(title, header, [[*_cells(row), _images(row.preprocessing), _state(row)] for row in rows])
     return 0
+
+
+def _images(preprocessing: "Preprocessing") -> str:
+    """How images are prepared, as "256>224 bilinear"; with mean and deviation where they are not ImageNet's."""
+    from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+
+    text = f"{preprocessing.resize}>{preprocessing.crop} {preprocessing.interpolation}"
+    if (preprocessing.mean, preprocessing.std) == (IMAGENET_MEAN, IMAGENET_STD):
+        return text
+    mean, std = (" ".join(f"{value:g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
+    return f"{text}, mean {mean}, std {std}"
 
 
 def _state(row: "Checkpoint") -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from excb.cli import Command, Parser
 from excb.console import Reporter
 
-from .options import add_licence, add_results, add_source
+from .options import add_licence, add_results, add_source, add_untested
 
 
 def add_options(parser: Parser) -> None:
@@ -17,14 +17,16 @@ def add_options(parser: Parser) -> None:
     )
     add_licence(parser)
     add_results(parser)
+    add_untested(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the folder."""
     from ..push import package
 
-    package(options.source, options.out, results=options.results, licence=options.licence)
-    Reporter().note(f"wrote {options.out}: self-test passed; its card is README.md")
+    package(options.source, options.out, results=options.results, licence=options.licence, untested=options.untested)
+    tested = "self-test passed" if options.untested is None else "not tested"
+    Reporter().note(f"wrote {options.out}: {tested}; its card is README.md")
     return 0
 
 

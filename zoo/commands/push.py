@@ -5,7 +5,7 @@ import argparse
 from excb.cli import Command, Parser
 from excb.console import Reporter
 
-from .options import add_licence, add_results, add_source
+from .options import add_licence, add_results, add_source, add_untested
 
 
 def add_options(parser: Parser) -> None:
@@ -15,6 +15,7 @@ def add_options(parser: Parser) -> None:
     add_licence(parser)
     add_results(parser)
     parser.add_argument("--tag", metavar="T", help="of the revision; made of version and step by default")
+    add_untested(parser)
     parser.add_argument("--private", action="store_true", help="a repository that only you can read")
 
 
@@ -29,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
         tag=options.tag,
         private=options.private,
         licence=options.licence,
+        untested=options.untested,
         reporter=Reporter(),
     )
     return 0

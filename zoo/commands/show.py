@@ -61,6 +61,7 @@ def _facts_of_files(source: str, network: Literal["teacher", "student"]) -> tupl
         "width": backbone.width,
         "preprocessing": backbone.transform.to_dict(),
         "layout": entry.layout,
+        **({"dropped": list(entry.dropped)} if entry.dropped else {}),
         "recipe": entry.recipe.get("name"),
         "step": entry.step,
         "epoch": entry.epoch,

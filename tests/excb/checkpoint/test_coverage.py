@@ -167,11 +167,31 @@ def test_architectures_that_tensors_tell(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_small_patch8_224", Architecture("vit_small", {"patch_size": 8})),
+        ("vit_small_patch32_224", Architecture("vit_small", {"patch_size": 32})),
+        ("vit_base_patch16_384", Architecture("vit_base", {"img_size": 384})),
+        ("vit_large_patch14_224", Architecture("timm:vit_large_patch16_224", {"patch_size": 14})),
+        ("vit_huge_patch14_224", Architecture("timm:vit_huge_patch14_224")),
+    ],
+)
+def test_patches_and_images_of_a_vit_are_told_by_shapes(name: str, expected: Architecture) -> None:
+    shapes = of_timm(name)
+    assert recognise(shapes) == expected
+    assert {n: v.shape for n, v in blueprint(expected).items()} == {n: v.shape for n, v in shapes.items()}
+
+
+@pytest.mark.parametrize("name", ["resnet50w2", "resnet50w4", "resnet18_cifar", "resnet50_cifar"])
+def test_stems_of_resnets_are_told_by_shapes(name: str) -> None:
+    assert recognise(blueprint(Architecture(name))) == Architecture(name)
+
+
+@pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("vit_small_patch8_224", {}),
-        ("vit_small_patch32_224", {}),
-        ("vit_large_patch16_224", {}),
+        ("vit_small_patch16_224", {"init_values": 1.0}),
+        ("vit_small_patch16_224", {"patch_size": 10}),
         ("vit_tiny_patch16_224", {"depth": 11}),
         ("vit_tiny_patch16_224", {"in_chans": 1}),
         ("resnet26", {}),
@@ -202,6 +222,15 @@ def test_networks_that_cannot_be_built_without_values_are_built_with() -> None:
 def test_nan_and_infinity_are_refused(tensors: Tensors, value: float, name: str) -> None:
     tensors[name].view(-1)[-1] = value
     with pytest.raises(UserError, match=rf"it holds NaN or infinity in 1 tensors \({name}\): .*nothing was loaded"):
+        map_file(tensors, source=Path("it"), architecture=RESNET)
+
+
+def test_a_negative_variance_is_refused(tensors: Tensors) -> None:
+    variance = MEAN.replace("running_mean", "running_var")
+    tensors[variance][3] = 0.0
+    assert len(map_file(tensors, source=Path("it"), architecture=RESNET).tensors) == len(tensors)
+    tensors[variance][3] = -1e-3
+    with pytest.raises(UserError, match=rf"it holds negative variances in 1 tensors \({variance}\): .*nothing was loa"):
         map_file(tensors, source=Path("it"), architecture=RESNET)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,7 +289,7 @@ DOUBLE: list[tuple[str, Callable[[Tensors, Tensors], Contents]]] = [
 
 def test_every_layout_is_tested() -> None:
     tested = {name for name, _ in SINGLE + DOUBLE} | {"timm", "excb-run"}
-    assert tested == {layout.name for layout in LAYOUTS}
+    assert tested | {"mae", "ibot"} == {layout.name for layout in LAYOUTS}  # these two are of ViTs alone
 
 
 @pytest.mark.parametrize(("layout", "contents"), SINGLE + DOUBLE, ids=lambda one: getattr(one, "__name__", one))
@@ -375,19 +376,270 @@ def test_vit_backbones_by_themselves_and_in_full_files_of_dino_and_excb(vit: nn.
     full = dino(ours, theirs)
     full["teacher"] = {name.removeprefix("module."): value for name, value in full["teacher"].items()}  # no DDP there
     head = {"head.weight": torch.ones(1000, 192), "head.bias": torch.ones(1000)}
-    files = [("timm", ours), ("timm", ours | head), ("dino", full), ("excb", excb(ours, theirs))]
-    for layout, contents in files:
-        mapped = map_file(contents, source=Path("it"))
-        assert (mapped.facts["layout"], mapped.architecture) == (layout, Architecture("vit_tiny"))
+    files: list[tuple[str, Contents, Contents]] = [
+        ("timm", dict(ours), {"num_heads": 3}),
+        ("timm", ours | head, {"num_heads": 3}),
+        ("dino", full, {}),
+        ("excb", excb(ours, theirs), {}),
+    ]
+    for layout, contents, options in files:
+        mapped = map_file(contents, source=Path("it"), options=options)
+        assert (mapped.facts["layout"], mapped.architecture) == (layout, Architecture("vit_tiny", options))
         assert torch.equal(features(vit, mapped.tensors), expected)
 
 
-def test_vits_of_other_sizes_ask_for_the_architecture() -> None:
-    shapes = meta(lambda: timm.create_model("vit_small_patch8_224", num_classes=0)).state_dict()
-    with pytest.raises(
-        UserError, match=r"cannot tell the architecture of it .*: use excb-zoo import --arch with a name of timm"
+@pytest.fixture(scope="module")
+def small_vit() -> Tensors:
+    return random_weights(meta(lambda: timm.create_model("vit_small_patch16_224", num_classes=0)), 4)
+
+
+def without_momentum(ours: Tensors, theirs: Tensors) -> Contents:
+    contents = mocov3(ours, theirs)
+    state = contents["state_dict"]
+    kept = {name: value for name, value in state.items() if "base_encoder" in name}
+    return contents | {"state_dict": kept, "arch": "vit_small"}  # MoCo-v3's own name, which is none of timm's
+
+
+@pytest.mark.parametrize("contents", [plain, without_momentum, lightly, solo_learn])
+def test_heads_that_neither_file_nor_layout_states_are_asked_for(
+    contents: Callable[[Tensors, Tensors], Contents], small_vit: Tensors
+) -> None:
+    built = contents(small_vit, {})
+    for architecture in (None, Architecture("vit_small")):
+        with pytest.raises(UserError) as caught:
+            map_file(built, source=Path("it"), architecture=architecture)
+        assert str(caught.value) == (
+            "it holds a vit_small and does not say how many attention heads it has, which no tensor's shape shows: use "
+            "excb-zoo import with --arch-option num_heads=6 (as DINO, iBOT, TWIST, DeiT and timm have it) or "
+            "num_heads=12 (as MoCo-v3 and solo-learn)"
+        )
+    expected = {}
+    for heads in (6, 12):
+        network = timm.create_model("vit_small_patch16_224", num_classes=0, num_heads=heads, dynamic_img_size=True)
+        expected[heads] = features(network, small_vit)
+        mapped = map_file(built, source=Path("it"), options={"num_heads": heads})
+        assert mapped.architecture == Architecture("vit_small", {"num_heads": heads})
+        torch.testing.assert_close(features(mapped.architecture.build(), mapped.tensors), expected[heads])
+    assert not torch.allclose(expected[6], expected[12], atol=1e-3)
+    exact = map_file(built, source=Path("it"), architecture=Architecture("vit_small"), exact=True)
+    assert exact.architecture == Architecture("vit_small")  # as a row of the catalogue means it
+    named = map_file(built, source=Path("it"), architecture=Architecture("timm:vit_small_patch16_224"))
+    assert named.architecture.options == {}  # as timm means it
+
+
+@pytest.mark.parametrize(
+    ("more", "heads"),
+    [
+        ({"arch": "vit_small_patch16_224"}, {}),
+        ({"args": argparse.Namespace(model="deit_small_patch16_224")}, {}),
+        (
+            {"args": argparse.Namespace(model="vit_small_patch16_224", model_kwargs={"num_heads": 12})},
+            {"num_heads": 12},
+        ),
+    ],
+)
+def test_heads_that_a_training_script_of_timm_states(small_vit: Tensors, more: Contents, heads: Contents) -> None:
+    mapped = map_file({"model": dict(small_vit)} | more, source=Path("it"))
+    assert mapped.architecture == Architecture("vit_small", heads)
+
+
+def test_names_in_a_file_that_are_of_other_networks_state_no_heads(small_vit: Tensors) -> None:
+    for name in ("vit_base_patch16_224", "resnet50", "mine"):
+        with pytest.raises(UserError, match="does not say how many attention heads"):
+            map_file({"model": dict(small_vit), "arch": name}, source=Path("it"))
+
+
+@pytest.mark.parametrize(("patch", "side"), [(8, 224), (14, 224), (16, 96)])
+def test_vits_of_other_patches_and_images_give_timms_features(patch: int, side: int) -> None:
+    network = timm.create_model("vit_tiny_patch16_224", num_classes=0, patch_size=patch, img_size=side)
+    tensors = random_weights(network, 4)
+    mapped = map_file(dict(tensors), source=Path("it"), options={"num_heads": 3})
+    torch.testing.assert_close(
+        features(mapped.architecture.build(), mapped.tensors, side), features(network, tensors, side)
+    )
+    assert mapped.preprocessing == Preprocessing(resize=side * 256 // 224, crop=side)
+
+
+def test_mae_with_its_decoder_and_ibot_with_its_mask(vit: nn.Module) -> None:
+    tensors = random_weights(meta(lambda: timm.create_model("vit_base_patch16_224", num_classes=0)), 3)
+    decoder = some("decoder_embed.weight", "decoder_blocks.0.attn.qkv.weight", "decoder_norm.bias", "decoder_pos_embed")
+    mask = {"mask_token": torch.ones(1, 1, 512)}
+    mapped = map_file({"model": tensors | decoder | mask}, source=Path("it"))
+    assert (mapped.facts["layout"], mapped.architecture) == ("mae", Architecture("vit_base"))
+    assert mapped.preprocessing == Preprocessing(interpolation="bicubic")
+    assert all(torch.equal(mapped.tensors[name], value) for name, value in tensors.items())
+    ours = random_weights(vit, 5)
+    masked = ours | {"masked_embed": torch.ones(1, 192)}
+    mapped = map_file({"state_dict": masked}, source=Path("it"))
+    assert (mapped.facts["layout"], mapped.architecture) == ("ibot", Architecture("vit_tiny"))
+    assert torch.equal(features(vit, mapped.tensors), features(vit, ours))
+    full = dino(masked, masked)
+    for network in ("teacher", "student"):
+        mapped = map_file(full, source=Path("it"), network=network)
+        assert (mapped.facts["layout"], mapped.architecture) == ("dino", Architecture("vit_tiny"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Other names of the same network
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def metas_dinov2(tensors: Tensors, registers: int) -> Tensors:
+    """timm's tensors as facebookresearch/dinov2 names them."""
+    theirs = dict(tensors) | {"mask_token": torch.zeros(1, 384)}
+    if registers:
+        theirs["register_tokens"] = theirs.pop("reg_token")
+        first = torch.randn(1, 1, 384)  # an embedding of the class token, which timm keeps in the token
+        theirs |= {"cls_token": theirs["cls_token"] - first, "pos_embed": torch.cat([first, theirs["pos_embed"]], 1)}
+    return theirs
+
+
+@pytest.mark.parametrize(("name", "registers"), [("vit_small_patch14_dinov2", 0), ("vit_small_patch14_reg4_dinov2", 4)])
+@pytest.mark.parametrize("chunks", [False, True])
+def test_metas_own_names_of_dinov2(name: str, registers: int, chunks: bool) -> None:
+    network = timm.create_model(name, num_classes=0, img_size=56, dynamic_img_size=True)
+    tensors = random_weights(network, 4)
+    theirs = metas_dinov2(tensors, registers)
+    contents: Contents = dict(theirs)
+    if chunks:
+        renamed = {re.sub(r"^blocks\.(\d+)", r"blocks.0.\1", key): value for key, value in theirs.items()}
+        contents = {"teacher": under("backbone.", renamed) | some("last_layer.weight_g", prefix="dino_head.")}
+    mapped = map_file(contents, source=Path("it"))
+    assert mapped.architecture == Architecture(f"timm:{name}", {"img_size": 56})
+    torch.testing.assert_close(
+        features(mapped.architecture.build(), mapped.tensors, 56), features(network, tensors, 56)
+    )
+    assert mapped.preprocessing == Preprocessing(resize=56, crop=56, interpolation="bicubic")
+
+
+def metas_dinov3(tensors: Tensors, *, mask: bool = True) -> Tensors:
+    """timm's tensors as facebookresearch/dinov3 names them: one bias for queries, keys and values, and its mask."""
+    theirs: Tensors = {"mask_token": torch.zeros(1, 384), "rope_embed.periods": 100 ** (torch.arange(16) / 16)}
+    for name, value in tensors.items():
+        if name.endswith("q_bias"):
+            stem, width = name.removesuffix("q_bias"), len(value)
+            keys = torch.randn(width) if mask else torch.zeros(width)
+            theirs[f"{stem}qkv.bias"] = torch.cat([value, keys, tensors[f"{stem}v_bias"]])
+            if mask:
+                theirs[f"{stem}qkv.bias_mask"] = torch.cat([torch.ones(width), torch.zeros(width), torch.ones(width)])
+        elif not name.endswith("v_bias"):
+            renamed = name.replace("gamma_1", "ls1.gamma").replace("gamma_2", "ls2.gamma")
+            theirs[renamed.replace("reg_token", "storage_tokens")] = value
+    return theirs
+
+
+def test_metas_own_names_of_dinov3() -> None:
+    name = "vit_small_patch16_dinov3_qkvb"
+    network = timm.create_model(name, num_classes=0, global_pool="token")
+    tensors = random_weights(network, 4)
+    theirs = metas_dinov3(tensors)
+    assert len({key for key in theirs if "gamma" in key or "storage" in key}) == 25
+    for contents in (theirs, metas_dinov3(tensors, mask=False)):
+        mapped = map_file(contents, source=Path("it"))
+        assert mapped.architecture == Architecture(f"timm:{name}", {"global_pool": "token"})  # timm's own is an average
+        torch.testing.assert_close(features(mapped.architecture.build(), mapped.tensors), features(network, tensors))
+    for changed in (
+        {"rope_embed.periods": 50 ** (torch.arange(16) / 16)},
+        {"blocks.3.attn.qkv.bias_mask": torch.ones(1152)},
     ):
-        map_file({key: torch.zeros(()).expand(value.shape) for key, value in shapes.items()}, source=Path("it"))
+        with pytest.raises(UserError):  # another network under the same names
+            map_file(theirs | changed, source=Path("it"))
+
+
+def in_numbers(tensors: Tensors, parts: list[str]) -> Tensors:
+    renamed = {}
+    for name, value in tensors.items():
+        part, _, rest = name.partition(".")
+        renamed[f"{parts.index(part)}.{rest}"] = value
+    return renamed
+
+
+TORCHVISIONS_PARTS = ["conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool"]
+
+
+@pytest.mark.parametrize("parts", [TORCHVISIONS_PARTS, ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_style_of_lightlys_examples(parts: list[str], wrapped: bool, resnet: nn.Module, evaluated: Tensors) -> None:
+    state = under("backbone.", in_numbers(evaluated, parts)) | mlp("projection_head.layers.")
+    assert "backbone.0.weight" in state
+    mapped = map_file(saved(state) if wrapped else state, source=Path("it"))
+    assert (mapped.facts["layout"], mapped.architecture) == ("lightly", Architecture("resnet18"))
+    assert torch.equal(features(resnet, mapped.tensors), features(resnet, evaluated))
+
+
+@pytest.mark.parametrize("layout", ["swav", "vicreg"])
+def test_wider_resnets_of_swav_and_vicreg(layout: str) -> None:
+    tensors = random_weights(meta(Architecture("resnet50w2").build), 3)
+    assert tensors["conv1.weight"].shape == (128, 3, 7, 7)
+    assert tensors["layer4.2.conv3.weight"].shape == (4096, 1024, 1, 1)
+    mapped = map_file(swav(tensors, {}) if layout == "swav" else vicreg(tensors, {}), source=Path("it"))
+    assert (mapped.facts["layout"], mapped.architecture) == (layout, Architecture("resnet50w2"))
+
+
+@pytest.mark.parametrize("padding", [1, 2])
+@pytest.mark.parametrize("kuangliu", [False, True])
+def test_stems_of_cifar_ask_for_their_padding(padding: int, kuangliu: bool) -> None:
+    network = headless("resnet18")
+    network.conv1 = nn.Conv2d(3, 64, 3, 1, padding, bias=False)
+    network.maxpool = nn.Identity()
+    tensors = random_weights(network, 3)
+    named = {key.replace("downsample", "shortcut"): v for key, v in tensors.items()} if kuangliu else tensors
+    contents: Contents = named | {"linear.weight": torch.ones(10, 512), "linear.bias": torch.ones(10)}
+    for architecture in (None, Architecture("resnet18_cifar")):
+        with pytest.raises(
+            UserError, match=r"holds a resnet18_cifar and .*: use excb-zoo import with --arch-option stem_p"
+        ):
+            map_file(contents, source=Path("it"), architecture=architecture)
+    mapped = map_file(contents, source=Path("it"), options={"stem_padding": padding})
+    assert mapped.architecture == Architecture("resnet18_cifar", {"stem_padding": padding})
+    assert torch.equal(features(mapped.architecture.build(), mapped.tensors), features(network, tensors))
+    assert mapped.preprocessing == Preprocessing(32, 32)
+    with pytest.raises(CoverageError, match=r"wrong --arch: these are tensors of resnet18_cifar"):
+        map_file(contents, source=Path("it"), architecture=Architecture("resnet18"))
+
+
+def test_stray_tensors_are_dropped_by_name(resnet: nn.Module, evaluated: Tensors) -> None:
+    stray = some("probe.weight", "probe.bias", "layer1.0.extra")
+    with pytest.raises(CoverageError, match=r"3 unexpected"):
+        map_file(evaluated | stray, source=Path("it"))
+    mapped = map_file(evaluated | stray, source=Path("it"), drop=["probe", "layer1.0.extra"])
+    assert mapped.facts["dropped"] == ["probe.weight", "probe.bias", "layer1.0.extra"]
+    assert torch.equal(features(resnet, mapped.tensors), features(resnet, evaluated))
+    with pytest.raises(UserError, match=r"it has no tensor to drop called 'prob'"):
+        map_file(evaluated | stray, source=Path("it"), drop=["prob"])
+    with pytest.raises(CoverageError, match="missing"):
+        map_file(dict(evaluated), source=Path("it"), drop=["layer4.1.conv1"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Preprocessing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_small_patch16_224", Preprocessing(248, 224, (0.5,) * 3, (0.5,) * 3, "bicubic")),
+        ("resnet18", Preprocessing(235, 224, interpolation="bicubic")),
+        ("convnext_atto", Preprocessing(256, 224, interpolation="bicubic")),
+    ],
+)
+def test_networks_of_timm_have_timms_preprocessing(name: str, expected: Preprocessing) -> None:
+    tensors = random_weights(meta(lambda: timm.create_model(name, num_classes=0)), 1)
+    mapped = map_file(dict(tensors), source=Path("it"), architecture=Architecture(f"timm:{name}"))
+    published: Any = timm.models.get_pretrained_cfg(name)
+    data = timm.data.resolve_data_config(pretrained_cfg=published.to_dict())
+    transform = timm.data.create_transform(**data)
+    assert transform.transforms[0].size == mapped.preprocessing.resize
+    assert (mapped.preprocessing.crop, mapped.preprocessing.mean) == (data["input_size"][1], data["mean"])
+    assert mapped.preprocessing == expected
+    assert mapped.preprocessing_from == f"as timm's configuration of {name} says"
+
+
+def test_a_layout_of_known_authors_keeps_their_preprocessing(evaluated: Tensors) -> None:
+    mapped = map_file(swav(evaluated, {}), source=Path("it"), architecture=Architecture("timm:resnet18"))
+    assert mapped.preprocessing == Preprocessing(std=(0.228, 0.224, 0.225))
+    assert mapped.preprocessing_from == "as the authors of swav evaluate it"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -577,7 +829,8 @@ def test_several_networks_are_refused_and_can_be_chosen(resnet: nn.Module, evalu
     with pytest.raises(UserError) as caught:
         map_file(contents, source=Path("it"))
     assert str(caught.value) == (
-        "it holds 2 different networks: choose one with --layout 'weights:online.' or --layout 'weights:target.'"
+        "it holds 2 different networks: choose one with excb-zoo import --layout 'weights:online.' or --layout "
+        "'weights:target.'"
     )
     for prefix, tensors in (("online.", evaluated), ("target.", other)):
         mapped = map_file(contents, source=Path("it"), layout=f"weights:{prefix}")

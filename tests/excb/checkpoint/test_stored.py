@@ -27,6 +27,18 @@ def test_refused_tensors_leave_the_module_as_it_was(kind: str) -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.parametrize(("name", "value"), [("1.running_var", -1.0), ("0.weight", torch.nan)])
+def test_values_that_no_network_has_leave_the_module_as_it_was(name: str, value: float) -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    before = copy.deepcopy(module.state_dict())
+    tensors = {key: tensor.clone() for key, tensor in before.items()}
+    tensors[name].view(-1)[0] = value
+    with pytest.raises(UserError, match=rf"the file holds .* in 1 tensors \({name}\)"):
+        stored.load_strictly(module, tensors, what="the file")
+    after = module.state_dict()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+
+
 def test_every_kind_of_misfit_is_told_at_once_and_long_lists_are_cut() -> None:
     module = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
     tensors = {f"x{number}": torch.ones(1) for number in range(5)} | {"0.weight": torch.ones(3, 2)}

@@ -164,7 +164,10 @@ def test_harmless_names_must_be_allowed_and_are_told_all_at_once(file: Path) -> 
     torch.save(with_arguments(), file)
     message = refused(file)
     names = ["argparse.Namespace", f"{NUMPY_2}.scalar", "numpy.dtype"]
-    assert message.endswith("harmless: repeat with " + " ".join(f"--allow-global {name}" for name in names))
+    allowed = " ".join(f"--allow-global {name}" for name in names)
+    assert message.endswith(
+        f"harmless: convert it with excb-zoo import {file} --name NAME {allowed}, and use that name"
+    )
     left = refused(file, allow=names[:1])
     assert "--allow-global numpy.dtype" in left
     assert "argparse" not in left

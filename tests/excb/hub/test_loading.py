@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import excb
 from excb.checkpoint import reading, run_checkpoint
+from excb.checkpoint.exported import sha256_of
+from excb.checkpoint.stored import Which
 from excb.errors import UserError
-from excb.hub import loading
+from excb.hub import catalogue, loading
 from excb.hub.backbone import Backbone
+from excb.hub.catalogue import Checkpoint
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.zoo.export import export
@@ -120,6 +124,30 @@ def test_transform_is_the_checkpoints_preprocessing(tmp_path: Path) -> None:
         assert features(backbone, backbone.transform(image)[None]).shape == (1, 32)
 
 
+def test_a_mirror_of_timms_has_the_catalogues_preprocessing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same name gives the same features, whether its mirror or its origin was fetched."""
+    architecture, wanted = Architecture("timm:resnet10t"), Preprocessing(interpolation="bicubic")
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    save_file(dict(architecture.build().state_dict()), mirror / "model.safetensors")
+    published = {"input_size": [3, 224, 224], "crop_pct": 0.9, "interpolation": "bicubic"}
+    config = {"architecture": "resnet10t", "num_classes": 0, "pretrained_cfg": published}
+    (mirror / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    row = Checkpoint(
+        name="theirs",
+        method="DINO",
+        architecture=architecture,
+        preprocessing=wanted,
+        source="https://theirs.example",
+        locations=("hf-hub:timm/theirs",),
+    )
+    monkeypatch.setenv("EXCB_HOME", str(tmp_path / "zoo"))
+    catalogue.add(row, tmp_path / "zoo" / "catalogue.toml")
+    monkeypatch.setattr(loading, "fetch_repo", lambda *_arguments, **_options: mirror)
+    assert excb.load(mirror).transform == Preprocessing(248, 224, interpolation="bicubic")
+    assert excb.load("theirs").transform == wanted
+
+
 def test_entry_tells_where_the_weights_come_from_and_how_they_were_trained(run: Path, tmp_path: Path) -> None:
     entry = excb.load(run).entry
     assert entry.source == str(run / "checkpoints" / "step-10.pt")
@@ -188,6 +216,24 @@ def test_buffers_count_as_tensors(tmp_path: Path, tensors: dict[str, Tensor]) ->
     changed = {name: value for name, value in tensors.items() if not name.endswith("bn1.running_mean")}
     with pytest.raises(UserError, match=r"missing \(bn1\.running_mean, layer1\.0\.bn1\.running_mean, .*, \.\.\.\)"):
         excb.load(write_run(tmp_path / "run", 3, model=changed))
+
+
+def test_negative_variances_are_refused_in_runs_and_in_exported_folders(
+    run: Path, tmp_path: Path, tensors: dict[str, Tensor]
+) -> None:
+    variances = [name for name in tensors if name.endswith("running_var")]
+    for name in (variances[0], "teacher.backbone.bn1.running_var"):
+        broken = write_run(tmp_path / "run", 9, model=tensors | {name: tensors[name] - 1e3})
+        network: Which = "student" if name.startswith("student") else "teacher"
+        with pytest.raises(UserError, match=r"step-9\.pt holds negative variances in 1 tensors"):
+            excb.load(broken, network=network)
+    folder = export(str(run), tmp_path / "exported")
+    weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    save_file(load_file(weights) | {"bn1.running_var": torch.full((8,), -1.0)}, weights)
+    config["excb"]["sha256"]["model.safetensors"] = sha256_of(weights)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"model\.safetensors holds negative variances in 1 tensors \(bn1\.running_var"):
+        excb.load(folder)
 
 
 def test_checkpoint_of_another_architecture_than_it_says_is_refused(tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def test_an_address_is_imported_under_a_name_of_its_own(
     vit = Architecture("vit_small", {"depth": 12, "num_heads": 6})
     network = vit.build().eval()
     (tmp_path / "files").mkdir()
-    torch.save(network.state_dict(), tmp_path / "files" / "vit.pth")
+    contents = {"model": network.state_dict(), "arch": "vit_small_patch16_224"}  # which has six heads in timm
+    torch.save(contents, tmp_path / "files" / "vit.pth")
     server.files["/vit.pth"] = Served((tmp_path / "files" / "vit.pth").read_bytes())
     backbone = excb.load(server.url("/vit.pth"))
     assert backbone.entry.architecture.name == "vit_small"

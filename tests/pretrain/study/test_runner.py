@@ -207,7 +207,7 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
     """Cells of made-up figures, which no run is needed for."""
     chosen = STUDIES[name]
     model = cell(finished, "linear", 0)
-    grid = runner.Grid(chosen, sets.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:10]])
+    grid = runner.Grid(chosen, sets.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:11]])
     made_up = {"training": [1.5, 1.0, 1.0, 0.5], "by_z": [2.0, 1.0, 1.0, 0.0]}
     rows = []
     for place, one in enumerate(chosen.cells):

@@ -1,0 +1,121 @@
+"""Names that other code gives the tensors of one and the same network, turned into torchvision's and timm's."""
+
+import re
+from math import isqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from excb.networks.architecture import Architecture
+
+Tensors = dict[str, Tensor]
+
+# timm's names of Meta's networks, by width and number of blocks. Their own code fixes heads and pooling.
+_DINOV2 = {(384, 12): "small", (768, 12): "base", (1024, 24): "large", (1536, 40): "giant"}
+_DINOV3 = {(384, 12): "small", (768, 12): "base", (1024, 24): "large", (1280, 32): "huge_plus", (4096, 40): "7b"}
+_DINOV3_HEADS = {4096: 32, 1280: 20}  # others have 64 channels a head
+_DINOV2_SIDE, _DINOV2_PATCH = 518, 14  # pixels
+
+_DINOV2_NAMES = {"mlp.w12.": "mlp.fc1.", "mlp.w3.": "mlp.fc2."}
+_DINOV3_NAMES = {
+    "ls1.gamma": "gamma_1",
+    "ls2.gamma": "gamma_2",
+    "mlp.w1.": "mlp.fc1_g.",
+    "mlp.w2.": "mlp.fc1_x.",
+    "mlp.w3.": "mlp.fc2.",
+}
+
+
+class Read(NamedTuple):
+    """A network's tensors under usual names."""
+
+    tensors: Tensors
+    architecture: Architecture | None = None  # where the names tell all of it, also what shapes do not show
+
+
+def usual_names(tensors: Tensors) -> Read:
+    """Tensors of one network by torchvision's and timm's names, whichever of these ways they were named in.
+
+    - numbers, as `nn.Sequential(*resnet.children())` gives a ResNet's parts, in the style of lightly's examples;
+    - `shortcut` for `downsample`, as in CIFAR code after kuangliu/pytorch-cifar;
+    - blocks in chunks, and Meta's own DINOv2 and DINOv3.
+
+    Names that are none of these stay. So does everything where a value contradicts what the names say.
+    """
+    tensors = _numbered(tensors)
+    tensors = {re.sub(r"^(layer\d\.\d+\.)shortcut\.", r"\1downsample.", name): v for name, v in tensors.items()}
+    # Chunks repeat the block's own number: blocks.CHUNK.BLOCK.
+    tensors = {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): value for name, value in tensors.items()}
+    patches = tensors.get("patch_embed.proj.weight")
+    if patches is None or patches.ndim != 4 or "blocks.0.ls1.gamma" not in tensors:
+        return Read(tensors)
+    depth = 1 + max(int(name.split(".")[1]) for name in tensors if re.match(r"blocks\.\d+\.", name))
+    if "storage_tokens" in tensors and "rope_embed.periods" in tensors:
+        return _dinov3(tensors, len(patches), depth)
+    if "mask_token" in tensors and patches.shape[-1] == _DINOV2_PATCH:
+        return _dinov2(tensors, len(patches), depth)
+    return Read(tensors)
+
+
+def _numbered(tensors: Tensors) -> Tensors:
+    """A ResNet's parts by name, where they have numbers: convolution 0, BatchNorm 1, then stages in a row."""
+    stages = sorted({int(match[1]) for name in tensors if (match := re.match(r"(\d+)\.\d+\.conv1\.weight$", name))})
+    if len(stages) != 4 or stages != list(range(stages[0], stages[0] + 4)) or "0.weight" not in tensors:
+        return tensors
+    parts = {"0": "conv1", "1": "bn1"} | {str(number): f"layer{stage + 1}" for stage, number in enumerate(stages)}
+    split = ((name.partition("."), value) for name, value in tensors.items())
+    return {f"{parts.get(number, number)}.{rest}": value for (number, _, rest), value in split}
+
+
+def _renamed(tensors: Tensors, names: dict[str, str]) -> Tensors:
+    pattern = re.compile("|".join(map(re.escape, names)))
+    return {pattern.sub(lambda match: names[match[0]], name): value for name, value in tensors.items()}
+
+
+def _dinov2(tensors: Tensors, width: int, depth: int) -> Read:
+    """facebookresearch/dinov2, whose networks with registers timm keeps without an embedding of the class token."""
+    size, registers = _DINOV2.get((width, depth)), tensors.get("register_tokens")
+    embeddings, token = tensors.get("pos_embed"), tensors.get("cls_token")
+    if size is None or embeddings is None or embeddings.ndim != 3 or token is None:
+        return Read(tensors)
+    side = _DINOV2_PATCH * isqrt(max(0, embeddings.shape[1] - 1))
+    options = {} if side == _DINOV2_SIDE else {"img_size": side}
+    read = _renamed({name: value for name, value in tensors.items() if name != "mask_token"}, _DINOV2_NAMES)
+    if registers is None:
+        return Read(read, Architecture(f"timm:vit_{size}_patch14_dinov2", options))
+    if registers.shape[1] != 4 or token.shape != embeddings[:, :1].shape:
+        return Read(tensors)
+    read["reg_token"] = read.pop("register_tokens")
+    read["cls_token"], read["pos_embed"] = token + embeddings[:, :1], embeddings[:, 1:]
+    return Read(read, Architecture(f"timm:vit_{size}_patch14_reg4_dinov2", options))
+
+
+def _dinov3(tensors: Tensors, width: int, depth: int) -> Read:
+    """facebookresearch/dinov3. It evaluates the class token, where timm's networks of these names average patches."""
+    size, periods = _DINOV3.get((width, depth)), tensors["rope_embed.periods"]
+    if size is None or tensors["storage_tokens"].shape[1:2] != (4,):
+        return Read(tensors)
+    quarter = width // _DINOV3_HEADS.get(width, width // 64) // 4
+    usual = 100 ** (torch.arange(quarter) / quarter)  # the only ones that timm's networks have
+    if periods.shape != usual.shape or not torch.allclose(periods.float(), usual, rtol=1e-2):  # also of bfloat16
+        return Read(tensors)
+    biased = "blocks.0.attn.qkv.bias" in tensors
+    if size == "small" and "blocks.0.mlp.w1.weight" in tensors:
+        size = "small_plus"
+    # The norm of local crops and the mask are of the training; the mask of biases says that keys have none.
+    others = ("mask_token", "rope_embed.periods", "local_cls_norm.weight", "local_cls_norm.bias")
+    read = {
+        name: value for name, value in tensors.items() if name not in others and not name.endswith(".qkv.bias_mask")
+    }
+    for name in [name for name in read if name.endswith(".qkv.bias")]:
+        bias, mask = read[name], tensors.get(f"{name}_mask")
+        queries, keys, values = (bias if mask is None else bias * mask).chunk(3)
+        if keys.any() or not keys.isfinite().all():
+            return Read(tensors)
+        del read[name]
+        stem = name.removesuffix("qkv.bias")
+        read |= {f"{stem}q_bias": queries, f"{stem}v_bias": values}
+    read["reg_token"] = read.pop("storage_tokens")
+    name = f"timm:vit_{size}_patch16_dinov3{'_qkvb' if biased else ''}"
+    return Read(_renamed(read, _DINOV3_NAMES), Architecture(name, {"global_pool": "token"}))
