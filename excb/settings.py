@@ -1,7 +1,8 @@
 """Every option of the ExCB method, frozen and documented. Importing it needs no torch.
 
 Where the paper's text, its pseudo-code and the authors' code differ, the difference is an option here. The defaults are
-the paper's text (recipe family `paper`); `OFFICIAL` holds what the authors' code does (recipe family `official`).
+the paper's text but for two, `loss_reduction` and `empty_clusters` (docs/method.md has the reasons); `OFFICIAL` holds
+what the authors' code does (recipe family `official`). Options whose source is "ours" are off in both families.
 """
 
 from dataclasses import dataclass

@@ -159,7 +159,6 @@ class Architecture:
         if name is None or not timm.is_model(name):
             names = [
                 *OWN,
-                *TORCHVISION,
                 *(*TORCHVISION, *SMALL_STEM, *WIDER),
                 *TIMM_NAMES,
                 *(f"timm:{other}" for other in timm.list_models()),
