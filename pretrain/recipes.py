@@ -136,8 +136,8 @@ def quickstart() -> Recipe:
             "eval_resize": 48,
             "eval_crop": 48,
         },
-        optim={"epochs": 20, "batch": 128, "warmup_epochs": 0.5},
-        monitor={"every_epochs": 5},
+        optim={"epochs": 16, "batch": 128, "warmup_epochs": 0.5},
+        monitor={"every_epochs": 4},
     )
 
 
