@@ -119,9 +119,15 @@ def statistics(runs: Sequence[Curves]) -> "Figure":
 def _one(axes: Sequence[Any], run: Curves) -> None:
     """Draw one run: the five statistics and, in a sixth panel, the frozen features."""
     steps, epochs = run.kind("step"), run.kind("epoch")
-    axes[LOSS].plot(*_points(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
-    axes[LOSS].plot(*_points(epochs, "loss"), color=BLUE)
-    _chance(axes[LOSS], [run])
+    if any("cluster_loss" in line for line in epochs):  # ln K is chance for Eq. 7 alone
+        _series(axes[LOSS], epochs, "cluster_loss", BLUE, "Eq. 7")
+        _series(axes[LOSS], epochs, "contrast", ORANGE, "contrast")
+        axes[LOSS].legend(frameon=False, fontsize=8)
+    else:
+        axes[LOSS].plot(*_points(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
+        axes[LOSS].plot(*_points(epochs, "loss"), color=BLUE)
+    if any("confidence" in line for line in epochs):
+        _chance(axes[LOSS], [run])
     _series(axes[CONFIDENCE], epochs, "confidence", BLUE)
     _series(axes[SIZES], epochs, "smallest_cluster", BLUE, "smallest")
     _series(axes[SIZES], epochs, "largest_cluster", ORANGE, "largest")
