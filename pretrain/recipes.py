@@ -144,7 +144,7 @@ def quickstart() -> Recipe:
 def conv4_tiny() -> Recipe:
     """Our small network at 32 pixels for comparing methods (`excb-pretrain study`): minutes on one CPU core."""
     return replace(quickstart(), name="conv4_tiny").change(
-        method={"clusters": 256, "sizes_momentum": 0.997, "contrast": 0.0},
+        method={"clusters": 256, "contrast": 0.0},
         views={"global_size": 32, "local_size": 16, "eval_resize": 32, "eval_crop": 32},
         optim={"epochs": 40, "batch": 64, "base_lr": 0.6},
         monitor={"every_epochs": 40},
