@@ -174,8 +174,7 @@ LAYOUTS = (
         "twist",
         teacher=("teacher_backbone:", "backbone:"),
         student=("backbone:",),
-        keys=("model",),
-        attention_heads=_BY_64,
+        keys=("model",),  # names that others use too: they say nothing of heads
     ),
     Layout(
         "mocov3",

@@ -427,6 +427,23 @@ def test_heads_that_neither_file_nor_layout_states_are_asked_for(
     assert named.architecture.options == {}  # as timm means it
 
 
+@pytest.mark.parametrize("contents", [twist, twist_with_teacher])
+def test_names_that_others_may_use_as_twist_does_fix_no_heads(
+    contents: Callable[[Tensors, Tensors], Contents], small_vit: Tensors
+) -> None:
+    for built in (contents(small_vit, small_vit), {"model": {"epoch": torch.ones(1)}, "backbone": dict(small_vit)}):
+        with pytest.raises(UserError, match="does not say how many attention heads"):
+            map_file(built, source=Path("it"))
+        mapped = map_file(built, source=Path("it"), options={"num_heads": 12})
+        assert (mapped.facts["layout"], mapped.architecture.options) == ("twist", {"num_heads": 12})
+
+
+@pytest.mark.parametrize("number", [None, True])
+def test_heads_that_are_no_number_are_asked_for(small_vit: Tensors, number: Any) -> None:
+    with pytest.raises(UserError, match="does not say how many attention heads"):
+        map_file(small_vit, source=Path("it"), options={"num_heads": number})
+
+
 @pytest.mark.parametrize(
     ("more", "heads"),
     [
