@@ -93,6 +93,11 @@ def recognise(tensors: Mapping[str, Tensor]) -> Architecture | None:
     return Architecture(name, options)
 
 
+def is_usual_vit(architecture: Architecture) -> bool:
+    """Whether it is one of the ViTs that `recognise` knows; all of them are plain ones with position embeddings."""
+    return architecture.name in _VITS.values()
+
+
 def _variant(name: str, stem: Tensor | None) -> str:
     """A ResNet's name by the shape of its first convolution."""
     if stem is None or stem.ndim != 4:

@@ -116,6 +116,8 @@ class Layout:
     renames: Mapping[str, str] = field(default_factory=dict)  # beginnings of names and what they become
     # Of ViTs by width, as the only code that writes this layout has them. Others are never assumed, but asked for.
     attention_heads: Mapping[int, int] = field(default_factory=dict)
+    # How the only code that writes this layout interpolates position embeddings of ViTs (`POSITIONS`).
+    positions: str = "antialiased"
     # Gives the trained heads of a file by our names (see `excb.hub.trained_heads.Heads`); None if files have none that
     # we read.
     heads_of: Callable[[Dictionaries], dict[str, Tensor]] | None = None
@@ -157,6 +159,7 @@ LAYOUTS = (
         others=("classifier.",),
         renames={"layer0.0.": "conv1.", "layer0.1.": "bn1."},
         attention_heads=_BY_64,
+        positions="dino",
         preprocessing=_STD_228,
         heads_of=heads_of_authors,
     ),
@@ -167,6 +170,7 @@ LAYOUTS = (
         marks=("head.last_layer.",),
         others=("head.",),
         attention_heads=_BY_64,
+        positions="dino",
         preprocessing=_BICUBIC,
         heads_of=heads_of_dino,
     ),
@@ -174,8 +178,7 @@ LAYOUTS = (
         "twist",
         teacher=("teacher_backbone:", "backbone:"),
         student=("backbone:",),
-        keys=("model",),
-        attention_heads=_BY_64,
+        keys=("model",),  # names that others use too: they say nothing of heads
     ),
     Layout(
         "mocov3",
@@ -230,7 +233,14 @@ LAYOUTS = (
         attention_heads={768: 12, 1024: 16, 1280: 16},
         preprocessing=_BICUBIC,
     ),
-    Layout("ibot", teacher=_PLAIN, marks=("masked_embed",), attention_heads=_BY_64, preprocessing=_BICUBIC),
+    Layout(
+        "ibot",
+        teacher=_PLAIN,
+        marks=("masked_embed",),
+        attention_heads=_BY_64,
+        positions="dino",
+        preprocessing=_BICUBIC,
+    ),
     Layout("torchvision", teacher=_PLAIN, student=_PLAIN_STUDENT, preprocessing=None),
     Layout("timm", teacher=_PLAIN, student=_PLAIN_STUDENT, preprocessing=None),
 )

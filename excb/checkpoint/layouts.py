@@ -1,6 +1,7 @@
 """Recognise the layout of a checkpoint file and map its backbone onto torchvision's or timm's names, wholly or not."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from excb.checkpoint import layout_table
-from excb.checkpoint.coverage import blueprint, cover, coverage_error, own, recognise
+from excb.checkpoint.coverage import blueprint, cover, coverage_error, is_usual_vit, own, recognise
 from excb.checkpoint.dialects import usual_names
 from excb.checkpoint.layout_table import SPARE, USUAL, Dictionaries, Layout, Place
 from excb.checkpoint.locate import ORDER, File, Found, dictionaries_of, find, find_in_order
@@ -16,7 +17,7 @@ from excb.checkpoint.stored import Stored, Which
 from excb.checkpoint.timm_format import published_preprocessing
 from excb.checkpoint.unseen import settled
 from excb.errors import UserError, nearest_name
-from excb.networks.architecture import SMALL_STEM, Architecture
+from excb.networks.architecture import POSITIONS, SMALL_STEM, Architecture
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import architecture_from
@@ -66,17 +67,22 @@ def map_file(
     search = find_in_order if layout == ORDER else find
     result = search(file) if known_layout is None else _map_known(known_layout, file)
     name, stated = result.layout, _architecture_of_run(contents) if architecture is None else None
+    exact = (
+        exact
+        or result.exact
+        or stated is not None
+        or (architecture is not None and architecture.name.startswith("timm:"))
+    )
     found = settled(
         result.architecture,
         result.tensors,
         contents,
         heads=known_layout.attention_heads if known_layout else {},
-        exact=exact
-        or result.exact
-        or stated is not None
-        or (architecture is not None and architecture.name.startswith("timm:")),
+        exact=exact,
         source=str(source),
     )
+    if known_layout is not None and not exact:
+        found = _with_positions(found, known_layout)
     preprocessing, origin = _preprocessing(known_layout, found)
     if layout is None and name == "torchvision" and result.architecture.timm_name:
         name = "timm"  # the same places
@@ -102,6 +108,13 @@ def _without(dictionaries: Dictionaries, drop: Collection[str], *, source: Path)
         dropped |= dict.fromkeys(matching)
     kept = {path: {n: v for n, v in tensors.items() if n not in dropped} for path, tensors in dictionaries.items()}
     return {path: tensors for path, tensors in kept.items() if tensors}, list(dropped)
+
+
+def _with_positions(architecture: Architecture, layout: Layout) -> Architecture:
+    """A ViT that interpolates its position embeddings as the layout's authors do; other networks as they are."""
+    if layout.positions == "antialiased" or not is_usual_vit(architecture) or POSITIONS in architecture.options:
+        return architecture
+    return replace(architecture, options=architecture.options | {POSITIONS: layout.positions})
 
 
 def _preprocessing(layout: Layout | None, architecture: Architecture) -> tuple[Preprocessing, str]:

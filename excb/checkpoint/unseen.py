@@ -55,7 +55,7 @@ def settled(
             return architecture
         raise _question(source, architecture, "how its stem of 3 x 3 pads the image", _STEM)
     patches = tensors.get("patch_embed.proj.weight")
-    if patches is None or not patches.ndim or "num_heads" in architecture.options:
+    if patches is None or not patches.ndim or type(architecture.options.get("num_heads")) is int:
         return architecture
     width = len(patches)
     number = heads.get(width) or (None if exact else _stated_heads(contents, width))

@@ -16,7 +16,7 @@ from excb.hub.buckets import fetch_kept
 from excb.hub.catalogue import Checkpoint
 from excb.hub.resolve import HUB, TIMM, WEB, Resolved, resolve
 from excb.hub.trained_heads import Heads
-from excb.networks.architecture import Architecture
+from excb.networks.architecture import POSITIONS, Architecture
 from excb.remote.fetch import fetch_url
 from excb.remote.hf_repository import fetch_repo
 
@@ -110,8 +110,12 @@ def _read(name: str | Path, *, network: Which, heads: bool) -> tuple[Stored, nn.
         return (imported.stored if heads else replace(imported.stored, heads={})), imported.network
     stored = reading.read(fetched.path, network=network, heads=heads)
     if resolved.row is not None and "timm" in stored.facts:
-        # A mirror of timm's has its own preprocessing: the row's holds wherever the weights were fetched.
-        stored = replace(stored, preprocessing=resolved.row.preprocessing)
+        # A mirror of timm's has its own preprocessing and interpolates position embeddings its own way: the row's hold
+        # wherever the weights were fetched.
+        row, theirs = resolved.row, stored.architecture
+        own = {name: value for name, value in row.architecture.options.items() if name == POSITIONS}
+        architecture = replace(theirs, options=theirs.options | own)
+        stored = replace(stored, preprocessing=row.preprocessing, architecture=architecture)
     return stored, None
 
 

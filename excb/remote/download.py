@@ -135,37 +135,39 @@ class _Download:
             host = urlsplit(self.address).hostname
             if response.headers.get_content_type() == "text/html":
                 raise self._page()
-            said = _said(response, self.address)
+            said, end = _said(response, self.address), None
             if response.status == 200:  # the whole file: the server does not resume, or has another one now
                 known, have, hashes = said, 0, Hashes(self.algorithms)
                 self.part.unlink(missing_ok=True)
             elif response.status != 206 or known is None or not headers:
                 raise _CutError(f"{host} answers {response.status}, where the whole file was asked for")
-            elif said.version not in (None, known.version) or ((total := _total(response, have, known.total)) is None):
+            elif said.version not in (None, known.version) or ((span := _span(response, have, known.total)) is None):
                 _forget(self.part)
                 raise _CutError(f"{host} continued with another file")
             else:
+                end, total = span
                 known = replace(known, total=total)
             write_text(json.dumps(asdict(known)), self.part.with_suffix(".json"))
             check_room(self.part.parent, (known.total or have) - have)
-            have = self._write(response, have, known.total, hashes)
+            have = self._write(response, have, known.total, hashes, end=end or known.total)
         if not have or have < (known.total or 0):
             raise _CutError(f"the connection was cut at byte {have}")
         return self._whole(known, hashes)
 
-    def _write(self, response: HTTPResponse, have: int, total: int | None, hashes: Hashes) -> int:
-        """Append what arrives to the part, not atomically, so that the next download resumes it. Returns its size."""
+    def _write(self, response: HTTPResponse, have: int, total: int | None, hashes: Hashes, *, end: int | None) -> int:
+        """Append what arrives to the part, not atomically, so that the next download resumes it. Returns its size.
+
+        No answer may go on beyond `end`, where it stated one.
+        """
         reporter = self.reporter if total is None or total >= MB else Reporter(quiet=True)
         with (
             open(self.part, "ab", opener=_opened_here) as stream,
             reporter.progress(f"{self.name}, MB", (total or 0) // MB, done=have // MB) as progress,
         ):
             for chunk in _chunks(response):
-                if have + len(chunk) > (total or LARGEST):
+                if have + len(chunk) > (end or LARGEST):
                     _forget(self.part)
-                    raise _CutError(
-                        f"{urlsplit(self.address).hostname} sends more than the {total:,} bytes that it stated"
-                    )
+                    raise _CutError(f"{urlsplit(self.address).hostname} sends more bytes than it stated")
                 stream.write(chunk)
                 hashes.add(chunk)
                 progress.advance((have + len(chunk)) // MB - have // MB)
@@ -376,10 +378,16 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", last).lstrip(".")[-100:].lstrip(".") or "file"
 
 
-def _total(response: HTTPResponse, have: int, known: int | None) -> int | None:
-    """The size of the file, if a partial answer begins where the part ends, in a file of the known size; else None."""
+def _span(response: HTTPResponse, have: int, known: int | None) -> tuple[int, int] | None:
+    """Where a partial answer ends, and the size of the file; None unless it begins where the part ends, in that file.
+
+    Args:
+        response: the answer.
+        have: bytes of the part.
+        known: the size of the file, as far as it was stated.
+    """
     span = re.fullmatch(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})", response.headers.get("Content-Range", ""))
     if span is None:
         return None
     first, last, total = map(int, span.groups())
-    return total if first == have <= last < total and known in (None, total) else None
+    return (last + 1, total) if first == have <= last < total and known in (None, total) else None

@@ -372,7 +372,7 @@ def vit() -> nn.Module:
 
 def test_vit_backbones_by_themselves_and_in_full_files_of_dino_and_excb(vit: nn.Module) -> None:
     ours, theirs = random_weights(vit, 5), random_weights(vit, 6)
-    expected = features(vit, ours)
+    expected = features(vit, ours, side=224)
     full = dino(ours, theirs)
     full["teacher"] = {name.removeprefix("module."): value for name, value in full["teacher"].items()}  # no DDP there
     head = {"head.weight": torch.ones(1000, 192), "head.bias": torch.ones(1000)}
@@ -381,11 +381,34 @@ def test_vit_backbones_by_themselves_and_in_full_files_of_dino_and_excb(vit: nn.
         ("timm", ours | head, {"num_heads": 3}),
         ("dino", full, {}),
         ("excb", excb(ours, theirs), {}),
+        ("ibot", {"state_dict": ours | {"masked_embed": torch.zeros(1, 192)}}, {}),
     ]
+    images = torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(7))
+    timms = Architecture("vit_tiny").build().eval()
+    timms.load_state_dict(ours)
     for layout, contents, options in files:
         mapped = map_file(contents, source=Path("it"), options=options)
-        assert (mapped.facts["layout"], mapped.architecture) == (layout, Architecture("vit_tiny", options))
-        assert torch.equal(features(vit, mapped.tensors), expected)
+        # Their authors interpolate position embeddings as DINO does; of anybody's file nothing is known.
+        positions = {} if layout == "timm" else {"position_interpolation": "dino"}
+        assert (mapped.facts["layout"], mapped.architecture) == (layout, Architecture("vit_tiny", options | positions))
+        network = mapped.architecture.build().eval()
+        assert torch.equal(
+            features(network, mapped.tensors, side=224), expected
+        )  # their own size: nothing is interpolated
+        with torch.no_grad():
+            assert torch.equal(network(images), timms(images)) == (not positions)
+
+
+def test_position_interpolation_that_was_chosen_or_that_a_network_has_not(vit: nn.Module, resnet: nn.Module) -> None:
+    tensors, named = random_weights(vit, 5), {"position_interpolation": "antialiased"}
+    asked = map_file(excb(tensors, tensors), source=Path("it"), options=named)
+    assert asked.architecture == Architecture("vit_tiny", named)
+    as_timm = map_file(
+        excb(tensors, tensors), source=Path("it"), architecture=Architecture("timm:vit_tiny_patch16_224")
+    )
+    assert as_timm.architecture.options == {}
+    convolutional = random_weights(resnet, 5)
+    assert map_file(excb(convolutional, convolutional), source=Path("it")).architecture == Architecture("resnet18")
 
 
 @pytest.fixture(scope="module")
@@ -425,6 +448,23 @@ def test_heads_that_neither_file_nor_layout_states_are_asked_for(
     assert exact.architecture == Architecture("vit_small")  # as a row of the catalogue means it
     named = map_file(built, source=Path("it"), architecture=Architecture("timm:vit_small_patch16_224"))
     assert named.architecture.options == {}  # as timm means it
+
+
+@pytest.mark.parametrize("contents", [twist, twist_with_teacher])
+def test_names_that_others_may_use_as_twist_does_fix_no_heads(
+    contents: Callable[[Tensors, Tensors], Contents], small_vit: Tensors
+) -> None:
+    for built in (contents(small_vit, small_vit), {"model": {"epoch": torch.ones(1)}, "backbone": dict(small_vit)}):
+        with pytest.raises(UserError, match="does not say how many attention heads"):
+            map_file(built, source=Path("it"))
+        mapped = map_file(built, source=Path("it"), options={"num_heads": 12})
+        assert (mapped.facts["layout"], mapped.architecture.options) == ("twist", {"num_heads": 12})
+
+
+@pytest.mark.parametrize("number", [None, True])
+def test_heads_that_are_no_number_are_asked_for(small_vit: Tensors, number: Any) -> None:
+    with pytest.raises(UserError, match="does not say how many attention heads"):
+        map_file(small_vit, source=Path("it"), options={"num_heads": number})
 
 
 @pytest.mark.parametrize(
@@ -471,12 +511,18 @@ def test_mae_with_its_decoder_and_ibot_with_its_mask(vit: nn.Module) -> None:
     ours = random_weights(vit, 5)
     masked = ours | {"masked_embed": torch.ones(1, 192)}
     mapped = map_file({"state_dict": masked}, source=Path("it"))
-    assert (mapped.facts["layout"], mapped.architecture) == ("ibot", Architecture("vit_tiny"))
+    assert (mapped.facts["layout"], mapped.architecture) == (
+        "ibot",
+        Architecture("vit_tiny", {"position_interpolation": "dino"}),
+    )
     assert torch.equal(features(vit, mapped.tensors), features(vit, ours))
     full = dino(masked, masked)
     for network in ("teacher", "student"):
         mapped = map_file(full, source=Path("it"), network=network)
-        assert (mapped.facts["layout"], mapped.architecture) == ("dino", Architecture("vit_tiny"))
+        assert (mapped.facts["layout"], mapped.architecture) == (
+            "dino",
+            Architecture("vit_tiny", {"position_interpolation": "dino"}),
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from excb.errors import UserError
 from excb.files import toml
 from excb.hub import catalogue
 from excb.hub.catalogue import Checkpoint, Figure, add, checkpoints, damaged, find, to_toml
-from excb.networks.architecture import TORCHVISION, Architecture
+from excb.networks.architecture import POSITIONS, TORCHVISION, Architecture
 from excb.networks.preprocessing import IMAGENET_STD, Preprocessing
 from excb.remote.home import home
 from tests.clone import SHARED
@@ -132,7 +132,8 @@ def test_methods_without_public_weights_say_so(method: str) -> None:
 
 def test_what_loads_silently_wrong_elsewhere() -> None:
     heads = {name: entry.architecture.options for name, entry in ROWS.items() if entry.architecture.options}
-    assert heads == {"mocov3_vits16": {"num_heads": 12}}
+    authors = ("vits16_800ep", "vits16_300ep", "vits16_100ep", "dino_vits16", "dino_vits16_300ep", "dino_vits16_100ep")
+    assert heads == {"mocov3_vits16": {"num_heads": 12}} | {name: {POSITIONS: "dino"} for name in authors}
     other = {entry.layout for entry in ROWS.values() if entry.locations and entry.preprocessing.std != IMAGENET_STD}
     assert other == {"excb", "swav"}
     for entry in ROWS.values():
@@ -188,7 +189,7 @@ def test_own_runs_name_the_command_that_makes_them(name: str) -> None:
     local = f"+{views.local_views}x{views.local_size}" if views.local_views else ""
     assert entry.crops == f"{views.global_views}x{views.global_size}{local}"
     assert (entry.epochs, entry.batch) == (recipe.optim.epochs, recipe.optim.batch)
-    assert entry.architecture == Architecture(recipe.model.backbone, recipe.model.options)
+    assert entry.architecture == recipe.model.architecture
     assert entry.preprocessing == views.preprocessing
 
 

@@ -148,6 +148,32 @@ def test_a_mirror_of_timms_has_the_catalogues_preprocessing(tmp_path: Path, monk
     assert excb.load("theirs").transform == wanted
 
 
+def test_a_mirror_of_timms_interpolates_as_the_catalogue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror, positions = tmp_path / "mirror", {"position_interpolation": "dino"}
+    mirror.mkdir()
+    save_file(dict(Architecture("vit_tiny").build().state_dict()), mirror / "model.safetensors")
+    published = {"input_size": [3, 224, 224], "crop_pct": 0.9, "interpolation": "bicubic"}
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "pretrained_cfg": published}
+    (mirror / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    row = Checkpoint(
+        name="theirs",
+        method="DINO",
+        architecture=Architecture("vit_tiny", positions),
+        preprocessing=Preprocessing(interpolation="bicubic"),
+        source="https://theirs.example",
+        locations=("hf-hub:timm/theirs",),
+    )
+    monkeypatch.setenv("EXCB_HOME", str(tmp_path / "zoo"))
+    catalogue.add(row, tmp_path / "zoo" / "catalogue.toml")
+    monkeypatch.setattr(loading, "fetch_repo", lambda *_arguments, **_options: mirror)
+    timms, theirs = excb.load(mirror), excb.load("theirs")
+    assert theirs.entry.architecture.options == positions
+    for side, equal in ((224, True), (96, False)):  # their own size is not interpolated
+        images = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            assert torch.equal(theirs(images), timms(images)) == equal
+
+
 def test_entry_tells_where_the_weights_come_from_and_how_they_were_trained(run: Path, tmp_path: Path) -> None:
     entry = excb.load(run).entry
     assert entry.source == str(run / "checkpoints" / "step-10.pt")

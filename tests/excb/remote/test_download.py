@@ -237,6 +237,8 @@ def test_length_that_is_no_size_is_not_known(length: str, server: FileServer, pa
         "bytes 1000-10240/10240",
         "bytes 1000-10239/*",
         "bytes 1000-10239/10241",
+        "bytes 1000-1000/10240",  # and more is sent than that one byte
+        "bytes 1000-10238/10240",
         "bytes 999-10239/10240",
         "bytes \u00b9000-10239/10240",
         "",
