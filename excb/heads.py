@@ -8,6 +8,7 @@ from torch import nn
 class MLP(nn.Sequential):
     """`layers` hidden layers (Linear, BatchNorm, ReLU or Linear, GELU) and a last Linear: [B, inputs] -> [B, outputs].
 
+    `input_norm` puts a BatchNorm before them, `output_norm` one without learned scale and shift after them.
     Weights start truncated-normal with standard deviation 0.02, biases at zero (DINO's head, facebookresearch/dino).
     """
 
@@ -20,6 +21,7 @@ class MLP(nn.Sequential):
         layers: int,
         style: Literal["batchnorm", "gelu"],
         input_norm: bool = False,
+        output_norm: bool = False,
     ) -> None:
         modules: list[nn.Module] = [nn.BatchNorm1d(inputs)] if input_norm else []
         for _ in range(layers):
@@ -27,6 +29,8 @@ class MLP(nn.Sequential):
             modules += [nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)] if style == "batchnorm" else [nn.GELU()]
             inputs = hidden
         modules.append(nn.Linear(inputs, outputs))
+        if output_norm:
+            modules.append(nn.BatchNorm1d(outputs, affine=False))
         super().__init__(*modules)
         for module in modules:
             if isinstance(module, nn.Linear):

@@ -27,6 +27,7 @@ from excb.errors import UserError
 from excb.heads import MLP
 from excb.networks.backbone import feature_width, has_batchnorm
 from excb.networks.drop_path import drop_path_keys
+from excb.objective.contrast import nt_xent
 from excb.objective.loss import assign, loss_function
 from excb.objective.plain import assignment_of
 from excb.objective.scores import Assignment
@@ -162,7 +163,14 @@ class Network(nn.Module):
             style = "batchnorm" if has_batchnorm(backbone) else "gelu"
         hidden, width, norm = settings.hidden, settings.width, settings.predictor_input_norm
         self.backbone = backbone
-        self.projector = MLP(feature_width(backbone), hidden, width, layers=settings.projector_layers, style=style)
+        self.projector = MLP(
+            feature_width(backbone),
+            hidden,
+            width,
+            layers=settings.projector_layers,
+            style=style,
+            output_norm=settings.projector_output_norm,
+        )
         self.predictor = None
         if predictor:
             layers = settings.predictor_layers
@@ -171,8 +179,8 @@ class Network(nn.Module):
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one forward pass of the method returns."""
+class Clustered:
+    """What a forward pass says of the teacher's clusters."""
 
     loss: Tensor  # [] Eq. 7
     winners: Tensor  # [G, B] the teacher's hard assignments (after B)
@@ -181,6 +189,15 @@ class Step:
     agreement: Tensor  # [] a_avg (Eq. 12), over G (G - 1) ordered pairs of global views
     raw_winners: Tensor  # [G, B] the same before B
     balance: Tensor | None = None  # the balancer's statistic of the batch for `update`, a mean over its rows
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one forward pass of the method returns."""
+
+    loss: Tensor  # [] what is differentiated: Eq. 7, and `method.contrast` times NT-Xent
+    clusters: Clustered | None  # None with `method.clustering=false`
+    contrast: Tensor | None  # [] NT-Xent; None where its weight is 0
 
 
 class ExCB(nn.Module):
@@ -210,6 +227,8 @@ class ExCB(nn.Module):
         self.teacher.load_state_dict(
             {name: value for name, value in self.student.state_dict().items() if not name.startswith("predictor.")}
         )
+        if not settings.clustering:  # no gradient reaches them, which DistributedDataParallel would wait for
+            self.student.centroids.requires_grad_(False)
         if settings.teacher_centroids == "unit":
             with torch.no_grad():
                 self.teacher.centroids.weight.copy_(self.teacher.centroids())
@@ -239,31 +258,47 @@ class ExCB(nn.Module):
         """
         settings = self.settings
         globals_, images = global_views.shape[:2]
-        locals_ = 0 if local_views is None else local_views.shape[0]
 
         features = self._student_features(global_views, local_views, sample_keys)
         projected, predicted = self._student_heads(features, globals_ * images)
+        # Similarities decide assignments, so they never pass through autocast's half precision.
+        with torch.autocast(global_views.device.type, enabled=False):
+            h = unit(projected).unflatten(0, (-1, images))
+            g = None if predicted is None else unit(predicted).unflatten(0, (-1, images))
+            contrast = clusters = None
+            losses = []
+            if settings.contrast:
+                contrast = nt_xent(h, globals_, temperature=settings.contrast_temperature)
+                losses.append(settings.contrast * contrast)
+        if settings.clustering:
+            clusters = self._cluster(global_views, h, g, step_key)
+            losses.append(clusters.loss)
+        return Step(torch.stack(losses).sum(), clusters, contrast)
+
+    def _cluster(self, global_views: Tensor, h: Tensor, g: Tensor | None, step_key: int) -> Clustered:
+        """Eq. 7 of the student's unit rows h and g, [V, B, D] each, against the teacher's assignments."""
+        settings = self.settings
+        views, images = h.shape[:2]
+        globals_ = len(global_views)
         with torch.no_grad():
             teacher_rows = self.teacher.projector(self.teacher.backbone(global_views.flatten(0, 1)))
 
         rounded = _rounded_type(global_views.device)
-        # Similarities decide assignments, so they never pass through autocast's half precision.
         with torch.autocast(global_views.device.type, enabled=False):
             centroids = self.student.centroids().to(rounded)
             fixed = centroids.detach()
             queries = unit(teacher_rows).to(rounded)
             batch = TeacherBatch(queries, self.teacher.centroids().to(queries.dtype), self.sizes, step_key)
             assignment = self._assign(batch, fixed)
-            weights_h, weights_g = self._pair_weights(globals_, locals_)
+            weights_h, weights_g = self._pair_weights(globals_, views - globals_)
             # Eq. 2: only the projector moves the centroids, and unless ablated only through global views.
-            moving = globals_ + locals_ if settings.centroid_gradient_from_local else globals_
-            h = unit(projected).to(rounded).unflatten(0, (globals_ + locals_, images))
+            moving = views if settings.centroid_gradient_from_local else globals_
+            h = h.to(rounded)
             terms = [(h[:moving], centroids, weights_h[:, :moving])]
             if settings.projector_on_local:
                 terms.append((h[moving:], fixed, weights_h[:, moving:]))
-            if predicted is not None:
-                g = unit(predicted).to(rounded).unflatten(0, (globals_ + locals_, images))
-                terms.append((g, fixed, weights_g))
+            if g is not None:
+                terms.append((g.to(rounded), fixed, weights_g))
             losses = [
                 self._loss(rows, keys, assignment, weights, temperature=settings.student_temperature)
                 for rows, keys, weights in terms
@@ -276,7 +311,7 @@ class ExCB(nn.Module):
         )
         counted = winners if settings.sizes_counted == "balanced" else raw_winners
         confidence, agreement = assignment.confidence.mean(), _agreement(winners)
-        return Step(loss, winners, counted, confidence, agreement, raw_winners, self.balancer.statistic(batch))
+        return Clustered(loss, winners, counted, confidence, agreement, raw_winners, self.balancer.statistic(batch))
 
     def _pair_weights(self, globals_: int, locals_: int) -> tuple[Tensor, Tensor]:
         """`pair_weights` on the loss's device, cached: even a copy of a few numbers makes the CPU wait for a GPU."""
@@ -341,17 +376,17 @@ class ExCB(nn.Module):
         self.sizes.lerp_(share, 1 - self.settings.sizes_momentum)
 
     @torch.no_grad()
-    def update(self, counted: Tensor, momentum: float | Tensor, balance: Tensor | None = None) -> None:
+    def update(self, clusters: Clustered | None, momentum: float | Tensor) -> None:
         """After the optimizer's step: count the batch into s (Eq. 9), move the teacher by EMA (Sec. 3.1).
 
         Args:
-            counted: `Step.counted` of the batch, [G, B].
+            clusters: `Step.clusters` of the batch.
             momentum: m of theta_t = m theta_t + (1 - m) theta_s; a tensor [] does not make the CPU wait for a GPU.
-            balance: `Step.balance` of the batch.
         """
-        self.balancer.update(balance)
-        if self.settings.sizes_updated == "after_loss":
-            self._update_sizes(counted)
+        if clusters is not None:
+            self.balancer.update(clusters.balance)
+            if self.settings.sizes_updated == "after_loss":
+                self._update_sizes(clusters.counted)
         student = dict(self.student.named_parameters())
         if self.settings.teacher_centroids == "unit":
             student["centroids.weight"] = nn.Parameter(self.student.centroids().to(self.student.centroids.weight.dtype))

@@ -1,7 +1,8 @@
 """Every option of the ExCB method, frozen and documented. Importing it needs no torch.
 
 Where the paper's text, its pseudo-code and the authors' code differ, the difference is an option here. The defaults are
-the paper's text (recipe family `paper`); `OFFICIAL` holds what the authors' code does (recipe family `official`).
+the paper's text but for two, `loss_reduction` and `empty_clusters` (docs/method.md has the reasons); `OFFICIAL` holds
+what the authors' code does (recipe family `official`). Options whose source is "ours" are off in both families.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,13 @@ class MethodSettings:
     predictor: bool = option(True, "train the second half of the loss through a predictor g (ablated)", paper="yes")
     predictor_input_norm: bool = option(
         False, "BatchNorm before the predictor", paper="not said", source="paper; the authors' code has it"
+    )
+    projector_output_norm: bool = option(
+        False,
+        "BatchNorm without scale and shift on the projector's output, before n(.): keeps early projections apart, so "
+        "that B does not move whole batches from cluster to cluster",
+        paper="no",
+        source="ours",
     )
     head: Literal["auto", "batchnorm", "gelu"] = option(
         "auto",
@@ -91,6 +99,13 @@ class MethodSettings:
         paper="sum (Eq. 7); pseudo-code: pseudocode; authors' code: pairs",
         source="settled: the mean of the two halves",
     )
+    clustering: bool = option(
+        True, "train by Eq. 7; without it the contrastive term is the whole loss (SimCLR)", paper="yes", source="ours"
+    )
+    contrast: float = option(
+        0.0, "weight of NT-Xent between the views' projections, added to Eq. 7", paper="0", source="ours; SimCLR"
+    )
+    contrast_temperature: float = option(0.2, "tau of NT-Xent", paper="-", source="ours; SimCLR: 0.1 to 0.5")
     centroid_init: Literal["random", "kmeans"] = option(
         "random",
         "first centroids: torch's Linear default, or spherical k-means of projected training views",
@@ -121,11 +136,24 @@ class MethodSettings:
         require(self.clusters >= 2, "method.clusters must be at least 2")
         for name in ("projector_layers", "predictor_layers", "sinkhorn_iterations", "mira_iterations"):
             require(getattr(self, name) >= 0, f"method.{name} must not be negative")
-        for name in ("teacher_temperature", "student_temperature", "winner_gain"):
+        for name in ("teacher_temperature", "student_temperature", "contrast_temperature", "winner_gain"):
             require(getattr(self, name) > 0, f"method.{name} must be above 0")
         for name in ("sizes_momentum", "center_momentum", "teacher_momentum", "teacher_momentum_end"):
             require(0 <= getattr(self, name) <= 1, f"method.{name} must lie between 0 and 1")
         require(0 <= self.mira_beta < 1, "method.mira_beta must be at least 0 and below 1")
+        require(self.contrast >= 0, "method.contrast must not be negative")
+        if not self.clustering:
+            require(self.contrast > 0, "method.clustering=false leaves no loss: set method.contrast=1")
+            require(not self.predictor, "method.clustering=false trains no predictor: set method.predictor=false")
+            require(
+                self.teacher_statistics == "averaged",
+                "method.clustering=false makes no pass of the teacher, so its BatchNorm statistics must follow the "
+                "student's: set method.teacher_statistics=averaged",
+            )
+            require(
+                self.centroid_init == "random",
+                "method.clustering=false has no clusters to start: set method.centroid_init=random",
+            )
         require(
             BALANCERS[self.balancing].bounded or (self.winner_gain == 1 and not self.clamp),
             "method.winner_gain and method.clamp act on similarities between -1 and 1, which method.balancing="

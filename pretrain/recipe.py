@@ -25,7 +25,9 @@ CLASS_TOKEN_STD = 1e-6  # of a new class token, in timm
 class ModelSettings:
     """The backbone."""
 
-    backbone: str = option("resnet50", "torchvision's ResNets, vit_small or timm:NAME", paper="ResNet-50; ViT-S/16")
+    backbone: str = option(
+        "resnet50", "torchvision's ResNets, vit_small, conv4 or timm:NAME", paper="ResNet-50; ViT-S/16"
+    )
     options: dict[str, Any] = dataclasses.field(
         default_factory=dict,
         metadata={"doc": "keyword arguments of the network, as JSON", "paper": "", "source": "ours"},
@@ -291,6 +293,10 @@ class Recipe:
         require(
             accumulate == 1 or method.sizes_updated != "before_balancing",
             "method.sizes_updated=before_balancing needs the whole batch at once: set efficiency.accumulate=1",
+        )
+        require(
+            accumulate == 1 or not method.contrast,
+            "method.contrast needs the whole batch at once: set efficiency.accumulate=1",
         )
         require(
             accumulate == 1 or not BALANCERS[method.balancing].whole_batch,

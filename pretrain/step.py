@@ -12,7 +12,7 @@ from excb import seeding
 from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks
 from excb.distributed.parallel import average_gradients
-from excb.method import ExCB, Step
+from excb.method import Clustered, ExCB, Step
 from excb.networks.activation_checkpointing import recompute_blocks
 
 from .data.augmentation import augment
@@ -174,7 +174,7 @@ class Trainer:
         self.scaler.update()
         # A momentum of 1 leaves the teacher unchanged.
         momentum = 1 - self._valid.double() * (1 - self.schedules.teacher_momentum(step))
-        self.model.update(output.counted, momentum, output.balance)
+        self.model.update(output.clusters, momentum)
         self._buffers.restore_unless(self._valid)
         previous, self._check = self._check, StepCheck(step, self._valid, output.loss, norms)
         if previous is not None:
@@ -223,8 +223,18 @@ class Trainer:
 
 def join(parts: list[Step]) -> Step:
     """The output for a batch from those of its equal micro-batches, without gradients."""
-    balance = [part.balance for part in parts if part.balance is not None]
+    contrast = [part.contrast.detach() for part in parts if part.contrast is not None]
+    clusters = [part.clusters for part in parts if part.clusters is not None]
     return Step(
+        torch.stack([part.loss.detach() for part in parts]).mean(),
+        _join_clusters(clusters) if clusters else None,
+        torch.stack(contrast).mean() if contrast else None,
+    )
+
+
+def _join_clusters(parts: list[Clustered]) -> Clustered:
+    balance = [part.balance for part in parts if part.balance is not None]
+    return Clustered(
         torch.stack([part.loss.detach() for part in parts]).mean(),
         torch.cat([part.winners for part in parts], dim=1),
         torch.cat([part.counted for part in parts], dim=1),

@@ -182,6 +182,27 @@ def objective(h: Rows, g: Rows | None, centroids: list[Tensor], p_t: Rows, setti
     return share * sum(loss_h, zero) / max(1, matched - 1) + share * sum(loss_g, zero) / len(views)
 
 
+def nt_xent(rows: Rows, globals_: int, temperature: float) -> Tensor:
+    """SimCLR, Eq. 1, for every view as anchor, every other global view as its positive, and other images' as negatives.
+
+    With two global views alone this is SimCLR's loss: 2 (B - 1) negatives, the mean over 2 B anchors.
+    """
+    images = range(len(rows[0]))
+
+    def weight(a: Tensor, b: Tensor) -> Tensor:
+        return (cosine(a, b) / temperature).exp()
+
+    terms = []
+    for v, view in enumerate(rows):
+        for n in images:
+            negatives = [weight(view[n], rows[g][m]) for g in range(globals_) for m in images if m != n]
+            for g in range(globals_):
+                if g != v:
+                    positive = weight(view[n], rows[g][n])
+                    terms.append(-(positive / sum(negatives, positive)).log())
+    return mean(terms)
+
+
 @dataclass(frozen=True)
 class OracleStep:
     """What one forward pass of the method returns."""
@@ -223,6 +244,7 @@ class Oracle:
                 self._count()
                 teacher = assign(rows, centroids, self.sizes, settings, empty_weights, center=self.center)
         loss = objective(h, g, list(self.student.centroids.weight), teacher.p, settings)
+        loss = loss + settings.contrast * nt_xent(h, len(global_views), settings.contrast_temperature)
         confidence, agreement = _statistics(teacher)
         return OracleStep(loss, teacher.winners, teacher.raw_winners, confidence, agreement)
 

@@ -60,6 +60,26 @@ def gather_rows(rows: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+class _GatherRows(torch.autograd.Function):
+    """`gather_rows` with a gradient: what all ranks make of a rank's rows, summed."""
+
+    @staticmethod
+    def forward(_context: Any, rows: Tensor) -> Tensor:
+        return gather_rows(rows)
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient.chunk(world_size())[rank()]
+
+
+def gather_rows_with_gradient(rows: Tensor) -> Tensor:
+    """`gather_rows` for rows of which each rank has equally many; gradients flow back to the rank that each is from."""
+    gathered: Tensor = _GatherRows.apply(rows) if world_size() > 1 else rows
+    return gathered
+
+
 def gather_numbers(numbers: Sequence[int]) -> Tensor:
     """A few integers of every rank, [world_size, numbers]. They travel over the CPU, so no GPU is waited for."""
     return gather_rows(torch.tensor([numbers]))

@@ -106,4 +106,5 @@ def _mlp(tensors: Mapping[str, Tensor], prefix: str) -> MLP | None:
         layers=len(linear) - 1,
         style="batchnorm" if linear[0] + 1 in weights else "gelu",
         input_norm=linear[0] == 1,
+        output_norm=f"{prefix}{linear[-1] + 1}.running_mean" in tensors,
     )

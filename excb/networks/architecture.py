@@ -1,4 +1,4 @@
-"""Architectures by name, as data: torchvision's and timm's networks. Only building one imports torch."""
+"""Architectures by name, as data: torchvision's, timm's and our own networks. Only building one imports torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from excb.errors import UserError, first_line, nearest_name
 if TYPE_CHECKING:
     from torch import nn
 
+OWN = ("conv4",)
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 # ResNets that torchvision has not: with the stem for small images of CIFAR, and with more channels (SwAV's, VICReg's).
 SMALL_STEM = tuple(f"{name}_cifar" for name in TORCHVISION)
@@ -48,11 +49,11 @@ class Architecture:
 
     Args:
         name: one of torchvision's ResNets ("resnet50"), one with the stem of CIFAR ("resnet18_cifar") or with more
-            channels ("resnet50w2"), a short name ("vit_small"), "timm:NAME", or "torchvision:NAME" of any image
-            classifier.
+            channels ("resnet50w2"), a short name ("vit_small"), "timm:NAME", "torchvision:NAME" of any image
+            classifier, or our "conv4".
         options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of ResNets only
-            `zero_init_residual`, and those of `excb.networks.resnets.small_stem`. For timm's ViTs also
-            `POSITIONS`.
+            `zero_init_residual`, and those of `excb.networks.resnets.small_stem`; of conv4 `widths`. For timm's ViTs
+            also `POSITIONS`.
     """
 
     name: str
@@ -92,6 +93,8 @@ class Architecture:
             raise UserError(f"backbone {self.name} is built without the option {', '.join(forbidden)}: leave it out")
         if self.positions not in ("antialiased", "dino"):
             raise UserError(f"the option {POSITIONS} is antialiased or dino, not {self.positions!r}")
+        if self.name in OWN:
+            return self._build_own(drop_path)
         if self.name in (*TORCHVISION, *SMALL_STEM, *WIDER):
             return self._build_resnet(drop_path)
         with _bounded():
@@ -104,6 +107,13 @@ class Architecture:
 
             return as_dino(network)
         return network
+
+    def _build_own(self, drop_path: float) -> "nn.Module":
+        from excb.networks.conv4 import Conv4
+
+        if drop_path or not self.options.keys() <= {"widths"}:
+            raise UserError(f"backbone {self.name} takes the option widths only, and no drop path")
+        return Conv4(**self.options)
 
     def _build_resnet(self, drop_path: float) -> "nn.Module":
         from torch import nn
@@ -148,6 +158,7 @@ class Architecture:
         name = self.timm_name
         if name is None or not timm.is_model(name):
             names = [
+                *OWN,
                 *(*TORCHVISION, *SMALL_STEM, *WIDER),
                 *TIMM_NAMES,
                 *(f"timm:{other}" for other in timm.list_models()),

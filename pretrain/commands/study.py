@@ -18,7 +18,7 @@ Compare recipes: a grid of small runs on any folder of images, several seeds, on
   excb-pretrain study                                the studies and their cells
   excb-pretrain study balancers --data DIR           run it, or resume it
   excb-pretrain study balancers --data DIR --dry-run
-  excb-pretrain study batch-size --data DIR --seeds 5 --cells excb-32,excb-256 optim.epochs=12
+  excb-pretrain study batch-size --data DIR --seeds 5 --cells excb-16,excb-256 optim.epochs=12
 
 Images are those of DIR/train, or DIR, as files or as tar shards. With labels (a folder a class), k-NN is measured on
 DIR/test or else DIR/val, or leave-one-out on the training images. Cells change the recipe {BASE}; overrides

@@ -31,9 +31,9 @@ LARGEST = 1e30  # larger values are not drawn
 LONGEST_NAME = 40  # characters of a run's
 # Shares of empty clusters. Runs of older versions have the first name only, for what is now the second.
 EMPTY = (
-    ("empty_clusters", "empty after balancing", "--"),
-    ("empty_clusters_balanced", "empty after balancing", "--"),
-    ("empty_clusters_unbalanced", "empty before balancing", "-."),
+    ("empty_clusters", "empty", "--"),
+    ("empty_clusters_balanced", "empty", "--"),
+    ("empty_clusters_unbalanced", "empty before B", "-."),
 )
 # The panel that an alarm is marked in. The last panel is drawn for a single run only.
 LOSS, CONFIDENCE, SIZES, AGREEMENT, PURITY, FROZEN = range(6)
@@ -44,6 +44,8 @@ MARKED = {
     "certain": CONFIDENCE,
     "clusters": SIZES,
     "coincide": SIZES,
+    "wound up": SIZES,
+    "rotating": AGREEMENT,
     "stalled": AGREEMENT,
     "collapse": FROZEN,
 }
@@ -117,9 +119,15 @@ def statistics(runs: Sequence[Curves]) -> "Figure":
 def _one(axes: Sequence[Any], run: Curves) -> None:
     """Draw one run: the five statistics and, in a sixth panel, the frozen features."""
     steps, epochs = run.kind("step"), run.kind("epoch")
-    axes[LOSS].plot(*_points(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
-    axes[LOSS].plot(*_points(epochs, "loss"), color=BLUE)
-    _chance(axes[LOSS], [run])
+    if any("cluster_loss" in line for line in epochs):  # ln K is chance for Eq. 7 alone
+        _series(axes[LOSS], epochs, "cluster_loss", BLUE, "Eq. 7")
+        _series(axes[LOSS], epochs, "contrast", ORANGE, "contrast")
+        axes[LOSS].legend(frameon=False, fontsize=8)
+    else:
+        axes[LOSS].plot(*_points(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)
+        axes[LOSS].plot(*_points(epochs, "loss"), color=BLUE)
+    if any("confidence" in line for line in epochs):
+        _chance(axes[LOSS], [run])
     _series(axes[CONFIDENCE], epochs, "confidence", BLUE)
     _series(axes[SIZES], epochs, "smallest_cluster", BLUE, "smallest")
     _series(axes[SIZES], epochs, "largest_cluster", ORANGE, "largest")
@@ -127,6 +135,7 @@ def _one(axes: Sequence[Any], run: Curves) -> None:
     _series(axes[PURITY], epochs, "purity", GREEN)
     if len(axes) > FROZEN:
         _shares(axes[SIZES], epochs, run.clusters)
+        _same_winner(axes[AGREEMENT], epochs)
         _series(axes[FROZEN], epochs, "knn_top1", GREEN, "k-NN top-1, %")
         _series(axes[FROZEN], epochs, "neighbour_agreement", BLUE, "agreement of neighbours, %")
         _series(axes[FROZEN], epochs, "effective_rank", ORANGE, "effective rank")
@@ -171,15 +180,30 @@ def _shares(sizes: Any, epochs: Sequence[dict[str, Any]], clusters: int | None) 
             when, empty = _points(epochs, name)
             if empty:
                 share = [100 * value / clusters for value in empty]
-                right.plot(when, share, color=GREY, linestyle=style, label=f"{label}, % (right)")
+                right.plot(when, share, color=GREY, linestyle=style, label=f"{label}, %")
     when, doubled = _points(epochs, "coincident_centroids")
     if doubled:
-        right.plot(when, [100 * value for value in doubled], color=GREY, linestyle=":", label="coinciding, % (right)")
+        right.plot(when, [100 * value for value in doubled], color=GREY, linestyle=":", label="coinciding, %")
     right.set_ylim(0, 100)
+    right.set_ylabel("% of clusters", fontsize=8)
     right.tick_params(labelsize=8)
     right.spines["top"].set_visible(False)
     lines = sizes.get_lines() + right.get_lines()
     right.legend(lines, [str(line.get_label()) for line in lines], frameon=False, fontsize=8, ncols=2, loc="upper left")
+
+
+def _same_winner(agreement: Any, epochs: Sequence[dict[str, Any]]) -> None:
+    """Draw how often different images of a batch share a cluster, on the right: 1 where they choose freely."""
+    when, values = _points(epochs, "same_winner")
+    if not values:
+        return
+    right = agreement.twinx()
+    right.plot(when, values, color=GREY, linestyle="--", label="different images, times chance")
+    right.axhline(1, color=GREY, linestyle=":", linewidth=0.8)
+    right.set_ylim(0, max(4.0, 1.1 * max(values)))
+    right.tick_params(labelsize=8)
+    right.spines["top"].set_visible(False)
+    right.legend(frameon=False, fontsize=8, loc="upper right")
 
 
 def _titles(axes: Sequence[Any]) -> None:

@@ -47,12 +47,13 @@ class Communication:
     batchnorm: int
     sizes: int
     balancing: int  # what balancers other than B exchange
+    contrast: int  # rows of all processes, and their gradients
     exchanges: int  # of BatchNorm statistics, one after the other
 
     @property
     def total(self) -> int:
         """All bytes."""
-        return self.gradients + self.batchnorm + self.sizes + self.balancing
+        return self.gradients + self.batchnorm + self.sizes + self.balancing + self.contrast
 
 
 @dataclass(frozen=True)
@@ -145,14 +146,20 @@ def _parameters(module: nn.Module | None) -> int:
 
 
 def _loss_head_flops(recipe: Recipe) -> int:
-    """Of one image: similarities of teacher and student, the gradient of the student's rows, that of centroids."""
+    """Of one image: similarities of teacher and student, the gradient of the student's rows, that of centroids.
+
+    The contrastive term has similarities with the whole batch's global views, and the gradients of both sides.
+    """
     views, method = recipe.views, recipe.method
     count = views.global_views + views.local_views
+    contrast = 6 * count * views.global_views * recipe.optim.batch * method.width if method.contrast else 0
+    if not method.clustering:
+        return contrast
     projected = count if method.projector_on_local else views.global_views
     moving = count if method.centroid_gradient_from_local else views.global_views
     student = projected + (count if method.predictor else 0)
     teacher = views.global_views * (1 + meta_balancer(method).passes)
-    return 2 * (teacher + 2 * student + moving) * method.clusters * method.width
+    return contrast + 2 * (teacher + 2 * student + moving) * method.clusters * method.width
 
 
 def meta_balancer(settings: MethodSettings) -> Balancer:
@@ -179,12 +186,17 @@ def communication(recipe: Recipe, counts: Counts, processes: int, *, gpu: bool =
         batchnorm = gathered + sum(width * 2 * channels for channels, student in norms if student) * around
     else:
         batchnorm = sum(width * channels * (4 if student else 2) for channels, student in norms) * around
-    sums = meta_balancer(recipe.method).exchanges
+    method, student = recipe.method, dict(counts.parameters["student"])
+    if not method.clustering:
+        student.pop("centroids", None)  # they are not trained
+    sums = meta_balancer(method).exchanges * method.clustering
+    rows = width * recipe.views.global_views * recipe.optim.batch * method.width if method.contrast else 0
     passes = sum(1 + student for _, student in norms)
     return Communication(
-        gradients=round(around * width * sum(counts.parameters["student"].values())),
+        gradients=round(around * width * sum(student.values())),
         batchnorm=round(accumulate * batchnorm),
-        sizes=round(around * width * recipe.method.clusters),
-        balancing=round(around * width * recipe.method.clusters * sums),
+        sizes=round(around * width * method.clusters) * method.clustering,
+        balancing=round(around * width * method.clusters * sums),
+        contrast=round((around + (processes - 1) / processes) * rows),
         exchanges=accumulate * passes * (1 if gpu else 2),
     )

@@ -149,6 +149,7 @@ def _print_communication(report: Report, reporter: Reporter) -> None:
         [f"BatchNorm statistics, {sent['exchanges']} exchanges", _bytes(sent["batchnorm"])],
         ["cluster sizes", _bytes(sent["sizes"])],
         *([["balancing", _bytes(sent["balancing"])]] if sent["balancing"] else []),
+        *([["contrast", _bytes(sent["contrast"])]] if sent["contrast"] else []),
         ["total", _bytes(sent["total"])],
     ]
     reporter.table("\nSent by each process in a step", ["", "bytes"], rows)

@@ -21,6 +21,8 @@ EMPTY_SHARE = 0.5  # clusters without an image, beyond those that are empty by c
 LARGEST_SHARE = 0.25  # of all assignments, in one cluster
 COINCIDENT = 0.95  # cosine above which two centroids attract the same images
 COINCIDENT_SHARE = 0.1  # of the centroids have another one that close
+ROTATION = 4.0  # times that different images of a batch share a cluster, relative to images of the whole epoch
+HELD_SHARE = 0.25  # of the clusters are empty although s calls them too large
 CERTAIN = 0.9  # mean confidence c_avg (the paper's runs end below 0.3)
 LOW_AGREEMENT = 0.1  # a_avg, as a share of the range from chance, 1/K, to 1
 RISE = 1.1  # factor by which a low a_avg must grow from the first half of a window to the second
@@ -87,8 +89,9 @@ class Health:
             predictor=method.predictor,
             projector_on_local=method.projector_on_local,
         )
-        # The loss of a student that cannot distinguish the clusters.
-        self.chance = float(sum(half.sum() for half in halves)) * math.log(max(2, method.clusters))
+        # The loss of a student that distinguishes neither clusters nor, by the contrastive term, images.
+        self.chance = float(sum(half.sum() for half in halves)) * math.log(max(2, method.clusters)) * method.clustering
+        self.chance += method.contrast * math.log1p(views.global_views * (recipe.optim.batch - 1))
 
     def judge(self, figures: Mapping[str, float]) -> list[Alarm]:
         """The alarms that are new in this epoch.
@@ -97,7 +100,9 @@ class Health:
             figures: of `EpochStatistics.summary` and, where it was measured, of `Monitor.measure`; with `epoch` and
                 `coincident_centroids`.
         """
-        checks = (self._loss, self._clusters_of, self._centroids, self._certainty, self._agreement, self._collapse)
+        checks = [self._loss, self._collapse]
+        if self._recipe.method.clustering:
+            checks += [self._clusters_of, self._centroids, self._certainty, self._agreement, self._rotation, self._held]
         alarms = [alarm for check in checks if (alarm := check(figures))]
         new = [alarm for alarm in alarms if alarm.name not in self.state.active]
         self.state.active = [alarm.name for alarm in alarms]
@@ -142,6 +147,31 @@ class Health:
         if empty > by_chance + EMPTY_SHARE * (1 - by_chance):
             return Alarm("clusters", f"{100 * empty:.0f} % of the clusters are empty: {advice}")
         return None
+
+    def _rotation(self, figures: Mapping[str, float]) -> Alarm | None:
+        """Whole batches move from cluster to cluster, which the sizes of an epoch hide."""
+        same = figures.get("same_winner", 0.0) / max(1.0, figures.get("same_winner_by_sizes", 1.0))
+        if same < ROTATION or self._early(figures):
+            return None
+        advice = "set method.projector_output_norm=true" if not self._recipe.method.projector_output_norm else ""
+        advice = advice or "raise method.sizes_momentum, or lower optim.base_lr"
+        return Alarm(
+            "rotating",
+            f"different images of a batch share a cluster {same:.1f} times as often as over the epoch: whole batches "
+            f"move from cluster to cluster; {advice}",
+        )
+
+    def _held(self, figures: Mapping[str, float]) -> Alarm | None:
+        """Clusters stay empty because their s is still large (wind-up)."""
+        held = figures.get("held_empty_clusters", 0) / self._clusters
+        if held < HELD_SHARE or self._early(figures):
+            return None
+        return Alarm(
+            "wound up",
+            f"{100 * held:.0f} % of the clusters took no image of the epoch while their size s says that they are too "
+            "large: s follows too slowly for a run this short; lower method.sizes_momentum "
+            f"(now {self._recipe.method.sizes_momentum:g})",
+        )
 
     def _certainty(self, figures: Mapping[str, float]) -> Alarm | None:
         if figures["confidence"] < CERTAIN or self._clusters == 1:

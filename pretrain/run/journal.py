@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from excb.charts.tensorboard import TensorBoardWriter
 from excb.distributed.collectives import gather_rows, mean_over_ranks, rank, world_size
@@ -25,15 +27,21 @@ from ..recipe import Recipe
 METRICS = "metrics.jsonl"
 
 
+# Sums over steps, in the order that checkpoints hold them; those of older versions hold the first three.
+SUMS = ("loss", "confidence", "agreement", "cluster_loss", "contrast")
+
+
 class EpochStatistics:
     """Sums over the steps of an epoch, kept on the device so that no step synchronizes with the CPU."""
 
     def __init__(self, images: Images, recipe: Recipe, *, samples: int, device: torch.device) -> None:
-        self._labels, self._clusters = images.labels, recipe.method.clusters
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, confidence, agreement
+        self._labels, self._method = images.labels, recipe.method
+        self._sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
         self._winners = torch.zeros(recipe.views.global_views, samples, dtype=torch.int32, device=device)
         self._used = torch.zeros(samples, dtype=torch.int64)
-        self._chosen = torch.zeros(self._clusters, dtype=torch.bool, device=device)  # by any view, before balancing
+        self._chosen = torch.zeros(
+            recipe.method.clusters, dtype=torch.bool, device=device
+        )  # by any view, before balancing
         self._chosen_known = True  # an epoch that an older version began did not note them
         self._filled = self._steps = 0
         self._before = self._sums.clone(), self._chosen.clone(), 0, 0  # the newest step
@@ -42,9 +50,13 @@ class EpochStatistics:
         """Count one step."""
         self._before = self._sums.clone(), self._chosen.clone(), self._filled, self._steps
         stop = self._filled + len(batch.used)
-        self._sums += torch.stack([output.loss.detach(), output.confidence, output.agreement]).double()
-        self._winners[:, self._filled : stop] = output.winners
-        self._chosen.index_fill_(0, output.raw_winners.flatten(), True)
+        zero = torch.zeros_like(output.loss)
+        figures = [output.loss.detach(), zero, zero, zero, zero if output.contrast is None else output.contrast]
+        if (clusters := output.clusters) is not None:
+            figures[1:4] = clusters.confidence, clusters.agreement, clusters.loss
+            self._winners[:, self._filled : stop] = clusters.winners
+            self._chosen.index_fill_(0, clusters.raw_winners.flatten(), True)
+        self._sums += torch.stack([figure.detach().double() for figure in figures])
         self._used[self._filled : stop] = batch.used
         self._filled, self._steps = stop, self._steps + 1
 
@@ -56,22 +68,33 @@ class EpochStatistics:
         """The epoch so far: means of loss, confidence (Eq. 11) and agreement (Eq. 12), clusters, purity with labels.
 
         Cluster sizes are counted over the epoch's assignments, after balancing, and relative to 1/K: 1 is balanced.
-        `empty_clusters_unbalanced` counts those that no view was nearest to, before balancing. Passing the result of
-        `state` saves gathering it again.
+        `empty_clusters_unbalanced` counts those that no view was nearest to, before balancing. A run with the
+        contrastive term has it and the loss of Eq. 7 as well; a run without clusters has nothing about them. Passing
+        the result of `state` saves gathering it again.
         """
         state = state or self.state()
-        loss, confidence, agreement = (state["sums"] / max(1, self._steps)).tolist()
+        means = dict(zip(SUMS, (state["sums"] / max(1, self._steps)).tolist(), strict=True))
+        figures: dict[str, float] = {"loss": means["loss"]}
+        if self._method.contrast:
+            figures["contrast"] = means["contrast"]
+        if not self._method.clustering:
+            return figures
+        if self._method.contrast:
+            figures["cluster_loss"] = means["cluster_loss"]
         winners, used = state["winners"].numpy(), state["used"].numpy()
-        counts = self.counts(state).numpy()
-        relative = counts * self._clusters / max(1, winners.size)
-        figures = {
-            "loss": loss,
-            "confidence": confidence,
-            "agreement": agreement,
+        counts = np.bincount(winners.ravel(), minlength=self._method.clusters)
+        relative = counts * self._method.clusters / max(1, winners.size)
+        figures |= {
+            "confidence": means["confidence"],
+            "agreement": means["agreement"],
             "smallest_cluster": float(relative.min()),
             "largest_cluster": float(relative.max()),
             "empty_clusters_balanced": int((counts == 0).sum()),
         }
+        if self._steps:
+            batches = winners.reshape(len(winners), self._steps, -1).transpose(1, 0, 2)
+            figures |= batch_statistics(batches, self._method.clusters)
+            figures["same_winner_by_sizes"] = float((relative**2).mean())
         if "chosen" in state:
             figures["empty_clusters_unbalanced"] = int((~state["chosen"]).sum())
         if self._labels is not None:
@@ -79,9 +102,11 @@ class EpochStatistics:
             figures["purity"] = purity(winners.ravel(), labels.ravel())
         return figures
 
-    def counts(self, state: dict[str, Any]) -> torch.Tensor:
-        """Assignments to every cluster in a `state`, over all ranks: [K] int64 on the CPU."""
-        return torch.bincount(state["winners"].flatten(), minlength=self._clusters)
+    def counts(self, state: dict[str, Any]) -> torch.Tensor | None:
+        """Assignments to every cluster in a `state`, over all ranks: [K] int64 on the CPU; None without clusters."""
+        if not self._method.clustering:
+            return None
+        return torch.bincount(state["winners"].flatten(), minlength=self._method.clusters)
 
     @property
     def complete(self) -> bool:
@@ -96,25 +121,65 @@ class EpochStatistics:
         self._filled = self._steps = 0
 
     def state(self) -> dict[str, Any]:
-        """Tensors and numbers of all ranks, which `restore` takes on any number of ranks."""
+        """Tensors and numbers of all ranks, step by step, which `restore` takes on any number of ranks."""
+        winners = self._winners[:, : self._filled].T
         chosen = mean_over_ranks(self._chosen.double()).cpu() > 0
         return ({"chosen": chosen} if self._chosen_known else {}) | {
             "sums": mean_over_ranks(self._sums.clone()).cpu(),
-            "winners": gather_rows(self._winners[:, : self._filled].T).T.cpu(),
-            "used": gather_rows(self._used[: self._filled].clone()),
+            "winners": self._by_step(gather_rows(winners)).T.cpu(),
+            "used": self._by_step(gather_rows(self._used[: self._filled].clone())),
             "steps": self._steps,
         }
 
+    def _by_step(self, rows: Tensor) -> Tensor:
+        """Rows of all ranks in order, [world_size * steps * B, ...] -> step by step, [steps * world_size * B, ...]."""
+        if world_size() == 1 or not len(rows):
+            return rows
+        by_rank: Tensor = rows.unflatten(0, (world_size(), self._steps, -1))
+        return by_rank.transpose(0, 1).flatten(0, 2)
+
     def restore(self, state: dict[str, Any]) -> None:
-        """Resume from `state`: each rank takes an equal part of the images."""
-        self._sums.copy_(state["sums"])
+        """Resume from `state`: each rank takes an equal part of every step's images."""
+        sums = state["sums"]
+        self._sums.zero_()[: len(sums)] = sums.to(self._sums)
         self._filled, self._steps = len(state["used"]) // world_size(), state["steps"]
         self._chosen_known = "chosen" in state
         if self._chosen_known:
             self._chosen.copy_(state["chosen"])
-        mine = slice(rank() * self._filled, (rank() + 1) * self._filled)
-        self._winners[:, : self._filled] = state["winners"][:, mine].to(self._winners.device)
-        self._used[: self._filled] = state["used"][mine]
+        if not self._filled:
+            return
+        for mine, stored in ((self._winners.T, state["winners"].T), (self._used, state["used"])):
+            parts = stored.unflatten(0, (self._steps, world_size(), -1))[:, rank()]
+            mine[: self._filled] = parts.flatten(0, 1).to(mine.device)
+
+
+def batch_statistics(winners: np.ndarray, clusters: int) -> dict[str, float]:
+    """How freely the images of a batch choose their clusters, means over batches; ours.
+
+    `same_winner` is K times the share of pairs of different images, in two different views, that have the same winner:
+    1 where winners are independent and even, K where all images of a batch share one. `distinct_winners` is the number
+    of clusters that a batch fills, relative to what independent draws would fill.
+
+    Args:
+        winners: of every batch, [batches, G, B].
+        clusters: K.
+    """
+    _, views, images = winners.shape
+    shares, distinct = [], []
+    for batch in winners:
+        # Only clusters that occur, since K may be much larger than the batch.
+        _, columns = np.unique(batch, return_inverse=True)
+        columns = columns.reshape(batch.shape)
+        counts = np.stack([np.bincount(view, minlength=columns.max() + 1) for view in columns]).astype(np.float64)
+        pairs = counts.sum(0) ** 2 - (counts**2).sum(0)  # over ordered pairs of different views, and all images
+        agreeing = sum((columns == columns[view]).sum() - images for view in range(views))
+        shares.append((pairs.sum() - agreeing) / max(1, views * (views - 1) * images * (images - 1)))
+        distinct.append(counts.shape[1])
+    expected = clusters * -math.expm1(views * images * math.log1p(-1 / clusters))
+    figures = {"distinct_winners": float(np.mean(distinct)) / expected}
+    if views > 1 and images > 1:
+        figures["same_winner"] = clusters * float(np.mean(shares))
+    return figures
 
 
 def purity(clusters: np.ndarray, labels: np.ndarray) -> float:

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,14 @@ from excb.results.result import environment
 
 from ..initialise import build_model
 from ..loop import train
-from ..quickstart import estimate_batchnorm
 from ..recipe import Recipe
+from ..references import UNTRAINED, WITHOUT_NETWORK, estimate_batchnorm, features_without_network
 from ..run.monitor import KNN_TEMPERATURE, Monitor
 from ..run.run_folder import RECIPE, REPORT, RESUMABLE_CHANGES, differences
 from .sets import Sets
 
-SCHEMA, FILE, UNTRAINED = 1, "cell.json", "untrained"
+SCHEMA, FILE = 1, "cell.json"
+REFERENCES = {UNTRAINED: "untrained network"} | {name: title for name, (title, _) in WITHOUT_NETWORK.items()}
 K = 20  # neighbours of the k-NN figure
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the relative cluster sizes
 CALIBRATION_IMAGES = 10_000  # at most, for the BatchNorm statistics of an untrained network
@@ -84,7 +87,7 @@ class Job:
     @property
     def epochs(self) -> int:
         """Passes over the training images: the measure of the job's cost."""
-        return 0 if self.cell == UNTRAINED else self.recipe.optim.epochs
+        return 0 if self.cell in REFERENCES else self.recipe.optim.epochs
 
     def finished(self) -> dict[str, Any] | None:
         """The contents of `cell.json`, or None if it does not exist yet.
@@ -161,12 +164,19 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
     """
     device = choose_device(job.recipe.efficiency.device)
     training: dict[str, Any] = {}
-    if job.cell != UNTRAINED:
+    if job.cell not in REFERENCES:
         if code := train(job.recipe, sets.train, job.folder, reporter, device=device, table=False):
             return code
         training = json_text.parse((job.folder / REPORT).read_text(encoding="utf-8"))
     start = time.monotonic()
-    measured = _measure_untrained(job, sets, device) if job.cell == UNTRAINED else _measure(job, sets, device, training)
+    if job.cell in REFERENCES:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    if job.cell == UNTRAINED:
+        measured = _measure_untrained(job, sets, device)
+    elif job.cell in REFERENCES:
+        measured = {"figures": _knn(lambda images: features_without_network(job.cell, images), sets)}
+    else:
+        measured = _measure(job, sets, device, training)
     contents = {
         "schema": SCHEMA,
         "cell": job.cell,
@@ -188,15 +198,17 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
 def _measure(job: Job, sets: Sets, device: torch.device, report: dict[str, Any]) -> dict[str, Any]:
     """Figures of a trained cell: the last epoch's, k-NN, and the teacher's assignments of the plain images."""
     last = report["last"]
-    names = ("loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster")
+    names = ("loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster", "same_winner")
     figures = {name: last[name] for name in names if name in last}
+    figures |= _of_features(last)
+    backbone = loading.load(job.folder, heads=True).to(device)
+    figures |= _knn(partial(_features, backbone, recipe=job.recipe, device=device), sets)
+    if not job.recipe.method.clustering:
+        return {"figures": figures}
+    bank = _features(backbone, sets.train, recipe=job.recipe, device=device)
     if "empty_clusters" in last:  # as versions before wrote it
         last["empty_clusters_balanced"] = last.pop("empty_clusters")
     figures["empty_share"] = 100 * last["empty_clusters_balanced"] / job.recipe.method.clusters
-    figures |= _of_features(last)
-    backbone = loading.load(job.folder, heads=True).to(device)
-    bank = _features(backbone, sets.train, job.recipe, device)
-    figures |= _knn(backbone, bank, sets, job.recipe, device)
     assert backbone.heads is not None
     assert backbone.heads.teacher is not None
     clusters = job.recipe.method.clusters
@@ -220,15 +232,13 @@ def _measure(job: Job, sets: Sets, device: torch.device, report: dict[str, Any])
 
 def _measure_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, Any]:
     """Figures of the network that this seed's cells start from, with BatchNorm statistics of the images."""
-    job.folder.mkdir(parents=True, exist_ok=True)
     recipe, images = job.recipe, sets.train
     backbone = build_model(recipe).teacher.backbone.to(device)
     stride = -(-len(images) // CALIBRATION_IMAGES)
     estimate_batchnorm(backbone, Subset(images, np.arange(0, len(images), stride)), recipe.views.preprocessing)
     monitor = Monitor(images, recipe, device=device, workers=worker_count(recipe.efficiency.workers))
     figures = _of_features(monitor.measure(backbone))
-    bank = _features(backbone, images, recipe, device)
-    return {"figures": figures | _knn(backbone, bank, sets, recipe, device)}
+    return {"figures": figures | _knn(partial(_features, backbone, recipe=recipe, device=device), sets)}
 
 
 def _of_features(measured: dict[str, float]) -> dict[str, float]:
@@ -237,19 +247,20 @@ def _of_features(measured: dict[str, float]) -> dict[str, float]:
     return figures | ({"knn_leave_one_out": measured["knn_top1"]} if "knn_top1" in measured else {})
 
 
-def _features(network: nn.Module, images: Images, recipe: Recipe, device: torch.device) -> Features:
+def _features(network: nn.Module, images: Images, *, recipe: Recipe, device: torch.device) -> Features:
     inputs, workers = Inputs(images, recipe.views.preprocessing), worker_count(recipe.efficiency.workers)
     return extract(network, inputs, device=device, workers=workers)
 
 
-def _knn(network: nn.Module, bank: Features, sets: Sets, recipe: Recipe, device: torch.device) -> dict[str, float]:
+def _knn(features: Callable[[Images], Features], sets: Sets) -> dict[str, float]:
     """Top-1 accuracy of the weighted vote of K neighbours, in percent: on held-out images, or leave-one-out."""
     if sets.train.labels is None or sets.train.classes is None:
         return {}
+    bank = features(sets.train)
     labels = torch.from_numpy(sets.train.labels)[bank.samples]
     queries, targets, leave_one_out = bank.rows, labels, True
     if sets.held_out is not None and sets.held_out.labels is not None:
-        test = _features(network, sets.held_out, recipe, device)
+        test = features(sets.held_out)
         queries, targets, leave_one_out = test.rows, torch.from_numpy(sets.held_out.labels)[test.samples], False
     k = min(K, len(labels) - leave_one_out)
     neighbours = nearest(bank.rows, queries, k, exclude_self=leave_one_out)

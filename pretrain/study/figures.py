@@ -75,7 +75,7 @@ def _lines(axes: Any, table: Table, rows: list[Row]) -> None:
     levels = sorted({point[0] for points in lines.values() for point in points})
     axes.set_xticks(levels, [f"{level:g}" for level in levels])
     style_axes(axes, x=across, y=FIGURES[table.score][0])
-    _untrained(axes.axhline, table)
+    _references(axes.axhline, table)
     _legend(axes)
 
 
@@ -91,13 +91,15 @@ def _dots(axes: Any, table: Table, rows: list[Row]) -> None:
     axes.set_yticks(range(len(rows)), [row.cell.name for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     style_axes(axes, x=FIGURES[table.score][0])
-    _untrained(axes.axvline, table)
+    _references(axes.axvline, table)
     _legend(axes)
 
 
-def _untrained(line: Any, table: Table) -> None:
-    if (spread := table.untrained.spread(table.score)) is not None:
-        line(spread.mean, color=GREY, linestyle="--", label="untrained network")
+def _references(line: Any, table: Table) -> None:
+    for row, style in zip(table.references, ("--", ":", "-."), strict=False):
+        if (spread := row.spread(table.score)) is not None:
+            (title,) = row.cell.factors.values()
+            line(spread.mean, color=GREY, linestyle=style, label=title)
 
 
 def _legend(axes: Any) -> None:

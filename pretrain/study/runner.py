@@ -14,8 +14,9 @@ from excb.images.scanning import refuse_among
 
 from .. import overrides
 from ..recipe import Recipe
+from ..references import UNTRAINED
 from . import figures
-from .cell import UNTRAINED, Job, run_cell
+from .cell import REFERENCES, Job, run_cell
 from .sets import Sets, find_sets
 from .studies import BASE, Cell, Study
 from .table import Row, Table
@@ -57,7 +58,9 @@ class Grid:
     def __init__(self, study: Study, sets: Sets, folder: Path, values: Sequence[str]) -> None:
         self.study, self.sets, self.folder, self.values = study, sets, folder, list(values)
         self._base = overrides.apply(overrides.find_recipe(BASE), self.values)
-        self.untrained = Cell(name=UNTRAINED, factors={study.factors[0]: "untrained network"}, overrides=[])
+        self.references = [
+            Cell(name=name, factors={study.factors[0]: title}, overrides=[]) for name, title in REFERENCES.items()
+        ]
 
     def job(self, cell: Cell, seed: int) -> Job:
         """One cell at one seed.
@@ -72,9 +75,17 @@ class Grid:
         return Job(cell.name, tuple(self.values), tuple(cell.overrides), recipe, folder)
 
     def jobs(self, cells: Sequence[Cell], seeds: int) -> list[Job]:
-        """Every cell at every seed, from the base recipe's seed on, seed by seed, so that rows fill evenly."""
+        """Every cell at every seed, from the base recipe's seed on, seed by seed, so that rows fill evenly.
+
+        Of the references only the untrained network depends on the seed.
+        """
         first = self._base.run.seed
-        return [self.job(cell, seed) for seed in range(first, first + seeds) for cell in (self.untrained, *cells)]
+        return [
+            self.job(cell, seed)
+            for seed in range(first, first + seeds)
+            for cell in (*self.references, *cells)
+            if seed == first or cell.name not in REFERENCES or cell.name == UNTRAINED
+        ]
 
     def unfinished(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs without a finished cell.
@@ -92,7 +103,8 @@ class Grid:
 
     def table(self) -> Table:
         """All finished cells of the folder, at every seed, that have this recipe and these images."""
-        return Table(self.study, [self._row(cell) for cell in self.study.cells], self._row(self.untrained))
+        rows, references = ([self._row(cell) for cell in cells] for cells in (self.study.cells, self.references))
+        return Table(self.study, rows, references)
 
     def _row(self, cell: Cell) -> Row:
         finished = []
@@ -153,7 +165,7 @@ def run_study(
     if as_json:
         reporter.answer(json.dumps(table.to_dict(), indent=2))
     else:
-        for rows in (table.paper_form(), table.cells()):
+        for rows in (table.paper_form(), table.cells(), table.contrasts()):
             if rows is not None:
                 reporter.table(study.asks, *rows)
         for note in table.footnotes():

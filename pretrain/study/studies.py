@@ -1,13 +1,13 @@
 """Studies as data: which recipes are compared, and the layout of their table and figure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from excb.balancing.table import BALANCERS
 from excb.errors import UserError, nearest_name
 
-BASE = "rn10_tiny"  # the recipe that every cell changes
+BASE = "conv4_tiny"  # the recipe that every cell changes
 TRAINING = ("smallest_cluster", "largest_cluster", "confidence", "loss")  # figures of the last epoch
 SIZES = ("smallest_cluster", "largest_cluster", "empty_share", "largest_size", "unused_share")
 
@@ -34,6 +34,8 @@ class Study:
     figures: Sequence[str] = TRAINING  # that the table shows, besides those by which cells are compared
     # the factor whose levels are the columns of the table in the paper's form; None for one row a cell
     across: str | None = None
+    # sums of cells that are compared seed by seed: what it is called, and each cell's weight
+    contrasts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def factors(self) -> list[str]:
@@ -55,7 +57,7 @@ class Study:
         return [cell for cell in self.cells if names is None or cell.name in names]
 
 
-BATCHES = (32, 64, 128, 256)
+BATCHES = (16, 64, 256)
 CLUSTERS = (16, 32, 64, 128, 256)
 
 
@@ -75,6 +77,45 @@ def _balancers() -> list[Cell]:
 
 def _cell_name(balancing: str) -> str:
     return "excb" if balancing == "linear" else balancing
+
+
+SIMCLR = (
+    "method.clustering=false",
+    "method.contrast=1",
+    "method.predictor=false",
+    "method.teacher_statistics=averaged",
+)
+
+
+def _methods() -> list[Cell]:
+    """ExCB, what it becomes with the contrastive term, and its rivals: each on the same network, views and epochs."""
+    clusterers = [replace(cell, factors={"method": cell.factors["balancing"]}) for cell in _balancers()]
+    return [
+        *(cell for cell in clusterers if cell.name != "none"),
+        Cell(name="excb-contrast", factors={"method": "ExCB + contrast"}, overrides=["method.contrast=2"]),
+        Cell(name="simclr", factors={"method": "SimCLR"}, overrides=SIMCLR),
+    ]
+
+
+def _differences(cells: Sequence[Cell], first: str) -> dict[str, dict[str, int]]:
+    """One cell against every other one."""
+    others = (cell.name for cell in cells if cell.name != first)
+    return {f"{first} - {other}": {first: 1, other: -1} for other in others}
+
+
+def _batch_interactions() -> dict[str, dict[str, int]]:
+    """What ExCB loses from the largest batch to a smaller one, less what a rival loses."""
+    largest = BATCHES[-1]
+    return {
+        f"(excb-{batch} - excb-{largest}) - ({rival}-{batch} - {rival}-{largest})": {
+            f"excb-{batch}": 1,
+            f"excb-{largest}": -1,
+            f"{rival}-{batch}": -1,
+            f"{rival}-{largest}": 1,
+        }
+        for rival in ("centering", "sinkhorn")
+        for batch in BATCHES[:-1]
+    }
 
 
 def _batch_sizes() -> list[Cell]:
@@ -129,6 +170,14 @@ def _forms() -> list[Cell]:
 
 _ALL = (
     Study(
+        name="methods",
+        asks="Accuracy by method",
+        paper="its comparisons with other methods, all trained here alike",
+        cells=_methods(),
+        picture="dots",
+        contrasts=_differences(_methods(), "excb-contrast") | _differences(_methods()[:-2], "excb"),
+    ),
+    Study(
         name="balancers",
         asks="Relative cluster sizes by balancing",
         paper="Section 4 and the appendix: sizes of ExCB's and DINO's clusters",
@@ -143,6 +192,7 @@ _ALL = (
         cells=_batch_sizes(),
         picture="lines",
         across="batch",
+        contrasts=_batch_interactions(),
     ),
     Study(
         name="components",
@@ -150,6 +200,7 @@ _ALL = (
         paper="the ablation of components; the last three rows are ours",
         cells=_components(),
         picture="dots",
+        contrasts=_differences(_components(), "excb"),
     ),
     Study(
         name="clusters",
@@ -165,6 +216,7 @@ _ALL = (
         paper="the appendix's table of B",
         cells=_forms(),
         picture="dots",
+        contrasts=_differences(_forms(), "linear"),
     ),
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}

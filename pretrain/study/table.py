@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ FIGURES = {
     "confidence": ("confidence", 3),
     "agreement": ("agreement", 3),
     "purity": ("purity", 3),
+    "same_winner": ("same winner", 2),
     "loss": ("loss", 3),
 }
 SPREAD = "mean ± sample standard deviation over seeds (n - 1 in the denominator); no spread with one seed"
@@ -47,6 +48,14 @@ class Spread:
     def deviation(self) -> float:
         """Sample standard deviation; NaN with one value."""
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+
+    @property
+    def interval(self) -> float:
+        """Half the width of the 95 % interval of the mean, by Student's t; NaN with one value."""
+        from scipy.stats import t
+
+        number = len(self.values)
+        return float(t.ppf(0.975, number - 1) * self.deviation / math.sqrt(number)) if number > 1 else math.nan
 
     def text(self, decimals: int) -> str:
         """As "37.70 ± 0.41"."""
@@ -79,11 +88,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All finished cells of a study; `untrained` is the network that they start from."""
+    """All finished cells of a study, and the references: the network that they start from, pixels, a histogram."""
 
     study: Study
     rows: Sequence[Row]
-    untrained: Row
+    references: Sequence[Row]
 
     @property
     def score(self) -> str:
@@ -92,7 +101,7 @@ class Table:
 
     @property
     def _all(self) -> list[Row]:
-        return [row for row in (*self.rows, self.untrained) if row.runs]
+        return [row for row in (*self.rows, *self.references) if row.runs]
 
     @property
     def figures(self) -> list[str]:
@@ -110,13 +119,34 @@ class Table:
         return sum(row.seconds for row in self._all)
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Heading and rows: every finished cell with the study's figures, and the untrained network last."""
+        """Heading and rows: every finished cell with the study's figures, and the references last."""
         header = ["cell", *self.study.factors, "seeds", *(FIGURES[name][0] for name in self.shown)]
         rows = []
         for row in self._all:
             factors = [row.cell.factors.get(name, "") for name in self.study.factors]
             rows.append([row.cell.name, *factors, str(len(row.runs)), *map(row.text, self.shown)])
         return header, rows
+
+    def contrasts(self) -> tuple[list[str], list[list[str]]] | None:
+        """Heading and rows: the study's contrasts, paired by seed; None without a contrast of two seeds."""
+        rows = []
+        for title, weights in self.study.contrasts.items():
+            if len(values := self.paired(weights)) > 1:
+                spread = Spread(values)
+                rows.append([title, f"{spread.mean:+.2f}", f"± {spread.interval:.2f}", str(len(values))])
+        return ([f"paired by seed, {FIGURES[self.score][0]}", "mean", "95 % interval", "seeds"], rows) if rows else None
+
+    def paired(self, weights: Mapping[str, int]) -> tuple[float, ...]:
+        """A weighted sum of cells' scores for every seed that all of them have."""
+        scores = {
+            row.cell.name: {one["seed"]: one["figures"][self.score] for one in row.runs if self.score in one["figures"]}
+            for row in self.rows
+            if row.cell.name in weights
+        }
+        if scores.keys() != weights.keys():
+            return ()
+        seeds = sorted(set.intersection(*(set(of_cell) for of_cell in scores.values())))
+        return tuple(sum(weight * scores[name][seed] for name, weight in weights.items()) for seed in seeds)
 
     def paper_form(self) -> tuple[list[str], list[list[str]]] | None:
         """Heading and rows with one factor's levels across, as the paper has them; None if no factor goes across."""
@@ -156,7 +186,7 @@ class Table:
     def markdown(self) -> str:
         """The table as Markdown."""
         parts = [f"# {self.study.asks}", f"In the paper: {self.study.paper}."]
-        for table in (self.paper_form(), self.cells()):
+        for table in (self.paper_form(), self.cells(), self.contrasts()):
             if table is not None:
                 header, rows = table
                 lines = [header, ["---"] * len(header), *rows]
@@ -198,4 +228,11 @@ class Table:
                     "seconds": round(row.seconds, 1),
                 }
             )
-        return {"study": self.study.name, "score": self.score, "cells": cells, "notes": self.footnotes()}
+        contrasts = {title: list(self.paired(weights)) for title, weights in self.study.contrasts.items()}
+        return {
+            "study": self.study.name,
+            "score": self.score,
+            "cells": cells,
+            "contrasts": contrasts,
+            "notes": self.footnotes(),
+        }

@@ -29,14 +29,18 @@ class EpochEnd:
         epoch = progress.step // self._state.trainer.schedules.steps_per_epoch
         sums = statistics.state()
         figures: dict[str, Any] = {"epoch": epoch} | statistics.summary(sums)
-        figures["coincident_centroids"] = coincident(self._state.trainer.model.teacher.centroids.weight)
+        counts, model = statistics.counts(sums), self._state.trainer.model
+        if counts is not None:
+            figures["coincident_centroids"] = coincident(model.teacher.centroids.weight)
+            too_large = model.sizes.cpu() * len(counts) > 1
+            figures["held_empty_clusters"] = int(((counts == 0) & too_large).sum())
         last = epoch == recipe.optim.epochs
         if last or epoch % recipe.monitor.every_epochs == 0:
             try:
                 figures |= self._measure(epoch, stop)
             except StoppedError:
                 return False, True
-        progress.counts = statistics.counts(sums)
+        progress.counts = counts
         statistics.reset()
         alarms = self._health.judge(figures)
         progress.health = self._health.state.to_dict()

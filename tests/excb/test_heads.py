@@ -43,10 +43,11 @@ def test_heads_start_truncated_normal_with_zero_biases() -> None:
             assert not module.bias.any()
 
 
+@pytest.mark.parametrize("output_norm", [False, True])
 @pytest.mark.parametrize("style", ["batchnorm", "gelu"])
-def test_heads_compute_what_is_written_here(style: Literal["batchnorm", "gelu"]) -> None:
+def test_heads_compute_what_is_written_here(style: Literal["batchnorm", "gelu"], output_norm: bool) -> None:
     torch.manual_seed(0)
-    head = MLP(3, 5, 2, layers=2, style=style, input_norm=True).double()
+    head = MLP(3, 5, 2, layers=2, style=style, input_norm=True, output_norm=output_norm).double()
     for parameter in head.parameters():
         nn.init.normal_(parameter)
     values = dict(head.named_parameters())
@@ -65,6 +66,8 @@ def test_heads_compute_what_is_written_here(style: Literal["batchnorm", "gelu"])
             expected = expected * (1 + torch.erf(expected / math.sqrt(2))) / 2
         place += 3 if style == "batchnorm" else 2
     expected = expected @ values[f"{place}.weight"].T + values[f"{place}.bias"]
+    if output_norm:
+        expected = (expected - expected.mean(0)) / (expected.var(0, correction=0) + 1e-5).sqrt()
     assert_close(head(rows), expected)
 
 

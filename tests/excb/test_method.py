@@ -23,6 +23,7 @@ from excb.method import (
     EMPTY,
     EMPTY_WEIGHT,
     CentroidLayer,
+    Clustered,
     ExCB,
     Step,
     balancing,
@@ -32,6 +33,7 @@ from excb.method import (
     unit,
 )
 from excb.networks.drop_path import SampleDropPath
+from excb.objective.contrast import nt_xent
 from excb.settings import OFFICIAL, MethodSettings
 from tests import oracle
 
@@ -133,18 +135,18 @@ def assert_equal_to_oracle(
         ours = model(global_views, local_views, step_key=step_key)
 
         assert_close(ours.loss, theirs.loss)
-        assert_close(ours.confidence, torch.tensor(theirs.confidence))
-        assert ours.agreement.item() == pytest.approx(theirs.agreement, rel=1e-6)
-        assert ours.winners.tolist() == theirs.winners
+        assert_close(clusters_of(ours).confidence, torch.tensor(theirs.confidence))
+        assert clusters_of(ours).agreement.item() == pytest.approx(theirs.agreement, rel=1e-6)
+        assert clusters_of(ours).winners.tolist() == theirs.winners
         if settings.sizes_updated == "after_loss":
-            assert ours.counted.tolist() == (
+            assert clusters_of(ours).counted.tolist() == (
                 theirs.winners if settings.sizes_counted == "balanced" else theirs.raw_winners
             )
 
         descend(model.student, ours.loss, rate)
         descend(expected.student, theirs.loss, rate)
         assert_close(gradients(model.student), gradients(expected.student))
-        model.update(ours.counted, momentum, ours.balance)
+        model.update(ours.clusters, momentum)
         expected.update(momentum)
 
         assert_close(model.sizes, torch.tensor(expected.sizes))
@@ -205,6 +207,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"teacher_temperature": 0.1, "student_temperature": 0.07, "sizes_momentum": 0.5},
     {"teacher_centroids": "unit"},
     {"projector_layers": 0, "predictor_layers": 0},
+    {"projector_output_norm": True},
+    {"contrast": 2.0},
+    {"contrast": 0.5, "contrast_temperature": 0.1, "projector_output_norm": True, "predictor": False},
 ]
 VIEWS = [(2, 2), (2, 0), (1, 2), (1, 1), (1, 0), (3, 1)]
 
@@ -255,6 +260,80 @@ def test_several_steps_equal_the_oracle(family: dict[str, Any]) -> None:
     assert not torch.equal(model.sizes, torch.full((7,), 1 / 7))
 
 
+SIMCLR: dict[str, Any] = {
+    "clustering": False,
+    "contrast": 1.0,
+    "predictor": False,
+    "teacher_statistics": "averaged",
+}
+
+
+@pytest.mark.parametrize("views", VIEWS)
+def test_contrast_alone_is_simclr(views: tuple[int, int]) -> None:
+    model = build(**SIMCLR, batchnorm=True)
+    global_views, local_views = images(*views, 4)
+    expected = oracle.Oracle(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    step = model(global_views, local_views, step_key=0)
+    h, _ = expected._student_rows(global_views, local_views)
+    loss = oracle.nt_xent(h, len(global_views), 0.2)
+    assert step.clusters is None
+    assert_close(step.loss, loss)
+    descend(model.student, step.loss, 0.1)
+    descend(expected.student, loss, 0.1)
+    assert_close(model.student.state_dict(), expected.student.state_dict())
+    model.update(step.clusters, 0.9)
+    after = model.state_dict()
+    assert torch.equal(after["sizes"], before["sizes"])
+    for name, value in model.teacher.state_dict().items():
+        if value.is_floating_point():
+            assert_close(value, 0.9 * before[f"teacher.{name}"] + 0.1 * model.student.state_dict()[name])
+
+
+def test_simclr_with_two_views_is_the_usual_formula() -> None:
+    rows = F.normalize(torch.randn(2, 5, 8), dim=-1)
+    both = rows.flatten(0, 1)
+    logits = (both @ both.T / 0.5).fill_diagonal_(-torch.inf)
+    expected = F.cross_entropy(logits, torch.cat([torch.arange(5, 10), torch.arange(5)]))
+    assert_close(nt_xent(rows, 2, temperature=0.5), expected)
+
+
+@pytest.mark.parametrize("globals_", [1, 2, 3])
+def test_contrast_in_tiles_is_contrast_at_once(globals_: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = F.normalize(torch.randn(4, 7, 2), dim=-1)
+    whole, tiled = (rows.clone().requires_grad_() for _ in range(2))
+    nt_xent(whole, globals_, temperature=0.2).backward()
+    monkeypatch.setattr("excb.objective.contrast.TILE", 4 * globals_ * 7 * 2)
+    with Allocations() as allocations:
+        nt_xent(tiled, globals_, temperature=0.2).backward()
+    assert_close(tiled.grad, whole.grad)
+    assert max(allocations.elements.values()) <= 4 * globals_ * 7 * 2
+
+
+def test_contrast_is_finite_at_tiny_temperatures() -> None:
+    rows = F.normalize(torch.randn(2, 3, 4, dtype=torch.float32), dim=-1).requires_grad_()
+    loss = nt_xent(rows, 2, temperature=1e-3)  # exp(1000) overflows
+    loss.backward()
+    assert loss.isfinite()
+    assert rows.grad is not None
+    assert rows.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"contrast": -1.0}, "method.contrast must not be negative"),
+        ({"clustering": False}, "leaves no loss: set method.contrast=1"),
+        (SIMCLR | {"predictor": True}, "set method.predictor=false"),
+        (SIMCLR | {"teacher_statistics": "own"}, "set method.teacher_statistics=averaged"),
+        (SIMCLR | {"centroid_init": "kmeans"}, "set method.centroid_init=random"),
+    ],
+)
+def test_contrast_refuses_what_makes_no_loss(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MethodSettings(**options)
+
+
 def test_averaged_statistics_equal_the_oracle() -> None:
     model = build(batchnorm=True, teacher_statistics="averaged")
     assert_equal_to_oracle(model, views=(2, 1), steps=2)
@@ -276,6 +355,8 @@ def test_averaged_statistics_equal_the_oracle() -> None:
             "centroid_gradient_from_local": st.booleans(),
             "loss_reduction": st.sampled_from(["halves", "sum", "pairs", "pseudocode"]),
             "teacher_centroids": st.sampled_from(["rows", "unit"]),
+            "projector_output_norm": st.booleans(),
+            "contrast": st.sampled_from([0.0, 1.5]),
         }
     ),
     views=st.sampled_from(VIEWS),
@@ -301,7 +382,7 @@ def test_float32_loss_equals_the_oracle(balancing: str) -> None:
     with default_dtype(torch.float32):
         step = model.float()(global_views.float(), local_views.float(), step_key=0)
     assert step.loss.dtype == torch.float32
-    assert step.winners.tolist() == expected.winners
+    assert clusters_of(step).winners.tolist() == expected.winners
     torch.testing.assert_close(step.loss.double(), expected.loss.detach(), rtol=1e-5, atol=0)
 
 
@@ -356,18 +437,23 @@ def test_a_balancer_that_is_not_affine_needs_no_other_backward_pass(
     p_t = [[oracle.softmax(torch.tanh(3 * row), 0.04) for row in view] for view in z]
     loss = oracle.objective(h, g, list(theirs.student.centroids.weight), p_t, model.settings)
     assert_close(ours.loss, loss)
-    assert ours.winners.tolist() == [[oracle.argmax(row.tolist()) for row in view] for view in p_t]
+    assert clusters_of(ours).winners.tolist() == [[oracle.argmax(row.tolist()) for row in view] for view in p_t]
     ours.loss.backward()
     loss.backward()
     assert_close(gradients(model.student), gradients(theirs.student))
     before = model.sizes.clone()
-    model.update(ours.counted, 0.9, ours.balance)
+    model.update(ours.clusters, 0.9)
     assert not torch.equal(model.sizes, before)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What moves, and what does not
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+def clusters_of(step: Step) -> Clustered:
+    assert step.clusters is not None
+    return step.clusters
 
 
 def run(model: ExCB, views: tuple[int, int] = (2, 2), *, batch: int = 3, step_key: int = 0) -> Step:
@@ -418,7 +504,7 @@ def test_momentum_of_one_keeps_the_teacher_and_of_zero_copies_the_student(moment
     model = build()
     before = {name: value.clone() for name, value in model.teacher.named_parameters()}
     student = dict(model.student.named_parameters())
-    model.update(torch.zeros(2, 3, dtype=torch.int64), momentum)
+    model.update(run(model).clusters, momentum)
     for name, value in model.teacher.named_parameters():
         if momentum:
             assert torch.equal(value, before[name])
@@ -429,10 +515,10 @@ def test_momentum_of_one_keeps_the_teacher_and_of_zero_copies_the_student(moment
 
 def test_a_momentum_that_is_still_computed_is_as_good_as_a_number() -> None:
     known, computed = build(), build()
+    clusters = run(known).clusters
     computed.load_state_dict(known.state_dict())
-    counted = torch.zeros(2, 3, dtype=torch.int64)
-    known.update(counted, 0.99996)
-    computed.update(counted, torch.tensor(0.99996, dtype=torch.float64))
+    known.update(clusters, 0.99996)
+    computed.update(clusters, torch.tensor(0.99996, dtype=torch.float64))
     assert all(torch.equal(value, known.state_dict()[name]) for name, value in computed.state_dict().items())
 
 
@@ -448,13 +534,13 @@ def test_evaluation_never_counts() -> None:
 def test_statistics_average_over_images_and_ordered_pairs() -> None:
     model = build(clusters=2)
     step = run(model, (3, 0), batch=5)
-    winners = step.winners
+    winners = clusters_of(step).winners
     pairs = [(winners[i] == winners[j]).double().mean() for i in range(3) for j in range(3) if i != j]
-    assert 0 < step.agreement < 1
-    assert step.agreement.item() == pytest.approx(torch.stack(pairs).mean().item())
-    assert run(model, (1, 2)).agreement == 0
+    assert 0 < clusters_of(step).agreement < 1
+    assert clusters_of(step).agreement.item() == pytest.approx(torch.stack(pairs).mean().item())
+    assert clusters_of(run(model, (1, 2))).agreement == 0
     same = images(1, 0, 4)[0].repeat(2, 1, 1, 1, 1)
-    assert model(same, step_key=0).agreement == 1
+    assert clusters_of(model(same, step_key=0)).agreement == 1
 
 
 def test_batch_sizes_count_shares() -> None:
@@ -597,12 +683,14 @@ def test_ties_of_empty_clusters_break_by_the_name_of_the_step() -> None:
     assert torch.equal(steps[0].loss, steps[1].loss)
     assert torch.equal(steps[0].loss, run(model, batch=8, step_key=3).loss)
     assert len({step.loss.item() for step in steps}) == 4
-    assert len({step.winners[0, 0].item() for step in steps}) > 1
+    assert len({clusters_of(step).winners[0, 0].item() for step in steps}) > 1
 
     exact = build(clusters=13, head="gelu", empty_clusters="exact")
     exact.sizes.copy_(sizes)
     assert torch.equal(run(exact, step_key=3).loss, run(exact, step_key=4).loss)
-    assert set(run(exact).winners.flatten().tolist()) == {0}  # z^B = 1 for every sample: the first of the tied
+    assert set(clusters_of(run(exact)).winners.flatten().tolist()) == {
+        0
+    }  # z^B = 1 for every sample: the first of the tied
 
 
 def test_weights_of_empty_clusters_lie_below_a_thousandth() -> None:
@@ -784,13 +872,13 @@ def test_similarities_never_pass_through_half_precision() -> None:
     with default_dtype(torch.float32), torch.autocast("cpu", dtype=torch.bfloat16):
         step = model(views, step_key=1)
     assert all(output.dtype == torch.bfloat16 for output in rows.values())
-    assert step.loss.dtype == step.confidence.dtype == torch.float32
+    assert step.loss.dtype == clusters_of(step).confidence.dtype == torch.float32
 
     h, g, t = (oracle.by_view(output.detach().double(), 4) for output in rows.values())
     student, teacher = (list(net.centroids.weight.double()) for net in (model.student, model.teacher))
     assigned = oracle.assign(t, teacher, model.sizes.tolist(), model.settings, noise(1, 64))
     expected = oracle.objective(h, g, student, assigned.p, model.settings)
-    assert step.winners.tolist() == assigned.winners
+    assert clusters_of(step).winners.tolist() == assigned.winners
     torch.testing.assert_close(step.loss.double(), expected, rtol=1e-5, atol=0)
     step.loss.backward()
     assert all(value.any() for value in gradients(model.student).values())
@@ -810,7 +898,7 @@ def test_winners_under_autocast_are_those_of_float32() -> None:
             network.projector = nn.Identity()  # type: ignore[assignment]
         model.student.predictor = nn.Identity()
         step = model(rows[None, :, :, None, None], step_key=0)
-    assert torch.equal(step.winners[0], exact)
+    assert torch.equal(clusters_of(step).winners[0], exact)
     assert not torch.equal(rounded, exact)
 
 
@@ -838,7 +926,7 @@ def test_no_tensor_is_larger_than_views_times_images_times_clusters() -> None:
         with Allocations() as allocations:
             step = model(global_views, local_views, step_key=0)
             step.loss.backward()
-            model.update(step.counted, 0.9)
+            model.update(step.clusters, 0.9)
     assert step.loss.isfinite()
     assert model.student.centroids.weight.grad is not None
     assert any("backward" in name for name in allocations.elements)

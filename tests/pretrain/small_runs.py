@@ -15,6 +15,9 @@ from excb.pretrain import loop
 from excb.pretrain.data.batch import Batch
 
 OVERRIDES = (
+    "model.backbone=timm:resnet10t",
+    "method.contrast=0",
+    "method.projector_output_norm=false",
     'model.options={"channels": [8, 8, 16, 16], "stem_width": 4}',
     "method.clusters=12",
     "method.hidden=16",

@@ -21,6 +21,7 @@ from excb.images.scanning import scan_folder
 from excb.pretrain import loop, step
 from excb.pretrain.__main__ import main
 from excb.pretrain.data import feed, loader
+from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.run.journal import read_metrics
 from tests.pretrain.small_runs import OVERRIDES, assert_same, write_images
@@ -195,6 +196,28 @@ def test_the_newest_n_checkpoints_and_the_best_are_kept(images: Path, tmp_path: 
     assert steps == {12, best}
 
 
+SIMCLR = (
+    "method.clustering=false",
+    "method.contrast=1",
+    "method.predictor=false",
+    "method.teacher_statistics=averaged",
+)
+
+
+def test_a_run_without_clusters_says_nothing_of_them(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(images, tmp_path / "run", *SIMCLR, "optim.epochs=2")) == 0
+    assert "contrast" in capsys.readouterr().out
+    epochs = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "epoch"]
+    assert {"loss", "contrast"} <= epochs[-1].keys()
+    assert not {"confidence", "agreement", "smallest_cluster", "coincident_centroids"} & epochs[-1].keys()
+    assert (tmp_path / "run" / "curves.png").is_file()
+    before, after = (build_model(apply(find_recipe("quickstart"), [*OVERRIDES, *SIMCLR])), newest(tmp_path / "run"))
+    centroids = before.state_dict()["student.centroids.weight"]
+    assert torch.equal(after["model"]["student.centroids.weight"], centroids)  # nothing trained them
+
+
 def test_a_finished_run_says_so_and_changes_nothing(
     images: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +239,8 @@ def test_a_finished_run_says_so_and_changes_nothing(
         ("optim.optimizer=adamw", "optim.clip=0.5", "optim.frozen_centroid_epochs=1", "optim.base_lr=0.001"),
         ("method.balancing=centering", "method.center_momentum=0.5"),
         ("method.sizes_counted=raw", "method.sizes_updated=before_balancing", "method.head_batches=per_resolution"),
+        ("method.contrast=2", "method.projector_output_norm=true", "model.backbone=conv4", "model.options={}"),
+        (*SIMCLR, "optim.optimizer=adamw", "optim.base_lr=0.001"),
         (
             "model.backbone=timm:vit_tiny_patch16_224",
             'model.options={"depth": 2, "embed_dim": 24}',

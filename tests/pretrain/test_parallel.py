@@ -112,6 +112,21 @@ def test_balancers_see_all_processes(images: Path, tmp_path: Path, balancing: st
     assert_same_run(tmp_path / "one", tmp_path / "many", steps=3)
 
 
+@pytest.mark.parametrize("clustering", ["true", "false"])
+def test_negatives_come_from_all_processes(images: Path, tmp_path: Path, clustering: str) -> None:
+    few = (
+        f"method.clustering={clustering}",
+        f"method.predictor={clustering}",
+        "method.contrast=2",
+        "method.projector_output_norm=true",
+        "method.teacher_statistics=averaged",
+        "optim.epochs=1",
+    )
+    assert main(command(images, tmp_path / "one", *few)) == 0
+    assert launch("excb.pretrain", command(images, tmp_path / "many", *few), 2) == 0
+    assert_same_run(tmp_path / "one", tmp_path / "many", steps=3)
+
+
 NETWORK = ("method.centroid_init=kmeans",)
 FILES = ("efficiency.workers=1", "run.save_steps=2", "run.keep=2")
 

@@ -37,6 +37,10 @@ RESNET50: dict[str, Any] = {
     "method.predictor_layers": 1,
     "method.predictor": True,
     "method.predictor_input_norm": False,
+    "method.projector_output_norm": False,  # ours, as the three below
+    "method.clustering": True,
+    "method.contrast": 0.0,
+    "method.contrast_temperature": 0.2,
     "method.head": "auto",
     "method.head_batches": "all_views",
     "method.teacher_temperature": 0.04,
@@ -163,7 +167,7 @@ OFFICIAL_CROPS: dict[str, Any] = {
 OFFICIAL_VIT: dict[str, Any] = {"optim.clip": None, "optim.frozen_centroid_epochs": 0, "optim.centroid_decay": 10.0}
 
 # The paper's runs; these are ours, and judged by what they reach.
-OURS = {"quickstart", "rn10_tiny", "rn18_small"}
+OURS = {"quickstart", "conv4_tiny", "rn10_tiny", "rn18_small"}
 EXPECTED: dict[str, dict[str, Any]] = {}
 for _epochs in (100, 200, 400):
     EXPECTED[f"rn50_{_epochs}ep"] = {"optim.epochs": _epochs}
@@ -339,6 +343,8 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "method.predictor_layers": [-1],
     "method.teacher_temperature": [0.0, -1.0, NAN],
     "method.student_temperature": [0.0, -1.0, NAN],
+    "method.contrast": [-1.0, NAN],
+    "method.contrast_temperature": [0.0, -1.0, NAN],
     "method.sizes_momentum": [-0.1, 1.1, NAN],
     "method.center_momentum": [-0.1, 1.1, NAN],
     "method.sinkhorn_iterations": [-1],
@@ -471,7 +477,7 @@ def test_choices_are_checked_from_python_too(section: str, field: str) -> None:
 
 
 def test_a_micro_batch_is_an_equal_share() -> None:
-    recipe = RECIPES["quickstart"]().change(optim={"batch": 48}, efficiency={"accumulate": 3})
+    recipe = RECIPES["rn18_small"]().change(optim={"batch": 48}, efficiency={"accumulate": 3})
     assert recipe.micro_batch(4) == 4
     with pytest.raises(UserError, match=r"48 images cannot be shared by 5 processes.*multiple of 15"):
         recipe.micro_batch(5)

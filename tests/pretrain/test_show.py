@@ -88,7 +88,7 @@ def test_rows_are_the_recipes_fields_with_their_values(name: str) -> None:
         ("vits16_100ep_official", "optim.clip", "official (authors' code)"),
         ("vits16_100ep_official", "optim.centroid_decay", "official (authors' code)"),
         ("vits16_100ep_official", "optim.frozen_centroid_epochs", "official (authors' code)"),
-        ("quickstart", "model.options", "recipe quickstart"),
+        ("rn18_small", "model.options", "recipe rn18_small"),
         ("rn50_100ep", "model.options", "default (ours)"),
     ],
 )

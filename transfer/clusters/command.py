@@ -57,9 +57,13 @@ def heads_of(backbone: Backbone, *, source: str) -> NetworkHeads:
     """Projector and centroids of the loaded network.
 
     Raises:
-        UserError: the checkpoint has those of the other network only.
+        UserError: the checkpoint has those of the other network only, or was trained without clusters.
     """
     assert backbone.heads is not None, "load with heads=True"
+    recipe = backbone.entry.recipe
+    method = recipe.get("method") if isinstance(recipe, Mapping) else None
+    if isinstance(method, Mapping) and method.get("clustering") is False:
+        raise UserError(f"{source} was trained without clusters (method.clustering=false): its centroids are random")
     network = backbone.entry.network
     heads = backbone.heads.student if network == "student" else backbone.heads.teacher
     if heads is None:

@@ -223,13 +223,14 @@ def test_a_path_that_is_spelt_like_a_name(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("output_norm", [False, True])
 @pytest.mark.parametrize("kind", ["run", "exported"])
-def test_heads_give_the_similarities_of_the_model_in_training(tmp_path: Path, kind: str) -> None:
-    run = write_run(tmp_path / "run", 4)
+def test_heads_give_the_similarities_of_the_model_in_training(tmp_path: Path, kind: str, output_norm: bool) -> None:
+    recipe = tiny_recipe().change(method={"projector_output_norm": output_norm})
+    run = write_run(tmp_path / "run", 4, recipe=recipe)
     place = run if kind == "run" else export(str(run), tmp_path / "exported")
     backbone = excb.load(place, heads=True)
     assert isinstance(backbone.heads, Heads)
-    recipe = tiny_recipe()
     model = ExCB(ARCHITECTURE.build(), ARCHITECTURE.build(), recipe.method)
     model.load_state_dict(torch.load(run / "checkpoints" / "step-4.pt", weights_only=True)["model"])
     model.eval()

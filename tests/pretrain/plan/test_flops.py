@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from excb.distributed import batchnorm, collectives
+from excb.objective import contrast
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.flops import Counts, Flops, communication, count
@@ -97,6 +98,15 @@ def test_products_of_the_loss_head_are_those_of_the_equations(values: tuple[str,
     assert count(recipe).flops.loss_head == counter.get_total_flops()
 
 
+def test_products_of_the_contrastive_term_are_those_of_its_formula() -> None:
+    recipe = small("method.contrast=1", "optim.batch=5")
+    rows = torch.randn(4, 5, recipe.method.width, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        contrast.nt_xent(rows, 2, temperature=0.2).backward()
+    without = count(small("optim.batch=5")).flops.loss_head
+    assert count(recipe).flops.loss_head - without == counter.get_total_flops() / 5
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -105,21 +115,38 @@ def test_products_of_the_loss_head_are_those_of_the_equations(values: tuple[str,
         ("method.balancing=centering",),
         ("method.balancing=sinkhorn",),
         ("method.balancing=mira", "method.mira_iterations=4"),
+        ("method.contrast=1",),
+        (
+            "method.contrast=1",
+            "method.clustering=false",
+            "method.predictor=false",
+            "method.teacher_statistics=averaged",
+        ),
     ],
 )
 def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...]) -> None:
     """A second process with the same numbers is made up; all that it would receive is measured."""
-    recipe = small(*values, "method.sizes_counted=balanced")
+    recipe = small(*values, "method.sizes_counted=balanced", "optim.batch=6")
+    counts = count(recipe)  # by one process, as `plan` does
     sent: list[int] = []
+    gathered: list[int] = []
 
     def all_reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
         sent.append(tensor.nbytes)
         if operation == dist.ReduceOp.SUM:
             tensor.mul_(2)
 
+    def all_gather(parts: list[Tensor], tensor: Tensor) -> None:
+        gathered.extend((tensor.nbytes, 2 * tensor.nbytes))  # the rows now, the sum of all rows' gradients afterwards
+        for part in parts:
+            part.copy_(tensor)
+
     for module in (collectives, batchnorm):
         monkeypatch.setattr(module, "world_size", lambda: 2)
+    for module in (collectives, contrast):
+        monkeypatch.setattr(module, "rank", lambda: 0)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "all_gather", all_gather)
     model = build_model(recipe).train()
     batchnorm.synchronise_batchnorm(model, torch.device("cpu"))
     views, images = recipe.views, 3
@@ -127,9 +154,11 @@ def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPa
     local = torch.randn(views.local_views, images, 3, views.local_size, views.local_size) if views.local_views else None
     output = model(large, local, step_key=1)
     output.loss.backward()
+    for size in gathered[1::2]:
+        sent.remove(size)
     exchanged, exchanges = sum(sent), len(sent)
-    model.update(output.counted, 0.9, output.balance)
-    counted = communication(recipe, count(recipe), 2, gpu=False)
+    model.update(output.clusters, 0.9)
+    counted = communication(recipe, counts, 2, gpu=False)
     by_batch = recipe.method.balancing in {"sinkhorn", "mira"}  # these balance in the forward pass
     sums = {"sinkhorn": 2 * 3, "mira": 2 * 5}.get(recipe.method.balancing, 0)
     balancing = counted.balancing if by_batch else 0
@@ -138,7 +167,8 @@ def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPa
     assert counted.sizes + counted.balancing - balancing == sum(sent) - exchanged
     gradients = sum(p.grad.nbytes for p in model.student.parameters() if p.grad is not None)
     assert counted.gradients == gradients
-    assert counted.total == gradients + sum(sent)
+    assert counted.contrast == sum(gathered)
+    assert counted.total == gradients + sum(sent) + sum(gathered)
 
 
 def test_gpus_gather_statistics_once_and_sum_their_gradients_once() -> None:

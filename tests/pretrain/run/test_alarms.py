@@ -40,7 +40,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def health(*overrides: str) -> Health:
     """Of the quickstart: K = 128, 5,632 assignments an epoch."""
-    return Health(apply(find_recipe("quickstart"), list(overrides)), assignments=5632)
+    return Health(apply(find_recipe("quickstart"), ["method.contrast=0", *overrides]), assignments=5632)
 
 
 def names(judge: Health, **figures: float) -> list[str]:
@@ -61,6 +61,8 @@ def test_a_healthy_epoch_rings_nothing() -> None:
         ({"largest_cluster": 50.0}, "clusters"),
         ({"coincident_centroids": 0.17}, "coincide"),
         ({"confidence": 0.95}, "certain"),
+        ({"same_winner": 8.6, "same_winner_by_sizes": 1.02}, "rotating"),
+        ({"held_empty_clusters": 37}, "wound up"),
         ({"effective_rank": 1.2}, "collapse"),
     ],
 )

@@ -13,11 +13,11 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
-from excb.method import Step
+from excb.method import Clustered, Step
 from excb.pretrain.data.batch import Batch
 from excb.pretrain.figures import curves
 from excb.pretrain.recipe import Recipe
-from excb.pretrain.run.journal import METRICS, EpochStatistics, Journal, purity, read_metrics
+from excb.pretrain.run.journal import METRICS, EpochStatistics, Journal, batch_statistics, purity, read_metrics
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 0])
 
@@ -34,7 +34,9 @@ def fill(statistics: EpochStatistics, steps: int, start: int = 0) -> None:
     for step in range(start, start + steps):
         winners = (torch.arange(4).reshape(2, 2) * (step + 1)) % 5
         raw = winners.clamp(max=2)  # before balancing, the last two clusters have none
-        output = Step(torch.tensor(1.0 + step), winners, winners, torch.tensor(0.1 * step), torch.tensor(0.5), raw)
+        loss = torch.tensor(1.0 + step)
+        clusters = Clustered(loss, winners, winners, torch.tensor(0.1 * step), torch.tensor(0.5), raw)
+        output = Step(loss, clusters, None)
         used = torch.tensor([step, step + 3])
         statistics.add(output, Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
 
@@ -81,6 +83,62 @@ def test_statistics_go_on_from_their_state() -> None:
     fresh = statistics()
     fill(fresh, 1)
     assert whole.summary() == fresh.summary()
+
+
+def test_batch_statistics_against_loops() -> None:
+    winners = np.random.default_rng(0).integers(0, 6, (4, 3, 5))  # batches, views, images
+    shared = [
+        [a == b for v, one in enumerate(batch) for w, other in enumerate(batch) if v != w
+         for i, a in enumerate(one) for j, b in enumerate(other) if i != j]
+        for batch in winners
+    ]  # fmt: skip
+    figures = batch_statistics(winners, 6)
+    assert figures["same_winner"] == pytest.approx(6 * np.mean(shared))
+    filled = np.mean([len(set(batch.ravel().tolist())) for batch in winners])
+    draws = np.random.default_rng(1).integers(0, 6, (20_000, 15))
+    by_chance = np.mean([len(set(draw)) for draw in draws.tolist()])
+    assert figures["distinct_winners"] == pytest.approx(filled / by_chance, rel=0.01)
+
+
+@pytest.mark.parametrize("rotating", [False, True])
+def test_batch_statistics_see_what_the_sizes_of_an_epoch_hide(rotating: bool) -> None:
+    """Both epochs fill all clusters evenly: one image by image, the other batch by batch."""
+    winners = np.tile(np.arange(64), 64) if not rotating else np.repeat(np.arange(64), 64)
+    batches = np.repeat(winners.reshape(64, 1, 64), 2, axis=1)
+    figures = batch_statistics(batches, 64)
+    assert figures["same_winner"] == (64 if rotating else 0)
+    assert (figures["distinct_winners"] > 1) is not rotating
+
+
+def test_batch_statistics_of_independent_winners_are_one() -> None:
+    winners = np.random.default_rng(2).integers(0, 32, (200, 2, 64))
+    figures = batch_statistics(winners, 32)
+    assert figures == {"same_winner": pytest.approx(1, abs=0.02), "distinct_winners": pytest.approx(1, abs=0.02)}
+
+
+@pytest.mark.parametrize(("shape", "names"), [((2, 1, 4), {"distinct_winners"}), ((2, 2, 1), {"distinct_winners"})])
+def test_one_view_or_image_has_no_pairs(shape: tuple[int, ...], names: set[str]) -> None:
+    assert batch_statistics(np.zeros(shape, int), 3).keys() == names
+
+
+def test_statistics_of_a_run_without_clusters_say_nothing_of_them() -> None:
+    images = ImageSet(Path(), [str(i) for i in range(8)], LABELS, ("a", "b", "c"))
+    simclr = {"clustering": False, "contrast": 1.0, "predictor": False, "teacher_statistics": "averaged"}
+    recipe = Recipe(name="").change(method=simclr)
+    ours = EpochStatistics(images, recipe, samples=2, device=torch.device("cpu"))
+    used = torch.arange(2)
+    loss = torch.tensor(1.5)
+    ours.add(Step(loss, None, loss), Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
+    assert ours.summary() == {"loss": 1.5, "contrast": 1.5}
+    assert ours.counts(ours.state()) is None
+
+
+def test_states_of_older_checkpoints_have_three_sums() -> None:
+    whole, resumed = statistics(), statistics()
+    fill(whole, 2)
+    state = whole.state()
+    resumed.restore(state | {"sums": state["sums"][:3]})
+    assert resumed.summary() == whole.summary()
 
 
 def test_a_step_taken_back_leaves_no_cluster_chosen() -> None:

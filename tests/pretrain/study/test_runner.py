@@ -31,7 +31,8 @@ from tests.pretrain.small_runs import OVERRIDES, write_images
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CELLS, SEEDS = ("linear", "none"), (0, 1)
-ALL = [(cell, seed) for seed in SEEDS for cell in ("untrained", *CELLS)]
+REFERENCES = ("untrained", "pixels", "colour_histogram")  # of which one depends on the seed
+ALL = [*((name, 0) for name in (*REFERENCES, *CELLS)), *((name, 1) for name in ("untrained", *CELLS))]
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +95,12 @@ def test_a_study_stopped_between_and_inside_cells_repeats_nothing(
 
     monkeypatch.setattr(step.Trainer, "step", stopping)
     assert main(command(images, tmp_path)) == 128 + signal.SIGTERM
-    assert trained == ALL[:2]
+    assert trained == ALL[:4]
     assert main(command(images, tmp_path)) == 130
-    assert trained == [*ALL[:2], *ALL[1:3]]
+    assert trained == [*ALL[:4], *ALL[3:5]]
     assert steps == [0, 1, 2, 3, 0]  # the second cell went on where it was
     assert main(command(images, tmp_path)) == 0
-    assert trained == [*ALL[:2], *ALL[1:3], *ALL[2:]]
+    assert trained == [*ALL[:4], *ALL[3:5], *ALL[4:]]
     for name, seed in ALL:
         again, undisturbed = cell(tmp_path / "form", name, seed), cell(finished, name, seed)
         for part in ("figures", "sizes", "recipe_digest", "data_digest"):
@@ -129,7 +130,11 @@ def test_table_is_what_the_cells_say(
     with (finished / "table.csv").open(newline="") as stream:
         lines = {line["cell"]: line for line in csv.DictReader(stream)}
     markdown = (finished / "table.md").read_text()
-    assert reported.keys() == lines.keys() == {"untrained", *CELLS}
+    assert reported.keys() == lines.keys() == {*REFERENCES, *CELLS}
+    for name in REFERENCES[1:]:
+        assert reported[name]["seeds"] == [0]
+        assert reported[name]["figures"].keys() == {"knn_top1"}
+        assert lines.pop(name)["knn_top1_mean"] == str(cell(finished, name, 0)["figures"]["knn_top1"])
     for name, line in lines.items():
         found = [cell(finished, name, seed)["figures"] for seed in SEEDS]
         assert reported[name]["seeds"] == list(SEEDS)
@@ -202,7 +207,7 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
     """Cells of made-up figures, which no run is needed for."""
     chosen = STUDIES[name]
     model = cell(finished, "linear", 0)
-    grid = runner.Grid(chosen, sets.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:8]])
+    grid = runner.Grid(chosen, sets.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:11]])
     made_up = {"training": [1.5, 1.0, 1.0, 0.5], "by_z": [2.0, 1.0, 1.0, 0.0]}
     rows = []
     for place, one in enumerate(chosen.cells):
@@ -210,7 +215,12 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
             model | {"seed": seed, "sizes": made_up, "figures": {"knn_top1": 10.0 * place + seed}} for seed in SEEDS
         ]
         rows.append(Row(one, found))
-    table = Table(chosen, rows, Row(grid.untrained, []))
+    table = Table(chosen, rows, [Row(one, []) for one in grid.references])
+    for weights in chosen.contrasts.values():
+        places = [[one.name for one in chosen.cells].index(name) for name in weights]
+        pairs = list(zip(weights.values(), places, strict=True))
+        differences = [sum(weight * (10.0 * place + seed) for weight, place in pairs) for seed in SEEDS]
+        assert table.paired(weights) == pytest.approx(differences)
     files = figures.draw(table, tmp_path)
     assert [file.name for file in files] == ["picture.png", "picture.svg"]
     assert all(file.stat().st_size > 5000 for file in files)
@@ -274,7 +284,7 @@ def test_a_dry_run_runs_nothing(
 ) -> None:
     assert main(command(images, tmp_path / "studies", "--dry-run")) == 0
     said = capsys.readouterr().out
-    assert re.search(r"6 of 6 to run: about \d", said)
+    assert re.search(r"8 of 8 to run: about \d", said)
     assert re.search(r"none\s+-\s+0, 1\s+method.balancing=none", said)
     assert trained == []
     assert not (tmp_path / "studies").exists()
@@ -350,12 +360,13 @@ def test_without_labels_the_agreement_of_neighbours_compares(
     monkeypatch.setattr(runner, "run_cell", failing_once)
     arguments = command(tmp_path / "one", tmp_path, "--seeds", "1", "--cells", "linear", "optim.epochs=1", "--json")
     assert main(arguments) == 2  # one cell failed, the table has the other
-    assert [entry["cell"] for entry in json.loads(capsys.readouterr().out)["cells"]] == ["untrained"]
+    assert [entry["cell"] for entry in json.loads(capsys.readouterr().out)["cells"]] == list(REFERENCES)
     assert main(arguments) == 0
     table = json.loads(capsys.readouterr().out)
     assert table["score"] == "neighbour_agreement"
     assert all("knn_top1" not in entry["figures"] for entry in table["cells"])
     assert table["cells"][0]["figures"]["neighbour_agreement"]["sd"] is None  # one seed has no spread
+    assert table["cells"][2]["figures"] == {}  # pixels: there is nothing to vote for
 
 
 def test_listing_names_every_study_and_cell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,6 +162,16 @@ def test_several_checkpoints_in_one_picture(place: Path, tmp_path: Path, capsys:
         read_sizes(tmp_path / "one")
 
 
+def test_a_run_without_clusters_has_none_to_show(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simclr = {"clustering": False, "contrast": 1.0, "predictor": False, "teacher_statistics": "averaged"}
+    recipe = tiny_recipe(eval_resize=36, eval_crop=32).change(method=simclr)
+    write_run(tmp_path / "run", 5, recipe=recipe)
+    assert call("--ckpt", tmp_path / "run", "--data", place / "data") == 2
+    assert "was trained without clusters" in capsys.readouterr().err
+
+
 def test_a_small_budget_is_reported(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--ckpt", place / "run", "--data", place / "data" / "test", "--out", tmp_path / "out")
     assert call(*words, "--atlas-mb", "0.004") == 0
