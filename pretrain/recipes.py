@@ -114,7 +114,7 @@ def rn18_small() -> Recipe:
 def quickstart() -> Recipe:
     """A small network on patches of photographs: end to end and offline, a minute or two on two CPU cores.
 
-    Its patches are told apart by colour as well as texture, so views keep their colours.
+    Colour distinguishes its patches as well as texture does, so views keep their colours.
     """
     return Recipe(name="quickstart").change(
         model={"backbone": "conv4"},

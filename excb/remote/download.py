@@ -157,7 +157,7 @@ class _Download:
     def _write(self, response: HTTPResponse, have: int, total: int | None, hashes: Hashes, *, end: int | None) -> int:
         """Append what arrives to the part, not atomically, so that the next download resumes it. Returns its size.
 
-        No answer may go on beyond `end`, where it stated one.
+        No answer may send bytes beyond `end`, where it stated one.
         """
         reporter = self.reporter if total is None or total >= MB else Reporter(quiet=True)
         with (

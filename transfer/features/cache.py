@@ -173,7 +173,7 @@ class Store:
         self._kept_at = time.monotonic()
 
     def kept(self, missing: Sequence[int], warn: Callable[[str], None]) -> dict[int, Tensor]:
-        """The first rows [n, D] of missing shards, as far as `keep` kept them; `warn` is told of damage."""
+        """The first rows [n, D] of missing shards, as far as `keep` kept them; `warn` reports damage."""
         kept = {}
         for number in missing:
             if (file := self._part(number)).exists():

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         reporter.answer(_markdown(rows))
     else:
         title = "Checkpoints (figures as the first source states them; `excb-zoo show NAME` has all)"
-        header = [*HEADER, "images", "weights"]
+        header = [*HEADER, "preprocessing", "weights"]
         reporter.table(title, header, [[*_cells(row), _images(row.preprocessing), _state(row)] for row in rows])
     return 0
 
