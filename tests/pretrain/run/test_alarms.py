@@ -9,12 +9,13 @@ import torch
 
 import excb
 from excb.checkpoint import run_checkpoint
+from excb.method import balancing, batch_sizes, unit
 from excb.pretrain.__main__ import main
 from excb.pretrain.figures.curves import Curves, statistics
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.run.alarms import COINCIDENT, AlarmState, Health, coincident
-from excb.pretrain.run.journal import read_metrics
+from excb.pretrain.run.journal import batch_statistics, read_metrics
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -147,6 +148,53 @@ def test_centroids_may_start_close_together() -> None:
     """k-means of an untrained network's features, which lie in a cone."""
     assert names(health("optim.warmup_epochs=3"), coincident_centroids=0.5, epoch=3) == []
     assert names(health("optim.warmup_epochs=3"), coincident_centroids=0.5, epoch=4) == ["coincide"]
+
+
+def clustered(
+    spread: float, momentum: float, *, normalised: bool = False, sizes: torch.Tensor | None = None
+) -> dict[str, float]:
+    """Figures of the last 40 of 200 steps of B on rows that no training moves: K = 64 and 64 images in two views.
+
+    Rows are one common direction plus `spread` times what tells images apart, as those of an untrained network.
+    """
+    random = torch.Generator().manual_seed(0)
+    centroids, common = unit(torch.randn(64, 64, generator=random)), torch.randn(64, generator=random)
+    sizes = torch.full((64,), 1 / 64) if sizes is None else sizes
+    steps = []
+    for _ in range(200):
+        image = torch.randn(64, 64, generator=random)
+        views = [common + spread * (image + 0.5 * torch.randn(64, 64, generator=random)) for _ in range(2)]
+        rows = torch.cat(views)
+        if normalised:
+            rows = (rows - rows.mean(0)) / rows.std(0)
+        scale, offset = balancing(sizes)
+        winners = (unit(rows) @ centroids.T * scale + offset).argmax(1)
+        sizes = sizes.lerp(batch_sizes(winners, 64, sizes.dtype), 1 - momentum)
+        steps.append(winners.view(2, 64))
+    last = torch.stack(steps[-40:])
+    counts = torch.bincount(last.flatten(), minlength=64)
+    relative = counts * 64 / counts.sum()
+    return batch_statistics(last.numpy(), 64) | {
+        "same_winner_by_sizes": float(relative.square().mean()),
+        "largest_cluster": float(relative.max()),
+        "held_empty_clusters": int(((counts == 0) & (sizes * 64 > 1)).sum()),
+    }
+
+
+def test_collinear_rows_rotate_and_normalised_ones_do_not() -> None:
+    collinear, normalised = (clustered(0.02, 0.99, normalised=each) for each in (False, True))
+    assert names(health("method.clusters=64"), **collinear) == ["rotating"]
+    assert collinear["same_winner"] > 10
+    assert collinear["largest_cluster"] < 3  # the sizes of an epoch look well
+    assert normalised["same_winner"] == pytest.approx(1, abs=0.2)
+    assert names(health("method.clusters=64"), **normalised) == []
+
+
+def test_sizes_that_follow_slowly_hold_clusters_empty() -> None:
+    uneven = torch.tensor([1.9, 0.1]).repeat(32) / 64  # as an unsteady start leaves them
+    slow, fast = (clustered(0.3, momentum, sizes=uneven) for momentum in (0.9999, 0.99))
+    assert names(health("method.clusters=64"), **slow) == ["wound up"]
+    assert names(health("method.clusters=64"), **fast) == []
 
 
 def test_coincident_centroids_against_all_pairs() -> None:
