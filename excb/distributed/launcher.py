@@ -72,12 +72,17 @@ def ending_with_launcher(program: str) -> Iterator[None]:
     chain, done = _chain() if started_together() else [], threading.Event()
     if started_together() and LAUNCHER in os.environ and (ours := whole_number(LAUNCHER, 0, least=1)) not in chain:
         chain = [os.getpid(), ours]  # our parent no longer
+    watcher = threading.Thread(target=_watch, args=(program, chain, done), daemon=True)
     if chain:
-        threading.Thread(target=_watch, args=(program, chain, done), daemon=True).start()
+        watcher.start()
     try:
         yield
     finally:
         done.set()
+        if chain:
+            watcher.join(POLL)
+            if not gone.is_set() and not _is_whole(chain):  # another rank saw it first, and ended the run for all
+                _report(program, chain, "the run stops")
 
 
 def _watch(program: str, chain: list[int], done: threading.Event) -> None:
@@ -85,14 +90,17 @@ def _watch(program: str, chain: list[int], done: threading.Event) -> None:
         if done.wait(POLL):
             return
     saving = saves.is_set()
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        with suppress(OSError, ValueError):  # nobody may be left to read it
-            what = "the run saves and stops" if saving else "the run stops"
-            sys.stderr.write(f"{program}: the launcher (process {chain[-1]}) is gone: {what}\n")
-            sys.stderr.flush()
+    _report(program, chain, "the run saves and stops" if saving else "the run stops")
     gone.set()
     if not saving or not done.wait(SAVING):
         os._exit(LOST)
+
+
+def _report(program: str, chain: list[int], what: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        with suppress(OSError, ValueError):  # nobody may be left to read it
+            sys.stderr.write(f"{program}: the launcher (process {chain[-1]}) is gone: {what}\n")
+            sys.stderr.flush()
 
 
 def _chain() -> list[int]:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -206,7 +207,10 @@ def test_processes_whose_agent_of_torchrun_is_killed_save_and_leave(
     running.send(signal.SIGKILL)
     assert running.wait().code == -signal.SIGKILL
     running.until_gone(GONE)
-    assert f"the launcher (process {running.pid}) is gone: the run saves and stops" in running.wait().said
+    # The other rank may see it first, and end the run for both.
+    assert re.search(
+        rf"the launcher \(process {running.pid}\) is gone: the run (saves and )?stops", running.wait().said
+    )
     assert 4 <= newest(out) == steps(out)[-1] < STEPS
     assert main(command(images, out)) == 0
     assert_same_run(undisturbed, out)

@@ -62,7 +62,7 @@ def test_every_line_builds_a_balancer(name: str) -> None:
 
 @pytest.mark.usefixtures("doubling")
 def test_a_new_line_is_an_option_that_is_checked_and_trains() -> None:
-    recipe = apply(find_recipe("quickstart"), ["method.balancing=doubling", "method.clusters=6"])
+    recipe = apply(find_recipe("quickstart"), ["method.balancing=doubling", "method.clusters=6", "method.contrast=0"])
     with pytest.raises(UserError, match=r"method\.balancing must be one of linear, .*, doubling, not 'doublin'"):
         apply(recipe, ["method.balancing=doublin"])
     with pytest.raises(UserError, match=r"method\.balancing=doubling\s+does not keep: set method\.winner_gain=1"):

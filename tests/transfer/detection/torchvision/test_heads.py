@@ -13,6 +13,7 @@ from tests.transfer.detection.tiny_detector import narrow, small_networks, targe
 
 def test_shared_heads_are_torchvisions_applied_once() -> None:
     """With frozen norms, a second pass through conv5 for the masks alone gives the same: so torchvision does it."""
+    torch.manual_seed(0)
     with small_networks():
         settings = settings_for("smoke", options={"norm": "FrozenBN", "rois": 8})
         ours = build(settings, 50, tensors(narrow(50)), 3).heads
