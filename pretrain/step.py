@@ -12,8 +12,10 @@ from excb import seeding
 from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks
 from excb.distributed.parallel import average_gradients
+from excb.errors import require
 from excb.method import Clustered, ExCB, Step
 from excb.networks.activation_checkpointing import recompute_blocks
+from excb.networks.backbone import strides_over_one_pixel
 
 from .data.augmentation import augment
 from .data.batch import Batch
@@ -92,9 +94,12 @@ def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
     """Move a new model to its device, and apply precision, checkpointing, SyncBatchNorm and compilation to it.
 
     Raises:
-        UserError: the backbone has no blocks to recompute; raised on all ranks.
+        UserError: the backbone has no blocks to recompute, or views are too small for bf16 on a CPU; raised on all
+            ranks.
     """
     efficiency = recipe.efficiency
+    if device.type == "cpu" and efficiency.precision == "bf16":
+        all_succeed(lambda: _refuse_one_pixel(model, recipe))
     if efficiency.checkpointing:
         all_succeed(lambda: recompute_blocks(model.student.backbone))
     model.to(device, torch.float64 if efficiency.precision == "fp64" else None)
@@ -106,6 +111,17 @@ def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
         for network in (model.student, model.teacher):
             network.backbone.compile(dynamic=False)
     return model.train()
+
+
+def _refuse_one_pixel(model: ExCB, recipe: Recipe) -> None:
+    views = recipe.views
+    for size in {views.global_size} | ({views.local_size} if views.local_views else set()):
+        require(
+            not strides_over_one_pixel(model.teacher.backbone, size),
+            f"efficiency.precision=bf16 gives wrong numbers on CPUs where a strided convolution sees one pixel, as in "
+            f"{recipe.model.backbone} with views of {size} pixels (a fault of torch's oneDNN): choose larger views, or "
+            "set efficiency.precision=fp32",
+        )
 
 
 class Trainer:

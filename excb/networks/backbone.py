@@ -53,6 +53,28 @@ def uncompiled(module: nn.Module) -> AbstractContextManager[None]:
     return stance
 
 
+@torch.no_grad()
+def strides_over_one_pixel(backbone: nn.Module, size: int) -> bool:
+    """Whether a strided convolution larger than 1 x 1 sees a map of one pixel in images of this size (pixels).
+
+    oneDNN's bfloat16 kernel for that, on CPUs, reads memory that nobody wrote (torch 2.15: NaN in most runs).
+    """
+    seen: list[bool] = []
+
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        seen.append(min(inputs[0].shape[-2:]) == 1 and max(layer.kernel_size) > 1 and max(layer.stride) > 1)
+
+    hooks = [layer.register_forward_pre_hook(look) for layer in backbone.modules() if isinstance(layer, nn.Conv2d)]
+    try:
+        with evaluating(backbone):
+            backbone(torch.zeros(1, 3, size, size))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return any(seen)
+
+
 def check_resolution(backbone: nn.Module, sizes: Iterable[int]) -> None:
     """Raise UserError unless the backbone takes square images of these sizes (pixels)."""
     device = next(backbone.parameters()).device

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from excb.errors import UserError
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.architecture import Architecture
+from excb.pretrain import step as step_module
 from excb.pretrain.data.batch import Batch
 from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.initialise import build_model
@@ -261,6 +262,14 @@ class NumbersRead(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, _types: Any, inputs: Any = (), keywords: Any = None) -> Any:
         self.count += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
         return function(*inputs, **(keywords or {}))
+
+
+def test_bf16_is_refused_on_cpus_where_torch_computes_wrong_numbers() -> None:
+    recipe = find_recipe("rn10_tiny").change(efficiency={"precision": "bf16"})
+    with pytest.raises(UserError, match=r"resnet10t with views of 16 pixels.*efficiency\.precision=fp32"):
+        step_module.prepare(build_model(recipe), recipe, torch.device("cpu"))
+    larger = recipe.change(views={"local_size": 40, "global_size": 40})
+    step_module.prepare(build_model(larger), larger, torch.device("cpu"))
 
 
 # No ResNet in bf16: oneDNN's convolution of one pixel reads memory that nobody wrote (torch 2.15), NaN now and then.

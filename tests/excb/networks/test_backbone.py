@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
-from excb.networks.backbone import check_resolution, evaluating
+from excb.networks.backbone import check_resolution, evaluating, strides_over_one_pixel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -87,3 +87,21 @@ def test_evaluating_restores_every_module_also_after_an_error() -> None:
     with pytest.raises(KeyError), evaluating(network):
         raise KeyError
     assert modes(network) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("resnet18", 16, True),
+        ("resnet18", 17, False),
+        ("resnet18", 32, False),
+        ("conv4", 16, False),
+        ("conv4", 8, True),
+    ],
+)
+def test_strided_convolutions_of_one_pixel_are_found(name: str, size: int, expected: bool) -> None:
+    """The last stage of a ResNet halves a map of size / 16, rounded up; conv4's last layer one of size / 8."""
+    backbone = Architecture(name).build()
+    assert strides_over_one_pixel(backbone, size) is expected
+    assert backbone.training
+    assert not any(module._forward_pre_hooks for module in backbone.modules())
