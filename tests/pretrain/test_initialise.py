@@ -123,11 +123,12 @@ def test_the_class_token_starts_as_wide_as_the_recipe_says(deviation: float) -> 
     wide = TINY_VIT | {"options": {"embed_dim": 1200, "depth": 1, "num_heads": 2, "patch_size": 16, "mlp_ratio": 0.01}}
     recipe = tiny_recipe(TINY_VIT | wide | {"class_token_std": deviation})
     model = build_model(recipe)
-    token = model.student.backbone.cls_token
+    token, copied = model.student.backbone.cls_token, model.teacher.backbone.cls_token
     assert isinstance(token, torch.Tensor)
+    assert isinstance(copied, torch.Tensor)
     assert token.std().item() == pytest.approx(deviation, rel=0.1)
     assert abs(token.mean().item()) < 0.1 * deviation
-    assert torch.equal(token, model.teacher.backbone.cls_token)
+    assert torch.equal(token, copied)
 
 
 def test_the_usual_class_token_is_timms_and_networks_without_one_are_refused() -> None:
