@@ -22,14 +22,14 @@ from excb.networks.features import Features, Inputs, extract
 from .initialise import build_model
 from .loop import train
 from .recipe import Recipe
-from .references import UNTRAINED, WITHOUT_NETWORK, estimate_batchnorm, features_without_network
+from .references import REFERENCES, UNTRAINED, WITHOUT_NETWORK, estimate_batchnorm, features_without_network
 from .run.remote_mirror import Place
 from .run.run_folder import CURVES, REPORT, RunFolder
 
 K, TEMPERATURE = 20, 0.07
 PICTURE = "references.png"
 TRAINED = "excb"
-REFERENCES = {name: title for name, (title, _) in WITHOUT_NETWORK.items()} | {UNTRAINED: "untrained network"}
+SHOWN = (*WITHOUT_NETWORK, UNTRAINED)  # the references, in the order of table and picture
 
 
 def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True, profile: bool = False) -> int:
@@ -69,11 +69,8 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
 
 def _print_report(report: dict[str, Any], out: Path, reporter: Reporter) -> None:
     figures = report["knn"]
-    best = max(REFERENCES, key=lambda name: figures[name])
-    rows = [
-        [title, f"{figures[name]:.1f}", f"{figures[TRAINED] - figures[name]:+.1f}"]
-        for name, title in REFERENCES.items()
-    ]
+    best = max(SHOWN, key=lambda name: figures[name])
+    rows = [[REFERENCES[name], f"{figures[name]:.1f}", f"{figures[TRAINED] - figures[name]:+.1f}"] for name in SHOWN]
     rows.append(["ExCB", f"{figures[TRAINED]:.1f}", ""])
     title = f"Which of {len(PHOTOGRAPHS)} photographs is an unseen patch from? k-NN, k = {K}, top-1 in %"
     reporter.table(title, ["features", "k-NN", "ExCB leads by"], rows)
@@ -95,12 +92,12 @@ def _print_report(report: dict[str, Any], out: Path, reporter: Reporter) -> None
 
 def _draw(figures: dict[str, float], file: Path) -> None:
     """Draw ExCB's bar beside those of its references."""
-    names = [*REFERENCES, TRAINED]
+    names = [*SHOWN, TRAINED]
     figure = new_figure(6, 2.6)
     axes = figure.subplots()
-    bars = axes.barh(range(len(names)), [figures[name] for name in names], color=[GREY] * len(REFERENCES) + [BLUE])
+    bars = axes.barh(range(len(names)), [figures[name] for name in names], color=[GREY] * len(SHOWN) + [BLUE])
     axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=9)
-    axes.set_yticks(range(len(names)), [*REFERENCES.values(), "ExCB"])
+    axes.set_yticks(range(len(names)), [*(REFERENCES[name] for name in SHOWN), "ExCB"])
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     style_axes(axes, "Which photograph is an unseen patch from?", x=f"k-NN top-1, %, k = {K}")

@@ -36,6 +36,10 @@ WITHOUT_NETWORK: dict[str, tuple[str, Callable[[Image.Image], Tensor]]] = {
 }
 
 
+# All references, by the name that reports and studies have.
+REFERENCES = {UNTRAINED: "untrained network"} | {name: title for name, (title, _) in WITHOUT_NETWORK.items()}
+
+
 def features_without_network(name: str, images: Images, *, workers: int = 0) -> Features:
     """The features of `WITHOUT_NETWORK` of that name, for every readable image."""
     return extract(nn.Identity(), Inputs(images, WITHOUT_NETWORK[name][1]), batch=256, workers=workers)

@@ -153,8 +153,11 @@ class Health:
         same = figures.get("same_winner", 0.0) / max(1.0, figures.get("same_winner_by_sizes", 1.0))
         if same < ROTATION or self._early(figures):
             return None
-        advice = "set method.projector_output_norm=true" if not self._recipe.method.projector_output_norm else ""
-        advice = advice or "raise method.sizes_momentum, or lower optim.base_lr"
+        advice = (
+            "raise method.sizes_momentum, or lower optim.base_lr"
+            if self._recipe.method.projector_output_norm
+            else "set method.projector_output_norm=true"
+        )
         return Alarm(
             "rotating",
             f"different images of a batch share a cluster {same:.1f} times as often as over the epoch: whole batches "

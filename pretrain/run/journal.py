@@ -39,9 +39,8 @@ class EpochStatistics:
         self._sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
         self._winners = torch.zeros(recipe.views.global_views, samples, dtype=torch.int32, device=device)
         self._used = torch.zeros(samples, dtype=torch.int64)
-        self._chosen = torch.zeros(
-            recipe.method.clusters, dtype=torch.bool, device=device
-        )  # by any view, before balancing
+        # Clusters that any view was nearest to, before balancing.
+        self._chosen = torch.zeros(recipe.method.clusters, dtype=torch.bool, device=device)
         self._chosen_known = True  # an epoch that an older version began did not note them
         self._filled = self._steps = 0
         self._before = self._sums.clone(), self._chosen.clone(), 0, 0  # the newest step
@@ -77,13 +76,12 @@ class EpochStatistics:
         figures: dict[str, float] = {"loss": means["loss"]}
         if self._method.contrast:
             figures["contrast"] = means["contrast"]
-        if not self._method.clustering:
+        if (counts := self.counts(state)) is None:
             return figures
         if self._method.contrast:
             figures["cluster_loss"] = means["cluster_loss"]
         winners, used = state["winners"].numpy(), state["used"].numpy()
-        counts = np.bincount(winners.ravel(), minlength=self._method.clusters)
-        relative = counts * self._method.clusters / max(1, winners.size)
+        relative = counts.numpy() * self._method.clusters / max(1, winners.size)
         figures |= {
             "confidence": means["confidence"],
             "agreement": means["agreement"],

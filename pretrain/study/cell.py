@@ -33,13 +33,12 @@ from excb.results.result import environment
 from ..initialise import build_model
 from ..loop import train
 from ..recipe import Recipe
-from ..references import UNTRAINED, WITHOUT_NETWORK, estimate_batchnorm, features_without_network
+from ..references import REFERENCES, UNTRAINED, estimate_batchnorm, features_without_network
 from ..run.monitor import KNN_TEMPERATURE, Monitor
 from ..run.run_folder import RECIPE, REPORT, RESUMABLE_CHANGES, differences
 from .sets import Sets
 
 SCHEMA, FILE = 1, "cell.json"
-REFERENCES = {UNTRAINED: "untrained network"} | {name: title for name, (title, _) in WITHOUT_NETWORK.items()}
 K = 20  # neighbours of the k-NN figure
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the relative cluster sizes
 CALIBRATION_IMAGES = 10_000  # at most, for the BatchNorm statistics of an untrained network

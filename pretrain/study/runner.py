@@ -14,9 +14,9 @@ from excb.images.scanning import refuse_among
 
 from .. import overrides
 from ..recipe import Recipe
-from ..references import UNTRAINED
+from ..references import REFERENCES, UNTRAINED
 from . import figures
-from .cell import REFERENCES, Job, run_cell
+from .cell import Job, run_cell
 from .sets import Sets, find_sets
 from .studies import BASE, Cell, Study
 from .table import Row, Table
