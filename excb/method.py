@@ -30,6 +30,7 @@ from excb.networks.drop_path import drop_path_keys
 from excb.objective.contrast import nt_xent
 from excb.objective.loss import assign, loss_function
 from excb.objective.plain import assignment_of
+from excb.objective.regression import byol
 from excb.objective.scores import Assignment
 from excb.objective.table import AUTO, LOSSES
 from excb.settings import MethodSettings
@@ -195,9 +196,10 @@ class Clustered:
 class Step:
     """What one forward pass of the method returns."""
 
-    loss: Tensor  # [] what is differentiated: Eq. 7, and `method.contrast` times NT-Xent
+    loss: Tensor  # [] what is differentiated: Eq. 7, and NT-Xent and BYOL's loss times their weights
     clusters: Clustered | None  # None with `method.clustering=false`
     contrast: Tensor | None  # [] NT-Xent; None where its weight is 0
+    regression: Tensor | None  # [] BYOL's loss; None where its weight is 0
 
 
 class ExCB(nn.Module):
@@ -265,26 +267,31 @@ class ExCB(nn.Module):
         with torch.autocast(global_views.device.type, enabled=False):
             h = unit(projected).unflatten(0, (-1, images))
             g = None if predicted is None else unit(predicted).unflatten(0, (-1, images))
-            contrast = clusters = None
+            contrast = clusters = regression = None
             losses = []
             if settings.contrast:
                 contrast = nt_xent(h, globals_, temperature=settings.contrast_temperature)
                 losses.append(settings.contrast * contrast)
+        if settings.needs_teacher:
+            with torch.no_grad():
+                teacher_rows = self.teacher.projector(self.teacher.backbone(global_views.flatten(0, 1)))
+        if settings.regression:
+            assert g is not None
+            with torch.autocast(global_views.device.type, enabled=False):
+                regression = byol(g, unit(teacher_rows).unflatten(0, (-1, images)))
+                losses.append(settings.regression * regression)
         if settings.clustering:
-            clusters = self._cluster(global_views, h, g, step_key)
+            clusters = self._cluster(teacher_rows, h, g, step_key)
             losses.append(clusters.loss)
-        return Step(torch.stack(losses).sum(), clusters, contrast)
+        return Step(torch.stack(losses).sum(), clusters, contrast, regression)
 
-    def _cluster(self, global_views: Tensor, h: Tensor, g: Tensor | None, step_key: int) -> Clustered:
-        """Eq. 7 of the student's unit rows h and g, [V, B, D] each, against the teacher's assignments."""
+    def _cluster(self, teacher_rows: Tensor, h: Tensor, g: Tensor | None, step_key: int) -> Clustered:
+        """Eq. 7 of the student's unit rows h and g, [V, B, D] each, against the teacher's projections [G * B, D]."""
         settings = self.settings
         views, images = h.shape[:2]
-        globals_ = len(global_views)
-        with torch.no_grad():
-            teacher_rows = self.teacher.projector(self.teacher.backbone(global_views.flatten(0, 1)))
-
-        rounded = _rounded_type(global_views.device)
-        with torch.autocast(global_views.device.type, enabled=False):
+        globals_ = len(teacher_rows) // images
+        rounded = _rounded_type(h.device)
+        with torch.autocast(h.device.type, enabled=False):
             centroids = self.student.centroids().to(rounded)
             fixed = centroids.detach()
             queries = unit(teacher_rows).to(rounded)

@@ -100,10 +100,19 @@ class MethodSettings:
         source="settled: the mean of the two halves",
     )
     clustering: bool = option(
-        True, "train by Eq. 7; without it the contrastive term is the whole loss (SimCLR)", paper="yes", source="ours"
+        True,
+        "train by Eq. 7; without it the terms of contrast (SimCLR) and regression (BYOL) are the whole loss",
+        paper="yes",
+        source="ours",
     )
     contrast: float = option(
         0.0, "weight of NT-Xent between the views' projections, added to Eq. 7", paper="0", source="ours; SimCLR"
+    )
+    regression: float = option(
+        0.0,
+        "weight of BYOL's loss, the student's prediction of the teacher's projections, added to Eq. 7",
+        paper="0",
+        source="ours; BYOL",
     )
     contrast_temperature: float = option(0.2, "tau of NT-Xent", paper="-", source="ours; SimCLR: 0.1 to 0.5")
     centroid_init: Literal["random", "kmeans"] = option(
@@ -128,6 +137,11 @@ class MethodSettings:
         source="authors' code",
     )
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the loss depends on the teacher, which otherwise only averages the student's weights."""
+        return self.clustering or self.regression > 0
+
     def __post_init__(self) -> None:
         """Raise UserError for values that no run could use."""
         require_choices("method", self)
@@ -142,11 +156,22 @@ class MethodSettings:
             require(0 <= getattr(self, name) <= 1, f"method.{name} must lie between 0 and 1")
         require(0 <= self.mira_beta < 1, "method.mira_beta must be at least 0 and below 1")
         require(self.contrast >= 0, "method.contrast must not be negative")
+        require(self.regression >= 0, "method.regression must not be negative")
+        require(
+            self.predictor or not self.regression,
+            "method.regression is the loss of a predictor: set method.predictor=true",
+        )
         if not self.clustering:
-            require(self.contrast > 0, "method.clustering=false leaves no loss: set method.contrast=1")
-            require(not self.predictor, "method.clustering=false trains no predictor: set method.predictor=false")
             require(
-                self.teacher_statistics == "averaged",
+                self.contrast > 0 or self.regression > 0,
+                "method.clustering=false leaves no loss: set method.contrast=1 or method.regression=1",
+            )
+            require(
+                not self.predictor or self.regression > 0,
+                "method.clustering=false trains no predictor: set method.predictor=false",
+            )
+            require(
+                self.needs_teacher or self.teacher_statistics == "averaged",
                 "method.clustering=false makes no pass of the teacher, so its BatchNorm statistics must follow the "
                 "student's: set method.teacher_statistics=averaged",
             )

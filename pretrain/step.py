@@ -240,11 +240,13 @@ class Trainer:
 def join(parts: list[Step]) -> Step:
     """The output for a batch from those of its equal micro-batches, without gradients."""
     contrast = [part.contrast.detach() for part in parts if part.contrast is not None]
+    regression = [part.regression.detach() for part in parts if part.regression is not None]
     clusters = [part.clusters for part in parts if part.clusters is not None]
     return Step(
         torch.stack([part.loss.detach() for part in parts]).mean(),
         _join_clusters(clusters) if clusters else None,
         torch.stack(contrast).mean() if contrast else None,
+        torch.stack(regression).mean() if regression else None,
     )
 
 

@@ -203,6 +203,18 @@ def nt_xent(rows: Rows, globals_: int, temperature: float) -> Tensor:
     return mean(terms)
 
 
+def byol(predictions: Rows, targets: Rows) -> Tensor:
+    """BYOL, Eq. 2: squared distance of unit vectors, for every view's prediction and every other view's target."""
+    pairs = [(v, t) for v in range(len(predictions)) for t in range(len(targets)) if v != t]
+    images = range(len(targets[0]))
+    distances = [
+        predictions[v][n] / predictions[v][n].norm() - targets[t][n] / targets[t][n].norm()
+        for v, t in pairs
+        for n in images
+    ]
+    return mean([distance.square().sum() for distance in distances])
+
+
 @dataclass(frozen=True)
 class OracleStep:
     """What one forward pass of the method returns."""
@@ -244,6 +256,8 @@ class Oracle:
                 self._count()
                 teacher = assign(rows, centroids, self.sizes, settings, empty_weights, center=self.center)
         loss = objective(h, g, list(self.student.centroids.weight), teacher.p, settings)
+        if g is not None:
+            loss = loss + settings.regression * byol(g, rows)
         loss = loss + settings.contrast * nt_xent(h, len(global_views), settings.contrast_temperature)
         confidence, agreement = _statistics(teacher)
         return OracleStep(loss, teacher.winners, teacher.raw_winners, confidence, agreement)

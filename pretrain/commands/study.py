@@ -10,6 +10,7 @@ from excb.errors import UserError
 
 from .. import overrides
 from ..study.studies import BASE, STUDIES, find_study
+from ..study.tuning import Tuning
 from .options import add_output, add_overrides
 
 DESCRIPTION = f"""\
@@ -19,6 +20,7 @@ Compare recipes: a grid of small runs on any folder of images, several seeds, on
   excb-pretrain study balancers --data DIR           run it, or resume it
   excb-pretrain study balancers --data DIR --dry-run
   excb-pretrain study batch-size --data DIR --seeds 5 --cells excb-16,excb-256 optim.epochs=12
+  excb-pretrain study methods --data DIR --tune optim.base_lr=0.3,0.6,1.2
 
 Images are those of DIR/train, or DIR, as files or as tar shards. With labels (a folder a class), k-NN is measured on
 DIR/test or else DIR/val, or leave-one-out on the training images. Cells change the recipe {BASE}; overrides
@@ -41,6 +43,13 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--seeds", type=int, metavar="N", default=3, help="seeds of every cell (default: 3)")
     parser.add_argument("--cells", metavar="A,B", help="run only these cells; the table has all finished ones")
+    parser.add_argument(
+        "--tune",
+        action="append",
+        metavar="FIELD=A,B,C",
+        default=[],
+        help="every cell tries these values with one seed and takes its best; repeat it to combine fields",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would run and about how long it takes")
     parser.add_argument("--list", action="store_true", help="print the studies and their cells")
     add_output(parser)
@@ -59,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
     cells = [name.strip() for name in options.cells.split(",")] if options.cells is not None else None
     # Mistakes are reported before torch loads, which takes seconds.
     selected.select(cells)
-    overrides.apply(overrides.find_recipe(BASE), options.overrides)
+    base = overrides.apply(overrides.find_recipe(BASE), options.overrides)
+    for setting in Tuning(tuple(options.tune)).settings:
+        overrides.apply(base, setting)
     from ..data.hub_stream import refuse_stream
     from ..study.runner import run_study
 
@@ -72,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
         seeds=options.seeds,
         cells=cells,
         values=options.overrides,
+        tune=options.tune,
         dry_run=options.dry_run,
         as_json=options.json,
     )

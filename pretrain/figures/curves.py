@@ -122,6 +122,7 @@ def _one(axes: Sequence[Any], run: Curves) -> None:
     if any("cluster_loss" in line for line in epochs):  # ln K is chance for Eq. 7 alone
         _series(axes[LOSS], epochs, "cluster_loss", BLUE, "Eq. 7")
         _series(axes[LOSS], epochs, "contrast", ORANGE, "contrast")
+        _series(axes[LOSS], epochs, "regression", GREEN, "regression")
         axes[LOSS].legend(frameon=False, fontsize=8)
     else:
         axes[LOSS].plot(*_points(steps, "loss"), color=BLUE, alpha=0.25, linewidth=0.8)

@@ -148,18 +148,20 @@ def _parameters(module: nn.Module | None) -> int:
 def _loss_head_flops(recipe: Recipe) -> int:
     """Of one image: similarities of teacher and student, the gradient of the student's rows, that of centroids.
 
-    The contrastive term has similarities with the whole batch's global views, and the gradients of both sides.
+    The contrastive term has similarities with the whole batch's global views, and the gradients of both sides; BYOL's
+    with the teacher's views of the same image, and the student's gradients.
     """
     views, method = recipe.views, recipe.method
     count = views.global_views + views.local_views
-    contrast = 6 * count * views.global_views * recipe.optim.batch * method.width if method.contrast else 0
+    pairs = count * views.global_views * method.width
+    other = 6 * pairs * recipe.optim.batch * bool(method.contrast) + 4 * pairs * bool(method.regression)
     if not method.clustering:
-        return contrast
+        return other
     projected = count if method.projector_on_local else views.global_views
     moving = count if method.centroid_gradient_from_local else views.global_views
     student = projected + (count if method.predictor else 0)
     teacher = views.global_views * (1 + meta_balancer(method).passes)
-    return contrast + 2 * (teacher + 2 * student + moving) * method.clusters * method.width
+    return other + 2 * (teacher + 2 * student + moving) * method.clusters * method.width
 
 
 def meta_balancer(settings: MethodSettings) -> Balancer:

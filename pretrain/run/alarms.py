@@ -89,9 +89,10 @@ class Health:
             predictor=method.predictor,
             projector_on_local=method.projector_on_local,
         )
-        # The loss of a student that distinguishes neither clusters nor, by the contrastive term, images.
+        # The loss of a student that distinguishes neither clusters nor, by the contrastive term and BYOL's, images.
         self.chance = float(sum(half.sum() for half in halves)) * math.log(max(2, method.clusters)) * method.clustering
         self.chance += method.contrast * math.log1p(views.global_views * (recipe.optim.batch - 1))
+        self.chance += method.regression * 2
 
     def judge(self, figures: Mapping[str, float]) -> list[Alarm]:
         """The alarms that are new in this epoch.

@@ -28,7 +28,7 @@ METRICS = "metrics.jsonl"
 
 
 # Sums over steps, in the order that checkpoints hold them; those of older versions hold the first three.
-SUMS = ("loss", "confidence", "agreement", "cluster_loss", "contrast")
+SUMS = ("loss", "confidence", "agreement", "cluster_loss", "contrast", "regression")
 
 
 class EpochStatistics:
@@ -50,7 +50,8 @@ class EpochStatistics:
         self._before = self._sums.clone(), self._chosen.clone(), self._filled, self._steps
         stop = self._filled + len(batch.used)
         zero = torch.zeros_like(output.loss)
-        figures = [output.loss.detach(), zero, zero, zero, zero if output.contrast is None else output.contrast]
+        terms = [zero if term is None else term for term in (output.contrast, output.regression)]
+        figures = [output.loss.detach(), zero, zero, zero, *terms]
         if (clusters := output.clusters) is not None:
             figures[1:4] = clusters.confidence, clusters.agreement, clusters.loss
             self._winners[:, self._filled : stop] = clusters.winners
@@ -68,17 +69,17 @@ class EpochStatistics:
 
         Cluster sizes are counted over the epoch's assignments, after balancing, and relative to 1/K: 1 is balanced.
         `empty_clusters_unbalanced` counts those that no view was nearest to, before balancing. A run with the
-        contrastive term has it and the loss of Eq. 7 as well; a run without clusters has nothing about them. Passing
+        contrastive term or BYOL's has it and the loss of Eq. 7 as well; a run without clusters has nothing about them. Passing
         the result of `state` saves gathering it again.
         """
         state = state or self.state()
         means = dict(zip(SUMS, (state["sums"] / max(1, self._steps)).tolist(), strict=True))
         figures: dict[str, float] = {"loss": means["loss"]}
-        if self._method.contrast:
-            figures["contrast"] = means["contrast"]
+        terms = [name for name in ("contrast", "regression") if getattr(self._method, name)]
+        figures |= {name: means[name] for name in terms}
         if (counts := self.counts(state)) is None:
             return figures
-        if self._method.contrast:
+        if terms:
             figures["cluster_loss"] = means["cluster_loss"]
         winners, used = state["winners"].numpy(), state["used"].numpy()
         relative = counts.numpy() * self._method.clusters / max(1, winners.size)

@@ -20,6 +20,7 @@ from .cell import Job, run_cell
 from .sets import Sets, find_sets
 from .studies import BASE, Cell, Study
 from .table import Row, Table
+from .tuning import CRITERIA, Tuning, best
 
 # The base recipe at its own sizes on one x86 core, measuring included: a guess until a cell is timed.
 IMAGES_PER_SECOND = 180
@@ -50,13 +51,16 @@ class Grid:
     Args:
         folder: the study's folder; a cell's run is in CELL/seed-N.
         values: overrides of the base recipe, for all cells; a cell's own value wins.
+        tuning: values that every cell tries first, which win over both.
 
     Raises:
         UserError: an override is wrong.
     """
 
-    def __init__(self, study: Study, sets: Sets, folder: Path, values: Sequence[str]) -> None:
-        self.study, self.sets, self.folder, self.values = study, sets, folder, list(values)
+    def __init__(
+        self, study: Study, sets: Sets, folder: Path, values: Sequence[str], tuning: Tuning | None = None
+    ) -> None:
+        self.study, self.sets, self.folder, self.values, self.tuning = study, sets, folder, list(values), tuning
         self._base = overrides.apply(overrides.find_recipe(BASE), self.values)
         self.references = [
             Cell(name=name, factors={study.factors[0]: title}, overrides=[]) for name, title in REFERENCES.items()
@@ -87,6 +91,32 @@ class Grid:
             if seed == first or cell.name not in REFERENCES or cell.name == UNTRAINED
         ]
 
+    def trial_jobs(self, cells: Sequence[Cell]) -> list[Job]:
+        """Every setting that is tried of every cell, at the first seed; none without tuning."""
+        trials = [trial for cell in cells for trial in self._trials(cell)] if self.tuning else []
+        return [self.job(trial, self._base.run.seed) for trial in trials]
+
+    def tuned(self, cell: Cell) -> Cell | None:
+        """The cell with its best setting; itself without tuning, and None while a trial is missing."""
+        if self.tuning is None:
+            return cell
+        trials = self._trials(cell)
+        chosen = best([self._criterion(trial) for trial in trials])
+        return None if chosen is None else trials[chosen]
+
+    def tried(self, cell: Cell) -> dict[str, float]:
+        """What the finished trials of a cell reached, by setting."""
+        scores = {trial.factors["tuned"]: self._criterion(trial) for trial in self._trials(cell)}
+        return {setting: score for setting, score in scores.items() if score is not None}
+
+    def _trials(self, cell: Cell) -> list[Cell]:
+        return self.tuning.trials(cell) if self.tuning else []
+
+    def _criterion(self, trial: Cell) -> float | None:
+        contents = self.job(trial, self._base.run.seed).finished()
+        figures = contents["figures"] if contents is not None else {}
+        return next((float(figures[name]) for name in CRITERIA if name in figures), None)
+
     def unfinished(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs without a finished cell.
 
@@ -103,8 +133,14 @@ class Grid:
 
     def table(self) -> Table:
         """All finished cells of the folder, at every seed, that have this recipe and these images."""
-        rows, references = ([self._row(cell) for cell in cells] for cells in (self.study.cells, self.references))
-        return Table(self.study, rows, references)
+        rows = [self._tuned_row(cell) for cell in self.study.cells]
+        tried = {cell.name: self.tried(cell) for cell in self.study.cells} if self.tuning else {}
+        return Table(self.study, rows, [self._row(cell) for cell in self.references], tried)
+
+    def _tuned_row(self, cell: Cell) -> Row:
+        """The row of a cell's best setting, under the cell's own name."""
+        tuned = self.tuned(cell)
+        return Row(cell, []) if tuned is None else replace(self._row(tuned), cell=replace(tuned, name=cell.name))
 
     def _row(self, cell: Cell) -> Row:
         finished = []
@@ -125,13 +161,14 @@ def run_study(
     seeds: int = 3,
     cells: Sequence[str] | None = None,
     values: Sequence[str] = (),
+    tune: Sequence[str] = (),
     dry_run: bool = False,
     as_json: bool = False,
 ) -> int:
     """Run the unfinished cells of a study, then write and print its table and figure.
 
     `values` override the base recipe for all cells. Only `cells` are run, by default all; the table holds every
-    finished one. With `dry_run`, only print what would run.
+    finished one. Cells first try the values of `tune` (see `Tuning`). With `dry_run`, only print what would run.
 
     Returns:
         Exit code: 0; 2 if a cell failed; 128 + the signal that stopped the study.
@@ -144,8 +181,12 @@ def run_study(
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs at least a few hundred")
     refuse_among(sets.train, out)
-    grid = Grid(study, sets, out / study.name, values)
-    jobs = grid.jobs(selected, seeds)
+    grid = Grid(study, sets, out / study.name, values, Tuning(tuple(tune)) if tune else None)
+    trials = grid.trial_jobs(selected)
+    tuned = [cell for cell in map(grid.tuned, selected) if cell is not None]
+    # Until the trials are done, their first settings stand for the best ones in what is planned and checked.
+    jobs = grid.jobs(tuned if len(tuned) == len(selected) else [_first(grid, cell) for cell in selected], seeds)
+    jobs = list({job.folder: job for job in (*trials, *jobs)}.values())
     left = grid.unfinished(jobs)
     if dry_run:
         _print_plan(grid, jobs, left, reporter, as_json=as_json)
@@ -154,7 +195,11 @@ def run_study(
         grid.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write the study's folder {grid.folder}: {error}: choose another --out") from None
-    code, failed = _run(left, grid, reporter)
+    code, failed = _run([job for job in left if job in trials], grid, reporter) if trials else (0, [])
+    if not code:
+        tuned = [cell for cell in map(grid.tuned, selected) if cell is not None]
+        code, also_failed = _run(grid.unfinished(grid.jobs(tuned, seeds)), grid, reporter)
+        failed += also_failed
     if code:
         reporter.note("stopped: the same command resumes the study")
         return code
@@ -165,9 +210,8 @@ def run_study(
     if as_json:
         reporter.answer(json.dumps(table.to_dict(), indent=2))
     else:
-        for rows in (table.paper_form(), table.cells(), table.contrasts()):
-            if rows is not None:
-                reporter.table(study.asks, *rows)
+        for rows in table.all():
+            reporter.table(study.asks, *rows)
         for note in table.footnotes():
             reporter.answer(note)
     reporter.note(
@@ -176,6 +220,10 @@ def run_study(
     if failed:
         reporter.warn(f"{len(failed)} of {len(left)} cells failed ({', '.join(failed)}): the same command retries them")
     return USER_ERROR if failed else 0
+
+
+def _first(grid: Grid, cell: Cell) -> Cell:
+    return grid.tuning.trials(cell)[0] if grid.tuning else cell
 
 
 def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list[str]]:

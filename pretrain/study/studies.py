@@ -87,6 +87,9 @@ SIMCLR = (
 )
 
 
+BYOL = ("method.clustering=false", "method.regression=1", "method.teacher_momentum=0.99")
+
+
 def _methods() -> list[Cell]:
     """ExCB, what it becomes with the contrastive term, and its rivals: each on the same network, views and epochs."""
     clusterers = [replace(cell, factors={"method": cell.factors["balancing"]}) for cell in _balancers()]
@@ -94,6 +97,7 @@ def _methods() -> list[Cell]:
         *(cell for cell in clusterers if cell.name != "none"),
         Cell(name="excb-contrast", factors={"method": "ExCB + contrast"}, overrides=["method.contrast=2"]),
         Cell(name="simclr", factors={"method": "SimCLR"}, overrides=SIMCLR),
+        Cell(name="byol", factors={"method": "BYOL"}, overrides=BYOL),
     ]
 
 
@@ -175,7 +179,7 @@ _ALL = (
         paper="its comparisons with other methods, all trained here alike",
         cells=_methods(),
         picture="dots",
-        contrasts=_differences(_methods(), "excb-contrast") | _differences(_methods()[:-2], "excb"),
+        contrasts=_differences(_methods(), "excb-contrast") | _differences(_methods(), "excb"),
     ),
     Study(
         name="balancers",

@@ -5,7 +5,7 @@ import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from excb.console import duration
@@ -93,6 +93,7 @@ class Table:
     study: Study
     rows: Sequence[Row]
     references: Sequence[Row]
+    tried: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # cell -> setting -> the tuning's criterion
 
     @property
     def score(self) -> str:
@@ -120,12 +121,28 @@ class Table:
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Heading and rows: every finished cell with the study's figures, and the references last."""
-        header = ["cell", *self.study.factors, "seeds", *(FIGURES[name][0] for name in self.shown)]
+        columns = [*self.study.factors, *(["tuned"] if self.tried else [])]
+        header = ["cell", *columns, "seeds", *(FIGURES[name][0] for name in self.shown)]
         rows = []
         for row in self._all:
-            factors = [row.cell.factors.get(name, "") for name in self.study.factors]
+            factors = [row.cell.factors.get(name, "") for name in columns]
             rows.append([row.cell.name, *factors, str(len(row.runs)), *map(row.text, self.shown)])
         return header, rows
+
+    def tuning(self) -> tuple[list[str], list[list[str]]] | None:
+        """Heading and rows: what every cell reached with every setting that it tried; None without tuning."""
+        settings = list(dict.fromkeys(setting for tried in self.tried.values() for setting in tried))
+        rows = [
+            [name, *(f"{tried[setting]:.2f}" if setting in tried else "" for setting in settings)]
+            for name, tried in self.tried.items()
+            if tried
+        ]
+        return (["tuning", *settings], rows) if rows else None
+
+    def all(self) -> list[tuple[list[str], list[list[str]]]]:
+        """Every table that has a row."""
+        tables = (self.paper_form(), self.cells(), self.contrasts(), self.tuning())
+        return [table for table in tables if table is not None]
 
     def contrasts(self) -> tuple[list[str], list[list[str]]] | None:
         """Heading and rows: the study's contrasts, paired by seed; None without a contrast of two seeds."""
@@ -174,7 +191,15 @@ class Table:
             }
         )
         images = sorted({f"{one['data']['train']['images']:,}" for one in runs})
+        counts = sorted({len(tried) for tried in self.tried.values() if tried})
+        tuning = [
+            f"Tuning: each cell tried {' or '.join(map(str, counts))} settings with one seed, "
+            f"{sum(map(len, self.tried.values()))} runs in all; the best by k-NN of the training images, each by the "
+            "others (agreement of neighbours without labels), is in the table at all seeds. Held-out images decided "
+            "nothing."
+        ]
         return [
+            *(tuning if counts else []),
             f"Figures: {SPREAD}.",
             f"k-NN, %: {', '.join(judged)}; k = 20, temperature 0.07, the teacher after the last epoch. "
             f"k-NN of train: each of the {', '.join(images)} training images by the others.",
@@ -186,11 +211,9 @@ class Table:
     def markdown(self) -> str:
         """The table as Markdown."""
         parts = [f"# {self.study.asks}", f"In the paper: {self.study.paper}."]
-        for table in (self.paper_form(), self.cells(), self.contrasts()):
-            if table is not None:
-                header, rows = table
-                lines = [header, ["---"] * len(header), *rows]
-                parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+        for header, rows in self.all():
+            lines = [header, ["---"] * len(header), *rows]
+            parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
         parts.append("\n".join(f"- {note}" for note in self.footnotes()))
         return "\n\n".join(parts) + "\n"
 
@@ -234,5 +257,6 @@ class Table:
             "score": self.score,
             "cells": cells,
             "contrasts": contrasts,
+            "tuning": {name: dict(tried) for name, tried in self.tried.items()},
             "notes": self.footnotes(),
         }

@@ -210,6 +210,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"projector_output_norm": True},
     {"contrast": 2.0},
     {"contrast": 0.5, "contrast_temperature": 0.1, "projector_output_norm": True, "predictor": False},
+    {"regression": 1.5},
+    {"regression": 0.5, "contrast": 1.0, "teacher_statistics": "averaged"},
 ]
 VIEWS = [(2, 2), (2, 0), (1, 2), (1, 1), (1, 0), (3, 1)]
 
@@ -290,6 +292,28 @@ def test_contrast_alone_is_simclr(views: tuple[int, int]) -> None:
             assert_close(value, 0.9 * before[f"teacher.{name}"] + 0.1 * model.student.state_dict()[name])
 
 
+BYOL: dict[str, Any] = {"clustering": False, "regression": 1.0}
+
+
+@pytest.mark.parametrize("views", VIEWS)
+def test_regression_alone_is_byol(views: tuple[int, int]) -> None:
+    model = build(**BYOL, batchnorm=True)
+    global_views, local_views = images(*views, 4)
+    expected = oracle.Oracle(model)
+    step = model(global_views, local_views, step_key=0)
+    _, g = expected._student_rows(global_views, local_views)
+    assert g is not None
+    rows = oracle.by_view(expected.teacher.projector(expected.teacher.backbone(torch.cat(list(global_views)))), 4)
+    loss = oracle.byol(g, [[row.detach() for row in view] for view in rows])
+    assert step.clusters is None
+    assert_close(step.loss, loss)
+    descend(model.student, step.loss, 0.1)
+    descend(expected.student, loss, 0.1)
+    assert_close(model.student.state_dict(), expected.student.state_dict())
+    model.update(step.clusters, 0.9)
+    assert torch.equal(model.sizes, torch.full_like(model.sizes, 1 / 7))
+
+
 def test_simclr_with_two_views_is_the_usual_formula() -> None:
     rows = F.normalize(torch.randn(2, 5, 8), dim=-1)
     both = rows.flatten(0, 1)
@@ -323,7 +347,9 @@ def test_contrast_is_finite_at_tiny_temperatures() -> None:
     ("options", "message"),
     [
         ({"contrast": -1.0}, "method.contrast must not be negative"),
-        ({"clustering": False}, "leaves no loss: set method.contrast=1"),
+        ({"clustering": False}, "leaves no loss: set method.contrast=1 or method.regression=1"),
+        ({"regression": -1.0}, "method.regression must not be negative"),
+        ({"regression": 1.0, "predictor": False}, "set method.predictor=true"),
         (SIMCLR | {"predictor": True}, "set method.predictor=false"),
         (SIMCLR | {"teacher_statistics": "own"}, "set method.teacher_statistics=averaged"),
         (SIMCLR | {"centroid_init": "kmeans"}, "set method.centroid_init=random"),

@@ -241,6 +241,7 @@ def test_a_finished_run_says_so_and_changes_nothing(
         ("method.sizes_counted=raw", "method.sizes_updated=before_balancing", "method.head_batches=per_resolution"),
         ("method.contrast=2", "method.projector_output_norm=true", "model.backbone=conv4", "model.options={}"),
         (*SIMCLR, "optim.optimizer=adamw", "optim.base_lr=0.001"),
+        ("method.clustering=false", "method.regression=1"),
         (
             "model.backbone=timm:vit_tiny_patch16_224",
             'model.options={"depth": 2, "embed_dim": 24}',

@@ -37,9 +37,10 @@ RESNET50: dict[str, Any] = {
     "method.predictor_layers": 1,
     "method.predictor": True,
     "method.predictor_input_norm": False,
-    "method.projector_output_norm": False,  # ours, as the three below
+    "method.projector_output_norm": False,  # ours, as the four below
     "method.clustering": True,
     "method.contrast": 0.0,
+    "method.regression": 0.0,
     "method.contrast_temperature": 0.2,
     "method.head": "auto",
     "method.head_batches": "all_views",
@@ -344,6 +345,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "method.teacher_temperature": [0.0, -1.0, NAN],
     "method.student_temperature": [0.0, -1.0, NAN],
     "method.contrast": [-1.0, NAN],
+    "method.regression": [-1.0, NAN],
     "method.contrast_temperature": [0.0, -1.0, NAN],
     "method.sizes_momentum": [-0.1, 1.1, NAN],
     "method.center_momentum": [-0.1, 1.1, NAN],

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from excb.distributed import batchnorm, collectives
-from excb.objective import contrast
+from excb.objective import contrast, regression
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.flops import Counts, Flops, communication, count
@@ -107,6 +107,15 @@ def test_products_of_the_contrastive_term_are_those_of_its_formula() -> None:
     assert count(recipe).flops.loss_head - without == counter.get_total_flops() / 5
 
 
+def test_products_of_byols_loss_are_those_of_its_formula() -> None:
+    recipe = small("method.regression=1", "optim.batch=5")
+    predictions = torch.randn(4, 5, recipe.method.width, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        regression.byol(predictions, torch.randn(2, 5, recipe.method.width)).backward()
+    without = count(small("optim.batch=5")).flops.loss_head
+    assert count(recipe).flops.loss_head - without == counter.get_total_flops() / 5
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -116,6 +125,7 @@ def test_products_of_the_contrastive_term_are_those_of_its_formula() -> None:
         ("method.balancing=sinkhorn",),
         ("method.balancing=mira", "method.mira_iterations=4"),
         ("method.contrast=1",),
+        ("method.regression=1", "method.clustering=false"),
         (
             "method.contrast=1",
             "method.clustering=false",

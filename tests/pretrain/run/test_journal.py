@@ -36,7 +36,7 @@ def fill(statistics: EpochStatistics, steps: int, start: int = 0) -> None:
         raw = winners.clamp(max=2)  # before balancing, the last two clusters have none
         loss = torch.tensor(1.0 + step)
         clusters = Clustered(loss, winners, winners, torch.tensor(0.1 * step), torch.tensor(0.5), raw)
-        output = Step(loss, clusters, None)
+        output = Step(loss, clusters, None, None)
         used = torch.tensor([step, step + 3])
         statistics.add(output, Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
 
@@ -128,7 +128,7 @@ def test_statistics_of_a_run_without_clusters_say_nothing_of_them() -> None:
     ours = EpochStatistics(images, recipe, samples=2, device=torch.device("cpu"))
     used = torch.arange(2)
     loss = torch.tensor(1.5)
-    ours.add(Step(loss, None, loss), Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
+    ours.add(Step(loss, None, loss, None), Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
     assert ours.summary() == {"loss": 1.5, "contrast": 1.5}
     assert ours.counts(ours.state()) is None
 
