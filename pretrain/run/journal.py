@@ -69,8 +69,8 @@ class EpochStatistics:
 
         Cluster sizes are counted over the epoch's assignments, after balancing, and relative to 1/K: 1 is balanced.
         `empty_clusters_unbalanced` counts those that no view was nearest to, before balancing. A run with the
-        contrastive term or BYOL's has it and the loss of Eq. 7 as well; a run without clusters has nothing about them. Passing
-        the result of `state` saves gathering it again.
+        contrastive term or BYOL's has it and the loss of Eq. 7 as well; a run without clusters has nothing about them.
+        Passing the result of `state` saves gathering it again.
         """
         state = state or self.state()
         means = dict(zip(SUMS, (state["sums"] / max(1, self._steps)).tolist(), strict=True))

@@ -377,3 +377,68 @@ def test_listing_names_every_study_and_cell(capsys: pytest.CaptureFixture[str]) 
     }
     assert main(["study"]) == 0
     assert "excb-256" in capsys.readouterr().out
+
+
+TUNE = ("--tune", "optim.base_lr=0.05,0.1", "--tune", "optim.momentum=0,0.9")
+
+
+def test_cells_try_the_same_values_and_their_best_goes_on(
+    images: Path, tmp_path: Path, trained: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = {("linear", "0.1", "0.9"): 40.0, ("linear", "0.05", "0"): 30.0, ("none", "0.05", "0.9"): 12.0}
+    real = study_cell._measure
+
+    def scored(job: study_cell.Job, *rest: Any) -> dict[str, Any]:
+        optim = job.recipe.optim
+        known = {
+            "knn_leave_one_out": scores.get(
+                (job.own[0].split("=")[1], f"{optim.base_lr:g}", f"{optim.momentum:g}"), 1.0
+            )
+        }
+        measured = real(job, *rest)
+        return measured | {"figures": measured["figures"] | known}
+
+    monkeypatch.setattr(study_cell, "_measure", scored)
+    assert main(command(images, tmp_path, *TUNE)) == 0
+    settings = [f"optim.base_lr={rate},optim.momentum={value}" for rate in ("0.05", "0.1") for value in ("0", "0.9")]
+    assert trained[:8] == [(f"{name}/{setting}", 0) for name in CELLS for setting in settings]
+    best = {"linear": settings[3], "none": settings[1]}
+    also = [(f"{name}/{best[name]}", 1) for name in CELLS]
+    assert trained[8:] == [*((name, 0) for name in REFERENCES), ("untrained", 1), *also]
+    table = (tmp_path / "form" / "table.md").read_text()
+    assert "each cell tried 4 settings with one seed, 8 runs in all" in table
+    assert re.search(r"\| linear \| [^|]+ \| optim.base_lr=0.1 optim.momentum=0.9 \| 2 \|", table)
+    assert re.search(r"\| none \| 1.00 \| 12.00 \| 1.00 \| 1.00 \|", table)
+    before = list(trained)
+    assert main(command(images, tmp_path, *TUNE)) == 0
+    assert trained == before
+
+
+def test_a_plan_with_tuning_counts_what_runs(
+    images: Path, tmp_path: Path, trained: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(images, tmp_path, *TUNE, "--dry-run", "--json")) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert len(cells) == 2 * (4 + 1) + 4  # trials, their second seed, references
+    assert not trained
+    assert main(command(images, tmp_path, "--tune", "optim.base_lr=0.05,0.1")) == 0
+    assert len(trained) == 2 * (2 + 1) + 4
+
+
+@pytest.mark.parametrize(
+    ("tune", "message"),
+    [
+        ("optim.base_lr", "such as optim.base_lr=0.3,0.6,1.2"),
+        ("optim.base_lr=0.3", "such as optim.base_lr=0.3,0.6,1.2"),
+        ("optim.base_lr=0.3,0.3", "such as optim.base_lr=0.3,0.6,1.2"),
+        ("optim.base_lr=0.3,", "such as optim.base_lr=0.3,0.6,1.2"),
+        ("optim.base_rl=0.3,0.6", "base_lr"),
+        ("optim.base_lr=0.3,high", "optim.base_lr"),
+    ],
+)
+def test_values_that_cannot_be_tried_are_one_line(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tune: str, message: str
+) -> None:
+    assert main(command(images, tmp_path, "--tune", tune)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "form").exists()
