@@ -152,6 +152,21 @@ def conv4_tiny() -> Recipe:
     )
 
 
+def photos_small() -> Recipe:
+    """For up to some ten thousand photographs on a CPU: our small network at 64 pixels, clusters and contrast together.
+
+    Views keep their colours: where colour tells images apart, jitter costs a third of the accuracy. Where it does not,
+    set views.jitter=0.8 views.grey=0.2.
+    """
+    return replace(quickstart(), name="photos_small").change(
+        model={"options": {"widths": [32, 64, 128, 512]}},
+        method={"clusters": 256, "contrast": 2.0},
+        views={"global_size": 64, "local_size": 32, "eval_resize": 96, "eval_crop": 80},
+        optim={"epochs": 100, "batch": 64, "base_lr": 0.6},
+        monitor={"every_epochs": 10},
+    )
+
+
 def rn10_tiny() -> Recipe:
     """A small ResNet at 32 pixels. It needs more epochs than `conv4_tiny` to learn as much."""
     return replace(conv4_tiny(), name="rn10_tiny").change(
@@ -182,6 +197,7 @@ def _paper_runs() -> dict[str, Callable[[], Recipe]]:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "quickstart": quickstart,
     "rn18_small": rn18_small,
+    "photos_small": photos_small,
     "conv4_tiny": conv4_tiny,
     "rn10_tiny": rn10_tiny,
     **_paper_runs(),
