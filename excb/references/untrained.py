@@ -12,6 +12,7 @@ from excb.networks.backbone import evaluating, has_batchnorm
 from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
 
+NETWORK = "untrained"  # what `Entry.network` and results call such a network
 CALIBRATION_BATCH = 128
 CALIBRATION_IMAGES = 10_000  # at most, for the statistics of BatchNorm
 

@@ -163,7 +163,7 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
     device = choose_device(job.recipe.efficiency.device)
     training: dict[str, Any] = {}
     if job.cell not in REFERENCES:
-        if code := train(job.recipe, sets.train, job.folder, reporter, device=device, table=False):
+        if code := train(job.recipe, sets.train, job.folder, reporter, device=device, table=False, verdict=False):
             return code
         training = json_text.parse((job.folder / REPORT).read_text(encoding="utf-8"))
     start = time.monotonic()
