@@ -311,7 +311,7 @@ class Run:
         self._draw()
         recipe, progress, device = self.recipe, self.progress, self.trainer.device
         images, broken = len(self.state.images), self.state.broken.found
-        judged = verdict and verdict.to_dict()
+        judged = None if verdict is None else verdict.to_dict()
         self.folder.report(report(progress, recipe, images=images, broken=broken, device=device, verdict=judged))
         sum_up(progress, recipe, self.reporter, device=device, place=self.folder.place, table=self._table)
         if verdict is not None:

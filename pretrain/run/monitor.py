@@ -137,8 +137,14 @@ class Monitor:
         """
         views = self._recipe.views
         if transform is not None:
-            size = {"global_size": transform.crop, "mean": transform.mean, "std": transform.std}
-            views = replace(views, **size, eval_resize=transform.resize, eval_crop=transform.crop)
+            views = replace(
+                views,
+                global_size=transform.crop,
+                eval_resize=transform.resize,
+                eval_crop=transform.crop,
+                mean=transform.mean,
+                std=transform.std,
+            )
         beside = SideBySide([*networks.values()])
         with ExitStack() as eager:
             for network in networks.values():
@@ -199,8 +205,9 @@ class Monitor:
 
     def _figures(self, plain: Features, augmented: Features) -> dict[str, float]:
         rows = plain.rows
+        labelled = self.images.labels is not None and self.images.classes is not None
         if not _usable(rows) or not _usable(augmented.rows):
-            return {"neighbour_agreement": 0.0, "instance_retrieval": 0.0}
+            return {"neighbour_agreement": 0.0, "instance_retrieval": 0.0} | ({"knn_top1": 0.0} if labelled else {})
         k = min(self._recipe.monitor.k, len(rows) - 1)
         neighbours = nearest(rows, rows, k, exclude_self=True)
         others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)

@@ -21,7 +21,7 @@ from ..initialise import build_model, start_from
 from ..run.journal import read_metrics
 from ..run.monitor import Monitor, StoppedError
 from ..run.run_folder import REPORT
-from ..verdict import GUESSING, RUN, START, TWIN, RunFigures, Verdict, guessing, judge
+from ..verdict import GUESSING, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
 from .state import RunState
 
 CALIBRATION_IMAGES = 1000  # at most, for the BatchNorm statistics of the untrained twin
@@ -68,8 +68,9 @@ def verdict(
     if RUN not in known:
         known = compare.usual()
     for name in against:
-        if name not in known:
-            known |= compare.with_checkpoint(name)
+        path = f"./{name}" if name in (RUN, *TITLES) else name  # a folder may have the name of a reference
+        if path not in known:
+            known |= compare.with_checkpoint(path)
     return None if folder is None else _judged(state, monitor, known, folder)
 
 

@@ -88,7 +88,7 @@ def _figures(measured: Sequence[tuple[Outcome, Result]]) -> Html:
 
 def _reference(result: Result, name: str, figure: str) -> Html:
     value = result.references.get(name, {}).get(figure)
-    return element("td", "" if value is None else f"{value:.2f}", class_="number reference")
+    return element("td", "" if value is None else f"{value:.2f}", class_="number soft")
 
 
 def _numbered(figures: Mapping[str, float]) -> Iterator[tuple[bool, tuple[str, float]]]:

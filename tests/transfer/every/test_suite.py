@@ -253,7 +253,7 @@ def test_checkpoints_side_by_side_are_prepared_alike(two: Path, capsys: pytest.C
     assert "other has resize 48, crop 40, bilinear of its own (--own-preprocessing)" in err
     assert values["comparison"]["tests"] == 2
     assert set(values["checkpoints"]["other step 5"]["results"]) == {"knn", "retrieval"}
-    assert all(0 < one["cost"]["images_per_second"] and one["cost"]["flops"] > 0 for one in (first, second))
+    assert all(one["cost"]["images_per_second"] > 0 and one["cost"]["flops"] > 0 for one in (first, second))
     parameters = sum(tensor.numel() for tensor in excb.load(two / "run").network.parameters())
     assert first["cost"]["parameters"] == parameters
     for name in ("run-step-5", "other-step-5"):
@@ -268,12 +268,10 @@ def test_checkpoints_side_by_side_are_prepared_alike(two: Path, capsys: pytest.C
 
 
 def test_each_checkpoint_may_keep_its_own_preprocessing(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--own-preprocessing", "--dry-run", "--json", "--out", str(two / "compared"))
-    assert compare(two, *words) == 0
-    plans = json.loads(capsys.readouterr().out)["plans"]
-    states = {name: {each["state"] for each in plan} for name, plan in plans.items()}
-    if (two / "compared" / "run-step-5").is_dir():
-        assert states == {"run step 5": {"finished"}, "other step 5": {"run"}}
+    assert compare(two, "--own-preprocessing", "--dry-run", "--json") == 0
+    out, err = capsys.readouterr()
+    assert list(json.loads(out)["plans"]) == ["run step 5", "other step 5"]
+    assert "prepared alike" not in err
 
 
 def test_checkpoints_of_one_name_are_told_apart(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
