@@ -276,5 +276,5 @@ def test_the_page_begins_with_the_readers_own_results() -> None:
     assert "top-1 74.10 (73.1 to 75.1), rank " in section
     assert "by the same protocol; the best is " in section
     assert "theirs" not in section
-    assert text.index('id="own"') < text.index("toolbar")
+    assert text.index('id="own"') < text.index('class="toolbar"')
     assert 'id="own"' not in page.render(boards(measured[1:], claims()), [], [])
