@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,13 +26,16 @@ from .figures import curves
 from .initialise import start_centroids
 from .recipe import Recipe
 from .run.journal import Journal
+from .run.monitor import StoppedError
 from .run.profiling import StepProfile
 from .run.progress import report, sum_up
 from .run.remote_mirror import Place
 from .run.run_folder import RunFolder
 from .step import NotFiniteError
+from .training import judging
 from .training.epoch_end import EpochEnd
 from .training.start import check, start
+from .verdict import tell
 
 T = TypeVar("T")
 CURVES_SECONDS = 30.0  # least time between two drawings of curves.png during training
@@ -47,6 +50,8 @@ def train(
     device: torch.device | None = None,
     table: bool = True,
     profile: bool = False,
+    against: Sequence[str] = (),
+    verdict: bool = True,
 ) -> int:
     """Pretrain, or resume the run in `out`, until it is finished or asked to stop.
 
@@ -58,6 +63,8 @@ def train(
         device: where this rank trains; by default the recipe's.
         table: print the last epoch's figures at the end.
         profile: record a few steps and report where their time goes.
+        against: checkpoints that the verdict compares the run with besides its references, as `excb.load` takes them.
+        verdict: end by judging whether the run learned; it takes two passes over the monitor's images.
 
     Returns:
         Exit code: 0, or 128 + the signal that stopped the run.
@@ -66,6 +73,7 @@ def train(
         UserError: recipe, images or folder cannot make a run, or the loss became NaN or infinite.
     """
     all_succeed(lambda: check(recipe, images))
+    judging.check(against)
     if isinstance(images, StreamImages):
         batch = recipe.optim.batch
         reporter.note(describe_order(images, batch, reader_count(images, batch, world_size())))
@@ -79,7 +87,8 @@ def train(
 
     run_on_rank0(lock)
     try:
-        return Run(recipe, images, folder, reporter, device, table=table, profile=profile).run()
+        run = Run(recipe, images, folder, reporter, device, table=table, profile=profile)
+        return run.run(against if verdict else None)
     finally:
         if folder is not None:
             folder.close()
@@ -106,24 +115,20 @@ class Run:
         self.epoch_end = EpochEnd(self.state, reporter)
         self.profile = StepProfile(folder.path) if profile and folder is not None else None
 
-    def run(self) -> int:
-        """Train from where the run is to its end, and return the exit code."""
+    def run(self, against: Sequence[str] | None = ()) -> int:
+        """Train from where the run is to its end, and return the exit code; with None for `against` no verdict."""
         steps, progress = self.trainer.schedules.steps, self.progress
-        if progress.step >= steps and not self.statistics.complete:
+        finished = progress.step >= steps and not self.statistics.complete
+        if finished:
             self.reporter.note(f"the run is finished: {steps} steps")
-            self._finish()
-            self._wait_for_mirror()
-            return 0
-        if progress.step:
+        elif progress.step:
             self.reporter.note(f"resuming from step {progress.step} (epoch {self.state.epochs_done:.2f})")
         with StopRequest() as stop:
-            asked = self._start_and_train(stop)
+            asked = (not finished and self._start_and_train(stop)) or self._finish(stop, against)
             if asked and stop.received is not None:
                 self.reporter.note(
                     f"stopped by {stop.received.name} after step {progress.step}: repeat the command to resume"
                 )
-            else:
-                self._finish()
             self._wait_for_mirror()  # a first signal that arrives meanwhile does not interrupt it
         return stop.exit_code if asked else 0
 
@@ -292,14 +297,26 @@ class Run:
         except UserError as error:
             self.reporter.warn(f"{error}; the run continues without curves")
 
-    def _finish(self) -> None:
+    def _finish(self, stop: StopRequest, against: Sequence[str] | None) -> bool:
+        """Judge and report a run that is complete; whether it was asked to stop before that was done."""
+        folder, verdict = self.folder.path if self.folder else None, None
+        if against is not None:
+            monitor = self.epoch_end.monitor
+            try:
+                verdict = judging.verdict(self.state, monitor, self.reporter, stop, folder=folder, against=against)
+            except StoppedError:
+                return True
         if self.folder is None:
-            return
+            return False
         self._draw()
         recipe, progress, device = self.recipe, self.progress, self.trainer.device
         images, broken = len(self.state.images), self.state.broken.found
-        self.folder.report(report(progress, recipe, images=images, broken=broken, device=device))
+        judged = None if verdict is None else verdict.to_dict()
+        self.folder.report(report(progress, recipe, images=images, broken=broken, device=device, verdict=judged))
         sum_up(progress, recipe, self.reporter, device=device, place=self.folder.place, table=self._table)
+        if verdict is not None:
+            tell(verdict, self.reporter, table=self._table)
+        return False
 
     def _wait_for_mirror(self) -> None:
         """Wait, on all ranks, until everything is at the run's URL, if it has one."""

@@ -9,7 +9,7 @@ from excb.cli import Command, Parser
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
 
-from .options import add_task_options
+from .options import CKPT, add_data_options, add_out
 from .parallel import in_parallel
 from .task_command import Work, forecast, task_of
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def _add_features(parser: Parser) -> None:
-    add_task_options(parser, result="FILE.npz")
+    parser.add_argument("--ckpt", required=True, metavar="PATH", help=CKPT)
+    add_data_options(parser)
+    add_out(parser, "FILE.npz")
     parser.add_argument(
         "--kind", choices=("pooled", "last4_cls"), default="pooled", help="last4_cls: DINO's input of linear heads"
     )

@@ -6,18 +6,38 @@ from pathlib import Path
 from excb.cli import local_path
 from excb.distributed.slurm import HELP as SLURM_HELP
 
+CKPT = "run folder, checkpoint file, exported folder, name of `excb-zoo list`, timm:NAME or untrained:NAME"
 
-def add_task_options(parser: argparse.ArgumentParser, *, result: str = "FILE.json") -> None:
+
+def add_task_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every protocol on labelled images: checkpoint, images, how they are read, --out."""
+    parser.add_argument("--ckpt", required=True, metavar="PATH", help=CKPT)
+    add_data_options(parser)
+    add_untrained(parser)
+    add_out(parser, "FILE.json")
+
+
+def add_untrained(parser: argparse.ArgumentParser) -> None:
+    """Add the reference that takes as long as the evaluation itself."""
+    parser.add_argument(
+        "--untrained", action="store_true", help="also evaluate the same network untrained, as a reference"
+    )
+
+
+def add_out(parser: argparse.ArgumentParser, result: str) -> None:
+    """Add where the result is written."""
+    parser.add_argument("--out", type=local_path, metavar=result, help="write the result here")
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """Add labelled images, and how they pass through a frozen backbone."""
     add = parser.add_argument
-    add("--ckpt", required=True, metavar="PATH", help="run folder, checkpoint file, exported folder or timm:NAME")
     add("--data", metavar="SOURCE", help="a folder or URL with train/ and test/ (or val/); torchvision:NAME; hf:ID")
     add("--train", metavar="DIR", help="labelled images: one sub-folder a class, or tar shards such as 'DIR/*.tar'")
     add("--test", metavar="DIR", help="the same classes, other images")
     add("--data-root", type=Path, metavar="DIR", help="where torchvision keeps its data sets")
     add("--rename", action="append", default=[], metavar="TEST=TRAIN", help="a test folder's name in train; repeatable")
     add_pass_options(parser)
-    add("--out", type=local_path, metavar=result, help="write the result here")
 
 
 def add_pass_options(parser: argparse.ArgumentParser) -> None:

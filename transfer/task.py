@@ -10,17 +10,19 @@ from torch import Tensor, nn
 
 from excb.checkpoint.run_checkpoint import FOLDER
 from excb.console import Reporter
-from excb.distributed.collectives import rank
+from excb.distributed.collectives import broadcast, rank, run_on_rank0
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import UserError, require
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.loading import load
+from excb.hub.resolve import UNTRAINED
 from excb.images.image_set import Images
 from excb.images.scanning import scan_folder
 from excb.networks.backbone import check_resolution
 from excb.networks.features import Kind
 from excb.networks.preprocessing import Preprocessing
+from excb.references import untrained
 
 from .data.classes import labelled, with_classes_of
 from .features.cache import CachedFeatures
@@ -95,6 +97,35 @@ class Task:
             backbone.to(memory_format=torch.channels_last)
         size = automatic_batch(backbone, preprocessing.crop, where) if batch == "auto" else batch
         return cls(backbone, preprocessing, train_set, test_set, where, size, count, cache)
+
+    def untrained(self) -> "Task":
+        """The same evaluation of the same architecture with random weights; all ranks call this.
+
+        BatchNorm statistics are those of the train images.
+        """
+        architecture, ours = self.backbone.entry.architecture, self.backbone
+        network = untrained.build(architecture)
+        entry = Entry(f"{UNTRAINED}{architecture.name}", architecture, untrained.NETWORK)
+        backbone = Backbone(network, ours.transform, entry).eval().to(self.device)
+        if self.device.type == "cpu":
+            backbone.to(memory_format=torch.channels_last)
+        return replace(self, backbone=backbone).calibrated()
+
+    def calibrated(self) -> "Task":
+        """The task as it is; all ranks call this.
+
+        An untrained network gets the BatchNorm statistics of train images: without, it would score too low.
+        """
+        if self.is_untrained:
+            images = untrained.spread(self.train)
+            run_on_rank0(lambda: untrained.estimate_batchnorm(self.backbone.network, images, self.preprocessing))
+            broadcast(self.backbone.state_dict().values())
+        return self
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether the backbone has random weights."""
+        return self.backbone.entry.network == untrained.NETWORK
 
     def extraction(self, images: Images, kind: Kind = "pooled") -> Extraction:
         """What it takes to compute the features of a set."""

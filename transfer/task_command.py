@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +63,10 @@ class TaskCommand:
         results = None if args.out is None else args.out.parent
         task = task_of(args, device, reporter, results=results, unknown=self.unknown)
         if args.dry_run:
-            forecast(task, self.work(args, task, reporter), reporter)
+            work = self.work(args, task, reporter)
+            if args.untrained:
+                work = replace(work, then=(*work.then, "all of that once more with the same network untrained"))
+            forecast(task, work, reporter)
             return 0
         table = not args.json and is_rank0()
         result, write = self._measure(args, task, reporter, table)
@@ -91,10 +94,28 @@ class TaskCommand:
         return Evaluation(ready.describe()["data"], lambda table: self._measure(args, ready, reporter, table))
 
     def _measure(self, args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> Measured:
+        from .reporting.references import print_references
         from .reporting.report import write
 
         result, scored = self.measure(args, task, reporter, table)
+        if args.untrained and not task.is_untrained:
+            result = self._beside_untrained(result, args, task, reporter)
+        if table:
+            print_references(result, reporter)
         return result, lambda result, file: write(result, scored, file)
+
+    def _beside_untrained(
+        self, result: "Result", args: argparse.Namespace, task: "Task", reporter: Reporter
+    ) -> "Result":
+        """The result with the figures of the same network untrained among its references."""
+        from .reporting.references import with_untrained
+
+        reporter.note("the same network untrained:")
+        own = argparse.Namespace(**vars(args))
+        if getattr(args, "state", None) is not None:
+            own.state = args.state.with_name(f"{args.state.name}.untrained")
+        twin, _ = self.measure(own, task.untrained(), reporter, False)
+        return with_untrained(result, twin)
 
 
 def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
@@ -124,6 +145,14 @@ def task_of(
         results: the folder that results will be written to; it may not lie among the images.
         unknown: what happens to test images of classes that train lacks, for the warning about them.
     """
+    train, test = images_of(args, reporter, results=results)
+    task = prepared(args, train, test, device)
+    warn_of_unknown(task, reporter, unknown)
+    return task
+
+
+def images_of(args: argparse.Namespace, reporter: Reporter, *, results: Path | None) -> "tuple[Images, Images]":
+    """The train and the test images that options name; arguments as `task_of`."""
     from excb.distributed.collectives import all_succeed
     from excb.images.scanning import refuse_among
 
@@ -140,10 +169,13 @@ def task_of(
     if results is not None:
         for part in (train, test):
             all_succeed(partial(refuse_among, part, results))
-    task = prepared(args, train, test, device)
+    return train, test
+
+
+def warn_of_unknown(task: "Task", reporter: Reporter, unknown: str = "count as wrong") -> None:
+    """Warn of each class of test images that the train set lacks."""
     for name, note in zip(task.unknown, task.unknown_notes(unknown), strict=True):
         reporter.warn(f"{note} (--rename {name}=TRAIN_CLASS)")
-    return task
 
 
 def prepared(
@@ -155,7 +187,7 @@ def prepared(
 
     from .task import Task
 
-    return all_succeed(
+    task = all_succeed(
         lambda: Task.prepare(
             args.ckpt,
             train,
@@ -170,6 +202,7 @@ def prepared(
             heads=heads,
         )
     )
+    return task.calibrated()
 
 
 def _renames(pairs: Sequence[str]) -> dict[str, str]:

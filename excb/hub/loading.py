@@ -14,7 +14,7 @@ from excb.errors import UserError
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.buckets import fetch_kept
 from excb.hub.catalogue import Checkpoint
-from excb.hub.resolve import HUB, TIMM, WEB, Resolved, resolve
+from excb.hub.resolve import HUB, TIMM, UNTRAINED, WEB, Resolved, resolve
 from excb.hub.trained_heads import Heads
 from excb.networks.architecture import POSITIONS, Architecture
 from excb.remote.fetch import fetch_url
@@ -38,7 +38,8 @@ def load(
     Args:
         name: a name of `excb.checkpoints()`; a run folder (its newest intact checkpoint), a checkpoint file of ours or
             of any known layout, or an exported folder, each also at s3://, gs:// and all that fsspec reaches;
-            "hf-hub:user/repo[@revision]"; "https://..."; or "timm:NAME".
+            "hf-hub:user/repo[@revision]"; "https://..."; "timm:NAME"; or "untrained:NAME" of any architecture, random
+            weights of a fixed seed ("timm:NAME?pretrained=false" is "untrained:timm:NAME").
         network: the EMA teacher, which the paper evaluates, or the student. Exported folders hold one of them.
         features: what the backbone returns. "pool" [B, D]; "last4" [B, 4 D], the class tokens of a ViT's last four
             blocks; "map" [B, D, H / stride, W / stride]; "pyramid", four maps of strides 4, 8, 16 and 32.
@@ -91,6 +92,8 @@ def obtain(name: str | Path, *, network: Which = "teacher") -> Path:
     resolved, reporter = resolve(name, network=network), Reporter()
     if resolved.locations and resolved.name.startswith(TIMM):
         raise UserError(f"timm keeps {name} in a cache of its own: use excb.load, which fetches it")
+    if resolved.name.startswith(UNTRAINED):
+        raise UserError(f"{name} is made, not fetched: use excb.load")
     fetched = _fetch(resolved, reporter)
     return _imported(resolved, fetched, network, reporter).folder if fetched.foreign else fetched.path
 
@@ -104,6 +107,12 @@ def _read(name: str | Path, *, network: Which, heads: bool) -> tuple[Stored, nn.
         if network != "teacher":
             raise UserError(f"{name} has no {network}: leave --network out")
         return timm_models.read(resolved.name), None
+    if resolved.name.startswith(UNTRAINED):
+        from excb.hub import untrained_models
+
+        if network != "teacher":
+            raise UserError(f"{name} has no {network}: leave --network out")
+        return untrained_models.read(resolved.name), None
     fetched = _fetch(resolved, reporter)
     if fetched.foreign:
         imported = _imported(resolved, fetched, network, reporter)

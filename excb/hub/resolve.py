@@ -11,7 +11,8 @@ from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find
 from excb.remote import byte_ranges
 from excb.remote.home import folder_of
 
-HUB, TIMM, WEB = "hf-hub:", "timm:", ("https://", "http://")
+HUB, TIMM, WEB, UNTRAINED = "hf-hub:", "timm:", ("https://", "http://"), "untrained:"
+_NOT_PRETRAINED = "?pretrained=false"  # after a name of timm's
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Resolved:
 
     name: str  # the checkpoint's, for messages
     path: Path | None = None  # on this machine; None if it must be fetched first
-    # Where to fetch it, in order: "hf-hub:...", "https://...", "timm:NAME" or a URL that fsspec reads.
+    # Where to fetch it, in order: "hf-hub:...", "https://...", "timm:NAME" or a URL that fsspec reads. Of an untrained
+    # network its name, "untrained:NAME".
     locations: tuple[str, ...] = ()
     import_as: str = ""  # the name that a fetched foreign file is imported under
     row: Checkpoint | None = None  # its row in the catalogue; None if it has no row
@@ -40,7 +42,9 @@ def resolve(name: str | Path, *, network: Literal["teacher", "student"] = "teach
         digest = hashlib.sha256(f"{network} {name}".encode(errors="surrogatepass")).hexdigest()
         folder = folder_of(f"web-{digest[:16]}")
         return Resolved(name, folder if (folder / CONFIG).is_file() else None, (name,), folder.name)
-    if name.startswith((HUB, TIMM)) or byte_ranges.is_remote(name):
+    if name.startswith(TIMM) and name.lower().endswith(_NOT_PRETRAINED):
+        name = UNTRAINED + name[: -len(_NOT_PRETRAINED)]
+    if name.startswith((HUB, TIMM, UNTRAINED)) or byte_ranges.is_remote(name):
         return Resolved(name, locations=(name,))
     if (row := find(name)) is not None:
         there = local_folder(row, network)

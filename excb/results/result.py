@@ -17,6 +17,7 @@ from excb.results import rules
 from excb.version import __version__
 
 SCHEMA = 2
+_LATER = ("claims", "references")  # fields that older files of this schema lack
 
 
 def environment() -> dict[str, Any]:
@@ -57,6 +58,8 @@ class Result:
     # What `excb-eval reproduce` found of published figures, by the claim's id: "verdict", "claimed" as printed,
     # "measured", "tolerance" and "why".
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # What figures must beat, by reference and figure, in percent: "majority", "chance", "untrained".
+    references: dict[str, dict[str, float]] = field(default_factory=dict)
     schema: int = SCHEMA
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     environment: dict[str, Any] = field(default_factory=environment)
@@ -69,8 +72,8 @@ class Result:
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """The result as indented JSON; without claims, as files had been before there were any."""
-        values = {name: value for name, value in asdict(self).items() if name != "claims" or value}
+        """The result as indented JSON; without claims and references where it has none, as files of before."""
+        values = {name: value for name, value in asdict(self).items() if name not in _LATER or value}
         return json.dumps(values | {"protocol_hash": self.protocol_hash}, indent=2, allow_nan=False)
 
     def without_paths(self) -> "Result":
@@ -116,7 +119,8 @@ class Result:
         if values["schema"] != SCHEMA:
             raise UserError(f"{source} has schema {values['schema']}, not {SCHEMA}: evaluate again with this version")
         named = values.pop("protocol_hash", None)
-        values.setdefault("claims", {})
+        for name in _LATER:
+            values.setdefault(name, {})
         if different := sorted(values.keys() ^ {entry.name for entry in fields(cls)}):
             odd = ", ".join(different)
             raise UserError(f"{source} lacks or adds fields of schema {SCHEMA} ({odd}): evaluate again")

@@ -49,6 +49,7 @@ _RESULT = _open(
         "per_class": table_of(table_of(optional(number))),
         "predictions": lambda value: None if value == {} or _predictions(value) is None else "",
         "claims": table_of(table),
+        "references": table_of(table_of(number)),
         "environment": table,
     }
 )

@@ -32,6 +32,13 @@ def add_training(parser: Parser) -> None:
     """The options of a run that is to be made now."""
     add_run(parser)
     parser.add_argument("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
+    parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a checkpoint that the verdict at the end compares the run with, as excb.load takes it; repeatable",
+    )
     parser.add_argument("--profile", action="store_true", help="record a few steps and report where their time goes")
 
 
@@ -73,7 +80,16 @@ def train(options: argparse.Namespace, recipe: Recipe, device: "torch.device", r
         images = all_succeed(images.here)
     elif not place.url:
         all_succeed(lambda: refuse_among(images, place.folder))
-    code = loop.train(recipe, images, place, reporter, device=device, table=not options.json, profile=options.profile)
+    code = loop.train(
+        recipe,
+        images,
+        place,
+        reporter,
+        device=device,
+        table=not options.json,
+        profile=options.profile,
+        against=options.against,
+    )
     print_report(code, options, reporter)
     return code
 

@@ -1,6 +1,7 @@
 """A run's curves: the paper's five training statistics, several runs overlaid, and the quality of frozen features."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,16 @@ EMPTY = (
 )
 # The panel that an alarm is marked in. The last panel is drawn for a single run only.
 LOSS, CONFIDENCE, SIZES, AGREEMENT, PURITY, FROZEN = range(6)
+# The figures that each panel shows: a panel without any is left out of `curves.png`.
+PANELS = {
+    LOSS: ("loss", "cluster_loss", "contrast"),
+    CONFIDENCE: ("confidence",),
+    SIZES: ("smallest_cluster", "largest_cluster"),
+    AGREEMENT: ("agreement",),
+    PURITY: ("purity",),
+    FROZEN: ("knn_top1", "neighbour_agreement", "effective_rank"),
+}
+LINE, MOST_ALARMS = 50, 4  # characters of an alarm below each column of panels, and alarms that are told there
 MARKED = {
     "chance": LOSS,
     "diverging": LOSS,
@@ -88,12 +99,41 @@ def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
     run = Curves(title, clusters, read_metrics(folder))
     if not run.kind("step") and not run.kind("epoch"):
         return None
-    figure = new_figure(12, 6.4)
-    _one(figure.subplots(2, 3).ravel(), run)
-    alarms = len(_placed(run))
-    figure.suptitle(title + (f"  -  {alarms} alarm{'s' * (alarms > 1)}, see {METRICS}" if alarms else ""))
+    shown = [
+        panel for panel in PANELS if any(_drawable(line.get(name)) for line in run.lines for name in PANELS[panel])
+    ]
+    rows, columns = (1, len(shown)) if len(shown) < 4 else (2, -(-len(shown) // 2))
+    words = _alarms_in_words(run, LINE * columns)
+    figure, axes = _panels(shown, rows, columns, 0.2 * len(words.splitlines()))
+    _one(axes, run)
+    figure.suptitle(_literally(title))
+    if words:
+        figure.supxlabel(words, x=0.01, ha="left", fontsize=9, color=RED)
     save_figure(figure, folder / CURVES, dpi=110)
     return folder / CURVES
+
+
+def _panels(shown: Sequence[int], rows: int, columns: int, below: float) -> tuple["Figure", list[Any]]:
+    """A figure with these panels and some inches below; axes of all panels, the others in no figure."""
+    figure = new_figure(4 * columns, 3.2 * rows + below)
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in places[len(shown) :]:
+        unused.remove()
+    hidden = new_figure(4, 3)
+    placed = dict(zip(shown, places, strict=False))
+    return figure, [placed[panel] if panel in placed else hidden.add_subplot() for panel in PANELS]
+
+
+def _alarms_in_words(run: Curves, width: int) -> str:
+    """The alarms, each where it first rang, on lines of at most `width` characters."""
+    lines: dict[str, list[str]] = {}
+    for alarm in _placed(run):
+        said = f"Alarm in epoch {alarm['epoch']:g}: {alarm.get('message') or alarm['name']}"
+        lines.setdefault(alarm["name"], textwrap.wrap(printable(said), width, max_lines=3, placeholder=" ..."))
+    chosen = [line for each in list(lines.values())[:MOST_ALARMS] for line in each]
+    if len(lines) > MOST_ALARMS:
+        chosen.append(f"and {len(lines) - MOST_ALARMS} more in {METRICS}")
+    return "\n".join(chosen).replace("$", r"\$")
 
 
 def statistics(runs: Sequence[Curves]) -> "Figure":
@@ -139,6 +179,7 @@ def _one(axes: Sequence[Any], run: Curves) -> None:
         _same_winner(axes[AGREEMENT], epochs)
         _series(axes[FROZEN], epochs, "knn_top1", GREEN, "k-NN top-1, %")
         _series(axes[FROZEN], epochs, "neighbour_agreement", BLUE, "agreement of neighbours, %")
+        _series(axes[FROZEN], epochs, "instance_retrieval", GREY, "images found by their view, %")
         _series(axes[FROZEN], epochs, "effective_rank", ORANGE, "effective rank")
     elif axes[SIZES].get_lines():
         axes[SIZES].legend(frameon=False, fontsize=8)
@@ -214,7 +255,7 @@ def _titles(axes: Sequence[Any]) -> None:
     names += ["Agreement between views $a_{avg}$", "Purity of clusters", "Frozen features of the teacher"]
     for panel, name in zip(axes, names, strict=False):
         style_axes(panel, name, x="epoch")
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for panel in (CONFIDENCE, AGREEMENT, PURITY):
         axes[panel].set_ylim(0, 1 if len(axes) > FROZEN else None)  # curves.png of different runs stay comparable
     axes[SIZES].axhline(1, color=GREY, linestyle=":", zorder=0)

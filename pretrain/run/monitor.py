@@ -1,12 +1,14 @@
-"""Figures of the representation during training: k-NN where labels exist, and two figures that need none.
+"""Figures of the representation during training: k-NN where labels exist, and three figures that need none.
 
 The effective rank (RankMe; Garrido et al., 2023) falls when features collapse. The neighbour agreement is the share of
 an image's nearest neighbours that stay the same when every image is replaced by an augmented view. It grows as the
-features come to follow the content. Without labels, the product of both selects the best checkpoint.
+features come to follow the content. Instance retrieval is the share of images that are nearest to their own augmented
+view. Without labels, effective rank times neighbour agreement selects the best checkpoint.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,6 +23,8 @@ from excb.neighbours.knn import accuracy, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
+from excb.networks.preprocessing import Preprocessing
+from excb.references.instances import found
 
 from ..data.augmentation import augment
 from ..data.views import ViewMaker
@@ -31,6 +35,24 @@ KNN_TEMPERATURE = 0.07  # DINO's
 
 class StoppedError(Exception):
     """A measurement ends early, without a result."""
+
+
+class SideBySide(nn.Module):
+    """Several networks on the same inputs: [B, 3, H, W] -> [B, the sum of their widths]."""
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.widths: list[int] = []  # known after the first batch
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The features of all networks, one after the other."""
+        rows = []
+        for network in self.networks:  # a trained network may be of double precision, and others are not
+            parameter = next(network.parameters(), images)
+            rows.append(network(images.to(parameter.dtype)).float())
+        self.widths = [each.shape[1] for each in rows]
+        return torch.cat(rows, 1)
 
 
 class AugmentedInputs(Inputs):
@@ -55,7 +77,7 @@ class Monitor:
     def __init__(self, images: Images, recipe: Recipe, *, device: torch.device, workers: int) -> None:
         random = seeding.generator(seeding.Purpose.MONITOR, recipe.run.seed)
         subset = np.sort(random.permutation(len(images))[: recipe.monitor.images])
-        self._images = Subset(images, subset.astype(np.int64))
+        self.images = Subset(images, subset.astype(np.int64))
         self._recipe, self._device, self._workers = recipe, device, workers
         self._mine = range(rank(), len(subset), world_size())
 
@@ -79,26 +101,90 @@ class Monitor:
             agreed: called on all ranks: whether any of them was stopped.
 
         Returns:
-            effective_rank; neighbour_agreement in percent; knn_top1 in percent, leave-one-out, where labels exist; and
-            score, which selects the best checkpoint: knn_top1, or else neighbour_agreement x effective_rank / D.
+            effective_rank; neighbour_agreement and instance_retrieval in percent; knn_top1 in percent, leave-one-out,
+            where labels exist; and score, which selects the best checkpoint: knn_top1, or else
+            neighbour_agreement x effective_rank / D.
 
         Raises:
             StoppedError: `agreed` returned True.
         """
+        with uncompiled(backbone):
+            plain, augmented = self._both(backbone, self._recipe.views, None, progress, agreed)
+        return run_on_rank0(lambda: self._scored(plain, augmented))
+
+    def compare(
+        self,
+        networks: Mapping[str, nn.Module],
+        progress: Callable[[int], None] = lambda _done: None,
+        *,
+        transform: Preprocessing | None = None,
+        agreed: Callable[[], bool] = lambda: False,
+    ) -> dict[str, dict[str, float]]:
+        """The figures of several networks on the same inputs, each of which is read once.
+
+        Args:
+            networks: by name, each [B, 3, H, W] -> [B, D], in eval mode on the monitor's device; the first one has
+                parameters.
+            progress: as `measure`.
+            transform: of the images, if not the recipe's; the views then have its size, mean and deviation.
+            agreed: as `measure`.
+
+        Returns:
+            By name, what `measure` returns, without effective_rank and score.
+
+        Raises:
+            StoppedError: `agreed` returned True.
+        """
+        views = self._recipe.views
+        if transform is not None:
+            views = replace(
+                views,
+                global_size=transform.crop,
+                eval_resize=transform.resize,
+                eval_crop=transform.crop,
+                mean=transform.mean,
+                std=transform.std,
+            )
+        beside = SideBySide([*networks.values()])
+        with ExitStack() as eager:
+            for network in networks.values():
+                eager.enter_context(uncompiled(network))
+            plain, augmented = self._both(beside, views, transform, progress, agreed)
+
+        def figures() -> dict[str, dict[str, float]]:
+            parts = zip(plain.rows.split(beside.widths, 1), augmented.rows.split(beside.widths, 1), strict=True)
+            return {
+                name: self._figures(replace(plain, rows=rows), replace(augmented, rows=others))
+                for name, (rows, others) in zip(networks, parts, strict=True)
+            }
+
+        return run_on_rank0(figures)
+
+    def _both(
+        self,
+        network: nn.Module,
+        views: ViewSettings,
+        transform: Preprocessing | None,
+        progress: Callable[[int], None],
+        agreed: Callable[[], bool],
+    ) -> tuple[Features, Features]:
+        """The features of the images and of their views, on all ranks."""
         mine: list[Features] = []
-        with uncompiled(backbone), suppress(StoppedError):
-            mine += self._features(backbone, progress)
+        with suppress(StoppedError):
+            mine += self._features(network, views, transform, progress)
         if agreed():
             raise StoppedError
         plain, augmented = map(self._all, mine)
-        return run_on_rank0(lambda: self._figures(plain, augmented))
+        return plain, augmented
 
-    def _features(self, backbone: nn.Module, progress: Callable[[int], None]) -> Iterator[Features]:
+    def _features(
+        self, network: nn.Module, views: ViewSettings, transform: Preprocessing | None, progress: Callable[[int], None]
+    ) -> Iterator[Features]:
         for inputs in (
-            Inputs(self._images, self._recipe.views.preprocessing, chosen=self._mine),
-            AugmentedInputs(self._images, self._recipe.views, seed=self._recipe.run.seed, chosen=self._mine),
+            Inputs(self.images, transform or views.preprocessing, chosen=self._mine),
+            AugmentedInputs(self.images, views, seed=self._recipe.run.seed, chosen=self._mine),
         ):
-            yield extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress)
+            yield extract(network, inputs, device=self._device, workers=self._workers, progress=progress)
 
     def _all(self, features: Features) -> Features:
         """The features of all ranks, in the order of the images."""
@@ -110,22 +196,36 @@ class Monitor:
         order = samples.argsort()
         return Features(rows[order], samples[order], {name: why for part in parts for name, why in part[2].items()})
 
+    def _scored(self, plain: Features, augmented: Features) -> dict[str, float]:
+        rows = plain.rows
+        figures = self._figures(plain, augmented)
+        rank = effective_rank(rows) if _usable(rows) and _usable(augmented.rows) else 0.0
+        score = figures["neighbour_agreement"] * rank / max(1, rows.shape[1])
+        return {"effective_rank": rank} | figures | {"score": figures.get("knn_top1", score)}
+
     def _figures(self, plain: Features, augmented: Features) -> dict[str, float]:
         rows = plain.rows
-        if len(rows) < 2 or not rows.isfinite().all():
-            return {"effective_rank": 0.0, "neighbour_agreement": 0.0, "score": 0.0}
+        labelled = self.images.labels is not None and self.images.classes is not None
+        if not _usable(rows) or not _usable(augmented.rows):
+            return {"neighbour_agreement": 0.0, "instance_retrieval": 0.0} | ({"knn_top1": 0.0} if labelled else {})
         k = min(self._recipe.monitor.k, len(rows) - 1)
-        rank = effective_rank(rows)
         neighbours = nearest(rows, rows, k, exclude_self=True)
         others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)
-        agreement = 100 * shared(neighbours.indices, others.indices)
-        figures = {"effective_rank": rank, "neighbour_agreement": agreement, "score": agreement * rank / rows.shape[1]}
-        if self._images.labels is not None and self._images.classes is not None:
-            labels = torch.from_numpy(self._images.labels)[plain.samples]
-            classes = len(self._images.classes)
+        figures = {
+            "neighbour_agreement": 100 * shared(neighbours.indices, others.indices),
+            "instance_retrieval": 100 * float(found(rows, augmented.rows).double().mean()),
+        }
+        if self.images.labels is not None and self.images.classes is not None:
+            labels = torch.from_numpy(self.images.labels)[plain.samples]
+            classes = len(self.images.classes)
             votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
-            figures["knn_top1"] = figures["score"] = accuracy(votes[k, KNN_TEMPERATURE], labels)[0]
+            figures["knn_top1"] = accuracy(votes[k, KNN_TEMPERATURE], labels)[0]
         return figures
+
+
+def _usable(rows: Tensor) -> bool:
+    """Whether there are rows to compare, and all are finite."""
+    return len(rows) > 1 and bool(rows.isfinite().all())
 
 
 def effective_rank(rows: Tensor) -> float:

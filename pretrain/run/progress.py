@@ -36,8 +36,16 @@ class Progress:
         return self.images / max(self.seconds, 1e-9)
 
 
-def report(progress: Progress, recipe: Recipe, *, images: int, broken: int, device: torch.device) -> dict[str, Any]:
-    """What `report.json` holds."""
+def report(
+    progress: Progress,
+    recipe: Recipe,
+    *,
+    images: int,
+    broken: int,
+    device: torch.device,
+    verdict: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What `report.json` holds; a verdict is left out where there is none."""
     best = progress.best and {**progress.best, "checkpoint": _checkpoint(progress.best["step"])}
     return {
         "recipe": recipe.name,
@@ -52,6 +60,7 @@ def report(progress: Progress, recipe: Recipe, *, images: int, broken: int, devi
         "checkpoint": _checkpoint(progress.step),
         "last": progress.last,
         "best": best,
+        **({} if verdict is None else {"verdict": verdict}),
         "environment": environment(),
     }
 

@@ -16,7 +16,7 @@ class EpochEnd:
 
     def __init__(self, state: RunState, reporter: Reporter) -> None:
         recipe, self._state, self._reporter = state.recipe, state, reporter
-        self._monitor = Monitor(state.feed.indexed, recipe, device=state.trainer.device, workers=state.feed.workers)
+        self.monitor = Monitor(state.feed.indexed, recipe, device=state.trainer.device, workers=state.feed.workers)
         assignments = state.trainer.schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
         self._health = Health(recipe, assignments=assignments, state=AlarmState.from_dict(state.progress.health))
 
@@ -59,11 +59,11 @@ class EpochEnd:
 
     def _measure(self, epoch: int, stop: StopRequest) -> dict[str, float]:
         """The monitor's figures; StoppedError if the run was asked to stop."""
-        with self._reporter.progress(f"measuring epoch {epoch}", self._monitor.passes) as bar:
+        with self._reporter.progress(f"measuring epoch {epoch}", self.monitor.passes) as bar:
 
             def advance(images: int) -> None:
                 bar.advance(images)
                 if stop.received is not None:
                     raise StoppedError
 
-            return self._monitor.measure(self._state.trainer.model.teacher.backbone, advance, agreed=stop.agreed)
+            return self.monitor.measure(self._state.trainer.model.teacher.backbone, advance, agreed=stop.agreed)

@@ -7,9 +7,11 @@ from typing import Any
 from excb.console import duration
 from excb.results.result import Result, folder_name
 
-from ..protocols import PROTOCOLS, family_of, kind_of
+from ..protocols import kind_of
 from ..reporting.fields import readable
 from ..reporting.markup import Html, element, join, page
+from ..reporting.references import TITLES
+from .comparison import headline, title
 from .suite import Outcome
 
 _FEW = 5  # classes that are named as the best and the worst
@@ -52,39 +54,29 @@ def _masthead(name: str, results: Sequence[Result]) -> Html:
     )
 
 
-def _headline_figure(result: Result) -> str:
-    """A result's best-known figure: k = 20 of a grid of neighbours, else its first."""
-    headlines = (protocol.headline for protocol in PROTOCOLS if protocol.headline in result.figures)
-    return next(headlines, None) or next(iter(result.figures))
-
-
 def _headline(result: Result) -> Html:
-    figures, figure = result.figures, _headline_figure(result)
+    figures, figure = result.figures, headline(result)
     beside = None
     if figure in result.intervals:
         beside = element("small", "{:.1f} to {:.1f}".format(*result.intervals[figure]))
-    return element("div", element("dt", _title(figure)), element("dd", f"{figures[figure]:.2f}", beside))
-
-
-def _title(figure: str) -> str:
-    if (kind := kind_of(figure)) is None:
-        return figure
-    settings = "".join(f", {name} {value}" for name, value in kind.settings)
-    return f"{family_of(kind).short} {kind.metric}{settings}"
+    return element("div", element("dt", title(figure)), element("dd", f"{figures[figure]:.2f}", beside))
 
 
 def _figures(measured: Sequence[tuple[Outcome, Result]]) -> Html:
-    names = ("figure", "percent", "", "95 % interval", "protocol", "time")
+    known = [name for name in TITLES if any(name in result.references for _, result in measured)]
+    names = ("figure", "percent", "", "95 % interval", *(TITLES[name] for name in known), "protocol", "time")
+    right = {"percent", *TITLES.values()}
     head = element(
-        "tr", *(element("th", name, scope="col", class_="number" if name == "percent" else None) for name in names)
+        "tr", *(element("th", name, scope="col", class_="number" if name in right else None) for name in names)
     )
     rows = [
         element(
             "tr",
-            element("th", _title(figure), scope="row"),
+            element("th", title(figure), scope="row"),
             element("td", f"{value:.2f}", class_="number value"),
             element("td", _bar(value, result.intervals.get(figure)), class_="bar", aria_hidden="true"),
             element("td", _interval(result, figure), class_="range"),
+            *(_reference(result, name, figure) for name in known),
             element("td", f"{result.protocol} {result.protocol_hash[:8]}", class_="soft"),
             element("td", duration(result.seconds) if first else "", class_="soft"),
         )
@@ -92,6 +84,11 @@ def _figures(measured: Sequence[tuple[Outcome, Result]]) -> Html:
         for first, (figure, value) in _numbered(result.figures)
     ]
     return element("div", element("table", element("thead", head), element("tbody", *rows)), class_="wide")
+
+
+def _reference(result: Result, name: str, figure: str) -> Html:
+    value = result.references.get(name, {}).get(figure)
+    return element("td", "" if value is None else f"{value:.2f}", class_="number soft")
 
 
 def _numbered(figures: Mapping[str, float]) -> Iterator[tuple[bool, tuple[str, float]]]:
@@ -143,20 +140,19 @@ def _picture(one: Outcome) -> Html | None:
 
 def _classes(result: Result) -> Html | None:
     """The best and the worst classes of the headline's figure."""
-    figure = _headline_figure(result)
+    figure = headline(result)
     by_class = result.per_class.get(figure, {})
     ranked = sorted(
         ((value, name) for name, value in by_class.items() if value is not None), key=lambda each: (-each[0], each[1])
     )
     if len(ranked) < 2:
         return None
-    most = min(_FEW, len(ranked) // 2)
-    title = _title(figure)
-    best, worst = _ends(f"Best classes, {title}", ranked[:most]), _ends(f"Worst classes, {title}", ranked[-most:])
+    most, name = min(_FEW, len(ranked) // 2), title(figure)
+    best, worst = _ends(f"Best classes, {name}", ranked[:most]), _ends(f"Worst classes, {name}", ranked[-most:])
     return element("div", *best, *worst)
 
 
-def _ends(title: str, classes: Sequence[tuple[float, str]]) -> list[Html]:
+def _ends(heading: str, classes: Sequence[tuple[float, str]]) -> list[Html]:
     rows = [
         element(
             "tr",
@@ -166,7 +162,7 @@ def _ends(title: str, classes: Sequence[tuple[float, str]]) -> list[Html]:
         )
         for value, name in classes
     ]
-    return [element("h3", title), element("table", element("tbody", *rows), class_="small")]
+    return [element("h3", heading), element("table", element("tbody", *rows), class_="small")]
 
 
 def _absent(outcomes: Sequence[Outcome]) -> Html | None:

@@ -31,6 +31,7 @@ _WORDS = {
     "command": "its settings",
     "version": "the version of excb",
     "images": "the images of --coco",
+    "untrained": "--untrained",
 }
 
 # Runs a command line of `excb-eval` and writes its result to FILE.json; its files are returned.
@@ -58,7 +59,7 @@ def steps(task: Task, args: argparse.Namespace) -> list[SuiteStep]:
     Raises:
         UserError: one of `only` is none, or none of them applies; or a protocol refuses its options.
     """
-    depends_on = _common(task, args.network)
+    depends_on = _common(task, args.network) | ({"untrained": True} if args.untrained else {})
     suites = [protocol.in_suite for protocol in PROTOCOLS if protocol.in_suite is not None]
     every = [step for suite in suites for step in suite.steps(task, args, depends_on)]
     names = [step.name for step in every]

@@ -59,6 +59,7 @@ class LeaderboardRow:
     cells: dict[str, LeaderboardCell] = field(default_factory=dict)  # by metric
     sources: list[Source] = field(default_factory=list)  # of all its figures
     notes: list[str] = field(default_factory=list)  # what a reader must know
+    own: bool = False  # measured by the reader, not by who made this package
     verdicts: set[str] = field(default_factory=set)  # PASS, FAIL or CANNOT of published figures that were checked
 
     @property

@@ -26,6 +26,7 @@ def render(boards: Sequence[Board], points: Sequence[Point], left_out: Sequence[
     rows = [row for board in boards for group in board.groups for row in group.rows]
     body = join(
         _masthead(boards, rows),
+        _own(boards),
         _figure(points, left_out),
         _filters(boards, rows),
         element("p", "", id="count", role="status"),
@@ -56,6 +57,45 @@ def _masthead(boards: Sequence[Board], rows: Sequence[LeaderboardRow]) -> Html:
         element("dl", *terms, class_="figures"),
         class_="masthead",
     )
+
+
+def _own(boards: Sequence[Board]) -> Html | None:
+    """The reader's own figures, each with its rank and the best one of its protocol; none where there are none."""
+    lines = [
+        element(
+            "li",
+            element("strong", row.model),
+            " ",
+            element("a", f"{board.title} {board.images}", href=f"#board{number}"),
+            f": {metric} {cell.measured:.2f}",
+            _ends(cell),
+            _place(row, rank, group, metric),
+        )
+        for number, board in enumerate(boards)
+        for group in board.groups
+        for row, rank in zip(group.rows, group.ranks, strict=True)
+        if row.own
+        for metric, cell in row.cells.items()
+        if cell.measured is not None and metric == next(name for name in board.metrics if name in row.cells)
+    ]
+    if not lines:
+        return None
+    return element("section", element("h2", "Your results"), element("ul", *lines), class_="panel", id="own")
+
+
+def _ends(cell: LeaderboardCell) -> str:
+    return "" if cell.interval is None else " ({:.1f} to {:.1f})".format(*cell.interval)
+
+
+def _place(row: LeaderboardRow, rank: int | None, group: Group, metric: str) -> str:
+    """Where a row stands among those of its protocol."""
+    ranked = sum(each is not None for each in group.ranks)
+    if rank is None or ranked == 1:
+        return ", which nothing else here compares with"
+    first = group.rows[0]
+    best = first.cells[metric].value if metric in first.cells else None
+    beside = "" if first is row or best is None else f"; the best is {first.model}, {best:.2f}"
+    return f", rank {rank} of {ranked} by the same protocol{beside}"
 
 
 def _figure(points: Sequence[Point], left_out: Sequence[str]) -> Html | None:

@@ -14,6 +14,7 @@ from . import comparable
 from .board import Board, Group, LeaderboardCell, LeaderboardRow, MeasuredResult, Source
 from .comparable import ImagesKey
 
+PACKAGED = "excb/bundled/"  # files of results that come with the package
 AUTHORS = "https://github.com/ManiadisG/ExCB"  # where the paper is named
 
 
@@ -68,6 +69,7 @@ class _Boards:
                 continue
             group = self._group(kind, images, comparable.of_result(result, kind), result.protocol)
             row = _row_like(group, _measured_row(each))
+            row.own = row.own or not each.source.text.startswith(PACKAGED)
             cell = row.cells.setdefault(kind.metric, LeaderboardCell())
             if cell.measured is not None:  # as of other seeds: the file named first counts, and no figure is lost
                 _add(row.notes, f"{each.source.text} gives {kind.metric} {value:.2f}")

@@ -16,6 +16,7 @@ from excb.results.result import Result
 from ..task import Task
 from . import statistics
 from .predictions import ImageScores, Predictions, Scored, unpack
+from .references import below, guesses
 
 
 def report(
@@ -39,7 +40,7 @@ def report(
     """
     scores = scored.scores()
     described = task.describe()
-    return Result(
+    result = Result(
         protocol=protocol,
         figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
         settings=settings,
@@ -48,8 +49,14 @@ def report(
         seconds=round(seconds, 1),
         intervals={name: statistics.interval(each) for name, each in scores.items()},
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in scored.main},
-        notes=[*(task.unknown_notes() if isinstance(scored, Predictions) else []), *notes],
+        notes=[*(task.unknown_notes() if isinstance(scored, Predictions) else []), *notes, *_untrained_note(task)],
+        references=guesses(task, scored) if isinstance(scored, Predictions) else {},
     )
+    return replace(result, notes=[*result.notes, *below(result)])
+
+
+def _untrained_note(task: Task) -> list[str]:
+    return ["random weights, with the BatchNorm statistics of the train images"] if task.is_untrained else []
 
 
 def write(result: Result, scored: Scored, file: Path) -> list[Path]:

@@ -286,3 +286,25 @@ def test_lines_that_no_run_writes_are_passed_over(tmp_path: Path) -> None:
     lines = [json.dumps(good), *map(json.dumps, odd), "[" * 100_000, '{"kind"']
     (tmp_path / METRICS).write_bytes("\n".join(lines).encode() + b"\n\xff\xfe")
     assert read_metrics(tmp_path) == [good]
+
+
+def test_curves_leave_out_panels_without_figures_and_say_alarms_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(curves, "save_figure", lambda figure, *_args, **_options: drawn.append(figure))
+    message = "the loss of 2.1 is no better than chance ($2.08$)"
+    with Journal(tmp_path, step=0) as journal:
+        journal.write("epoch", 1, {"epoch": 1, "loss": 2.1, "agreement": 0.2})
+        for epoch in (1, 2):
+            journal.write("alarm", epoch, {"epoch": epoch, "name": "chance", "message": message})
+        for number in range(curves.MOST_ALARMS):
+            journal.write("alarm", 2, {"epoch": 2, "name": f"other {number}", "message": "words " * 100})
+    curves.draw(tmp_path, clusters=8, title="no labels")
+    (figure,) = drawn
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles == ["Loss", "Agreement between views $a_{avg}$"]
+    words = figure.get_supxlabel()
+    assert words.replace("\n", " ").count(message.replace("$", r"\$")) == 1
+    assert "Alarm in epoch 1: the loss" in words
+    assert words.endswith("and 1 more in metrics.jsonl")

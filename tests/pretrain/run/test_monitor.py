@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from excb.images.scanning import scan_folder
+from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.recipe import MonitorSettings, Recipe, ViewSettings
 from excb.pretrain.run.monitor import KNN_TEMPERATURE, AugmentedInputs, Monitor, effective_rank, shared
 from tests.pretrain.small_runs import write_images
@@ -100,3 +101,30 @@ def test_augmented_inputs_are_the_same_at_every_call_and_differ_by_image(tmp_pat
         assert torch.equal(one, two)
         assert not torch.equal(one, three)
         assert one.shape == (3, 16, 16)
+
+
+def test_networks_beside_each_other_have_the_figures_of_each_alone(tmp_path: Path) -> None:
+    """Also one in double precision, and one whose inputs are prepared its own way."""
+
+    class Scaled(Means):
+        def __init__(self, factors: list[float], dtype: torch.dtype) -> None:
+            super().__init__()
+            self.factors = nn.Parameter(torch.tensor(factors, dtype=dtype))
+
+        def forward(self, images: Tensor) -> Tensor:
+            assert images.dtype == self.factors.dtype
+            return super().forward(images) * self.factors
+
+    write_images(tmp_path)
+    monitor = monitor_of(tmp_path, k=4)
+    networks = {"one": Scaled([1.0, 5.0, 0.2], torch.float64), "two": Scaled([3.0, 1.0, 1.0], torch.float32)}
+    together = monitor.compare(networks)
+    for name, network in networks.items():
+        alone = monitor.measure(network)
+        assert together[name] == {each: alone[each] for each in together[name]}
+        assert together[name].keys() == {"neighbour_agreement", "instance_retrieval", "knn_top1"}
+    assert together["one"] != together["two"]
+    larger = monitor.compare({"two": networks["two"]}, transform=VIEWS.preprocessing)["two"]
+    assert larger == together["two"]
+    other = monitor.compare({"two": networks["two"]}, transform=Preprocessing(24, 12, (0.1, 0.1, 0.1)))["two"]
+    assert other != together["two"]

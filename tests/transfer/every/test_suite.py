@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.files.atomic import write_text
@@ -219,3 +220,79 @@ def test_the_report_in_a_browser_fits_a_phone_and_runs_nothing(tmp_path: Path) -
         assert page.run("document.querySelector('h1').textContent").endswith("gnp.|*`")
         assert page.run("document.scripts.length === 0 && window.hurt === undefined")
         assert page.problems == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several checkpoints
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def compare(place: Path, *words: str, checkpoints: Sequence[str] = ("{place}/run", "{place}/other")) -> int:
+    named = [each.format(place=place) for each in checkpoints]
+    usual = ["--ckpt", *named, "--data", str(place / "data"), "--cache", str(place / "cache"), "--workers", "0"]
+    return int(main(["all", *usual, "--device", "cpu", "--only", "knn", "retrieval", *words]))
+
+
+@pytest.fixture(scope="module")
+def two(place: Path) -> Path:
+    """A second run, with images of another size, and a copy of it under the same name."""
+    write_run(place / "other", 5, recipe=tiny_recipe(eval_resize=48, eval_crop=40))
+    write_run(place / "copies" / "other", 5, recipe=tiny_recipe(eval_resize=48, eval_crop=40))
+    return place
+
+
+def test_checkpoints_side_by_side_are_prepared_alike(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = two / "compared"
+    assert compare(two, "--out", str(out), "--json") == 0
+    told, err = capsys.readouterr()
+    values = json.loads(told)
+    first, second = values["comparison"]["checkpoints"]
+    assert (first["name"], second["name"]) == ("run step 5", "other step 5")
+    assert first["preprocessing"] == second["preprocessing"]
+    assert (first["preprocessing"]["resize"], first["preprocessing"]["crop"]) == (36, 32)
+    assert "other has resize 48, crop 40, bilinear of its own (--own-preprocessing)" in err
+    assert values["comparison"]["tests"] == 2
+    assert set(values["checkpoints"]["other step 5"]["results"]) == {"knn", "retrieval"}
+    assert all(one["cost"]["images_per_second"] > 0 and one["cost"]["flops"] > 0 for one in (first, second))
+    parameters = sum(tensor.numel() for tensor in excb.load(two / "run").network.parameters())
+    assert first["cost"]["parameters"] == parameters
+    for name in ("run-step-5", "other-step-5"):
+        assert (out / name / "report.html").is_file()
+    text = (out / "comparison.md").read_text(encoding="utf-8")
+    assert f"{first['figures']['knn_top1_k20']['percent']:.2f}" in text
+
+    assert compare(two, "--out", str(out), "--json") == 0  # nothing is measured again, cost included
+    again, err = capsys.readouterr()
+    assert json.loads(again) == values
+    assert err.count("finished before") == 4
+
+
+def test_each_checkpoint_may_keep_its_own_preprocessing(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(two, "--own-preprocessing", "--dry-run", "--json") == 0
+    out, err = capsys.readouterr()
+    assert list(json.loads(out)["plans"]) == ["run step 5", "other step 5"]
+    assert "prepared alike" not in err
+
+
+def test_checkpoints_of_one_name_are_told_apart(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints = ("{place}/other", "{place}/copies/other")
+    assert compare(two, "--dry-run", "--json", checkpoints=checkpoints) == 0
+    assert list(json.loads(capsys.readouterr().out)["plans"]) == [each.format(place=two) for each in checkpoints]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "message"),
+    [
+        (("{place}/run", "{place}/run"), "--ckpt names {place}/run twice"),
+        (("{place}/run", "{place}/none.pt"), "none.pt"),
+    ],
+)
+def test_a_wrong_checkpoint_is_told_before_any_work(
+    two: Path, checkpoints: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = two / "refused"
+    assert compare(two, "--out", str(out), checkpoints=checkpoints) == 2
+    err = capsys.readouterr().err
+    assert message.format(place=two) in err
+    assert err.count("\n") == 1
+    assert not list(out.glob("*")) if out.exists() else True

@@ -258,3 +258,23 @@ def test_every_file_of_our_leaderboard_may_stand_there(capsys: pytest.CaptureFix
     files = sorted(map(str, (OURS / "results").glob("*.json")))
     assert main(["leaderboard", str(OURS / "results"), "--check"]) == 0
     assert capsys.readouterr().out.count("schema 2") == len(files) > 0
+
+
+def test_the_page_begins_with_the_readers_own_results() -> None:
+    from excb.transfer.leaderboard import page
+
+    own = linear("mine", 74.1)
+    packaged = result({"knn_top1_k20": 61.5}, name="theirs")
+    measured = [
+        MeasuredResult(own, Source("mine.json")),
+        MeasuredResult(packaged, Source("excb/bundled/theirs/results/knn.json")),
+    ]
+    made = boards(measured, claims())
+    text = page.render(made, [], [])
+    section = text.partition('id="own"')[2].partition("</section>")[0]
+    assert "<strong>mine</strong>" in section
+    assert "top-1 74.10 (73.1 to 75.1), rank " in section
+    assert "by the same protocol; the best is " in section
+    assert "theirs" not in section
+    assert text.index('id="own"') < text.index('class="toolbar"')
+    assert 'id="own"' not in page.render(boards(measured[1:], claims()), [], [])

@@ -1,0 +1,174 @@
+"""The end of a run: references measured once, on the monitor's images, and the verdict that follows from them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from torch import nn
+
+from excb.console import Reporter
+from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0
+from excb.distributed.signals import StopRequest
+from excb.errors import UserError
+from excb.files import json_text
+from excb.hub import loading
+from excb.networks.preprocessing import Preprocessing
+from excb.references.baselines import HistogramRows, PixelRows
+from excb.references.untrained import estimate_batchnorm, spread
+
+from ..initialise import build_model, start_from
+from ..run.journal import read_metrics
+from ..run.monitor import Monitor, StoppedError
+from ..run.run_folder import REPORT
+from ..verdict import GUESSING, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
+from .state import RunState
+
+CALIBRATION_IMAGES = 1000  # at most, for the BatchNorm statistics of the untrained twin
+
+T = TypeVar("T")
+Figures = dict[str, dict[str, float]]  # by network or reference
+
+
+def check(against: Sequence[str]) -> None:
+    """Raise UserError for a checkpoint that cannot be loaded, before training; all ranks call this."""
+    for name in against:
+        run_on_rank0(lambda name=name: loading.load(name) and None)  # type: ignore[misc]
+
+
+def verdict(
+    state: RunState,
+    monitor: Monitor,
+    reporter: Reporter,
+    stop: StopRequest,
+    *,
+    folder: Path | None,
+    against: Sequence[str] = (),
+) -> Verdict | None:
+    """Compare the trained network with its references, and judge the run; all ranks call this.
+
+    Figures in an earlier report of the finished run are taken from there.
+
+    Args:
+        state: of the run, at its end.
+        monitor: whose images are measured.
+        reporter: for messages and progress.
+        stop: may ask to stop.
+        folder: of the run; None on ranks without.
+        against: checkpoints to compare with besides, as `excb.load` takes them.
+
+    Returns:
+        The verdict on rank 0; None on the others.
+
+    Raises:
+        StoppedError: the run was asked to stop meanwhile; nothing has changed.
+    """
+    known = run_on_rank0(lambda: _known(folder, state.progress.step))
+    compare = _Comparison(state, monitor, reporter, stop)
+    if RUN not in known:
+        known = compare.usual()
+    for name in against:
+        path = f"./{name}" if name in (RUN, *TITLES) else name  # a folder may have the name of a reference
+        if path not in known:
+            known |= compare.with_checkpoint(path)
+    return None if folder is None else _judged(state, monitor, known, folder)
+
+
+def _judged(state: RunState, monitor: Monitor, known: Figures, folder: Path) -> Verdict:
+    lines = read_metrics(folder)
+    alarms = [line for line in lines if line["kind"] == "alarm" and line["step"] <= state.progress.step]
+    run = RunFigures(
+        state.recipe,
+        images=len(state.images),
+        measured=len(monitor.images),
+        figures=known[RUN],
+        references={name: figures for name, figures in known.items() if name != RUN},
+        epochs=[line for line in lines if line["kind"] == "epoch"],
+        alarms=alarms,
+        active=list(state.progress.health.get("ringing", [])),
+    )
+    return judge(run)
+
+
+def _known(folder: Path | None, step: int) -> Figures:
+    """Figures of the run's report, if it is of this step; empty where there is none."""
+    assert folder is not None
+    try:
+        report = json_text.parse((folder / REPORT).read_bytes())
+        if report["steps"] != step:
+            return {}
+        stored = Verdict.from_dict(report["verdict"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}  # of a version without verdicts, or changed by hand: measured anew
+    return {RUN: stored.figures} | stored.references
+
+
+class _Comparison:
+    """Measures networks beside the trained one."""
+
+    def __init__(self, state: RunState, monitor: Monitor, reporter: Reporter, stop: StopRequest) -> None:
+        self._state, self._monitor, self._reporter, self._stop = state, monitor, reporter, stop
+        self._device = state.trainer.device
+
+    def usual(self) -> Figures:
+        """The run and its references, from one pass over the images."""
+        recipe, images = self._state.recipe, self._monitor.images
+        networks: dict[str, nn.Module] = {
+            RUN: self._state.trainer.model.teacher.backbone,
+            TWIN: self._untrained(),
+            "pixels": PixelRows(),
+            "colour_histogram": HistogramRows(recipe.views.mean, recipe.views.std).to(self._device),
+        }
+        if recipe.init is not None:
+            networks |= self._unless_gone(lambda: {START: self._start()})
+        figures = self._compare(networks, "comparing with references")
+        labels = None if images.labels is None else images.labels.tolist()
+        guesses = guessing(labels if images.classes else None, measured=len(images), k=recipe.monitor.k)
+        return figures | {GUESSING: guesses}
+
+    def with_checkpoint(self, name: str) -> Figures:
+        """A checkpoint, on images that are prepared as it wants them."""
+        return self._unless_gone(lambda: self._with_checkpoint(name))
+
+    def _with_checkpoint(self, name: str) -> Figures:
+        run_on_rank0(lambda: loading.load(name) and None)  # which fetches it once
+        backbone = all_succeed(lambda: loading.load(name)).to(self._device)
+        return self._compare({name: backbone}, f"comparing with {name}", backbone.transform)
+
+    def _compare(
+        self, networks: Mapping[str, nn.Module], title: str, transform: Preprocessing | None = None
+    ) -> Figures:
+        with self._reporter.progress(title, self._monitor.passes) as bar:
+
+            def advance(images: int) -> None:
+                bar.advance(images)
+                if self._stop.received is not None:
+                    raise StoppedError
+
+            measured = self._monitor.compare(networks, advance, transform=transform, agreed=self._stop.agreed)
+        return {name: {each: round(value, 2) for each, value in figures.items()} for name, figures in measured.items()}
+
+    def _untrained(self) -> nn.Module:
+        """The network that the run's seed makes, with the BatchNorm statistics of the images."""
+        recipe = self._state.recipe
+        network = build_model(replace(recipe, init=None)).teacher.backbone.eval().to(self._device)
+        images = spread(self._monitor.images, CALIBRATION_IMAGES)
+        run_on_rank0(lambda: estimate_batchnorm(network, images, recipe.views.preprocessing))
+        broadcast(network.state_dict().values())
+        return network
+
+    def _start(self) -> nn.Module:
+        """The network that `init` names."""
+        model = build_model(self._state.recipe)
+        run_on_rank0(lambda: start_from(model, self._state.recipe, self._state.images))
+        network = model.teacher.backbone.eval().to(self._device)
+        broadcast(network.state_dict().values())
+        return network
+
+    def _unless_gone(self, make: Callable[[], dict[str, T]]) -> dict[str, T]:
+        """What is made, or nothing where a checkpoint cannot be loaded any more: the run is done, and is judged."""
+        try:
+            return make()
+        except UserError as error:
+            self._reporter.warn(f"{error}; the verdict does without it")
+            return {}

@@ -1,0 +1,332 @@
+"""The verdict of a run: did it learn, by how much more than references on its own images, and what to do next."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from excb.console import Reporter
+
+from .recipe import Recipe
+
+RUN, START, GUESSING, TWIN = "run", "start", "guessing", "untrained"
+# References that need no training; what a run was asked to be compared with beside them has its own name.
+TITLES = {
+    GUESSING: "guessing",
+    "pixels": "raw pixels",
+    "colour_histogram": "a colour histogram",
+    TWIN: "the same network untrained",
+    START: "the checkpoint it started from",
+}
+# The figures, the one that decides first; without labels there is no k-NN.
+FIGURES = {
+    "knn_top1": "k-NN top-1",
+    "instance_retrieval": "instance retrieval",
+    "neighbour_agreement": "agreement of neighbours",
+}
+FAILED = {  # alarms that mean, while they are active, that the run has failed whatever its features do
+    "chance": "its loss is no better than chance",
+    "collapse": "its features have collapsed",
+    "diverging": "its loss has risen above chance",
+}
+UNCLEAR = 5.0  # points; with a wider margin there are too few images to say that nothing was learned
+RISING = 1.0  # points in the last quarter of the run that count as a curve that still rises
+FALLING = 0.02  # the same of the loss, relative
+SHORT = 1500  # steps; the recipes for small sets take about as many
+A_CLUSTER = 20  # images that it should hold (docs/is-my-run-normal.md)
+FEW = 5000  # images
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run came to.
+
+    Attributes:
+        learned: True if it is ahead of all references; False if it is not ahead of the same network untrained, or an
+            alarm says that it failed; None in between, or where it cannot be told.
+        summary: that in one or two sentences, with figures.
+        figures: the run's own, in percent.
+        references: figures by reference, in percent.
+        units: what each figure counts, in words.
+        advice: what to do next, the most promising first.
+        alarms: of the whole run, in its order.
+    """
+
+    learned: bool | None
+    summary: str
+    figures: dict[str, float]
+    references: dict[str, dict[str, float]]
+    units: dict[str, str]
+    advice: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self) | {"advice": [*self.advice], "alarms": [*self.alarms]}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "Verdict":
+        """The inverse of `to_dict`.
+
+        Raises:
+            LookupError, TypeError, ValueError: it is no verdict.
+        """
+        learned, references = stored["learned"], stored["references"]
+        if not (learned is None or isinstance(learned, bool)):
+            raise TypeError("learned is true, false or null")
+        return cls(
+            learned,
+            str(stored["summary"]),
+            _figures(stored.get("figures", {})),
+            {str(name): _figures(values) for name, values in references.items()},
+            {str(name): str(words) for name, words in stored.get("units", {}).items()},
+            tuple(map(str, stored["advice"])),
+            tuple(map(str, stored["alarms"])),
+        )
+
+    def lines(self) -> list[str]:
+        """The verdict as people read it: summary, alarms, advice."""
+        return [
+            self.summary,
+            *(f"alarm, {alarm}" for alarm in self.alarms),
+            *(f"next: {advice}" for advice in self.advice),
+        ]
+
+    def rows(self) -> list[list[str]]:
+        """A table: the run, then every reference, with all figures of the run."""
+        named = {RUN: self.figures} | self.references
+        return [
+            [
+                "this run" if name == RUN else title(name),
+                *(_short(values.get(figure)) for figure in self.figures),
+            ]
+            for name, values in named.items()
+        ]
+
+
+def tell(verdict: Verdict, reporter: Reporter, *, table: bool) -> None:
+    """Print a verdict: as a part of the result, or as notes where the result is not for people."""
+    if not table:
+        for line in verdict.lines():
+            reporter.note(line)
+        return
+    header = ["features", *(f"{FIGURES[name]} %" for name in verdict.figures)]
+    reporter.table("Did it learn?", header, verdict.rows())
+    for name, words in verdict.units.items():
+        reporter.answer(f"{FIGURES.get(name, name)}: {words}")
+    for line in verdict.lines():
+        reporter.answer(line)
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """What a verdict is about.
+
+    Attributes:
+        recipe: of the run.
+        images: in its set.
+        measured: images that figures are of.
+        figures: of the trained network, in percent.
+        references: figures by reference.
+        epochs: its lines of kind `epoch` in `metrics.jsonl`.
+        alarms: its lines of kind `alarm`.
+        active: names of the alarms of its last epoch.
+    """
+
+    recipe: Recipe
+    images: int
+    measured: int
+    figures: Mapping[str, float]
+    references: Mapping[str, Mapping[str, float]]
+    epochs: Sequence[Mapping[str, Any]] = ()
+    alarms: Sequence[Mapping[str, Any]] = ()
+    active: Sequence[str] = ()
+
+    @property
+    def decisive(self) -> str:
+        """The figure that decides."""
+        return next(name for name in FIGURES if name in self.figures)
+
+    @property
+    def best(self) -> str:
+        """The reference that is best in it; those that are only asked for do not count."""
+        rivals = [name for name in self.references if name in TITLES]
+        return max(rivals, key=lambda name: self.references[name][self.decisive])
+
+    def lead(self, reference: str) -> float:
+        """Points by which the decisive figure is ahead of a reference."""
+        return self.figures[self.decisive] - self.references[reference][self.decisive]
+
+    def margin(self, reference: str) -> float:
+        """Points that a lead must exceed to be no accident of these images: 95 %, as if the two were independent."""
+        shares = (self.figures[self.decisive] / 100, self.references[reference][self.decisive] / 100)
+        return 196 * math.sqrt(sum(share * (1 - share) for share in shares) / self.measured)
+
+    def told(self, reference: str) -> str:
+        """A reference with its figure."""
+        return f"{title(reference)} ({self.references[reference][self.decisive]:.1f} %)"
+
+
+def title(reference: str) -> str:
+    """What people call a reference."""
+    return TITLES.get(reference, reference)
+
+
+def guessing(labels: Sequence[int] | None, *, measured: int, k: int) -> dict[str, float]:
+    """Figures in percent without looking at an image; of k-NN, those of always saying the most frequent class.
+
+    Args:
+        labels: of the measured images; None where there are none.
+        measured: number of images.
+        k: neighbours.
+    """
+    figures = {
+        "instance_retrieval": round(100 / measured, 2),
+        "neighbour_agreement": round(100 * min(k, measured - 1) / max(1, measured - 1), 2),
+    }
+    if labels is None:
+        return figures
+    return {"knn_top1": round(100 * max(Counter(labels).values()) / len(labels), 2)} | figures
+
+
+def judge(run: RunFigures) -> Verdict:
+    """The verdict of a run that is finished."""
+    figures = {name: run.figures[name] for name in FIGURES if name in run.figures}
+    learned, summary = _learned(run)
+    if others := [run.told(name) for name in run.references if name not in TITLES]:
+        summary += f" For comparison: {', '.join(others)}."
+    if run.decisive != "knn_top1":
+        summary += " Without labels this says how well features know an image again, not what they say of its subject."
+    return Verdict(
+        learned,
+        summary,
+        figures,
+        {name: dict(values) for name, values in run.references.items()},
+        units(run.measured, run.recipe.monitor.k, figures),
+        tuple(_advice(run, learned)),
+        tuple(_alarms(run)),
+    )
+
+
+def units(measured: int, k: int, figures: Iterable[str]) -> dict[str, str]:
+    """What figures count, in words.
+
+    Args:
+        measured: number of images.
+        k: neighbours.
+        figures: their names.
+    """
+    k = min(k, measured - 1)
+    words = {
+        "knn_top1": f"% of {measured:,} train images, each classified by its {k} nearest others",
+        "instance_retrieval": f"% of {measured:,} train images that are nearest to their own augmented view",
+        "neighbour_agreement": f"% of an image's {k} nearest that stay the nearest when all images are augmented",
+    }
+    return {name: words[name] for name in figures}
+
+
+def _learned(run: RunFigures) -> tuple[bool | None, str]:
+    """Whether the run learned, and the sentence that says so."""
+    best = run.best
+    lead, over_twin = run.lead(best), run.lead(TWIN)
+    counted = units(run.measured, run.recipe.monitor.k, [run.decisive])[run.decisive].removeprefix("% ")
+    figure = f"{FIGURES[run.decisive]} of {run.figures[run.decisive]:.1f} % ({counted})"
+    twin = "" if best == TWIN else f", and {_points(over_twin)} {run.told(TWIN)}"
+    if failed := next((words for alarm, words in FAILED.items() if alarm in run.active), None):
+        return False, f"This run failed: {failed}. It has a {figure}: {_points(lead)} {run.told(best)}{twin}."
+    if lead > run.margin(best):
+        return True, f"This run learned: its {figure} is {_points(lead)} {run.told(best)}, the best reference{twin}."
+    if over_twin <= run.margin(TWIN) and run.margin(TWIN) > UNCLEAR:
+        return None, (
+            f"Whether this run learned cannot be told from {run.measured:,} images: its {figure} is "
+            f"{_points(over_twin)} {run.told(TWIN)}, and {run.margin(TWIN):.0f} may be chance."
+        )
+    if over_twin <= run.margin(TWIN):
+        return False, f"This run learned nothing: its {figure} is {_points(over_twin)} {run.told(TWIN)}."
+    if lead >= -run.margin(best):
+        return None, (
+            f"This run learned something, perhaps nothing of use: its {figure} is {_points(over_twin)} "
+            f"{run.told(TWIN)}, but no different from {run.told(best)} within {run.margin(best):.1f}."
+        )
+    return None, (
+        f"This run learned something, but too little to be of use: its {figure} is {_points(over_twin)} "
+        f"{run.told(TWIN)}, but {_points(lead)} {run.told(best)}, which needs no training."
+    )
+
+
+def _short(value: float | None) -> str:
+    """A figure for a table: what is below one percent keeps its digits."""
+    return "" if value is None else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _points(lead: float) -> str:
+    return f"{abs(lead):.1f} points {'above' if lead >= 0 else 'below'}"
+
+
+def _alarms(run: RunFigures) -> Iterator[str]:
+    """Every alarm of the run, where it first rang."""
+    seen = set()
+    for alarm in run.alarms:
+        name, message = str(alarm.get("name")), str(alarm.get("message"))
+        if name not in seen:
+            seen.add(name)
+            yield f"epoch {alarm.get('epoch')}{', and still at the end' if name in run.active else ''}: {message}"
+
+
+def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
+    recipe, poor = run.recipe, not learned
+    suggested = 2 ** max(2, round(math.log2(run.images / A_CLUSTER))) if run.images > A_CLUSTER else 4
+    if poor and recipe.method.clustering and recipe.method.clusters > 2 * suggested:
+        yield (
+            f"fewer clusters: method.clusters={suggested}, some {A_CLUSTER} images each (now "
+            f"{recipe.method.clusters:,}, {run.images / recipe.method.clusters:.2g} images each)"
+        )
+    if longer := _longer(run, poor=poor):
+        yield longer
+    colours = recipe.views.jitter > 0 or recipe.views.grey > 0
+    if poor and colours and run.best == "colour_histogram":
+        yield "keep the colours, which tell these images apart: views.jitter=0 views.grey=0"
+    if poor and recipe.init is None:
+        yield "start from trained weights instead of random ones: init=NAME, a name of `excb-zoo list`"
+    if poor and run.images < FEW:
+        yield f"add images: {run.images:,} are few, and they need no labels"
+
+
+def _longer(run: RunFigures, *, poor: bool) -> str:
+    """Advice to train longer, where the run was short or its curve still rises; else empty."""
+    epochs = run.recipe.optim.epochs
+    each = run.recipe.steps_per_epoch(run.images)
+    if poor and each * epochs < SHORT:
+        return (
+            f"train longer: optim.epochs={max(2 * epochs, -(-SHORT // each))} in another --out (now {epochs}, which "
+            f"are {each * epochs:,} steps; small sets take {SHORT:,} or more)"
+        )
+    why = _still_improving(run)
+    return f"train longer: optim.epochs={2 * epochs} in another --out ({why})" if why else ""
+
+
+def _still_improving(run: RunFigures) -> str:
+    """How the curve moved in the last quarter of the run, if that was for the better; else empty."""
+    for name in (run.decisive, "loss"):
+        curve = [
+            (line["epoch"], line[name]) for line in run.epochs if _number(line.get("epoch")) and _number(line.get(name))
+        ]
+        before = [point for point in curve if point[0] <= 0.75 * run.recipe.optim.epochs]
+        if not before or curve[-1][0] < run.recipe.optim.epochs:
+            continue
+        (start, earlier), (_, latest) = before[-1], curve[-1]
+        if name != "loss" and latest - earlier >= RISING:
+            return f"{FIGURES[name]} still rose by {latest - earlier:.1f} points after epoch {start}"
+        if name == "loss" and latest < (1 - FALLING) * earlier:
+            return f"the loss still fell from {earlier:.3f} to {latest:.3f} after epoch {start}"
+        return ""
+    return ""
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _figures(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items()}

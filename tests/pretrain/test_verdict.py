@@ -1,0 +1,218 @@
+"""The verdict of a run: what it says of figures that are known, and what a run writes and prints."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from excb.errors import UserError
+from excb.pretrain.__main__ import main
+from excb.pretrain.recipes import RECIPES
+from excb.pretrain.run.monitor import Monitor
+from excb.pretrain.verdict import RunFigures, Verdict, guessing, judge
+from tests.pretrain.small_runs import OVERRIDES, write_images
+from tests.run_files import write_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+REFERENCES = {"untrained": 33.6, "pixels": 47.4, "colour_histogram": 50.9, "guessing": 3.0}
+
+
+def run(
+    figure: float,
+    *,
+    name: str = "knn_top1",
+    measured: int = 2640,
+    references: Mapping[str, float] = REFERENCES,
+    changes: Mapping[str, dict[str, Any]] = {},
+    **values: Any,
+) -> RunFigures:
+    """A run of the recipe `conv4_tiny`, with 128 clusters and long enough, on 2,640 images."""
+    recipe = RECIPES["conv4_tiny"]().change(method={"clusters": 128}).change(**changes)
+    figures = {each: {name: value} for each, value in references.items()}
+    return RunFigures(recipe, images=2640, measured=measured, figures={name: figure}, references=figures, **values)
+
+
+def epochs(*figures: dict[str, float]) -> Sequence[dict[str, Any]]:
+    return [{"epoch": 10 * number, "loss": 4.0} | each for number, each in enumerate(figures, 1)]
+
+
+@pytest.mark.parametrize(
+    ("figure", "measured", "learned", "words"),
+    [
+        (60.0, 2640, True, "This run learned: its k-NN top-1 of 60.0 % (of 2,640 train images, each classified by its"),
+        (51.5, 2640, None, "no different from a colour histogram (50.9 %) within 2.7"),
+        (45.0, 2640, None, "5.9 points below a colour histogram (50.9 %), which needs no training"),
+        (35.0, 2640, False, "This run learned nothing: its k-NN top-1 of 35.0 %"),
+        (20.0, 2640, False, "13.6 points below the same network untrained (33.6 %)"),
+        (40.0, 60, None, "cannot be told from 60 images: its k-NN top-1 of 40.0 %"),
+    ],
+)
+def test_a_run_is_judged_by_what_it_is_ahead_of(figure: float, measured: int, learned: bool | None, words: str) -> None:
+    verdict = judge(run(figure, measured=measured))
+    assert verdict.learned is learned
+    assert words in verdict.summary
+
+
+def test_the_margin_is_that_of_two_shares() -> None:
+    one = run(60.0)
+    expected = 1.96 * math.sqrt((0.6 * 0.4 + 0.509 * 0.491) / 2640)
+    assert one.margin("colour_histogram") == pytest.approx(100 * expected)
+    just, barely = (judge(run(50.9 + 100 * expected + more)).learned for more in (0.05, -0.05))
+    assert (just, barely) == (True, None)
+
+
+def test_an_alarm_of_a_failed_run_decides_and_all_alarms_are_repeated() -> None:
+    alarms = [
+        {"kind": "alarm", "epoch": 2, "name": "chance", "message": "the loss of 9.010 is no better than chance"},
+        {"kind": "alarm", "epoch": 3, "name": "rotating", "message": "whole batches move"},
+        {"kind": "alarm", "epoch": 9, "name": "chance", "message": "again"},
+    ]
+    changes = {"method": {"clusters": 8192}, "optim": {"epochs": 2}}
+    verdict = judge(run(60.0, changes=changes, alarms=alarms, active=["chance"]))
+    assert verdict.learned is False
+    assert verdict.summary.startswith("This run failed: its loss is no better than chance. It has a k-NN top-1 of 60.0")
+    assert verdict.alarms == (
+        "epoch 2, and still at the end: the loss of 9.010 is no better than chance",
+        "epoch 3: whole batches move",
+    )
+    fewer, longer, start, more = verdict.advice
+    assert fewer == "fewer clusters: method.clusters=128, some 20 images each (now 8,192, 0.32 images each)"
+    assert "optim.epochs=37 in another --out (now 2, which are 82 steps" in longer
+    assert "init=NAME" in start
+    assert "2,640 are few" in more
+    assert verdict.lines()[1:3] == [f"alarm, {line}" for line in verdict.alarms]
+
+
+def test_advice_follows_from_the_curve() -> None:
+    rising = epochs({"knn_top1": 40.0}, {"knn_top1": 55.0}, {"knn_top1": 58.0}, {"knn_top1": 60.0})
+    flat = epochs({"knn_top1": 59.0}, {"knn_top1": 59.5}, {"knn_top1": 59.6}, {"knn_top1": 60.0})
+    unmeasured = epochs({"loss": 4.0}, {"loss": 3.0}, {"loss": 2.5}, {"loss": 2.0, "knn_top1": 60.0})
+    (advice,) = judge(run(60.0, epochs=rising)).advice
+    assert advice == (
+        "train longer: optim.epochs=80 in another --out (k-NN top-1 still rose by 2.0 points after epoch 30)"
+    )
+    assert judge(run(60.0, epochs=flat)).advice == ()
+    assert "the loss still fell from 2.500 to 2.000" in judge(run(60.0, epochs=unmeasured)).advice[0]
+
+
+def test_colours_that_views_lose_are_named_where_a_histogram_is_best() -> None:
+    words = "keep the colours, which tell these images apart: views.jitter=0 views.grey=0"
+    assert words in judge(run(45.0, changes={"views": {"jitter": 0.8}})).advice
+    assert words not in judge(run(45.0)).advice
+    few_colours = REFERENCES | {"colour_histogram": 10.0}
+    assert words not in judge(run(45.0, references=few_colours, changes={"views": {"jitter": 0.8}})).advice
+
+
+def test_what_was_only_asked_for_does_not_decide() -> None:
+    verdict = judge(run(60.0, references=REFERENCES | {"rn50_400ep": 90.0}))
+    assert verdict.learned is True
+    assert "For comparison: rn50_400ep (90.0 %)." in verdict.summary
+
+
+def test_without_labels_instances_decide_and_the_unit_is_told() -> None:
+    verdict = judge(run(60.0, name="instance_retrieval"))
+    assert verdict.learned is True
+    assert "instance retrieval of 60.0 % (of 2,640 train images that are nearest to their own" in verdict.summary
+    assert "Without labels" in verdict.summary
+
+
+def test_guesses_against_counts() -> None:
+    figures = guessing([0, 1, 1, 2], measured=4, k=20)
+    assert figures == {"knn_top1": 50.0, "instance_retrieval": 25.0, "neighbour_agreement": 100.0}
+    assert guessing(None, measured=101, k=20) == {"instance_retrieval": 0.99, "neighbour_agreement": 20.0}
+
+
+def test_a_verdict_survives_its_file() -> None:
+    verdict = judge(run(45.0))
+    assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
+    for wrong in ({"learned": "yes"}, {"references": 3}, {"references": {"pixels": {"knn_top1": "many"}}}):
+        with pytest.raises((AttributeError, LookupError, TypeError, ValueError)):
+            Verdict.from_dict(verdict.to_dict() | wrong)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judged")
+    write_images(folder / "images")
+    assert train(folder) == 0
+    return folder
+
+
+def train(folder: Path, *words: str) -> int:
+    usual = ["quickstart", "--data", str(folder / "images"), "--out", str(folder / "run"), *OVERRIDES]
+    return int(main([*usual, *words]))
+
+
+def report(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text(encoding="utf-8"))
+    return values
+
+
+def test_a_run_ends_with_its_verdict(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = report(finished)
+    verdict = Verdict.from_dict(before["verdict"])
+    assert verdict.references.keys() == {"untrained", "pixels", "colour_histogram", "guessing"}
+    assert all(values.keys() == verdict.figures.keys() for values in verdict.references.values())
+    assert verdict.figures["knn_top1"] == round(before["last"]["knn_top1"], 2)
+    assert verdict.figures["instance_retrieval"] == round(before["last"]["instance_retrieval"], 2)
+    assert verdict.references["guessing"]["knn_top1"] == 33.33
+    with pytest.MonkeyPatch.context() as patch:  # a finished run is told again from its report, and nothing is measured
+        patch.setattr(Monitor, "compare", lambda *_, **__: pytest.fail("measured again"))
+        assert train(finished) == 0
+    out = capsys.readouterr().out
+    assert "Did it learn?" in out
+    assert "a colour histogram" in out
+    assert verdict.summary in out
+    assert report(finished)["verdict"] == before["verdict"]
+
+
+def test_a_checkpoint_is_compared_where_asked(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = str(write_run(finished / "other", 3))
+    assert train(finished, "--against", other, "--quiet") == 0
+    assert other in report(finished)["verdict"]["references"]
+    assert f"For comparison: {other} (" in capsys.readouterr().out
+    assert train(finished, "--against", str(finished / "none.pt")) == 2
+    assert "none.pt" in capsys.readouterr().err
+
+
+def test_json_keeps_the_verdict_out_of_the_result(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(finished, "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["verdict"]["summary"] in err
+
+
+def test_a_damaged_verdict_is_measured_again(finished: Path) -> None:
+    values = report(finished)
+    file = finished / "run" / "report.json"
+    file.write_text(json.dumps(values | {"verdict": {"learned": 3}}), encoding="utf-8")
+    assert train(finished, "--quiet") == 0
+    assert report(finished)["verdict"]["figures"] == values["verdict"]["figures"]
+
+
+def test_a_run_that_continues_another_is_compared_with_its_start(finished: Path, tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path / "next"), f"init={finished / 'run'}", "optim.epochs=1", "--quiet"]
+    assert train(finished, *words) == 0
+    values = json.loads((tmp_path / "next" / "report.json").read_text(encoding="utf-8"))["verdict"]
+    assert values["references"]["start"] == report(finished)["verdict"]["figures"]
+
+
+def test_recipes_without_measurements_are_judged_by_the_loss() -> None:
+    assert replace(run(60.0), epochs=[{"epoch": "x", "loss": None}, {"loss": 3.0}]).epochs
+    assert judge(replace(run(60.0), epochs=[{"epoch": "x", "loss": None}, {"loss": 3.0}])).advice == ()
+
+
+def test_checkpoints_to_compare_with_are_loaded_before_training(tmp_path: Path) -> None:
+    from excb.pretrain.training import judging
+
+    with pytest.raises(UserError, match="no checkpoint is called 'rn50_400pe'"):
+        judging.check(["rn50_400pe"])

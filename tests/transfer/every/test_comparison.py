@@ -1,0 +1,216 @@
+"""Checkpoints side by side: corrected tests and tiers against other code, every form of the table, the picture."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from excb.charts.style import figure_bytes
+from excb.transfer.every import comparison_chart, several
+from excb.transfer.every.comparison import Comparison, Contender, holm, side_by_side
+from excb.transfer.every.comparison_page import render
+from excb.transfer.every.comparison_tables import latex, to_csv, to_latex, to_markdown
+from excb.transfer.every.cost import Cost
+from excb.transfer.reporting.scoring import mcnemar
+from tests.browser import chromium
+from tests.transfer.result_files import HOSTILE, result
+
+IMAGES = 400
+FIGURE = "knn_top1_k20"
+
+
+def hits(right: int, *, seed: int = 0) -> Tensor:
+    """As many images right, the same ones for larger numbers, but for a few that a seed chooses."""
+    values = np.arange(IMAGES) < right
+    if seed:
+        swapped = np.random.default_rng(seed).choice(IMAGES, 10, replace=False)
+        values[swapped] = ~values[swapped]
+    return torch.from_numpy(values)
+
+
+def contender(name: str, scores: Tensor | None, *, figure: str = FIGURE, **changes: Any) -> Contender:
+    """One with k-NN, and with detection, which has no score of an image."""
+    knn = {} if scores is None else {figure: 100 * float(scores.double().mean())}
+    results = {"knn": replace(result(knn, name=name), references={"majority": {figure: 12.5}})} if knn else {}
+    results |= {"detection": replace(result({"bbox_AP": 31.0}, protocol="detection"), intervals={})}
+    given: dict[str, Any] = {
+        "folder": name.replace("/", "-"),
+        "architecture": "timm:resnet10t",
+        "preprocessing": {"resize": 36, "crop": 32, "interpolation": "bilinear"},
+        "cost": Cost(5_400_000, 1_200_000_000, 1234.5, "cpu, 1 thread, batches of 8 images of 32 x 32 pixels"),
+        "results": results,
+        "scores": {"knn": {figure: scores}} if scores is not None else {},
+    }
+    return Contender(name, **given | changes)
+
+
+def comparison(*contenders: Contender, notes: Sequence[str] = ()) -> Comparison:
+    usual = [contender(name, hits(right, seed=right)) for name, right in (("good", 300), ("close", 296), ("bad", 100))]
+    return side_by_side(contenders or usual, notes=notes)
+
+
+def test_holm_against_the_definition() -> None:
+    random = np.random.default_rng(0)
+    values = {("f", str(number), "x"): float(value) for number, value in enumerate(random.uniform(0, 0.2, 7))}
+    corrected = holm(values)
+    ordered = sorted(values, key=lambda pair: values[pair])
+    for place, pair in enumerate(ordered):
+        expected = max((len(values) - before) * values[ordered[before]] for before in range(place + 1))
+        assert corrected[pair] == pytest.approx(min(1.0, expected))
+    assert holm({}) == {}
+
+
+def test_tiers_hold_what_does_not_differ() -> None:
+    found = comparison()
+    pairs = {pair: value for pair, value in found.p_values.items() if pair[0] == FIGURE}
+    assert len(pairs) == found.tests == 3
+    raw = [mcnemar(hits(300, seed=300), hits(right, seed=right)) for right in (296, 100)]
+    assert pairs[FIGURE, "good", "bad"] == pytest.approx(min(1.0, 3 * raw[1]), abs=1e-12)
+    assert pairs[FIGURE, "good", "close"] >= raw[0] > 0.05
+    assert {one.name: found.cells[one.name, FIGURE].tier for one in found.contenders} == {
+        "good": 1,
+        "close": 1,
+        "bad": 2,
+    }
+    assert found.cells["good", "bbox_AP"].tier is None  # nothing to test it by
+
+
+def test_a_difference_may_vanish_among_many_comparisons() -> None:
+    """Two differ at 5 % when they are alone, and no longer among ten pairs."""
+    scores = [hits(200), hits(208)]
+    assert 0.004 < mcnemar(*scores) < 0.05
+    alone = comparison(contender("a", scores[0]), contender("b", scores[1]))
+    assert alone.cells["a", FIGURE].tier == 2
+    others = [contender(str(number), hits(200, seed=number)) for number in range(1, 4)]
+    among = comparison(contender("a", scores[0]), contender("b", scores[1]), *others)
+    assert among.tests == 10
+    assert among.cells["a", FIGURE].tier == 1
+
+
+def test_a_checkpoint_without_a_figure_has_an_empty_cell() -> None:
+    found = comparison(contender("a", hits(10)), contender("b", None))
+    assert ("b", FIGURE) not in found.cells
+    assert found.columns[0].title == "k-NN top-1, k 20"
+
+
+def test_rows_of_untrained_networks_that_are_equal_are_one() -> None:
+    def beside(name: str, untrained: float) -> Contender:
+        one = contender(name, hits(100))
+        references = {"majority": {FIGURE: 12.5}, "untrained": {FIGURE: untrained}}
+        return replace(one, results={"knn": replace(one.results["knn"], references=references, notes=["shared", name])})
+
+    same = comparison(beside("a", 30.0), beside("b", 30.0))
+    assert same.references == {"majority class": {FIGURE: 12.5}, "untrained": {FIGURE: 30.0}}
+    assert same.notes == ["shared", "a: a", "b: b"]
+    unlike = comparison(beside("a", 30.0), beside("b", 31.0), beside("c", 30.0))
+    assert list(unlike.references) == ["majority class", "a, c, untrained", "b, untrained"]
+
+
+def test_csv_has_a_line_a_figure() -> None:
+    lines = list(csv.DictReader(io.StringIO(to_csv(comparison()))))
+    assert len(lines) == 7  # three checkpoints with two figures, and the majority class
+    (good,) = [line for line in lines if line["checkpoint"] == "good" and line["figure"] == FIGURE]
+    assert (good["tier"], good["parameters"], good["flops"]) == ("1", "5400000", "1200000000")
+    assert float(good["low"]) < float(good["percent"]) < float(good["high"])
+    assert lines[-1]["checkpoint"] == "majority class"
+    assert to_csv(comparison(contender("=1+1", hits(9)), contender("b", hits(8)))).splitlines()[1].startswith("'=1+1")
+
+
+def test_markdown_is_one_table_that_names_the_picture() -> None:
+    text = to_markdown(comparison(notes=["a note"]), picture="comparison.png")
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in table} == {7}
+    assert len(table) == 2 + 3 + 1
+    assert "| majority class | 12.50 |" in text
+    assert "![Figures with their intervals](comparison.png)" in text
+    assert "- a note" in text
+
+
+def parsed(text: str) -> tuple[list[list[str]], str]:
+    """The rows of the one `tabular` of a LaTeX text, and its columns; refuses what LaTeX would refuse.
+
+    Environments and braces must match, rows must fit the columns, and no special character may stand unescaped.
+    """
+    code = "\n".join(re.sub(r"(?<!\\)%.*", "", line) for line in text.splitlines())
+    opened: list[str] = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", code):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert not opened
+    plain = re.sub(r"\\[{}\\&%$#_]", "", code)
+    depth = 0
+    for letter in plain:
+        depth += (letter == "{") - (letter == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert not set('$#_^~<>|"') & set(plain)
+    known = {"begin", "end", "centering", "caption", "toprule", "midrule", "bottomrule", "textbf", "textsuperscript"}
+    known |= {"scriptsize"} | {f"text{name}" for name in ("backslash", "asciitilde", "asciicircum", "less", "greater")}
+    known |= {"textbar", "textquotedbl"}
+    assert set(re.findall(r"\\([A-Za-z]+)", code)) <= known
+    match = re.search(r"\\begin\{tabular\}\{(\w+)\}(.*)\\end\{tabular\}", code, re.DOTALL)
+    assert match is not None
+    body = re.sub(r"\\(top|mid|bottom)rule", "", match[2]).strip()
+    assert body.endswith(r"\\")
+    rows = [re.split(r"(?<!\\)&", row) for row in re.split(r"\\\\", body)[:-1]]
+    assert {len(row) for row in rows} == {len(match[1])}
+    return [[cell.strip() for cell in row] for row in rows], match[1]
+
+
+def test_latex_parses_and_the_first_tier_is_bold() -> None:
+    rows, columns = parsed(to_latex(comparison()))
+    assert columns == "lrrrrr"
+    assert [row[0] for row in rows[1:]] == ["good", "close", "bad", "majority class"]
+    assert rows[1][1].startswith(r"\textbf{7")
+    assert rows[3][1].startswith("2")
+    assert r"\textsuperscript{2}" in rows[3][1]
+    assert rows[1][3:] == ["5.4", "1.2", "1,234"]
+    assert rows[4][1:] == ["12.50", "", "", "", ""]
+
+
+@pytest.mark.parametrize("name", [HOSTILE, r"a_b & 50 % $x$ #1 {~^}\input{x}", "\\", "é ü 漢", "a\nb\x1b[2J"])
+def test_any_name_is_text_in_every_form(name: str) -> None:
+    found = comparison(contender(name, hits(30)), contender("b", hits(9)))
+    rows, _ = parsed(to_latex(found))
+    assert rows[1][0] == latex(name)
+    assert "<img src=x" not in render(found, b"", report="report.html")
+    assert len(list(csv.reader(io.StringIO(to_csv(found))))) == 6
+    assert figure_bytes(comparison_chart.draw(found))[:4] == b"\x89PNG"
+
+
+def test_the_picture_has_a_panel_a_figure_and_a_point_a_checkpoint() -> None:
+    figure = comparison_chart.draw(comparison())
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == [column.title for column in comparison().columns]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["good", "close", "bad"]
+    points = [container.lines[0].get_xdata()[0] for container in figure.axes[0].containers]
+    assert points == pytest.approx([comparison().cells[name, FIGURE].value for name in ("good", "close", "bad")])
+
+
+def test_all_forms_are_written(tmp_path: Path) -> None:
+    files = several.write(comparison(), tmp_path, report="report.html")
+    assert sorted(file.name for file in files) == [
+        f"comparison.{suffix}" for suffix in ("csv", "html", "json", "md", "png", "svg", "tex")
+    ]
+    assert 'href="good/report.html"' in (tmp_path / "comparison.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.browser
+def test_the_page_in_a_browser_fits_a_phone(tmp_path: Path) -> None:
+    several.write(comparison(), tmp_path, report="report.html")
+    with chromium() as page:
+        page.size(360, 740, phone=True)
+        page.open(tmp_path / "comparison.html")
+        assert page.run("document.documentElement.scrollWidth") <= 360
+        assert page.run("document.scripts.length") == 0
+        assert page.problems == []

@@ -1,0 +1,272 @@
+"""Several checkpoints side by side: one figure a protocol, intervals, and tiers of what differs by more than chance."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from torch import Tensor
+
+from excb.references.guessing import CHANCE, MAJORITY, TITLES
+from excb.references.untrained import NETWORK
+from excb.results.result import Result
+
+from ..protocols import PROTOCOLS, family_of, kind_of
+from ..reporting.statistics import compared
+from .cost import Cost
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One checkpoint.
+
+    Attributes:
+        name: that tables call it.
+        folder: of its results, below that of the comparison.
+        architecture: of its backbone.
+        preprocessing: of its images, as in results.
+        cost: of its backbone.
+        results: by step.
+        scores: of every test image, by figure, where a protocol saves them.
+    """
+
+    name: str
+    folder: str
+    architecture: str
+    preprocessing: Mapping[str, Any]
+    cost: Cost
+    results: Mapping[str, Result]
+    scores: Mapping[str, Mapping[str, Tensor]]
+
+    def figure(self, column: "Column") -> float | None:
+        """Its value of a column, if it has one."""
+        result = self.results.get(column.step)
+        return None if result is None else result.figures.get(column.figure)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of one protocol, in percent."""
+
+    step: str
+    figure: str
+    title: str
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A checkpoint's figure.
+
+    Attributes:
+        value: in percent.
+        interval: its 95 % interval; None where the protocol has none.
+        tier: 1 for the best one and all that do not differ from it, 2 for the best of the rest and all that do not
+            differ from that, and so on; None where nothing could be tested.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    tier: int | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Checkpoints x protocols.
+
+    Attributes:
+        data: the images in words.
+        contenders: in the order they were named.
+        columns: the figures.
+        cells: by contender's name and figure.
+        references: figures that need no checkpoint or no training: name -> figure -> percent.
+        tests: how many pairs were tested, which p-values are corrected for (Holm, 1979).
+        p_values: corrected, by figure and pair of names.
+        notes: what a reader must know.
+    """
+
+    data: str
+    contenders: Sequence[Contender]
+    columns: Sequence[Column]
+    cells: Mapping[tuple[str, str], Cell]
+    references: Mapping[str, Mapping[str, float]]
+    tests: int
+    p_values: Mapping[tuple[str, str, str], float]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def explanation(self) -> str:
+        """How tables are to be read."""
+        pairs = f"{self.tests} pair{'s' * (self.tests != 1)}"
+        return (
+            "Percent, with 95 % bootstrap intervals of the test images. Figures of one tier (*1, *2, ...) do not "
+            "differ at 5 % from the best of the tier: paired tests on the same images, McNemar's of hits, a "
+            f"randomisation test of other scores, corrected for {pairs} by Holm's method."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "data": self.data,
+            "columns": [{"figure": column.figure, "title": column.title} for column in self.columns],
+            "checkpoints": [
+                {
+                    "name": one.name,
+                    "folder": one.folder,
+                    "architecture": one.architecture,
+                    "preprocessing": dict(one.preprocessing),
+                    "cost": one.cost.to_dict(),
+                    "figures": {
+                        column.figure: {"percent": cell.value, "interval": cell.interval, "tier": cell.tier}
+                        for column in self.columns
+                        if (cell := self.cells.get((one.name, column.figure))) is not None
+                    },
+                }
+                for one in self.contenders
+            ],
+            "references": {name: dict(values) for name, values in self.references.items()},
+            "tests": self.tests,
+            "p_values": [
+                {"figure": figure, "first": first, "second": second, "p_value": value}
+                for (figure, first, second), value in self.p_values.items()
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def headline(result: Result) -> str:
+    """A result's best-known figure: k = 20 of a grid of neighbours, else its first."""
+    headlines = (protocol.headline for protocol in PROTOCOLS if protocol.headline in result.figures)
+    return next(headlines, None) or next(iter(result.figures))
+
+
+def title(figure: str) -> str:
+    """What people call a figure."""
+    if (kind := kind_of(figure)) is None:
+        return figure
+    settings = "".join(f", {name} {value}" for name, value in kind.settings)
+    return f"{family_of(kind).short} {kind.metric}{settings}"
+
+
+def side_by_side(contenders: Sequence[Contender], *, notes: Sequence[str] = ()) -> Comparison:
+    """Compare checkpoints that were evaluated on the same images.
+
+    Args:
+        contenders: at least two, with at least one result among them.
+        notes: what a reader must know.
+    """
+    columns = list({column.figure: column for one in contenders for column in _columns(one)}.values())
+    p_values = holm(
+        {
+            (column.figure, first.name, second.name): compared(
+                first.scores[column.step][column.figure], second.scores[column.step][column.figure]
+            ).p_value
+            for column in columns
+            for first, second in combinations([one for one in contenders if _testable(one, column)], 2)
+        }
+    )
+    cells = {}
+    for column in columns:
+        tiers = _tiers(contenders, column, p_values)
+        for one in contenders:
+            if (value := one.figure(column)) is not None:
+                interval = one.results[column.step].intervals.get(column.figure)
+                cells[one.name, column.figure] = Cell(value, interval, tiers.get(one.name))
+    return Comparison(
+        _data(contenders),
+        contenders,
+        columns,
+        cells,
+        _references(contenders),
+        len(p_values),
+        p_values,
+        [*notes, *_notes(contenders)],
+    )
+
+
+def holm(p_values: Mapping[tuple[str, str, str], float]) -> dict[tuple[str, str, str], float]:
+    """P-values corrected for their number (Holm, 1979): each times the number of those not smaller, never falling."""
+    corrected, largest = {}, 0.0
+    for number, (pair, value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, value * (len(p_values) - number)))
+        corrected[pair] = largest
+    return {pair: corrected[pair] for pair in p_values}
+
+
+def _columns(one: Contender) -> list[Column]:
+    columns = []
+    for step, result in one.results.items():
+        figure, kind = headline(result), kind_of(headline(result))
+        columns.append(Column(step, figure, title(figure), kind is None or kind.higher_is_better))
+    return columns
+
+
+def _testable(one: Contender, column: Column) -> bool:
+    return column.figure in one.scores.get(column.step, {})
+
+
+def _tiers(
+    contenders: Sequence[Contender], column: Column, p_values: Mapping[tuple[str, str, str], float]
+) -> dict[str, int]:
+    """The tier of every contender whose figure could be tested."""
+    sign = 1 if column.higher_is_better else -1
+    left = sorted(
+        (one for one in contenders if _testable(one, column)), key=lambda one: -sign * (one.figure(column) or 0.0)
+    )
+    tiers: dict[str, int] = {}
+    number = 0
+    while left:
+        number, best = number + 1, left[0]
+        same = [one for one in left if one is best or not _differ(column.figure, best.name, one.name, p_values)]
+        tiers |= {one.name: number for one in same}
+        left = [one for one in left if one not in same]
+    return tiers
+
+
+def _differ(figure: str, first: str, second: str, p_values: Mapping[tuple[str, str, str], float]) -> bool:
+    pair = (figure, first, second)
+    return p_values[pair if pair in p_values else (figure, second, first)] < LEVEL
+
+
+def _references(contenders: Sequence[Contender]) -> dict[str, dict[str, float]]:
+    """Rows of guessing, which are equal for all checkpoints, and of every network untrained."""
+    rows: dict[str, dict[str, float]] = {}
+    for reference in (MAJORITY, CHANCE):
+        for values in (_reference(one, reference) for one in contenders):
+            rows.setdefault(TITLES[reference], {}).update(values)
+    twins: dict[tuple[tuple[str, float], ...], list[str]] = {}  # those of one architecture are equal
+    for one in contenders:
+        twins.setdefault(tuple(sorted(_reference(one, NETWORK).items())), []).append(one.name)
+    several = len([values for values in twins if values]) > 1
+    rows |= {
+        (f"{', '.join(names)}, " if several else "") + "untrained": dict(values) for values, names in twins.items()
+    }
+    return {name: values for name, values in rows.items() if values}
+
+
+def _reference(one: Contender, reference: str) -> dict[str, float]:
+    """Figures of one reference, of all of a checkpoint's results."""
+    return {
+        figure: value
+        for result in one.results.values()
+        for figure, value in result.references.get(reference, {}).items()
+    }
+
+
+def _notes(contenders: Sequence[Contender]) -> list[str]:
+    """The notes of all results; one that all checkpoints have is told once."""
+    by_note: dict[str, list[str]] = {}
+    for one in contenders:
+        for note in dict.fromkeys(note for result in one.results.values() for note in result.notes):
+            by_note.setdefault(note, []).append(one.name)
+    return [note if len(names) == len(contenders) else f"{', '.join(names)}: {note}" for note, names in by_note.items()]
+
+
+def _data(contenders: Sequence[Contender]) -> str:
+    first = next(result for one in contenders for result in one.results.values())
+    images = " and ".join(
+        f"{first.data[part]['images']:,} {part} images" for part in ("train", "test") if part in first.data
+    )
+    return f"{images}, {first.data.get('classes')} classes" if images else "images of the protocols"

@@ -1,0 +1,237 @@
+"""Several checkpoints through one suite: prepared alike, evaluated one after the other, then set side by side."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from excb.charts.style import figure_bytes
+from excb.console import Reporter
+from excb.distributed.collectives import run_on_rank0
+from excb.errors import UserError
+from excb.files import json_text
+from excb.files.atomic import write_bytes, write_text
+from excb.networks.backbone import check_resolution, weights_hash
+from excb.networks.preprocessing import Preprocessing
+
+from ..protocol import SuiteStep
+from ..reporting.report import read
+from ..task import Task
+from . import comparison_chart, comparison_page, comparison_tables, cost, suite
+from .comparison import Comparison, Contender, side_by_side
+from .suite import Outcome
+
+NAME, COST = "comparison", "cost.json"  # of the files; the second lies with each checkpoint's results
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A checkpoint before its evaluation."""
+
+    checkpoint: str  # as it was named
+    name: str  # in tables
+    folder: str  # of its results
+    steps: Sequence[SuiteStep]
+
+
+class Preparation:
+    """Opens checkpoints on the same images, by default prepared alike: as the first one has them.
+
+    Args:
+        open_task: what opens a checkpoint on the images; all ranks call it together.
+        own: leave each checkpoint its own resize and crop.
+    """
+
+    def __init__(self, open_task: Callable[[str], Task], *, own: bool) -> None:
+        self._open, self._own = open_task, own
+        self._rule: Preprocessing | None = None
+        self.changed: list[str] = []  # what other checkpoints would have had
+
+    def task(self, checkpoint: str) -> Task:
+        """The task of a checkpoint.
+
+        Raises:
+            UserError: it cannot be loaded, or takes no images of the first one's size.
+        """
+        task = self._open(checkpoint)
+        if self._own:
+            return task
+        own, rule = task.preprocessing, self._rule or task.preprocessing
+        self._rule = rule
+        shared = replace(own, resize=rule.resize, crop=rule.crop, interpolation=rule.interpolation)
+        if shared == own:
+            return task
+        try:
+            check_resolution(task.backbone, [shared.crop])
+        except UserError as error:
+            raise UserError.on_all_ranks(
+                f"{checkpoint}: {error}; --resize and --crop choose a size for all, and --own-preprocessing leaves "
+                "each checkpoint its own"
+            ) from None
+        if (line := f"{checkpoint} has {_sizes(own)} of its own") not in self.changed:
+            self.changed.append(line)
+        return replace(task, preprocessing=shared).calibrated()
+
+    @property
+    def note(self) -> str:
+        """How images were prepared, if that is not each checkpoint's own way; else empty."""
+        if self._rule is None or not self.changed:
+            return ""
+        return (
+            f"all images are prepared alike, {_sizes(self._rule)}, as the first checkpoint has it; "
+            f"{'; '.join(self.changed)} (--own-preprocessing)"
+        )
+
+
+def _sizes(preprocessing: Preprocessing) -> str:
+    return f"resize {preprocessing.resize}, crop {preprocessing.crop}, {preprocessing.interpolation}"
+
+
+def entrants(
+    checkpoints: Sequence[str], preparation: Preparation, plan: Callable[[Task], Sequence[SuiteStep]]
+) -> list[Entrant]:
+    """Load every checkpoint once, so that a wrong one is told before any work.
+
+    Raises:
+        UserError: one is named twice or cannot be loaded.
+    """
+    if len(set(checkpoints)) < len(checkpoints):
+        twice = next(each for each in checkpoints if checkpoints.count(each) > 1)
+        raise UserError.on_all_ranks(f"--ckpt names {twice} twice")
+    loaded = []
+    for checkpoint in checkpoints:
+        task = preparation.task(checkpoint)
+        loaded.append((checkpoint, str(task.describe_checkpoint()["name"]), plan(task)))
+    names = [name for _, name, _ in loaded]
+    found, folders = [], set[str]()
+    for checkpoint, name, steps in loaded:
+        label = name if names.count(name) == 1 else checkpoint
+        folder = stem = re.sub(r"[^\w.-]+", "-", label).strip("-.") or "checkpoint"
+        number = 1
+        while folder.casefold() in folders:
+            number += 1
+            folder = f"{stem}-{number}"
+        folders.add(folder.casefold())
+        found.append(Entrant(checkpoint, label, folder, steps))
+    return found
+
+
+def contender(entrant: Entrant, task: Task, outcomes: Sequence[Outcome], folder: Path) -> Contender:
+    """A checkpoint after its evaluation, on rank 0; its cost is measured unless its folder holds it.
+
+    Args:
+        entrant: the checkpoint.
+        task: its backbone and images.
+        outcomes: its protocols.
+        folder: of its results.
+    """
+    results = {one.step.name: one.result for one in outcomes if one.result is not None}
+    scores: dict[str, dict[str, Tensor]] = {}
+    for one in outcomes:
+        if one.file is not None and one.result is not None and one.result.predictions.get("file", "").endswith(".npz"):
+            scores[one.step.name] = read(one.file)[1].scores()
+    architecture = task.backbone.entry.architecture.name
+    prepared = task.preprocessing.to_dict()
+    return Contender(entrant.name, entrant.folder, architecture, prepared, _cost(task, folder), results, scores)
+
+
+def _cost(task: Task, folder: Path) -> cost.Cost:
+    file = folder / COST
+    identity = {"weights": weights_hash(task.backbone.network), "where": cost.where(task)}
+    try:
+        stored = json_text.parse(file.read_bytes())
+        if stored["identity"] == identity:
+            return cost.Cost(**stored["cost"])
+    except (OSError, ValueError, LookupError, TypeError):
+        pass  # measured anew
+    measured = cost.measure(task)
+    write_text(json.dumps({"identity": identity, "cost": measured.to_dict()}, indent=2) + "\n", file)
+    return measured
+
+
+def write(comparison: Comparison, folder: Path, *, report: str) -> list[Path]:
+    """Write a comparison as a page, Markdown, CSV, LaTeX, JSON and pictures.
+
+    Args:
+        comparison: what to write.
+        folder: for the files.
+        report: name of the page in every checkpoint's folder.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    figure = comparison_chart.draw(comparison)
+    picture = figure_bytes(figure)
+    texts = {
+        "html": comparison_page.render(comparison, picture, report=report),
+        "md": comparison_tables.to_markdown(comparison, picture=f"{NAME}.png"),
+        "csv": comparison_tables.to_csv(comparison),
+        "tex": comparison_tables.to_latex(comparison),
+        "json": json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False) + "\n",
+    }
+    files = [folder / f"{NAME}.{suffix}" for suffix in texts]
+    for file, text in zip(files, texts.values(), strict=True):
+        write_text(text, file)
+    for suffix, drawn in ((".png", picture), (".svg", figure_bytes(figure, ".svg"))):
+        write_bytes(drawn, folder / f"{NAME}{suffix}")
+        files.append(folder / f"{NAME}{suffix}")
+    return files
+
+
+def show(comparison: Comparison, reporter: Reporter) -> None:
+    """Print the table, and how to read it."""
+    header, rows = comparison_tables.headers(comparison), comparison_tables.rows(comparison)
+    reporter.table(f"Side by side: {comparison.data}", header, rows)
+    reporter.answer(comparison.explanation)
+    for note in comparison.notes:
+        reporter.answer(f"note: {note}")
+
+
+def evaluate(
+    entered: Sequence[Entrant],
+    preparation: Preparation,
+    run: Callable[[Entrant, Task], suite.RunStep],
+    finish: Callable[[Sequence[Outcome], Path], None],
+    *,
+    folder: Path,
+    reporter: Reporter,
+) -> tuple[Comparison | None, dict[str, list[Outcome]]]:
+    """Evaluate checkpoints one after the other, each in its own folder below `folder`, and set them side by side.
+
+    Args:
+        entered: the checkpoints.
+        preparation: opens them.
+        run: makes what runs a step of one.
+        finish: called on rank 0 with the outcomes of each and its folder, to write its report.
+        folder: for all results.
+        reporter: prints notes, progress and tables.
+
+    Returns:
+        The comparison, on rank 0 and if anything was measured; and the outcomes by name.
+    """
+    contenders, outcomes = list[Contender](), dict[str, list[Outcome]]()
+    for entrant in entered:
+        reporter.note(f"{entrant.name}:")
+        own, task = folder / entrant.folder, preparation.task(entrant.checkpoint)
+        made = outcomes[entrant.name] = suite.evaluate(entrant.steps, own, run(entrant, task), reporter)
+
+        def keep(entrant: Entrant = entrant, task: Task = task, made: list[Outcome] = made, own: Path = own) -> None:
+            finish(made, own)
+            contenders.append(contender(entrant, task, made, own))
+
+        run_on_rank0(keep)
+    if not any(one.results for one in contenders):
+        return None, outcomes
+    return side_by_side(contenders, notes=[preparation.note] if preparation.note else []), outcomes
+
+
+def to_dict(comparison: Comparison | None, outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
+    """Plain values for JSON."""
+    return {
+        "checkpoints": {name: suite.to_dict(each) for name, each in outcomes.items()},
+        "comparison": None if comparison is None else comparison.to_dict(),
+    }
