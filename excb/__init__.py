@@ -14,8 +14,22 @@ _PUBLIC = {
     "UserError": "excb.errors",
     "checkpoints": "excb.hub.catalogue",
     "load": "excb.hub.loading",
+    # Of the leaves: named here as text only, and imported when they are used.
+    "Run": "excb.pretrain.train",
+    "plan": "excb.pretrain.train",
+    "train": "excb.pretrain.train",
 }
-__all__ = ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"]
+__all__ = [
+    "Backbone",
+    "ExCB",
+    "Run",
+    "UserError",
+    "__version__",
+    "checkpoints",
+    "load",
+    "plan",
+    "train",
+]
 
 # In a clone, excb.pretrain, excb.transfer and excb.zoo are beside this folder (see pyproject.toml).
 _CLONE = Path(__file__).resolve().parent.parent

@@ -5,6 +5,19 @@ from excb.hub.backbone import Backbone as Backbone
 from excb.hub.catalogue import checkpoints as checkpoints
 from excb.hub.loading import load as load
 from excb.method import ExCB as ExCB
+from excb.pretrain.train import Run as Run
+from excb.pretrain.train import plan as plan
+from excb.pretrain.train import train as train
 from excb.version import __version__ as __version__
 
-__all__ = ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"]
+__all__ = [
+    "Backbone",
+    "ExCB",
+    "Run",
+    "UserError",
+    "__version__",
+    "checkpoints",
+    "load",
+    "plan",
+    "train",
+]

@@ -12,7 +12,7 @@ import torch
 from excb.console import Progressor, Reporter
 from excb.distributed.collectives import all_succeed, mean_over_ranks, run_on_rank0, world_size
 from excb.distributed.machine import choose_device
-from excb.distributed.signals import StopRequest
+from excb.distributed.signals import SecondSignal, StopRequest
 from excb.distributed.workers import ReadingError
 from excb.errors import UserError
 from excb.images.image_set import CodedImages
@@ -47,6 +47,7 @@ def train(
     device: torch.device | None = None,
     table: bool = True,
     profile: bool = False,
+    second: SecondSignal = "exit",
 ) -> int:
     """Pretrain, or resume the run in `out`, until it is finished or asked to stop.
 
@@ -58,6 +59,7 @@ def train(
         device: where this rank trains; by default the recipe's.
         table: print the last epoch's figures at the end.
         profile: record a few steps and report where their time goes.
+        second: what a second request to stop does (`StopRequest`).
 
     Returns:
         Exit code: 0, or 128 + the signal that stopped the run.
@@ -79,7 +81,7 @@ def train(
 
     run_on_rank0(lock)
     try:
-        return Run(recipe, images, folder, reporter, device, table=table, profile=profile).run()
+        return Run(recipe, images, folder, reporter, device, table=table, profile=profile).run(second)
     finally:
         if folder is not None:
             folder.close()
@@ -106,7 +108,7 @@ class Run:
         self.epoch_end = EpochEnd(self.state, reporter)
         self.profile = StepProfile(folder.path) if profile and folder is not None else None
 
-    def run(self) -> int:
+    def run(self, second: SecondSignal = "exit") -> int:
         """Train from where the run is to its end, and return the exit code."""
         steps, progress = self.trainer.schedules.steps, self.progress
         if progress.step >= steps and not self.statistics.complete:
@@ -116,7 +118,7 @@ class Run:
             return 0
         if progress.step:
             self.reporter.note(f"resuming from step {progress.step} (epoch {self.state.epochs_done:.2f})")
-        with StopRequest() as stop:
+        with StopRequest(second=second) as stop:
             asked = self._start_and_train(stop)
             if asked and stop.received is not None:
                 self.reporter.note(

@@ -39,6 +39,8 @@ class LostProcessError(Exception):
 def joined(device: str) -> Iterator[torch.device]:
     """Join the process group, if there is one, and give this process's device for the recipe's (cpu, cuda or auto).
 
+    A group that the program itself has made (`torch.distributed.init_process_group`) is used, and stays.
+
     Raises:
         UserError: there is no such device here, fewer GPUs than processes, or an environment that no launcher sets.
         LostProcessError: another process ended in the middle of the run.
@@ -48,6 +50,9 @@ def joined(device: str) -> Iterator[torch.device]:
         return
     check_environment()
     place = _own_device(device)
+    if dist.is_initialized():
+        yield place
+        return
     # gloo beside NCCL: small agreements between processes must not wait for a GPU.
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     try:
