@@ -15,19 +15,29 @@ _PUBLIC = {
     "checkpoints": "excb.hub.catalogue",
     "load": "excb.hub.loading",
     # Of the leaves: named here as text only, and imported when they are used.
+    "Result": "excb.transfer.evaluate",
     "Run": "excb.pretrain.train",
+    "compare": "excb.transfer.doors",
+    "evaluate": "excb.transfer.evaluate",
+    "leaderboard": "excb.transfer.doors",
     "plan": "excb.pretrain.train",
+    "reproduce": "excb.transfer.doors",
     "train": "excb.pretrain.train",
 }
 __all__ = [
     "Backbone",
     "ExCB",
+    "Result",
     "Run",
     "UserError",
     "__version__",
     "checkpoints",
+    "compare",
+    "evaluate",
+    "leaderboard",
     "load",
     "plan",
+    "reproduce",
     "train",
 ]
 

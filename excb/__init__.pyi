@@ -8,16 +8,26 @@ from excb.method import ExCB as ExCB
 from excb.pretrain.train import Run as Run
 from excb.pretrain.train import plan as plan
 from excb.pretrain.train import train as train
+from excb.transfer.doors import compare as compare
+from excb.transfer.doors import leaderboard as leaderboard
+from excb.transfer.doors import reproduce as reproduce
+from excb.transfer.evaluate import Result as Result
+from excb.transfer.evaluate import evaluate as evaluate
 from excb.version import __version__ as __version__
 
 __all__ = [
     "Backbone",
     "ExCB",
+    "Result",
     "Run",
     "UserError",
     "__version__",
     "checkpoints",
+    "compare",
+    "evaluate",
+    "leaderboard",
     "load",
     "plan",
+    "reproduce",
     "train",
 ]

@@ -20,7 +20,7 @@ class Progressor:
     """Progress of one long job: `advance` it, and set `status` to show more, such as the loss."""
 
     def __init__(
-        self, title: str, total: int, done: int, stream: TextIO | None, bar: Progress | None, cell: Any = None
+        self, title: str, total: int, done: int, stream: TextIO | None, bar: Progress | None = None, *, cell: Any = None
     ) -> None:
         self.status, self._cell = "", cell
         self._title, self._total, self._done, self._stream, self._bar = title, total, done, stream, bar
@@ -113,7 +113,7 @@ class Reporter:
         """
         title = printable(title)
         if self.quiet or not self._notes.is_terminal or self._live is not None:
-            yield Progressor(title, total, done, None if self.quiet else sys.stderr, None, self._cell(title))
+            yield Progressor(title, total, done, None if self.quiet else sys.stderr, cell=self._cell(title))
             return
         columns = (
             TextColumn("{task.description}", markup=False),

@@ -122,7 +122,7 @@ def train(
     changed = changed_recipe(recipe, init=init, **overrides)
     place = run_place(os.fspath(out)) if out is not None else Place(Path("runs") / changed.name)
     reporter = Reporter(quiet=quiet or not is_rank0())
-    with joined(changed.efficiency.device) as device:
+    with joined(changed.efficiency.device, stay=True) as device:
         code = pretrain(
             changed,
             None if data is None else os.fspath(data),

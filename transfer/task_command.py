@@ -91,10 +91,10 @@ class TaskCommand:
         return Evaluation(ready.describe()["data"], lambda table: self._measure(args, ready, reporter, table))
 
     def _measure(self, args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> Measured:
-        from .reporting.report import write
+        from .reporting.report import ScoredFiles
 
         result, scored = self.measure(args, task, reporter, table)
-        return result, lambda result, file: write(result, scored, file)
+        return result, ScoredFiles(scored)
 
 
 def forecast(task: "Task", work: Work, reporter: Reporter) -> None:

@@ -82,6 +82,6 @@ class Backbone(nn.Module):
 
         require(
             self.features in ("pool", "last4"),
-            f"embed gives one vector an image, and this backbone returns a {self.features}: load it with features='pool'",
+            f"an embedding is a vector, and this backbone returns a {self.features}: load it with features='pool'",
         )
         return embed(self, self.transform, images, batch=batch)

@@ -283,6 +283,6 @@ def test_a_notebook_has_one_line_that_changes(
 
 
 def test_ipython_on_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch, clock: Callable[[float], None]) -> None:
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=SimpleNamespace))
     with Reporter().progress("run", 1) as bar:  # would import IPython.display
         bar.advance()

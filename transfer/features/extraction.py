@@ -94,7 +94,8 @@ class Extraction:
         """Everything that the features depend on."""
         backbone = self.backbone
         dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
-        return {
+        other = {} if backbone.features == "pool" else {"returns": backbone.features}
+        return other | {
             "code": CODE_VERSION,
             "weights": weights_hash(backbone.network),
             "architecture": asdict(backbone.entry.architecture),

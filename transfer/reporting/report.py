@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,17 @@ def report(
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in scored.main},
         notes=[*(task.unknown_notes() if isinstance(scored, Predictions) else []), *notes],
     )
+
+
+@dataclass(frozen=True)
+class ScoredFiles:
+    """Writes a result with what was said of every image, as `write` does."""
+
+    scored: Scored
+
+    def __call__(self, result: Result, file: Path) -> list[Path]:
+        """The files, JSON first."""
+        return write(result, self.scored, file)
 
 
 def write(result: Result, scored: Scored, file: Path) -> list[Path]:
