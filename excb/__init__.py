@@ -15,9 +15,12 @@ _PUBLIC = {
     "checkpoints": "excb.hub.catalogue",
     "load": "excb.hub.loading",
     # Of the leaves: named here as text only, and imported when they are used.
+    "Embedder": "excb.transfer.embeddings.embedder",
+    "Embeddings": "excb.transfer.embeddings.embeddings",
     "Result": "excb.transfer.evaluate",
     "Run": "excb.pretrain.train",
     "compare": "excb.transfer.doors",
+    "embed": "excb.transfer.doors",
     "evaluate": "excb.transfer.evaluate",
     "leaderboard": "excb.transfer.doors",
     "plan": "excb.pretrain.train",
@@ -26,6 +29,8 @@ _PUBLIC = {
 }
 __all__ = [
     "Backbone",
+    "Embedder",
+    "Embeddings",
     "ExCB",
     "Result",
     "Run",
@@ -33,6 +38,7 @@ __all__ = [
     "__version__",
     "checkpoints",
     "compare",
+    "embed",
     "evaluate",
     "leaderboard",
     "load",

@@ -1,4 +1,4 @@
-"""`excb.compare`, `excb.reproduce` and `excb.leaderboard`: what `excb-eval` does with results, from Python."""
+"""`excb.embed`, `compare`, `reproduce` and `leaderboard`: what `excb-eval` does, from Python (see `evaluate.py`)."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,79 @@ from excb.console import Reporter
 from excb.errors import UserError, is_rank0
 
 from .evaluate import Result
-from .options import FROM_SHELL, namespace
+from .options import FROM_SHELL, namespace, take_network
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from excb.images.image_set import Images
+    from excb.images.picture import Picture
+
+    from .embeddings.embeddings import Embeddings
     from .leaderboard.making import Leaderboard
     from .reproduce.verdicts import Verdict
+
+
+def embed(
+    ckpt: "str | Path | os.PathLike[str] | nn.Module",
+    images: "str | Path | Picture | Images | Sequence[Any]",
+    /,
+    *,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> "Embeddings":
+    """A vector for every image, labelled or not: what `excb-eval embed` does, in this process.
+
+        found = excb.embed("runs/a", "photos").search("query.jpg", k=5)
+
+    Vectors of files are kept in the cache (`excb-eval cache`): the same call gives them at once, and an interrupted one
+    continues where it was.
+
+    Args:
+        ckpt: anything that `excb.load` takes; or a Backbone, or an `nn.Module` with a transform (`excb.evaluate`).
+        images: a folder of any depth, shards, "torchvision:NAME" or "hf:ID"; or files, PIL images, uint8 arrays
+            [H, W, 3], mixed sizes, one or several.
+        out: write them to this file, .npz, .parquet or .safetensors; `.save(FILE)` does it later.
+        quiet: no notes and no progress.
+        options: of the command, with _ for -: `batch_size=128`, `workers=4`, `resize=256`, `crop=224`, `listed=FILE`.
+
+    Returns:
+        The embeddings: `.vectors` [N, D] float32, `.paths`, `.search(query, k)`, `.near_duplicates(cosine)`, `.save`.
+
+    Raises:
+        UserError: checkpoint or images cannot be used, or none of them can be read.
+    """
+    from torch import nn
+
+    from excb.distributed.collectives import run_on_rank0
+    from excb.distributed.parallel import joined
+
+    from .embeddings.cli import EMBED
+    from .embeddings.computing import compute, opened
+    from .embeddings.files import check_file
+    from .embeddings.sources import Pictures, given_images
+
+    if out is not None:
+        check_file(Path(out))
+    refused = {name: why for name, why in FROM_SHELL.items() if name != "out"}
+    refused |= {"index": "the embeddings have .save_index(FILE)"}
+    given = given_images(images)
+    values = {"data": given if isinstance(given, str) else None, "list": options.pop("listed", None), **options}
+    loads = "" if isinstance(ckpt, nn.Module) else os.fspath(ckpt)
+    args = namespace(EMBED, {"ckpt": loads or "in memory", "out": "x.npz", **values}, refused=refused)
+    if isinstance(ckpt, nn.Module):
+        take_network(args, ckpt, choose="device" not in options)
+    if isinstance(given, Pictures):
+        args.workers, args.no_cache = 0, True
+    reporter = Reporter(quiet=quiet or not is_rank0())
+    with joined(args.device, stay=True) as device:
+        task = opened(args, device, reporter, None if isinstance(given, str) else given)
+        embeddings = compute(task, task.cache, reporter, loads=loads)
+        if out is not None:
+            run_on_rank0(lambda: embeddings.save(Path(out)))
+            reporter.note(f"wrote {out}")
+    return embeddings
 
 
 def compare(first: Result | str | Path, second: Result | str | Path, /, *, figure: str | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from excb.console import Reporter
 from excb.errors import UserError, is_rank0, nearest_name
 
 from . import protocols
-from .options import FROM_SHELL, namespace
+from .options import FROM_SHELL, namespace, take_network
 
 if TYPE_CHECKING:
     from torch import nn
@@ -179,9 +179,7 @@ def evaluate(
         raise UserError(f"{protocol} builds a detector on a checkpoint: save the network, and name its file or folder")
     else:
         args = namespace(chosen, {"ckpt": "in memory", **named, **options}, refused=FROM_SHELL)
-        args.ckpt = ckpt
-        if "device" not in options and (parameter := next(ckpt.parameters(), None)) is not None:
-            args.device = str(parameter.device)
+        take_network(args, ckpt, choose="device" not in options)
     args.quiet = quiet
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(args.device, stay=True) as device:

@@ -4,11 +4,14 @@ import argparse
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from excb.cli import Command, Parser, local_path
 from excb.distributed.slurm import HELP as SLURM_HELP
 from excb.errors import UserError, nearest_name
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Options that only a command line has use for.
 FROM_SHELL = {
@@ -96,6 +99,13 @@ def namespace(
         name = unknown[0].removeprefix("--").partition("=")[0].replace("-", "_")
         raise UserError(f"{command.name} has no option {name}{nearest_name(name, vars(args))}")
     return args
+
+
+def take_network(args: argparse.Namespace, network: "nn.Module", *, choose: bool) -> None:
+    """Evaluate a network instead of the checkpoint of these options; `choose` computes on the device that it is on."""
+    args.ckpt = network
+    if choose and (parameter := next(network.parameters(), None)) is not None:
+        args.device = str(parameter.device)
 
 
 def _text(value: Any) -> str:

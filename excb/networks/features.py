@@ -128,6 +128,14 @@ def extract(
 
 
 @torch.no_grad()
+def vectors(backbone: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    """Features [B, D] float32 on the CPU of inputs [3, H, W] of one size, in eval mode, on the backbone's device."""
+    one = next(backbone.parameters(), torch.empty(0))
+    with evaluating(backbone):
+        rows: Tensor = backbone(torch.stack(list(inputs)).to(one.device, one.dtype))
+    return rows.float().cpu()
+
+
 def embed(
     backbone: nn.Module,
     transform: Callable[[Any], Tensor],
@@ -151,14 +159,11 @@ def embed(
     Raises:
         UserError: there is no image, or one that cannot be read.
     """
-    one = next(backbone.parameters(), torch.empty(0))
     several = iter([images] if is_picture(images) else cast("Iterable[Picture]", images))
     rows: list[Tensor] = []
-    with evaluating(backbone):
-        while part := list(islice(several, batch)):
-            stacked = torch.stack([transform(image) for image in part]).to(one.device, one.dtype)
-            rows.append(backbone(stacked).float().cpu())
-            progress(len(part))
+    while part := list(islice(several, batch)):
+        rows.append(vectors(backbone, [transform(image) for image in part]))
+        progress(len(part))
     require(bool(rows), "there is no image to embed: pass one, or several")
     return torch.cat(rows)
 
