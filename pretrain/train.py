@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from excb.hub.backbone import Backbone
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Run:
     """A run on disk, finished or not: `excb.Run("runs/a")` opens one, `excb.train` returns one.
 
@@ -36,9 +36,10 @@ class Run:
     folder: Path
     url: str | None = None
 
-    def __post_init__(self) -> None:
-        """Take a text for a folder. Raises UserError if there is no run."""
-        object.__setattr__(self, "folder", Path(self.folder))
+    def __init__(self, folder: str | os.PathLike[str], url: str | None = None) -> None:
+        """Open a run. Raises UserError if there is none."""
+        object.__setattr__(self, "folder", Path(folder))
+        object.__setattr__(self, "url", url)
         if not (self.folder / RECIPE).is_file():
             raise UserError(f"{self.folder} is no run: it has no {RECIPE}; name a folder that excb.train wrote")
 
@@ -62,7 +63,7 @@ class Run:
 
     @property
     def verdict(self) -> Any:
-        """Whether the run learned anything, against which references, and what to do; None where it says nothing."""
+        """What the report says of whether it learned, against which references, and what to do; None where nothing."""
         return (self.report or {}).get("verdict")
 
     def load(self, **options: Any) -> "Backbone":

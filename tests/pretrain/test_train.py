@@ -18,20 +18,9 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.data.batch import Batch
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.train import changed_recipe
-from tests.pretrain.small_runs import OVERRIDES, assert_same, write_images
+from tests.pretrain.small_runs import OVERRIDES, VALUES, assert_same, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-# OVERRIDES as Python has them.
-VALUES: dict[str, Any] = {
-    "model": {"backbone": "timm:resnet10t", "options": {"channels": [8, 8, 16, 16], "stem_width": 4}},
-    "method": {"contrast": 0, "projector_output_norm": False, "clusters": 12, "hidden": 16, "width": 8},
-    "views": {"global_size": 32, "local_size": 16, "eval_resize": 32, "eval_crop": 32},
-    "optim": {"epochs": 3, "batch": 8},
-    "monitor": {"every_epochs": 2, "k": 3},
-    "run": {"log_steps": 1},
-    "efficiency": {"workers": 0, "device": "cpu"},
-}
 
 
 @pytest.fixture(scope="module")

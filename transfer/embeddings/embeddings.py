@@ -26,7 +26,7 @@ class Match(NamedTuple):
 
     path: str  # below the embeddings' root
     cosine: float  # similarity with the query, -1 to 1
-    index: int  # row of the vectors
+    row: int  # of the vectors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +79,7 @@ class Embeddings(Vectors):
                 f"{type(query).__name__}{shape}: for several vectors call search_vectors"
             )
         backbone = self._network
-        return embed_pictures(backbone, backbone.transform, query)[0]  # type: ignore[arg-type]
+        return embed_pictures(backbone, backbone.transform, query)[0]
 
     @cached_property
     def _network(self) -> "Backbone":

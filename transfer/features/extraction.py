@@ -96,7 +96,7 @@ class Extraction:
         """Everything that the features depend on."""
         backbone = self.backbone
         dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
-        other = {} if backbone.features == "pool" else {"returns": backbone.features}
+        other: dict[str, Any] = {} if backbone.features == "pool" else {"returns": backbone.features}
         other |= {} if self.unreadable == "refuse" else {"unreadable": self.unreadable}
         return other | {
             "code": CODE_VERSION,

@@ -400,4 +400,4 @@ def test_a_backbone_embeds_images_of_any_kind_and_size(run: Path) -> None:
     with pytest.raises(UserError, match="this backbone returns a map: load it with features='pool'"):
         excb.load(run, features="map").embed(images)
     with pytest.raises(UserError, match=r"not a torch\.Tensor"):
-        backbone.transform(torch.zeros(3, 4, 4))
+        backbone.transform(torch.zeros(3, 4, 4))  # type: ignore[arg-type]

@@ -159,7 +159,7 @@ def test_a_network_of_ones_own(photos: Path, tmp_path: Path) -> None:
     assert network.training
     assert found.search(photos / "01.png", k=1)[0].path == "01.png"
     loaded = excb.Embeddings.load(found.save(tmp_path / "a.npz"))
-    assert loaded.search(found.vectors[2], k=1)[0].index == 2
+    assert loaded.search(found.vectors[2], k=1)[0].row == 2
     with pytest.raises(UserError, match="these vectors were made by a network in memory: search by vectors"):
         loaded.search(photos / "01.png")
     with torch.no_grad():
@@ -273,7 +273,7 @@ def test_mistakes_end_in_one_line(
 
 def test_what_is_no_image_is_told_clearly(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="images are a folder, files, PIL images or arrays, not a int"):
-        excb.embed(run, 3)  # type: ignore[arg-type]
+        excb.embed(run, 3)
     with pytest.raises(UserError, match="there is no image to embed"):
         excb.embed(run, [])
     with pytest.raises(UserError, match=r"images are files, PIL images or arrays \[H, W, 3\], not a NoneType"):

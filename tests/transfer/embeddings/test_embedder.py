@@ -38,12 +38,13 @@ def objects(values: list[Any]) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["bytes", "path", "array"])
 def test_a_batch_gets_the_vectors_of_a_loop(run: Path, photos: Path, kind: str) -> None:
     expected = by_loop(run, photos)
-    read = {
-        "bytes": lambda name: (photos / name).read_bytes(),
-        "path": lambda name: str(photos / name),
-        "array": lambda name: np.asarray(Image.open(photos / name)),
-    }[kind]
-    rows = {kind: objects([read(name) for name in expected]), "id": np.arange(len(expected))}
+    if kind == "bytes":
+        images: list[Any] = [(photos / name).read_bytes() for name in expected]
+    elif kind == "path":
+        images = [str(photos / name) for name in expected]
+    else:
+        images = [np.asarray(Image.open(photos / name)) for name in expected]
+    rows = {kind: objects(images), "id": np.arange(len(expected))}
     made = excb.Embedder(run, column=kind, batch=5, device="cpu")(rows)
     assert list(made) == [kind, "id", "vector", "error"]
     assert made["vector"].dtype == np.float32
@@ -111,7 +112,7 @@ def test_a_ray_cluster_that_loses_a_worker_embeds_every_image_once(run: Path, tm
     )
     try:
         options = {"mark": str(tmp_path / "died"), "ckpt": str(run), "column": "bytes", "device": "cpu"}
-        vectors = ray.data.read_parquet(str(tmp_path / "photos")).map_batches(
+        vectors = ray.data.read_parquet(str(tmp_path / "photos"), override_num_blocks=6).map_batches(
             DyingOnce,
             fn_constructor_kwargs=options,
             batch_size=5,

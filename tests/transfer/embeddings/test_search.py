@@ -53,7 +53,7 @@ def test_search_finds_the_neighbours_of_a_loop(run: Path, photos: Path) -> None:
         wanted = nearest_by_loop(expected, expected["04.png"].astype(float), 5)
         assert [match.path for match in found] == [path for path, _ in wanted]
         assert [match.cosine for match in found] == pytest.approx([cosine for _, cosine in wanted], abs=1e-5)
-        assert [embeddings.paths[match.index] for match in found] == [match.path for match in found]
+        assert [embeddings.paths[match.row] for match in found] == [match.path for match in found]
     assert len(embeddings.search(photos / "04.png", k=99)) == len(expected)
 
 
@@ -79,7 +79,7 @@ def test_search_after_loading_uses_the_network_and_the_preprocessing_of_the_file
 )
 def test_a_wrong_query_is_told_clearly(run: Path, photos: Path, query: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        excb.embed(run, photos, workers=0, quiet=True).search(query)  # type: ignore[arg-type]
+        excb.embed(run, photos, workers=0, quiet=True).search(query)
 
 
 def groups_by_loop(vectors: np.ndarray, cosine: float) -> list[list[int]]:
