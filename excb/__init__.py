@@ -14,8 +14,38 @@ _PUBLIC = {
     "UserError": "excb.errors",
     "checkpoints": "excb.hub.catalogue",
     "load": "excb.hub.loading",
+    # Of the leaves: named here as text only, and imported when they are used.
+    "Embedder": "excb.transfer.embeddings.embedder",
+    "Embeddings": "excb.transfer.embeddings.embeddings",
+    "Result": "excb.transfer.evaluate",
+    "Run": "excb.pretrain.train",
+    "compare": "excb.transfer.doors",
+    "embed": "excb.transfer.doors",
+    "evaluate": "excb.transfer.evaluate",
+    "leaderboard": "excb.transfer.doors",
+    "plan": "excb.pretrain.train",
+    "reproduce": "excb.transfer.doors",
+    "train": "excb.pretrain.train",
 }
-__all__ = ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"]
+__all__ = [
+    "Backbone",
+    "Embedder",
+    "Embeddings",
+    "ExCB",
+    "Result",
+    "Run",
+    "UserError",
+    "__version__",
+    "checkpoints",
+    "compare",
+    "embed",
+    "evaluate",
+    "leaderboard",
+    "load",
+    "plan",
+    "reproduce",
+    "train",
+]
 
 # In a clone, excb.pretrain, excb.transfer and excb.zoo are beside this folder (see pyproject.toml).
 _CLONE = Path(__file__).resolve().parent.parent

@@ -5,6 +5,35 @@ from excb.hub.backbone import Backbone as Backbone
 from excb.hub.catalogue import checkpoints as checkpoints
 from excb.hub.loading import load as load
 from excb.method import ExCB as ExCB
+from excb.pretrain.train import Run as Run
+from excb.pretrain.train import plan as plan
+from excb.pretrain.train import train as train
+from excb.transfer.doors import compare as compare
+from excb.transfer.doors import embed as embed
+from excb.transfer.doors import leaderboard as leaderboard
+from excb.transfer.doors import reproduce as reproduce
+from excb.transfer.embeddings.embedder import Embedder as Embedder
+from excb.transfer.embeddings.embeddings import Embeddings as Embeddings
+from excb.transfer.evaluate import Result as Result
+from excb.transfer.evaluate import evaluate as evaluate
 from excb.version import __version__ as __version__
 
-__all__ = ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"]
+__all__ = [
+    "Backbone",
+    "Embedder",
+    "Embeddings",
+    "ExCB",
+    "Result",
+    "Run",
+    "UserError",
+    "__version__",
+    "checkpoints",
+    "compare",
+    "embed",
+    "evaluate",
+    "leaderboard",
+    "load",
+    "plan",
+    "reproduce",
+    "train",
+]

@@ -1,10 +1,10 @@
-"""Output for people: progress with ETA, tables and notes; colour on a terminal, plain lines in a pipe."""
+"""Output for people: progress with ETA, tables and notes; colour on a terminal, plain lines in a pipe or a notebook."""
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,13 +13,16 @@ from rich.table import Table
 from excb.errors import printable
 
 PLAIN_SECONDS = 10.0  # between progress lines in a pipe
+CELL_SECONDS = 0.5  # between changes of the one progress line of a notebook's cell
 
 
 class Progressor:
     """Progress of one long job: `advance` it, and set `status` to show more, such as the loss."""
 
-    def __init__(self, title: str, total: int, done: int, stream: TextIO | None, bar: Progress | None) -> None:
-        self.status = ""
+    def __init__(
+        self, title: str, total: int, done: int, stream: TextIO | None, bar: Progress | None = None, *, cell: Any = None
+    ) -> None:
+        self.status, self._cell = "", cell
         self._title, self._total, self._done, self._stream, self._bar = title, total, done, stream, bar
         self._start, self._first, self._printed = time.monotonic(), done, time.monotonic()
         self._task = bar.add_task(title, total=total, completed=done, status="") if bar else None
@@ -29,6 +32,10 @@ class Progressor:
         self._done += steps
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, status=self.status)
+        elif self._cell is not None:
+            if time.monotonic() - self._printed >= CELL_SECONDS or self._done >= self._total:
+                self._printed = time.monotonic()
+                self._cell.update({"text/plain": self._line()}, raw=True)
         elif self._stream is not None and time.monotonic() - self._printed >= PLAIN_SECONDS:
             self._printed = time.monotonic()
             print(self._line(), file=self._stream, flush=True)
@@ -90,12 +97,23 @@ class Reporter:
             ]
             print("  ".join(cells).rstrip())
 
+    def _cell(self, title: str) -> Any:
+        """A line of a notebook's cell that can be changed; None elsewhere."""
+        if self.quiet or not _in_notebook():
+            return None
+        from IPython.display import display
+
+        return display({"text/plain": title}, raw=True, display_id=True)
+
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Progressor]:
-        """Show progress with ETA while the block runs: a live bar on a terminal, a line every few seconds in a pipe."""
+        """Show progress with ETA while the block runs.
+
+        A terminal has a live bar, a notebook one line that changes, and a pipe a new line every few seconds.
+        """
         title = printable(title)
         if self.quiet or not self._notes.is_terminal or self._live is not None:
-            yield Progressor(title, total, done, None if self.quiet else sys.stderr, None)
+            yield Progressor(title, total, done, None if self.quiet else sys.stderr, cell=self._cell(title))
             return
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -112,6 +130,12 @@ class Reporter:
                 yield Progressor(title, total, done, sys.stderr, bar)
             finally:
                 self._live = None
+
+
+def _in_notebook() -> bool:
+    """Whether this process is a notebook's kernel; one that is has loaded IPython before us."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 def _numeric(cell: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 from excb.console import Progressor, Reporter
 from excb.distributed.collectives import all_succeed, mean_over_ranks, run_on_rank0, world_size
 from excb.distributed.machine import choose_device
-from excb.distributed.signals import StopRequest
+from excb.distributed.signals import SecondSignal, StopRequest
 from excb.distributed.workers import ReadingError
 from excb.errors import UserError
 from excb.images.image_set import CodedImages
@@ -52,6 +52,7 @@ def train(
     profile: bool = False,
     against: Sequence[str] = (),
     verdict: bool = True,
+    second: SecondSignal = "exit",
 ) -> int:
     """Pretrain, or resume the run in `out`, until it is finished or asked to stop.
 
@@ -65,6 +66,7 @@ def train(
         profile: record a few steps and report where their time goes.
         against: checkpoints that the verdict compares the run with besides its references, as `excb.load` takes them.
         verdict: end by judging whether the run learned; it takes two passes over the monitor's images.
+        second: what a second request to stop does (`StopRequest`).
 
     Returns:
         Exit code: 0, or 128 + the signal that stopped the run.
@@ -88,7 +90,7 @@ def train(
     run_on_rank0(lock)
     try:
         run = Run(recipe, images, folder, reporter, device, table=table, profile=profile)
-        return run.run(against if verdict else None)
+        return run.run(against if verdict else None, second=second)
     finally:
         if folder is not None:
             folder.close()
@@ -115,7 +117,7 @@ class Run:
         self.epoch_end = EpochEnd(self.state, reporter)
         self.profile = StepProfile(folder.path) if profile and folder is not None else None
 
-    def run(self, against: Sequence[str] | None = ()) -> int:
+    def run(self, against: Sequence[str] | None = (), *, second: SecondSignal = "exit") -> int:
         """Train from where the run is to its end, and return the exit code; with None for `against` no verdict."""
         steps, progress = self.trainer.schedules.steps, self.progress
         finished = progress.step >= steps and not self.statistics.complete
@@ -123,7 +125,7 @@ class Run:
             self.reporter.note(f"the run is finished: {steps} steps")
         elif progress.step:
             self.reporter.note(f"resuming from step {progress.step} (epoch {self.state.epochs_done:.2f})")
-        with StopRequest() as stop:
+        with StopRequest(second=second) as stop:
             asked = (not finished and self._start_and_train(stop)) or self._finish(stop, against)
             if asked and stop.received is not None:
                 self.reporter.note(

@@ -10,6 +10,7 @@ from excb.console import Reporter
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import run
 
+from .embeddings.cli import EMBED, SEARCH
 from .every.cli import ALL
 from .feature_commands import CACHE, FEATURES
 from .leaderboard.cli import LEADERBOARD
@@ -28,6 +29,8 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
   excb-eval clusters --ckpt runs/rn18_small --data DIR --out DIR    what is in each cluster: figures and an atlas
   excb-eval all --ckpt runs/rn18_small --data DIR --out REPORT      every protocol that applies, and one report page
+  excb-eval embed --ckpt rn50_400ep --data PHOTOS --out photos.npz  a vector for every image, labelled or not
+  excb-eval search --ckpt rn50_400ep --data PHOTOS --query a.jpg --out page.html    the nearest images; near-duplicates
   excb-eval linear ... --slurm partition=gpu,gpus=8,time=4:00:00    as a Slurm job
   excb-eval compare a.json b.json                                   is the difference real?
   excb-eval reproduce table1/excb --data DIR                        do published figures hold? PASS, FAIL or CANNOT
@@ -57,7 +60,7 @@ def _compare(args: argparse.Namespace) -> int:
 COMPARE = Command(
     "compare", "is the difference of two results real? (paired tests, paired bootstrap)", _add_compare, _compare
 )
-COMMANDS = (*PROTOCOLS, ALL, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
+COMMANDS = (*PROTOCOLS, ALL, EMBED, SEARCH, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

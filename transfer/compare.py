@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from excb.console import Reporter
 from excb.errors import UserError, nearest_name
@@ -19,8 +19,21 @@ from .reporting.statistics import Comparison, compared
 LEVEL = 0.05
 
 
+class Side(NamedTuple):
+    """One of two results."""
+
+    name: str  # its file, or what else to call it
+    result: Result
+    scored: Scored
+
+    @classmethod
+    def of(cls, file: Path) -> "Side":
+        """A result's FILE.json, with FILE.npz beside it. Raises UserError if it cannot be read."""
+        return cls(str(file), *read(file))
+
+
 def compare(
-    first: Path, second: Path, reporter: Reporter, *, figure: str | None = None, table: bool = True
+    first: Path | Side, second: Path | Side, reporter: Reporter, *, figure: str | None = None, table: bool = True
 ) -> dict[str, Any]:
     """Compare two results image by image: a paired test, and the paired bootstrap of the difference.
 
@@ -28,7 +41,7 @@ def compare(
     take a randomisation test.
 
     Args:
-        first: a result's FILE.json; FILE.npz lies beside it.
+        first: a result's FILE.json, with FILE.npz beside it; or what such files hold.
         second: another's.
         reporter: prints notes, progress and tables.
         figure: one figure that both have, or "A:B" for figure A of the first and B of the second; by default every
@@ -43,8 +56,9 @@ def compare(
     Raises:
         UserError: a file cannot be read, the test images differ, or a figure is in none or one of them.
     """
-    (result_a, scored_a), (result_b, scored_b) = read(first), read(second)
-    _check_same_images(scored_a, scored_b, first, second)
+    sides = [Side.of(each) if isinstance(each, Path) else each for each in (first, second)]
+    (name_first, result_a, scored_a), (name_second, result_b, scored_b) = sides
+    _check_same_images(scored_a, scored_b, name_first, name_second)
     pairs = _pairs(scored_a, scored_b, figure)
     warnings = _differences(result_a, result_b, pairs)
     scores_a, scores_b = scored_a.scores(), scored_b.scores()
@@ -57,17 +71,17 @@ def compare(
         reporter.warn(warning)
     if table:
         names = dict.fromkeys(test.test for test in tests.values())
-        _print(reporter, first, second, figures, len(scored_a.targets), test=" / ".join(names))
+        _print(reporter, name_first, name_second, figures, len(scored_a.targets), test=" / ".join(names))
     return {
-        "first": str(first),
-        "second": str(second),
+        "first": name_first,
+        "second": name_second,
         "images": len(scored_a.targets),
         "warnings": warnings,
         "figures": figures,
     }
 
 
-def _check_same_images(a: Scored, b: Scored, first: Path, second: Path) -> None:
+def _check_same_images(a: Scored, b: Scored, first: str, second: str) -> None:
     """A paired test needs the same images with the same classes; the classes' numbers may differ."""
     if list(a.names) != list(b.names):
         differing = len(set(a.names) ^ set(b.names))
@@ -154,7 +168,7 @@ def _to_dict(test: Comparison) -> dict[str, Any]:
 
 
 def _print(
-    reporter: Reporter, first: Path, second: Path, figures: dict[str, dict[str, Any]], images: int, *, test: str
+    reporter: Reporter, first: str, second: str, figures: dict[str, dict[str, Any]], images: int, *, test: str
 ) -> None:
     header = ["figure", "first %", "second %", "difference", "95 %", f"{test} p"]
     rows = [

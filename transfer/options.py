@@ -1,10 +1,24 @@
 """Options that several commands of `excb-eval` share."""
 
 import argparse
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from excb.cli import local_path
+from excb.cli import Command, Parser, local_path
 from excb.distributed.slurm import HELP as SLURM_HELP
+from excb.errors import UserError, nearest_name
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Options that only a command line has use for.
+FROM_SHELL = {
+    **dict.fromkeys(("gpus", "slurm"), "start the script with torchrun, or use the command excb-eval"),
+    **dict.fromkeys(("json", "out"), "the result has .save(FILE), .figures and .record"),
+    **dict.fromkeys(("dry_run", "help"), "that is the command line's"),
+}
 
 CKPT = "run folder, checkpoint file, exported folder, name of `excb-zoo list`, timm:NAME or untrained:NAME"
 
@@ -68,3 +82,51 @@ def _batch(text: str) -> int | str:
     if text == "auto" or text.isdecimal():
         return text if text == "auto" else int(text)
     raise argparse.ArgumentTypeError(f"takes a number of images, or auto, not {text!r}")
+
+
+def namespace(
+    command: Command, values: Mapping[str, Any], *, words: Collection[str] = (), refused: Mapping[str, str]
+) -> argparse.Namespace:
+    """A command's options from Python values, checked as on its command line.
+
+    Args:
+        command: of `excb-eval`.
+        values: by the options' names, with _ for -. True sets a switch, False and None leave an option out, a list
+            gives several values, and a mapping NAME=VALUE for each item.
+        words: positional arguments.
+        refused: names that Python may not set, and what to do instead.
+
+    Raises:
+        UserError: there is no such option, or it does not take this value.
+    """
+    parser = Parser(prog=f"excb-eval {command.name}", allow_abbrev=False)
+    command.add_options(parser)
+    line = list(words)
+    for name, value in values.items():
+        if name in refused:
+            raise UserError(f"{name} is no option in Python: {refused[name]}")
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            line.append(flag)
+        elif isinstance(value, Mapping):
+            line += [f"{flag}={key}={_text(item)}" for key, item in value.items()]
+        elif isinstance(value, list | tuple | range):
+            line += [flag, *map(_text, value)]
+        elif value is not None and value is not False:
+            line.append(f"{flag}={_text(value)}")
+    args, unknown = parser.parse_known_args(line)
+    if unknown:
+        name = unknown[0].removeprefix("--").partition("=")[0].replace("-", "_")
+        raise UserError(f"{command.name} has no option {name}{nearest_name(name, vars(args))}")
+    return args
+
+
+def take_network(args: argparse.Namespace, network: "nn.Module", *, choose: bool) -> None:
+    """Evaluate a network instead of the checkpoint of these options; `choose` computes on the device that it is on."""
+    args.ckpt = network
+    if choose and (parameter := next(network.parameters(), None)) is not None:
+        args.device = str(parameter.device)
+
+
+def _text(value: Any) -> str:
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)

@@ -1,5 +1,6 @@
 """What every protocol starts from: a loaded backbone and labelled train and test images of the same classes."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from excb.distributed.collectives import broadcast, rank, run_on_rank0
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import UserError, require
+from excb.hub.adopted import Adopted, OwnTransform, adopt
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.loading import load
 from excb.hub.resolve import UNTRAINED
@@ -49,7 +51,7 @@ class Task:
     @classmethod
     def prepare(
         cls,
-        checkpoint: str,
+        checkpoint: str | os.PathLike[str] | nn.Module,
         train: Path | Images,
         test: Path | Images,
         *,
@@ -66,7 +68,7 @@ class Task:
         """Load and check everything before any work starts.
 
         Args:
-            checkpoint: what `excb.load` takes.
+            checkpoint: what `excb.load` takes, or a network (`excb.hub.adopted.adopt`), which is evaluated as it is.
             train: labelled images, as `sources.train_and_test` opens them, or a folder with a sub-folder a class.
             test: the same for other images.
             network: of a run's checkpoint.
@@ -86,9 +88,16 @@ class Task:
             raise UserError("--batch-size must be at least 1 and --workers at least 0")
         train_set = labelled(train) if isinstance(train, Path) else train
         test_set = with_classes_of(scan_folder(test), train_set, rename=rename) if isinstance(test, Path) else test
-        backbone = load(checkpoint, network=network, heads=heads)
+        if isinstance(checkpoint, nn.Module):
+            backbone = adopt(checkpoint)
+            require(not heads or backbone.heads is not None, "this network has no heads: excb.load(..., heads=True)")
+            # Code may differ where weights and settings agree, and nothing but a checkpoint says what was run.
+            cache = None if isinstance(backbone, Adopted) else cache
+        else:
+            backbone = load(checkpoint, network=network, heads=heads)
         preprocessing = backbone.transform
         if resize is not None or crop is not None:
+            require(not isinstance(preprocessing, OwnTransform), "the network's own transform says the size of images")
             preprocessing = _resized(preprocessing, resize, crop)
             check_resolution(backbone, [preprocessing.crop])
         where, count = choose_device(str(device)), worker_count(-1 if workers is None else workers)

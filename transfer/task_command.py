@@ -95,14 +95,14 @@ class TaskCommand:
 
     def _measure(self, args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> Measured:
         from .reporting.references import print_references
-        from .reporting.report import write
+        from .reporting.report import ScoredFiles
 
         result, scored = self.measure(args, task, reporter, table)
         if args.untrained and not task.is_untrained:
             result = self._beside_untrained(result, args, task, reporter)
         if table:
             print_references(result, reporter)
-        return result, lambda result, file: write(result, scored, file)
+        return result, ScoredFiles(scored)
 
     def _beside_untrained(
         self, result: "Result", args: argparse.Namespace, task: "Task", reporter: Reporter

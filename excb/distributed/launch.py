@@ -13,11 +13,10 @@ import torch.distributed as dist
 
 from excb.distributed.launcher import LAUNCHER, LOST, started_together
 from excb.distributed.machine import usable_cores
-from excb.distributed.signals import StopRequest
+from excb.distributed.signals import STOPPED, StopRequest
 from excb.errors import USER_ERROR, UserError
 
 GRACE = 5.0  # seconds between one process's failure and the end of the others
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of processes that were asked to stop, and saved
 POLL = 0.1  # seconds between looks at the processes
 
 
@@ -67,7 +66,7 @@ def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Co
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     shared = process_environment("127.0.0.1", store.port, processes, processes)
     command = [sys.executable, "-m", module, *arguments]
-    with StopRequest(at_once=False) as stop:
+    with StopRequest(second="count") as stop:
         ranks = ({"RANK": str(number), "LOCAL_RANK": str(number)} for number in range(processes))
         running = [subprocess.Popen(command, env=shared | own, start_new_session=True) for own in ranks]
         try:

@@ -3,6 +3,7 @@
 Processes are started by `excb.distributed.launch` (`--gpus N`), torchrun or Slurm, which set RANK and WORLD_SIZE.
 """
 
+import atexit
 import hashlib
 import inspect
 import os
@@ -36,8 +37,14 @@ class LostProcessError(Exception):
 
 
 @contextmanager
-def joined(device: str) -> Iterator[torch.device]:
+def joined(device: str, *, stay: bool = False) -> Iterator[torch.device]:
     """Join the process group, if there is one, and give this process's device for the recipe's (cpu, cuda or auto).
+
+    A group that is there already is used and stays, whether the program made it or an earlier call.
+
+    Args:
+        device: cpu, cuda or auto.
+        stay: leave the group at the program's end, not here: the processes of a script may join only once.
 
     Raises:
         UserError: there is no such device here, fewer GPUs than processes, or an environment that no launcher sets.
@@ -48,6 +55,9 @@ def joined(device: str) -> Iterator[torch.device]:
         return
     check_environment()
     place = _own_device(device)
+    if dist.is_initialized():
+        yield place
+        return
     # gloo beside NCCL: small agreements between processes must not wait for a GPU.
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     try:
@@ -55,6 +65,10 @@ def joined(device: str) -> Iterator[torch.device]:
     except (ValueError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"this process cannot join the others ({reason}): start it with --gpus N or torchrun") from None
+    if stay:
+        atexit.register(_leave)
+        yield place
+        return
     try:
         yield place
     except UserError as error:
@@ -66,6 +80,11 @@ def joined(device: str) -> Iterator[torch.device]:
             raise LostProcessError(str(error).splitlines()[0]) from None
         raise
     dist.destroy_process_group()  # not after other errors, when it would wait for lost processes
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _own_device(device: str) -> torch.device:

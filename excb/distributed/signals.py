@@ -1,18 +1,28 @@
-"""SIGTERM and Ctrl-C: the first lets the step finish and the run save, the second exits at once."""
+"""SIGTERM and Ctrl-C: the first lets the step finish and the run save, the second exits, or interrupts, at once."""
 
 import os
 import signal
+import threading
 import time
 from types import FrameType
+from typing import Literal
 
 from excb.distributed import launcher
 from excb.distributed.collectives import gather_numbers
 
+SecondSignal = Literal["exit", "interrupt", "count"]
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of what was asked to stop, and saved
 ONE_REQUEST = 1.0  # seconds in which repeated signals count once: job systems signal a launcher and its processes
 
 
 class StopRequest:
-    """A context manager that records signals to stop, and exits at the second one if `at_once`.
+    """A context manager that records signals to stop.
+
+    Signals reach the main thread only: in another one nothing is recorded, and the program's handlers stay.
+
+    Args:
+        second: what a second signal does: "exit" ends the process at once, "interrupt" raises KeyboardInterrupt, as in
+            a notebook, whose process must live on, and "count" only counts it.
 
     Attributes:
         received: the first signal of this process or, once `agreed` has been called, of another one; or None.
@@ -21,29 +31,33 @@ class StopRequest:
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, *, at_once: bool = True) -> None:
-        self.count, self._at_once, self._first = 0, at_once, 0.0
+    def __init__(self, *, second: SecondSignal = "exit") -> None:
+        self.count, self._second, self._first = 0, second, 0.0
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in self.SIGNALS:
-            self._before[number] = signal.signal(number, self._record)
+        if threading.current_thread() is threading.main_thread():
+            for number in self.SIGNALS:
+                self._before[number] = signal.signal(number, self._record)
         launcher.saves.set()
         return self
 
     def __exit__(self, *_: object) -> None:
         launcher.saves.clear()
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            # None is a handler that C code had set, which Python cannot set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
 
     def _record(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.count and now - self._first < ONE_REQUEST:
             return
         self.count += 1
-        if self.count > 1 and self._at_once:
-            os._exit(self.exit_code)  # second request: no clean-up that could hang
+        if self.count > 1 and self._second == "exit":
+            os._exit(self.exit_code)  # no clean-up that could hang
+        if self.count > 1 and self._second == "interrupt":
+            raise KeyboardInterrupt
         self._first = now
         self.received = self.received or signal.Signals(number)
 

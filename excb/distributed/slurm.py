@@ -109,7 +109,8 @@ class Work:
         import torch.distributed as dist
         from submitit.helpers import TorchDistributedEnvironment
 
-        from excb.distributed.launch import STOPPED, process_environment
+        from excb.distributed.launch import process_environment
+        from excb.distributed.signals import STOPPED
 
         place = TorchDistributedEnvironment()
         alone = place.world_size == place.local_world_size

@@ -5,12 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from excb.errors import require
 from excb.hub.catalogue import Checkpoint
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from excb.hub.trained_heads import Heads
+    from excb.images.picture import Picture
     from excb.networks.outputs import Output
 
 
@@ -36,8 +40,9 @@ class Backbone(nn.Module):
 
     Attributes:
         network: the plain torchvision or timm module.
-        transform: preprocessing of the checkpoint, PIL image -> [3, H, W].
+        transform: preprocessing of the checkpoint: PIL image, array of 8-bit pixels or file -> [3, H, W].
         entry: where it comes from and how it was trained.
+        features: what it returns, as `load` was told.
         width: D, the features' width; of a pyramid four widths.
         strides: pixels of the image between neighbours in a map; empty without maps.
         heads: projectors, predictor, centroids and sizes, if `load` was asked for them.
@@ -53,6 +58,7 @@ class Backbone(nn.Module):
 
         super().__init__()
         self.network, self.transform, self.entry = network, transform, entry
+        self.features: Output = features
         self.heads: Heads | None = None
         reader = output(network, features)
         self.width, self.strides = reader.width, reader.strides
@@ -61,3 +67,21 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Any:
         """Features of normalised images (see `transform`): a tensor, or a list of four for a pyramid."""
         return self.__dict__["reader"](images)
+
+    def embed(self, images: "Iterable[Picture] | Picture", *, batch: int = 64) -> Tensor:
+        """Features [N, D] float32 of images of any sizes, on the CPU, in their order.
+
+        Args:
+            images: PIL images, uint8 arrays [H, W, 3] or files, mixed as they come; or one of them.
+            batch: images at once. They pass on the device that the backbone is on, in eval mode.
+
+        Raises:
+            UserError: an image is of another type or cannot be read, or the backbone returns maps instead of vectors.
+        """
+        from excb.networks.features import embed
+
+        require(
+            self.features in ("pool", "last4"),
+            f"an embedding is a vector, and this backbone returns a {self.features}: load it with features='pool'",
+        )
+        return embed(self, self.transform, images, batch=batch)

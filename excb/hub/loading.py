@@ -1,5 +1,6 @@
 """`load`: a name becomes a backbone in five steps, each done once: resolve, fetch, read, cover, build."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    name: str | Path,
+    name: str | os.PathLike[str],
     *,
     network: Which = "teacher",
     features: "Output" = "pool",
@@ -36,8 +37,8 @@ def load(
     """Load a checkpoint's backbone in eval mode, on the CPU.
 
     Args:
-        name: a name of `excb.checkpoints()`; a run folder (its newest intact checkpoint), a checkpoint file of ours or
-            of any known layout, or an exported folder, each also at s3://, gs:// and all that fsspec reaches;
+        name: a name of `excb.checkpoints()`; a run or its folder (the newest intact checkpoint), a checkpoint file of
+            ours or of any known layout, or an exported folder, each also at s3://, gs:// and all that fsspec reaches;
             "hf-hub:user/repo[@revision]"; "https://..."; "timm:NAME"; or "untrained:NAME" of any architecture, random
             weights of a fixed seed ("timm:NAME?pretrained=false" is "untrained:timm:NAME").
         network: the EMA teacher, which the paper evaluates, or the student. Exported folders hold one of them.
@@ -74,7 +75,7 @@ def load(
     return backbone
 
 
-def read(name: str | Path, *, network: Which = "teacher", heads: bool = False) -> Stored:
+def read(name: str | os.PathLike[str], *, network: Which = "teacher", heads: bool = False) -> Stored:
     """Read the checkpoint that a name leads to, fetched and imported first if needed; `load` also builds it.
 
     Raises:
@@ -83,7 +84,7 @@ def read(name: str | Path, *, network: Which = "teacher", heads: bool = False) -
     return _read(name, network=network, heads=heads)[0]
 
 
-def obtain(name: str | Path, *, network: Which = "teacher") -> Path:
+def obtain(name: str | os.PathLike[str], *, network: Which = "teacher") -> Path:
     """The local path of the checkpoint that a name leads to, fetched and imported first if needed.
 
     Raises:
@@ -98,7 +99,7 @@ def obtain(name: str | Path, *, network: Which = "teacher") -> Path:
     return _imported(resolved, fetched, network, reporter).folder if fetched.foreign else fetched.path
 
 
-def _read(name: str | Path, *, network: Which, heads: bool) -> tuple[Stored, nn.Module | None]:
+def _read(name: str | os.PathLike[str], *, network: Which, heads: bool) -> tuple[Stored, nn.Module | None]:
     """Resolve, fetch and read; with the network where an import has built it already."""
     resolved, reporter = resolve(name, network=network), Reporter()
     if resolved.name.startswith(TIMM) and resolved.path is None:

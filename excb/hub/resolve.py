@@ -1,6 +1,7 @@
 """What a name leads to: something on this machine, or the places it can be fetched from. Nothing is read or fetched."""
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,7 +29,7 @@ class Resolved:
     row: Checkpoint | None = None  # its row in the catalogue; None if it has no row
 
 
-def resolve(name: str | Path, *, network: Literal["teacher", "student"] = "teacher") -> Resolved:
+def resolve(name: str | os.PathLike[str], *, network: Literal["teacher", "student"] = "teacher") -> Resolved:
     """Find out what a name leads to.
 
     A name of the catalogue comes before a path that is spelt the same: write ./NAME for the path.
@@ -36,8 +37,9 @@ def resolve(name: str | Path, *, network: Literal["teacher", "student"] = "teach
     Raises:
         UserError: there is no such name, or it has no weights.
     """
-    if isinstance(name, Path):
-        return Resolved(str(name), name)
+    if not isinstance(name, str):  # a path, or a run
+        path = Path(name)
+        return Resolved(str(path), path)
     if name.startswith(WEB):
         digest = hashlib.sha256(f"{network} {name}".encode(errors="surrogatepass")).hexdigest()
         folder = folder_of(f"web-{digest[:16]}")

@@ -1,8 +1,9 @@
 """Features of a set of images, every image exactly once, in order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
+from typing import Any, Literal, cast
 
 import torch
 from PIL.Image import Image
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from excb.distributed.workers import follow_parent, watch_workers
+from excb.errors import require
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
+from excb.images.picture import Picture, is_picture
 from excb.networks.backbone import evaluating
 
 Kind = Literal["pooled", "last4_cls"]  # the backbone's own features, or `excb.networks.outputs.LastClassTokens`
@@ -122,6 +125,47 @@ def extract(
     empty = Features(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), {})
     readable = [part for part in parts if len(part.samples)] or [empty]
     return Features(torch.cat([part.rows for part in readable]), torch.cat([part.samples for part in readable]), broken)
+
+
+@torch.no_grad()
+def vectors(backbone: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    """Features [B, D] float32 on the CPU of inputs [3, H, W] of one size, in eval mode, on the backbone's device."""
+    one = next(backbone.parameters(), torch.empty(0))
+    with evaluating(backbone):
+        rows: Tensor = backbone(torch.stack(list(inputs)).to(one.device, one.dtype))
+    return rows.float().cpu()
+
+
+def embed(
+    backbone: nn.Module,
+    transform: Callable[[Any], Tensor],
+    images: Iterable[Picture] | Picture,
+    *,
+    batch: int = 64,
+    progress: Callable[[int], None] = lambda _done: None,
+) -> Tensor:
+    """Pass images of any sizes through a backbone in eval mode, on its own device; its mode is restored afterwards.
+
+    Args:
+        backbone: [B, 3, H, W] -> [B, D].
+        transform: one image -> input [3, H, W].
+        images: PIL images, arrays or files; one counts as a list of one.
+        batch: images at once.
+        progress: called with the number of images of every batch.
+
+    Returns:
+        Features [N, D] float32 on the CPU, in the order of the images.
+
+    Raises:
+        UserError: there is no image, or one that cannot be read.
+    """
+    several = iter([images] if is_picture(images) else cast("Iterable[Picture]", images))
+    rows: list[Tensor] = []
+    while part := list(islice(several, batch)):
+        rows.append(vectors(backbone, [transform(image) for image in part]))
+        progress(len(part))
+    require(bool(rows), "there is no image to embed: pass one, or several")
+    return torch.cat(rows)
 
 
 def in_batches(items: range, batch: int) -> list[range]:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from excb.images.picture import Picture
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 STRIP = 64  # aspect ratio above which only the middle is resized, because the whole image might take gigabytes
@@ -17,7 +19,7 @@ STRIP = 64  # aspect ratio above which only the middle is resized, because the w
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Deterministic preprocessing of evaluation, in pixels. Call it on a PIL image of any mode and size.
+    """Deterministic preprocessing of evaluation, in pixels. Call it on a PIL image, an array or a file.
 
     It is bit-exact with torchvision's `Resize` and `CenterCrop`, except that of an image more than `STRIP` times as
     long as wide only the middle is resized, which moves it by less than a pixel.
@@ -29,11 +31,18 @@ class Preprocessing:
     std: tuple[float, float, float] = IMAGENET_STD  # standard deviations of the channels, in [0, 1]
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of the resize, antialiased
 
-    def __call__(self, image: "Image") -> "Tensor":
-        """Turn an image into a network's input, float32 [3, crop, crop]."""
-        from excb.images.decoding import to_rgb
+    def __call__(self, image: "Picture") -> "Tensor":
+        """Turn an image into a network's input, float32 [3, crop, crop].
 
-        return self._pipeline(self._middle(to_rgb(image)))
+        Args:
+            image: a PIL image of any mode and size, uint8 pixels [H, W, 3] (or grey [H, W]), or the path of a file.
+
+        Raises:
+            UserError: it is something else, or a file that is no readable image.
+        """
+        from excb.images.picture import as_rgb
+
+        return self._pipeline(self._middle(as_rgb(image)))
 
     def _middle(self, image: "Image") -> "Image":
         """The image, or of a strip the part around the square that `crop` keeps."""

@@ -66,24 +66,13 @@ def run_in_every_process(options: argparse.Namespace, recipe: Recipe, work: Work
 
 def train(options: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process, as one of those that `run_in_every_process` started."""
-    from excb.distributed.collectives import all_succeed, run_on_rank0
-    from excb.images.scanning import refuse_among
-    from excb.images.shards import ShardImages
+    from ..train import pretrain
 
-    from .. import loop
-    from ..data.hub_stream import open_training
-
-    place = place_of(options)
-    # Rank 0 alone lists the folder: a million names listed by many processes would be slow on a network's disk.
-    images = run_on_rank0(lambda: open_training(options.data, options.list, reporter.note))
-    if isinstance(images, ShardImages):
-        images = all_succeed(images.here)
-    elif not place.url:
-        all_succeed(lambda: refuse_among(images, place.folder))
-    code = loop.train(
+    code = pretrain(
         recipe,
-        images,
-        place,
+        options.data,
+        options.list,
+        place_of(options),
         reporter,
         device=device,
         table=not options.json,

@@ -36,13 +36,19 @@ def plan(
     Raises:
         UserError: the recipe cannot run with this number of processes, or on these images.
     """
-    report = count_run(recipe, max(1, gpus or 1), images)
-    report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure))
+    report = plan_run(recipe, gpus, images, measure=measure)
     if as_json:
         reporter.answer(json.dumps(report, indent=2))
     else:
         _print(report, reporter)
     return 0
+
+
+def plan_run(recipe: Recipe, gpus: int | None, images: CodedImages | None, *, measure: bool) -> Report:
+    """The plan of a recipe, as `--json` prints it; arguments and errors are those of `plan`."""
+    report = count_run(recipe, max(1, gpus or 1), images)
+    report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure))
+    return report
 
 
 def count_run(recipe: Recipe, processes: int, images: CodedImages | None) -> Report:

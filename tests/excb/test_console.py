@@ -4,6 +4,7 @@ import io
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -253,3 +254,35 @@ def test_odd_names_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue().count("[/]") >= 4
     assert "\x1b[2Jcaf" not in stream.getvalue()
     assert "\udce9" not in stream.getvalue()
+
+
+def test_a_notebook_has_one_line_that_changes(
+    monkeypatch: pytest.MonkeyPatch, clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> SimpleNamespace:
+        assert raw
+        assert display_id
+        shown.append(data["text/plain"])
+        return SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
+
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    with Reporter().progress("run", 4) as bar:
+        bar.advance()  # at once: too soon to change the line again
+        clock(1)
+        bar.status = "loss 3"
+        bar.advance()
+        bar.advance(2)
+    with Reporter(quiet=True).progress("silent", 1) as bar:
+        bar.advance()
+    assert shown == ["run", "run: 2/4  loss 3  ETA 1 s", "run: 4/4  loss 3  ETA 0 s"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ipython_on_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch, clock: Callable[[float], None]) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=SimpleNamespace))
+    with Reporter().progress("run", 1) as bar:  # would import IPython.display
+        bar.advance()

@@ -34,6 +34,16 @@ OVERRIDES = (
     "efficiency.workers=0",
     "efficiency.device=cpu",
 )
+# OVERRIDES as Python has them.
+VALUES: dict[str, Any] = {
+    "model": {"backbone": "timm:resnet10t", "options": {"channels": [8, 8, 16, 16], "stem_width": 4}},
+    "method": {"contrast": 0, "projector_output_norm": False, "clusters": 12, "hidden": 16, "width": 8},
+    "views": {"global_size": 32, "local_size": 16, "eval_resize": 32, "eval_crop": 32},
+    "optim": {"epochs": 3, "batch": 8},
+    "monitor": {"every_epochs": 2, "k": 3},
+    "run": {"log_steps": 1},
+    "efficiency": {"workers": 0, "device": "cpu"},
+}
 
 
 def write_images(folder: Path, *, classes: int = 3, each: int = 9, side: int = 36) -> Path:

@@ -54,7 +54,7 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
     if args.out is not None:
         result, files = run_on_rank0(
             lambda: command.write(
-                clusters, request.images, args.out, reporter, name=Path(args.ckpt).name, options=request.options
+                clusters, request.images, args.out, reporter, name=request.name, options=request.options
             )
         )
         reporter.note(f"wrote {', '.join(map(str, files))}")
@@ -71,6 +71,7 @@ class _Request:
     images: "Images"
     heads: "NetworkHeads"
     options: "Options"
+    name: str  # of the checkpoint, for readers
 
     def evaluate(self, reporter: Reporter, *, table: bool) -> "Clusters":
         from . import command
@@ -109,8 +110,10 @@ def _open(
     if results is not None:
         all_succeed(partial(refuse_among, images, results))
     task = prepared(args, images, images, device, heads=True)
-    heads = all_succeed(lambda: command.heads_of(task.backbone, source=args.ckpt))
-    return _Request(task, images, heads, options)
+    source = args.ckpt if isinstance(args.ckpt, str) else str(task.describe_checkpoint()["name"])
+    name = Path(source).name
+    heads = all_succeed(lambda: command.heads_of(task.backbone, source=source))
+    return _Request(task, images, heads, options, name)
 
 
 def _evaluation(
@@ -132,7 +135,7 @@ def _evaluation(
         clusters = request.evaluate(reporter, table=table)
 
         def write(result: "Result", file: Path) -> list[Path]:
-            written, name, folder = replace(clusters, result=result), Path(args.ckpt).name, file.with_suffix("")
+            written, name, folder = replace(clusters, result=result), request.name, file.with_suffix("")
             return run_on_rank0(
                 lambda: command.write(written, request.images, folder, reporter, name=name, options=request.options)[1]
             )

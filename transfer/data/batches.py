@@ -14,6 +14,7 @@ from excb import seeding
 from excb.distributed.collectives import rank, world_size
 from excb.distributed.workers import follow_parent, watch_workers
 from excb.errors import UserError
+from excb.hub.adopted import OwnTransform
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.images.random_crops import draw_crop_box
@@ -33,7 +34,12 @@ class Augmentation:
 
     @classmethod
     def like(cls, preprocessing: Preprocessing) -> "Augmentation":
-        """Crops of the size that evaluation uses, normalised alike."""
+        """Crops of the size that evaluation uses, normalised alike. Raises UserError where nobody says how."""
+        if isinstance(preprocessing, OwnTransform) and not preprocessing.normalisation_known:
+            raise UserError(
+                "random crops must be normalised as the network's transform does, which does not say how: give it the "
+                "attributes mean and std"
+            )
         return cls(preprocessing.crop, mean=preprocessing.mean, std=preprocessing.std)
 
     def __call__(self, image: Image.Image, random: np.random.Generator) -> Tensor:

@@ -97,6 +97,11 @@ def images_of(text: str, *, data_root: Path | None = None, note: Note = lambda _
     return open_images(text, note) if is_shards(text) else images_below(Path(_existing(text)), note)
 
 
+def is_named(text: str) -> bool:
+    """Whether a text names a data set by the prefix of its source, such as torchvision:CIFAR10."""
+    return _named(text) is not None
+
+
 def _named(text: str) -> tuple[Source, str] | None:
     """The source that a text names by its prefix, and the data set's name; None for folders and shards."""
     prefix, colon, name = text.partition(":")

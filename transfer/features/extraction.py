@@ -9,7 +9,7 @@ from functools import partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -69,6 +69,8 @@ class Extraction:
     device: torch.device  # where to compute
     batch: int  # images at once on each rank
     workers: int  # number of data loading processes
+    # What an unreadable image does: figures over the others would not compare, but embeddings of the others are of use.
+    unreadable: Literal["refuse", "nan"] = "refuse"
 
     @property
     def reader(self) -> nn.Module:
@@ -94,7 +96,9 @@ class Extraction:
         """Everything that the features depend on."""
         backbone = self.backbone
         dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
-        return {
+        other: dict[str, Any] = {} if backbone.features == "pool" else {"returns": backbone.features}
+        other |= {} if self.unreadable == "refuse" else {"unreadable": self.unreadable}
+        return other | {
             "code": CODE_VERSION,
             "weights": weights_hash(backbone.network),
             "architecture": asdict(backbone.entry.architecture),
@@ -130,8 +134,8 @@ class Extraction:
             keep: called with the rows so far of an unfinished shard, on all ranks, every few batches.
 
         Raises:
-            UserError: an image cannot be read (all are tried first, and shards without broken images are returned), or
-                memory is too small.
+            UserError: an image cannot be read (all are tried first, and shards without broken images are returned) and
+                `unreadable` is "refuse"; or memory is too small. With "nan", such an image has a row of NaN.
         """
         batch = int(gather_numbers([self.batch]).min())  # automatic batch sizes may differ between ranks
         kept = kept or {}
@@ -156,12 +160,14 @@ class Extraction:
                 yield number, torch.cat(rows).numpy()
         refuse_broken(broken, self.images, already_reported=rank() > 0)
 
-    @staticmethod
-    def _parts(passed: Iterator[Features], whole: Sequence[range], progress: Callable[[int], None]) -> list[Features]:
+    def _parts(
+        self, passed: Iterator[Features], whole: Sequence[range], progress: Callable[[int], None]
+    ) -> list[Features]:
         """This rank's features of a shard's batches."""
         parts = []
-        for turn, part in enumerate(islice(passed, len(whole[rank() :: world_size()]))):
-            parts.append(part)
+        mine = whole[rank() :: world_size()]
+        for turn, part in enumerate(islice(passed, len(mine))):
+            parts.append(part if self.unreadable == "refuse" else _filled(part, mine[turn], self.width))
             progress(sum(map(len, whole[turn * world_size() : (turn + 1) * world_size()])))
         return parts
 
@@ -173,6 +179,14 @@ class Extraction:
             raise UserError(
                 f"{self.batch} images at once do not fit into the memory of {self.device}: use a smaller --batch-size"
             ) from None
+
+
+def _filled(part: Features, batch: range, width: int) -> Features:
+    """The features of a batch with a row of NaN for each image that could not be read."""
+    rows = torch.full((len(batch), width), torch.nan)
+    if len(part.samples):
+        rows[part.samples - batch.start] = part.rows
+    return Features(rows, torch.arange(batch.start, batch.stop), {})
 
 
 def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *, name: str) -> CachedFeatures:

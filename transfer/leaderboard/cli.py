@@ -8,8 +8,6 @@ from excb.cli import Command, Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError
 
-FILES = ("leaderboard.md", "leaderboard.csv", "leaderboard.html")
-
 
 def _add_options(parser: Parser) -> None:
     add = parser.add_argument
@@ -30,28 +28,17 @@ def _run(args: argparse.Namespace) -> int:
         raise UserError("name the folder to write with --out DIR (or --json to see what is in it)")
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise UserError(f"--out {args.out} is a file: name a folder")
-    from excb.files.atomic import write_text
-
-    from ..published.registry import claims
-    from . import figure, page, tables
     from .board import MEASURED, PUBLISHED
-    from .gather import gather
-    from .sorting import boards
+    from .making import make
 
-    published = claims(args.claims)
-    measured = gather(args.results, args.out or Path())
-    every_board = boards(measured, published)
-    points, left_out = figure.points(published, every_board)
+    made = make(args.results, claims=args.claims, out=args.out)
     if args.out is not None:
-        texts = (tables.markdown(every_board), tables.to_csv(every_board), page.render(every_board, points, left_out))
-        for name, text in zip(FILES, texts, strict=True):
-            write_text(text, args.out / name)
-        reporter.note(f"wrote {', '.join(str(args.out / name) for name in FILES)}")
+        reporter.note(f"wrote {', '.join(map(str, made.save(args.out)))}")
     if args.json:
-        reporter.answer(json.dumps(tables.to_dict(every_board), indent=2, ensure_ascii=False))
+        reporter.answer(json.dumps(made.to_dict(), indent=2, ensure_ascii=False))
         return 0
     rows = []
-    for board in every_board:
+    for board in made.boards:
         statuses = [row.status for group in board.groups for row in group.rows]
         own = sum(status != PUBLISHED for status in statuses)
         rows.append([board.title, board.images, str(len(board.groups)), str(len(statuses) - own), str(own)])

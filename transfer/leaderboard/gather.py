@@ -16,18 +16,21 @@ from .board import MeasuredResult, Source
 _NEAR = 2  # a page may link to files that lie at most so many folders above its own
 
 
-def gather(named: Sequence[Path], out: Path) -> list[MeasuredResult]:
+def gather(named: Sequence[Path | Result], out: Path) -> list[MeasuredResult]:
     """Read results; one that is there twice counts once.
 
     Args:
-        named: result files, and folders that hold some at any depth; JSON of other kinds is passed over there.
+        named: results, result files, and folders that hold some at any depth; JSON of other kinds is passed over there.
         out: folder of the page, which links to files near it.
 
     Raises:
         UserError: something is missing or damaged, a folder holds no result, or it is none of this version.
     """
     results: dict[str, MeasuredResult] = {}
-    for file in results_of(named):
+    for result in (each for each in named if isinstance(each, Result)):
+        row = find(str(result.checkpoint.get("name") or result.checkpoint.get("source")))
+        results.setdefault(result.to_json(), MeasuredResult(result, Source("measured now"), row))
+    for file in results_of([each for each in named if isinstance(each, Path)]):
         result = Result.read(file)
         results.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
     for file in _files(BUNDLED):  # a copy of one has its name: claims were read from it

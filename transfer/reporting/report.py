@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,17 @@ def report(
 
 def _untrained_note(task: Task) -> list[str]:
     return ["random weights, with the BatchNorm statistics of the train images"] if task.is_untrained else []
+
+
+@dataclass(frozen=True)
+class ScoredFiles:
+    """Writes a result with what was said of every image, as `write` does."""
+
+    scored: Scored
+
+    def __call__(self, result: Result, file: Path) -> list[Path]:
+        """The files, JSON first."""
+        return write(result, self.scored, file)
 
 
 def write(result: Result, scored: Scored, file: Path) -> list[Path]:

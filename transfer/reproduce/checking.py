@@ -15,6 +15,7 @@ from .. import protocols
 from ..data.classes import OtherClassesError
 from ..protocol import Measured
 from ..published import registry
+from ..published.claim import Claim
 from . import tables
 from .runs import EvaluationRun, claims_of, plan
 from .verdicts import Verdict, Word, judge, other_images
@@ -32,26 +33,43 @@ def reproduce(args: argparse.Namespace, device: torch.device, reporter: Reporter
     Raises:
         UserError: there is no such claim, or its images are not named or unusable.
     """
+    if not (args.list or args.dry_run):
+        verdicts = check(args, device, reporter)
+        if is_rank0():
+            tables.verdicts(verdicts, reporter, as_json=args.json)
+        return {verdict.word for verdict in verdicts}
+    claims, runs, verdicts = _planned(args)
+    order = {claim.id: number for number, claim in enumerate(claims)}
+    if is_rank0():
+        if args.list:
+            status = [(claim, "") for run in runs for claim in run.claims] + [(v.claim, v.why) for v in verdicts]
+            tables.listing(sorted(status, key=lambda s: order[s[0].id]), reporter, as_json=args.json)
+        else:
+            tables.dry_run(runs, verdicts, reporter, as_json=args.json)
+    return set()
+
+
+def check(args: argparse.Namespace, device: torch.device, reporter: Reporter) -> list[Verdict]:
+    """Measure what the options of `excb-eval reproduce` name, and judge it; all ranks call this.
+
+    Raises:
+        UserError: there is no such claim, or its images are not named or unusable.
+    """
+    claims, runs, verdicts = _planned(args)
+    order = {claim.id: number for number, claim in enumerate(claims)}
+    places = _places(args.data, runs, {claim.data.name for claim in registry.claims(args.claims)})
+    for run in runs:
+        verdicts += _check(run, places, args, device, reporter)
+    return sorted(verdicts, key=lambda verdict: order[verdict.claim.id])
+
+
+def _planned(args: argparse.Namespace) -> tuple[list[Claim], list[EvaluationRun], list[Verdict]]:
+    """The claims that are asked for, the runs that answer them, and verdicts of those that cannot be checked."""
     claims = claims_of(args)
     runs, verdicts = plan(claims, args.ckpt)
     runs = [] if args.status == "cannot" else runs
     verdicts = [] if args.status == "runnable" else verdicts
-    order = {claim.id: number for number, claim in enumerate(claims)}
-    if args.list or args.dry_run:
-        if is_rank0():
-            if args.list:
-                status = [(claim, "") for run in runs for claim in run.claims] + [(v.claim, v.why) for v in verdicts]
-                tables.listing(sorted(status, key=lambda s: order[s[0].id]), reporter, as_json=args.json)
-            else:
-                tables.dry_run(runs, verdicts, reporter, as_json=args.json)
-        return set()
-    places = _places(args.data, runs, {claim.data.name for claim in registry.claims(args.claims)})
-    for run in runs:
-        verdicts += _check(run, places, args, device, reporter)
-    verdicts.sort(key=lambda verdict: order[verdict.claim.id])
-    if is_rank0():
-        tables.verdicts(verdicts, reporter, as_json=args.json)
-    return {verdict.word for verdict in verdicts}
+    return claims, runs, verdicts
 
 
 def _places(named: Sequence[str], runs: Sequence[EvaluationRun], sets: Container[str]) -> dict[str, str]:

@@ -141,6 +141,16 @@ def test_repeats_within_a_moment_are_one_request() -> None:
         assert stop.count == 1
 
 
+def test_a_second_request_interrupts_where_the_process_must_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(signals, "ONE_REQUEST", 0.0)
+    with StopRequest(second="interrupt"):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_a_process_whose_launcher_is_gone_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "gone", threading.Event())
     with StopRequest() as stop:

@@ -1,5 +1,6 @@
 """Tests of `excb.load`: from wherever a checkpoint lies the same features, and every tensor matched or refused."""
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from excb.hub.catalogue import Checkpoint
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.zoo.export import export
+from tests.clone import ROOT
 from tests.run_files import damage, features, photograph, pictures, tiny_recipe, write_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -361,11 +363,21 @@ def test_config_that_is_no_json_object_is_refused(run: Path, tmp_path: Path, tex
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def stub_names() -> list[str]:
+    """The public names in the stub, which type checkers read."""
+    tree = ast.parse((ROOT / "excb" / "__init__.pyi").read_text(encoding="utf-8"))
+    imported = [alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return [name for name in imported if name is not None]
+
+
 def test_public_names_are_there_and_listed() -> None:
     from excb.errors import UserError as Error
     from excb.method import ExCB
 
-    assert dir(excb) == ["Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load"] == sorted(excb.__all__)
+    assert dir(excb) == sorted(excb.__all__) == sorted(stub_names())
+    assert {"Backbone", "ExCB", "UserError", "__version__", "checkpoints", "load", "train"} <= set(dir(excb))
+    for name in dir(excb):
+        assert getattr(excb, name) is not None
     assert excb.load is loading.load
     assert excb.Backbone is Backbone
     assert excb.ExCB is ExCB
@@ -377,3 +389,15 @@ def test_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'excb' has no attribute 'laod'"):
         _ = excb.laod  # type: ignore[attr-defined]
     assert not hasattr(excb, "resnet50")
+
+
+def test_a_backbone_embeds_images_of_any_kind_and_size(run: Path) -> None:
+    backbone = excb.load(run)
+    images = [Image.new("RGB", (80, 60), "red"), Image.new("L", (70, 99)), Image.new("RGB", (64, 64), "blue")]
+    expected = torch.cat([backbone(backbone.transform(image)[None]) for image in images])
+    torch.testing.assert_close(backbone.embed(images, batch=2), expected)
+    torch.testing.assert_close(backbone.embed(images[0]), expected[:1])
+    with pytest.raises(UserError, match="this backbone returns a map: load it with features='pool'"):
+        excb.load(run, features="map").embed(images)
+    with pytest.raises(UserError, match=r"not a torch\.Tensor"):
+        backbone.transform(torch.zeros(3, 4, 4))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Features of a set: every image once, in order, whatever the batch and the workers; broken ones named, modes kept."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
+from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
-from excb.networks.features import Features, Inputs, extract, in_batches, stream
+from excb.networks.features import Features, Inputs, embed, extract, in_batches, stream
 from excb.networks.preprocessing import Preprocessing
 
 PREPROCESSING = Preprocessing(resize=16, crop=16, mean=(0, 0, 0), std=(1, 1, 1))
@@ -209,3 +211,30 @@ def test_batches_are_the_range_cut_up(length: int) -> None:
     assert [number for batch in batches for number in batch] == list(range(5, 5 + length))
     assert all(len(batch) == 3 for batch in batches[:-1])
     assert all(batches)
+
+
+def test_embed_takes_images_of_any_kind_and_size(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    shapes = [(40, 30), (33, 50), (64, 64), (21, 90), (48, 48)]
+    arrays = [random.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in shapes]
+    Image.fromarray(arrays[1]).save(tmp_path / "1.png")
+    images: list[Any] = [arrays[0], tmp_path / "1.png", Image.fromarray(arrays[2]), arrays[3], arrays[4]]
+    transform, network = Preprocessing(32, 24), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+    network.train()
+    counts: list[int] = []
+    rows = embed(network, transform, images, batch=2, progress=counts.append)
+    network.eval()
+    with torch.no_grad():
+        expected = torch.cat([network(transform(Image.fromarray(array))[None]) for array in arrays])
+    torch.testing.assert_close(rows, expected)
+    assert (counts, rows.dtype) == ([2, 2, 1], torch.float32)
+    torch.testing.assert_close(embed(network, transform, images[0]), expected[:1])
+    torch.testing.assert_close(embed(network.double(), transform, iter(images)), expected)
+
+
+def test_embed_gives_the_network_its_mode_back_and_needs_an_image() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Dropout())
+    embed(network.train(), Preprocessing(8, 8), np.zeros((8, 8), np.uint8))
+    assert network[1].training
+    with pytest.raises(UserError, match="there is no image to embed"):
+        embed(network, Preprocessing(8, 8), [])

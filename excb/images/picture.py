@@ -1,0 +1,59 @@
+"""What a person passes as an image: a PIL image, an array of 8-bit pixels, or the path of a file."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from excb.errors import UserError
+from excb.images.decoding import BrokenImageError, open_image, to_rgb
+
+Picture = Image.Image | np.ndarray | str | Path
+
+
+def is_picture(value: object) -> bool:
+    """Whether a value is one image, not several or something else."""
+    return isinstance(value, Image.Image | str | os.PathLike) or (isinstance(value, np.ndarray) and value.ndim <= 3)
+
+
+def as_rgb(picture: Any) -> Image.Image:
+    """A picture as an 8-bit RGB image: a file upright, a PIL image and an array as they are.
+
+    Args:
+        picture: a PIL image of any mode, uint8 pixels [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], or a file's path.
+
+    Raises:
+        UserError: it is something else, or a file that is no readable image.
+    """
+    if isinstance(picture, Image.Image):
+        return to_rgb(picture)
+    if isinstance(picture, str | os.PathLike):
+        file = os.fspath(picture)
+        try:
+            return open_image(file)
+        except BrokenImageError as error:
+            raise UserError(f"{file} cannot be read as an image ({error}): fix it, or leave it out") from None
+    if isinstance(picture, np.ndarray):
+        return to_rgb(Image.fromarray(_pixels(picture)))
+    kind = f"{type(picture).__module__}.{type(picture).__qualname__}".removeprefix("builtins.")
+    hint = ""
+    if isinstance(picture, list | tuple):
+        hint = ": pass several to backbone.embed(images)"
+    elif kind.startswith("torch."):
+        hint = ": normalised tensors [B, 3, H, W] go into backbone(tensors) as they are"
+    raise UserError(f"an image is a PIL image, a uint8 array [H, W, 3] or the path of a file, not a {kind}{hint}")
+
+
+def _pixels(array: np.ndarray) -> np.ndarray:
+    """8-bit pixels [H, W], [H, W, 3] or [H, W, 4]. Raises UserError for an array that holds none."""
+    grey = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 1)
+    fits = (grey or (array.ndim == 3 and array.shape[-1] in (3, 4))) and 0 not in array.shape
+    if array.dtype != np.uint8 or not fits:
+        fix = "scale its values to 0..255, then .astype('uint8')" if fits else "move its axes, or pass one image"
+        raise UserError(
+            "an array is an image if it holds uint8 pixels [H, W, 3], [H, W, 4], [H, W, 1] or [H, W], not "
+            f"{array.dtype} {list(array.shape)}: {fix}"
+        )
+    return np.ascontiguousarray(array[..., 0] if array.ndim == 3 and grey else array)

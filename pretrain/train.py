@@ -1,0 +1,257 @@
+"""`excb.train` and `excb.plan`: pretraining from Python, by the functions that `excb-pretrain` calls; and `Run`."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from excb.console import Reporter
+from excb.errors import UserError, is_rank0
+from excb.files import json_text
+
+from . import overrides as overriding
+from .recipe import Recipe
+from .run.remote_mirror import Place, run_place
+from .run.run_folder import RECIPE, REPORT
+from .verdict import Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+    from excb.distributed.signals import SecondSignal
+    from excb.hub.backbone import Backbone
+
+
+@dataclass(frozen=True, init=False)
+class Run:
+    """A run on disk, finished or not: `excb.Run("runs/a")` opens one, `excb.train` returns one.
+
+    Attributes:
+        folder: the run folder; of a run that is kept at a URL, its copy on this machine.
+        url: where else it is kept; None for most runs.
+    """
+
+    folder: Path
+    url: str | None = None
+
+    def __init__(self, folder: str | os.PathLike[str], url: str | None = None) -> None:
+        """Open a run. Raises UserError if there is none."""
+        object.__setattr__(self, "folder", Path(folder))
+        object.__setattr__(self, "url", url)
+        if not (self.folder / RECIPE).is_file():
+            raise UserError(f"{self.folder} is no run: it has no {RECIPE}; name a folder that excb.train wrote")
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """What `report.json` says: steps, seconds, the last and the best epoch; None before the run is finished."""
+        try:
+            report = json_text.parse((self.folder / REPORT).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"cannot read {self.folder / REPORT} ({error}): train again, which writes it anew"
+            ) from None
+        return report if isinstance(report, dict) else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done; else the same call of `excb.train` continues it."""
+        return self.report is not None
+
+    @property
+    def verdict(self) -> Any:
+        """What the report says of whether it learned, against which references, and what to do; None where nothing."""
+        return (self.report or {}).get("verdict")
+
+    def load(self, **options: Any) -> "Backbone":
+        """The backbone of the newest checkpoint; options are those of `excb.load`, such as `network="student"`."""
+        from excb.hub.loading import load
+
+        return load(self.folder, **options)
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.folder)
+
+    def __str__(self) -> str:
+        return self.url or os.fspath(self.folder)
+
+
+def train(
+    recipe: str | Recipe,
+    /,
+    *,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    init: "str | Path | Run | None" = None,
+    listed: str | Path | None = None,
+    against: Sequence[str] = (),
+    quiet: bool = False,
+    profile: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Pretrain on images without labels, or resume the run in `out`: what `excb-pretrain RECIPE` does, in this process.
+
+        run = excb.train("rn18_small", data="photos", out="runs/a", optim={"epochs": 50})
+
+    An interrupt (Ctrl-C, or a notebook's stop button) lets the step finish, saves, and raises KeyboardInterrupt: the
+    same call continues there. A second one does not wait. In a process that torchrun started, all ranks call this.
+
+    Args:
+        recipe: the name of a recipe (`excb-pretrain list`), or a `Recipe`.
+        data: a folder of images at any depth, tar shards or "hf-stream:ID"; labels are used for figures only.
+        out: the run folder, also "s3://..."; by default runs/RECIPE.
+        init: a checkpoint to start from: anything that `excb.load` takes.
+        listed: a file with one image path a line, below `data`.
+        against: checkpoints that the verdict compares the run with, beside its references.
+        quiet: no notes and no progress.
+        profile: record a few steps and report where their time goes.
+        overrides: values that replace the recipe's, by section: `optim={"epochs": 50}`, `method={"clusters": 300}`.
+
+    Returns:
+        The run, finished.
+
+    Raises:
+        UserError: no such recipe, field or images, or they cannot make a run; or the loss became NaN or infinite.
+        KeyboardInterrupt: the run was interrupted, and is saved.
+    """
+    from excb.distributed.parallel import joined
+    from excb.distributed.signals import STOPPED
+
+    if data is None and listed is None:
+        raise UserError("name the folder of images with data=, or a list of them with listed=")
+    changed = changed_recipe(recipe, init=init, **overrides)
+    place = run_place(os.fspath(out)) if out is not None else Place(Path("runs") / changed.name)
+    reporter = Reporter(quiet=quiet or not is_rank0())
+    with joined(changed.efficiency.device, stay=True) as device:
+        code = pretrain(
+            changed,
+            None if data is None else os.fspath(data),
+            None if listed is None else Path(listed),
+            place,
+            reporter,
+            device=device,
+            table=False,
+            profile=profile,
+            against=against,
+            second="interrupt",
+        )
+    if code in STOPPED:
+        # The handlers are the program's own again: it hears of the signal as if it had come now, with the run saved.
+        signal.raise_signal(code - 128)
+        if code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+    return Run(place.folder, place.url)
+
+
+def plan(
+    recipe: str | Recipe,
+    /,
+    *,
+    data: str | Path | None = None,
+    gpus: int | None = None,
+    measure: bool = False,
+    **overrides: Any,
+) -> dict[str, Any]:
+    """What a run will take, as `excb-pretrain plan --json` prints it: parameters, FLOPs, memory, bytes sent, hours.
+
+    Args:
+        recipe: the name of a recipe, or a `Recipe`.
+        data: the images; ImageNet's number of them by default.
+        gpus: processes that share each batch.
+        measure: measure steps on the CPU where there is no GPU; with a GPU they are measured anyway.
+        overrides: values that replace the recipe's, by section.
+
+    Raises:
+        UserError: the recipe cannot run on these images or with this number of processes.
+    """
+    from excb.images.opening import training_images
+
+    from .data.hub_stream import refuse_stream
+    from .plan.plan import plan_run
+
+    text = None if data is None else os.fspath(data)
+    refuse_stream(text, "plan")
+    images = None if text is None else training_images(text, None)
+    return plan_run(changed_recipe(recipe, **overrides), gpus, images, measure=measure)
+
+
+def changed_recipe(recipe: str | Recipe, *, init: "str | Path | Run | None" = None, **overrides: Any) -> Recipe:
+    """A recipe with values replaced, each checked as on the command line.
+
+    Args:
+        recipe: its name, or a recipe.
+        init: a checkpoint to start from; None leaves the recipe's.
+        overrides: values by section and field.
+
+    Raises:
+        UserError: no such recipe or field, or a value of the wrong type or out of range.
+    """
+    base = recipe if isinstance(recipe, Recipe) else overriding.find_recipe(recipe)
+    words = [] if init is None else [f"init={os.fspath(init)}"]
+    for section, values in overrides.items():
+        if not isinstance(values, Mapping):
+            fields = [name for name in overriding.field_names(base) if name.split(".")[-1] == section]
+            named = fields[0].partition(".")[::2] if fields else ("optim", "epochs")
+            raise UserError(
+                f"{section}={values!r} is no section of a recipe: values stand in their section, such as "
+                f"{named[0]}={{{named[1]!r}: {values!r}}}"
+            )
+        words += [f"{section}.{field}={_word(value)}" for field, value in values.items()]
+    return overriding.apply(base, words)
+
+
+def _word(value: Any) -> str:
+    """A value as the command line has it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def pretrain(
+    recipe: Recipe,
+    data: str | None,
+    listed: Path | None,
+    place: Place,
+    reporter: Reporter,
+    *,
+    device: "torch.device",
+    table: bool,
+    profile: bool,
+    against: Sequence[str] = (),
+    second: "SecondSignal" = "exit",
+) -> int:
+    """Train in this process, as one of those that the run has; arguments as in `loop.train`.
+
+    Returns:
+        Exit code: 0, or 128 + the signal that stopped the run.
+    """
+    from excb.distributed.collectives import all_succeed, run_on_rank0
+    from excb.images.scanning import refuse_among
+    from excb.images.shards import ShardImages
+
+    from . import loop
+    from .data.hub_stream import open_training
+
+    # Rank 0 alone lists the folder: a million names listed by many processes would be slow on a network's disk.
+    images = run_on_rank0(lambda: open_training(data, listed, reporter.note))
+    if isinstance(images, ShardImages):
+        images = all_succeed(images.here)
+    elif not place.url:
+        all_succeed(lambda: refuse_among(images, place.folder))
+    return loop.train(
+        recipe,
+        images,
+        place,
+        reporter,
+        device=device,
+        table=table,
+        profile=profile,
+        against=against,
+        second=second,
+    )

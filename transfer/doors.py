@@ -1,0 +1,172 @@
+"""`excb.embed`, `compare`, `reproduce` and `leaderboard`: what `excb-eval` does, from Python (see `evaluate.py`)."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from excb.console import Reporter
+from excb.errors import UserError, is_rank0
+
+from .evaluate import Result
+from .options import FROM_SHELL, namespace, take_network
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from excb.images.image_set import Images
+    from excb.images.picture import Picture
+
+    from .embeddings.embeddings import Embeddings
+    from .leaderboard.making import Leaderboard
+    from .reproduce.verdicts import Verdict
+
+
+def embed(
+    ckpt: "str | Path | os.PathLike[str] | nn.Module",
+    images: "str | Path | Picture | Images | Sequence[Any]",
+    /,
+    *,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> "Embeddings":
+    """A vector for every image, labelled or not: what `excb-eval embed` does, in this process.
+
+        found = excb.embed("runs/a", "photos").search("query.jpg", k=5)
+
+    Vectors of files are kept in the cache (`excb-eval cache`): the same call gives them at once, and an interrupted one
+    continues where it was.
+
+    Args:
+        ckpt: anything that `excb.load` takes; or a Backbone, or an `nn.Module` with a transform (`excb.evaluate`).
+        images: a folder of any depth, shards, "torchvision:NAME" or "hf:ID"; or files, PIL images, uint8 arrays
+            [H, W, 3], mixed sizes, one or several.
+        out: write them to this file, .npz, .parquet or .safetensors; `.save(FILE)` does it later.
+        quiet: no notes and no progress.
+        options: of the command, with _ for -: `batch_size=128`, `workers=4`, `resize=256`, `crop=224`, `listed=FILE`.
+
+    Returns:
+        The embeddings: `.vectors` [N, D] float32, `.paths`, `.search(query, k)`, `.near_duplicates(cosine)`, `.save`.
+
+    Raises:
+        UserError: checkpoint or images cannot be used, or none of them can be read.
+    """
+    from torch import nn
+
+    from excb.distributed.collectives import run_on_rank0
+    from excb.distributed.parallel import joined
+
+    from .embeddings.cli import EMBED
+    from .embeddings.computing import compute, opened
+    from .embeddings.files import check_file
+    from .embeddings.sources import Pictures, given_images
+
+    if out is not None:
+        check_file(Path(out))
+    refused = {name: why for name, why in FROM_SHELL.items() if name != "out"}
+    refused |= {"index": "the embeddings have .save_index(FILE)"}
+    given = given_images(images)
+    values = {"data": given if isinstance(given, str) else None, "list": options.pop("listed", None), **options}
+    loads = "" if isinstance(ckpt, nn.Module) else os.fspath(ckpt)
+    args = namespace(EMBED, {"ckpt": loads or "in memory", "out": "x.npz", **values}, refused=refused)
+    if isinstance(ckpt, nn.Module):
+        take_network(args, ckpt, choose="device" not in options)
+    if isinstance(given, Pictures):
+        args.workers, args.no_cache = 0, True
+    reporter = Reporter(quiet=quiet or not is_rank0())
+    with joined(args.device, stay=True) as device:
+        task = opened(args, device, reporter, None if isinstance(given, str) else given)
+        embeddings = compute(task, task.cache, reporter, loads=loads)
+        if out is not None:
+            run_on_rank0(lambda: embeddings.save(Path(out)))
+            reporter.note(f"wrote {out}")
+    return embeddings
+
+
+def compare(first: Result | str | Path, second: Result | str | Path, /, *, figure: str | None = None) -> dict[str, Any]:
+    """Is the difference of two results real? A paired test on the same test images, as `excb-eval compare` makes.
+
+    Args:
+        first: a result, or the file that it was saved to.
+        second: another.
+        figure: one figure that both have, or "A:B"; by default every main figure of both.
+
+    Returns:
+        "images", "warnings" and "figures": each figure's "difference" in points (second minus first), its 95 %
+        "interval", "p_value", whether it is "real" at 5 %, and all that in "words".
+
+    Raises:
+        UserError: the test images differ, or a result has no such figure or no predictions.
+    """
+    from .compare import Side
+    from .compare import compare as compare_sides
+
+    def side(which: Result | str | Path) -> Path | Side:
+        if not isinstance(which, Result):
+            return Path(which)
+        if which.scored is None:
+            raise UserError(f"the result of {which.name} has no score for each image: it cannot be compared")
+        return Side(which.name, which.record, which.scored)
+
+    return compare_sides(side(first), side(second), Reporter(quiet=True), figure=figure, table=False)
+
+
+def reproduce(
+    what: str,
+    /,
+    *,
+    data: str | Path | Mapping[str, str | Path],
+    ckpt: str | Path | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> "list[Verdict]":
+    """Do published figures hold? Measure them here, as `excb-eval reproduce` does.
+
+    Args:
+        what: a claim, a table, TABLE/ROW or a checkpoint (`excb-eval reproduce --list`).
+        data: the claim's images; by the name of the set where claims need several, such as {"coco2017": DIR}.
+        ckpt: check them on this checkpoint instead of the published one.
+        quiet: no notes and no progress.
+        options: of the command, with _ for -: `claims=["mine.toml"]`, `batch_size=32`.
+
+    Returns:
+        A verdict for each claim: `word` is PASS, FAIL or CANNOT, `why` says why, and `measured` is the figure here.
+
+    Raises:
+        UserError: there is no such claim, or its images are unusable.
+    """
+    from excb.distributed.parallel import joined
+
+    from .reproduce.checking import check
+    from .reproduce.cli import REPRODUCE
+
+    several = data.items() if isinstance(data, Mapping) else [("", data)]
+    words = [what, *(f"--data={name and name + '='}{os.fspath(place)}" for name, place in several)]
+    refused = {name: why for name, why in FROM_SHELL.items() if name != "out"} | {"list": "use the command excb-eval"}
+    args = namespace(REPRODUCE, {"ckpt": ckpt, "quiet": quiet, **options}, words=words, refused=refused)
+    with joined(args.device, stay=True) as device:
+        return check(args, device, Reporter(quiet=quiet or not is_rank0()))
+
+
+def leaderboard(
+    results: Sequence[Result | str | Path], /, *, out: str | Path | None = None, claims: Sequence[str | Path] = ()
+) -> "Leaderboard":
+    """Results beside published figures, ranked within one protocol only, as `excb-eval leaderboard` makes them.
+
+    Args:
+        results: results, their files, or folders of them.
+        out: write leaderboard.md, .csv and .html to this folder; `.save(folder)` does it later.
+        claims: files of further published figures.
+
+    Raises:
+        UserError: a result is missing or damaged, or a file cannot be written.
+    """
+    from .leaderboard.making import make
+
+    place = None if out is None else Path(out)
+    given = [each.record if isinstance(each, Result) else Path(each) for each in results]
+    made = make(given, claims=list(map(Path, claims)), out=place)
+    if place is not None:
+        made.save(place)
+    return made

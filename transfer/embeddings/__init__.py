@@ -1,0 +1,1 @@
+"""Embeddings of any images, labelled or not: files of vectors, search, near-duplicates."""

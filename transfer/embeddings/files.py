@@ -1,0 +1,183 @@
+"""Files of embeddings, .npz, .parquet and .safetensors: written in flat memory and read back; each says its model."""
+
+import json
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from excb.errors import UserError
+from excb.files import json_text, npy
+from excb.files.atomic import new_file
+
+from .vectors import ArrayRows, Vectors
+
+FORMAT = "excb-embeddings-1"
+_ADVICE = "name another file"
+
+
+def check_file(file: Path) -> None:
+    """Raise UserError if embeddings cannot be written to a file of this name on this machine."""
+    if file.suffix not in FORMATS or file.is_dir():
+        raise UserError(f"{file}: embeddings are written to a file that ends in {', '.join(FORMATS)}")
+    if file.suffix == ".parquet":
+        _pyarrow()
+
+
+def write(made: Vectors, file: Path) -> Path:
+    """Write embeddings, some thousand rows at a time; the file appears whole or not at all.
+
+    Raises:
+        UserError: the name ends otherwise, pyarrow is missing for Parquet, or the file cannot be written.
+    """
+    check_file(file)
+    with new_file(file, advice=_ADVICE) as temporary:
+        FORMATS[file.suffix][0](made, temporary)
+    return file
+
+
+def read(file: Path) -> Vectors:
+    """What `write` wrote; safetensors stay on the disk, and are read as they are needed.
+
+    Raises:
+        UserError: it is no such file, or is damaged.
+    """
+    check_file(file)
+    try:
+        with npy.unwarned():
+            rows, paths, meta = FORMATS[file.suffix][1](file)
+        facts = json_text.parse(meta)
+        if facts["format"] != FORMAT or rows.ndim != 2 or rows.dtype != np.float32 or len(rows) != len(paths):
+            raise ValueError("other contents")
+        model, unreadable = dict(facts["model"]), dict(facts["unreadable"])
+        return Vectors(ArrayRows(rows), paths, str(facts["root"]), model, unreadable)
+    except FileNotFoundError:
+        raise UserError(f"no file {file}: name one that `excb-eval embed` wrote") from None
+    except npy.DAMAGE as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{file} holds no embeddings of `excb-eval embed` ({reason}): embed the images again") from None
+
+
+def _meta(made: Vectors) -> str:
+    return json.dumps({"format": FORMAT} | made.describe())
+
+
+def _write_npz(made: Vectors, file: Path) -> None:
+    """`vectors` [N, D], `paths` [N] and `meta`, JSON: `numpy.load` reads them without pickle."""
+    shape = (len(made), made.rows.width)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        with archive.open("vectors.npy", "w", force_zip64=True) as stream:
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(stream, header)
+            for part in made.parts():
+                stream.write(np.ascontiguousarray(part, "<f4").data)
+        for name, array in (
+            ("paths", np.array(list(made.paths), np.str_)),
+            ("meta", np.array(_meta(made))),
+        ):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
+
+
+def _read_npz(file: Path) -> tuple[np.ndarray, list[str], str]:
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:  # closed where it is damaged, too
+        return arrays["vectors"], arrays["paths"].tolist(), str(arrays["meta"])
+
+
+def _write_safetensors(made: Vectors, file: Path) -> None:
+    """`vectors` F32 [N, D], and `paths` U8: names separated by zero bytes, as the file system has them."""
+    names = b"\0".join(os.fsencode(path) for path in made.paths)
+    shape = [len(made), made.rows.width]
+    size = 4 * math.prod(shape)
+    header = json.dumps(
+        {
+            "__metadata__": {"excb": _meta(made)},
+            "vectors": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]},
+            "paths": {"dtype": "U8", "shape": [len(names)], "data_offsets": [size, size + len(names)]},
+        }
+    ).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at multiples of 8
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(header)) + header)
+        for part in made.parts():
+            stream.write(np.ascontiguousarray(part, "<f4").data)
+        stream.write(names)
+
+
+def _read_safetensors(file: Path) -> tuple[np.ndarray, list[str], str]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as opened:
+            meta, names = (opened.metadata() or {})["excb"], opened.get_tensor("paths").tobytes()
+            shape = opened.get_slice("vectors").get_shape()
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+    vectors = _mapped(file, 8 + length, shape)
+    return vectors, [os.fsdecode(name) for name in names.split(b"\0")] if len(vectors) else [], meta
+
+
+def _mapped(file: Path, offset: int, shape: Sequence[int]) -> np.ndarray:
+    """float32 of a file in place; the array of an empty one needs no file."""
+    if 0 in shape:
+        return np.empty(tuple(shape), np.float32)
+    return np.memmap(file, "<f4", "r", offset, tuple(shape))
+
+
+def _write_parquet(made: Vectors, file: Path) -> None:
+    """Columns `path` and `vector`, a fixed-size list of float32; the rest is in the schema's metadata, under `excb`."""
+    pyarrow, parquet = _pyarrow()
+    width = made.rows.width
+    schema = pyarrow.schema(
+        [("path", pyarrow.string()), ("vector", pyarrow.list_(pyarrow.float32(), width))],
+        metadata={"excb": _meta(made)},
+    )
+    with parquet.ParquetWriter(file, schema) as writer:
+        start = 0
+        for part in made.parts():
+            names = made.paths[start : start + len(part)]
+            paths = [name.encode("utf-8", "backslashreplace").decode() for name in names]
+            values = pyarrow.array(np.ascontiguousarray(part).reshape(-1))
+            vectors = pyarrow.FixedSizeListArray.from_arrays(values, width)
+            writer.write_table(pyarrow.table([pyarrow.array(paths, pyarrow.string()), vectors], schema=schema))
+            start += len(part)
+
+
+def _read_parquet(file: Path) -> tuple[np.ndarray, list[str], str]:
+    pyarrow, parquet = _pyarrow()
+    if not file.is_file():
+        raise FileNotFoundError(file)
+    try:
+        table = parquet.read_table(file)
+        meta: Mapping[bytes, bytes] = table.schema.metadata or {}
+        column = table.column("vector").combine_chunks()
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error)) from None
+    width = table.schema.field("vector").type.list_size
+    values = column.values.to_numpy(zero_copy_only=False)
+    return values.reshape(len(table), width), table.column("path").to_pylist(), meta[b"excb"].decode()
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError("Parquet needs pyarrow: run `pip install 'excb[parquet]'`, or name a file.npz") from None
+    return pyarrow, parquet
+
+
+Writer = Callable[[Vectors, Path], None]
+Reader = Callable[[Path], tuple[np.ndarray, list[str], str]]
+FORMATS: dict[str, tuple[Writer, Reader]] = {
+    ".npz": (_write_npz, _read_npz),
+    ".parquet": (_write_parquet, _read_parquet),
+    ".safetensors": (_write_safetensors, _read_safetensors),
+}

@@ -1,0 +1,101 @@
+"""Any images as one set: a folder of any depth, a list, shards, a named set, files, or pictures in memory."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from excb.errors import UserError, require
+from excb.images.image_set import Images, ImageSet, fingerprint_of
+from excb.images.opening import training_images
+from excb.images.picture import as_rgb, is_picture
+from excb.images.scanning import scan_folder
+from excb.images.shard_places import is_shards
+
+from ..data.sources import is_named, open_source
+
+
+def any_images(
+    data: str | None, listed: Path | None = None, *, data_root: Path | None = None, note: Callable[[str], None]
+) -> Images:
+    """All images that a text names, whatever folders they are in.
+
+    Args:
+        data: a folder, whose images are all taken; shards; torchvision:NAME or hf:ID, whose training images are taken.
+        listed: a file with one image path a line, below `data`.
+        data_root: folder of torchvision's data sets.
+        note: called with messages for the user.
+
+    Raises:
+        UserError: there are none, or they cannot be used.
+    """
+    require(bool(data or listed), "name the images with --data DIR, or a list of them with --list FILE")
+    if listed is not None or is_shards(data or ""):
+        return training_images(data, listed, note)
+    assert data is not None
+    if is_named(data):
+        return open_source(data, "train", data_root=data_root, note=note)
+    require(not Path(data).is_file(), f"{data} is a file: name a folder with --data DIR, or a list with --list FILE")
+    return scan_folder(data)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures in memory, numbered."""
+
+    pictures: list[Any]  # as `as_rgb` takes them
+    root: str = "memory"
+    labels: None = None
+    classes: None = None
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def paths(self) -> list[str]:
+        """Files by their paths, other pictures by their numbers."""
+        return [
+            os.fspath(picture) if isinstance(picture, str | os.PathLike) else str(number)
+            for number, picture in enumerate(self.pictures)
+        ]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the names only: features of these are not kept."""
+        return fingerprint_of(self.paths, None)
+
+    def stamp(self, index: int) -> str:
+        """Empty: these are no files."""
+        del index
+        return ""
+
+    def open(self, index: int) -> Image.Image:
+        """One picture as RGB. Raises UserError if it is none."""
+        return as_rgb(self.pictures[index])
+
+
+def given_images(images: Any) -> Images | str:
+    """What a Python call was given: a set of images, or the text that names one.
+
+    Raises:
+        UserError: it is something else, or empty.
+    """
+    if isinstance(images, str | os.PathLike):
+        text = os.fspath(images)
+        return ImageSet(Path(), [text]) if Path(text).is_file() else text
+    if is_picture(images):
+        return Pictures([images])
+    if isinstance(images, ImageSet) or hasattr(images, "fingerprint"):
+        return images  # type: ignore[no-any-return]
+    if not isinstance(images, Iterable):
+        raise UserError(f"images are a folder, files, PIL images or arrays, not a {type(images).__name__}")
+    several = list(images)
+    require(bool(several), "there is no image to embed: name a folder, or pass one image or several")
+    if all(isinstance(each, str | os.PathLike) for each in several):
+        return ImageSet(Path(), [os.fspath(each) for each in several])
+    for each in several:  # before any work
+        require(is_picture(each), f"images are files, PIL images or arrays [H, W, 3], not a {type(each).__name__}")
+    return Pictures(several)

@@ -1,0 +1,100 @@
+"""Vectors of images with their paths and what made them, read from the disk as they are needed."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.neighbours.unit_rows import Rows
+
+AT_ONCE = 8192  # rows that are read, written or indexed together
+
+
+@dataclass(frozen=True)
+class ArrayRows:
+    """The rows of an array [N, D], as `Rows` are read."""
+
+    array: np.ndarray
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return int(self.array.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows [stop - start, D]."""
+        return torch.from_numpy(np.array(self.array[start:stop], dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class ChosenRows:
+    """Some rows of others, by their ascending numbers."""
+
+    all: Rows
+    chosen: np.ndarray  # int64 [N]
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.all.width
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows [stop - start, D]."""
+        numbers = self.chosen[start : min(stop, len(self))]
+        if not len(numbers):
+            return torch.empty(0, self.width)
+        first = int(numbers[0])
+        return self.all.rows(first, int(numbers[-1]) + 1)[torch.from_numpy(numbers - first)]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Vectors:
+    """Vectors of images.
+
+    Attributes:
+        rows: the vectors, read from the disk as they are needed.
+        paths: the images' names below `root`, row by row.
+        root: the folder, or the name of the source.
+        model: what made the vectors: "name", "source", "weights_sha256", "preprocessing" and more.
+        unreadable: images that could not be read and have no row, and why.
+    """
+
+    rows: Rows
+    paths: Sequence[str]
+    root: str
+    model: Mapping[str, Any]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    def parts(self) -> Iterator[np.ndarray]:
+        """The vectors in order, some thousand rows [n, D] at a time."""
+        for start in range(0, len(self), AT_ONCE):
+            yield self.rows.rows(start, min(start + AT_ONCE, len(self))).numpy()
+
+    def __len__(self) -> int:
+        """N, the number of images."""
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        missing = f", {len(self.unreadable)} unreadable" if self.unreadable else ""
+        kind, size = type(self).__name__, f"{len(self):,} x {self.rows.width}"
+        return f"{kind}({size} of {self.root} by {self.model.get('name')}{missing})"
+
+    def describe(self) -> dict[str, Any]:
+        """All but vectors and paths, for JSON."""
+        return {
+            "root": self.root,
+            "images": len(self),
+            "width": self.rows.width,
+            "model": json.loads(json.dumps(dict(self.model))),
+            "unreadable": dict(self.unreadable),
+        }

@@ -1,0 +1,187 @@
+"""`excb.evaluate`: any protocol from Python, by the functions that `excb-eval` calls; a `Result` is what it found."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from excb.console import Reporter
+from excb.errors import UserError, is_rank0, nearest_name
+
+from . import protocols
+from .options import FROM_SHELL, namespace, take_network
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from excb.results.result import Result as Record
+
+    from .reporting.predictions import Scored
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a protocol measured. In a notebook it shows itself as a table.
+
+    Attributes:
+        record: all of it, as the file holds it: settings, checkpoint, images, versions.
+        scored: what the protocol said of every test image; None where it says nothing of single images.
+    """
+
+    record: "Record"
+    scored: "Scored | None" = None
+    write: "Callable[[Record, Path], list[Path]] | None" = field(default=None, compare=False)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures by name, accuracies in percent: `result.figures["knn_top1_k20"]`."""
+        return self.record.figures
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals of figures, in percent."""
+        return self.record.intervals
+
+    @property
+    def per_class(self) -> dict[str, dict[str, float | None]]:
+        """Percent by class, for every main figure."""
+        return self.record.per_class
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the figures must know."""
+        return self.record.notes
+
+    def predictions(self, figure: str | None = None) -> dict[str, list[Any]]:
+        """What was said of every test image, as columns: `pandas.DataFrame(result.predictions())`.
+
+        Args:
+            figure: whose guesses or scores; by default the main figure.
+
+        Returns:
+            "path", "class" (the true one), and "predicted" and "correct" where classes are guessed, else "score".
+
+        Raises:
+            UserError: the protocol says nothing of single images, or there is no such figure.
+        """
+        from .reporting.predictions import Predictions
+
+        if self.scored is None:
+            raise UserError(f"{self.record.protocol} makes no prediction for each image")
+        scored, names = self.scored, list(self.scored.scores())
+        name = self.main if figure is None else figure
+        if name not in names:
+            raise UserError(f"no predictions of {name}{nearest_name(name, names)} (there are {', '.join(names)})")
+        true = [scored.classes[target] for target in scored.targets.tolist()]
+        columns: dict[str, list[Any]] = {"path": list(scored.names), "class": true}
+        if not isinstance(scored, Predictions):
+            return columns | {"score": scored.scores()[name].tolist()}
+        template = next(each for each in scored.values if name in (each.format("top1"), each.format("top5")))
+        guesses = [scored.classes[ranked] for ranked in scored.values[template][:, 0].tolist()]
+        return columns | {"predicted": guesses, "correct": scored.scores()[name].tolist()}
+
+    @property
+    def main(self) -> str:
+        """The figure that pages show first."""
+        protocol = protocols.of_result(self.record.protocol)
+        headline = "" if protocol is None else protocol.headline
+        return headline if headline in self.figures else next(iter(self.figures))
+
+    def save(self, file: str | Path) -> list[Path]:
+        """Write FILE.json, which `excb-eval compare` and `leaderboard` read, with predictions and picture beside it.
+
+        Returns:
+            The files, JSON first.
+
+        Raises:
+            UserError: one cannot be written.
+        """
+        place = Path(file)
+        if place.suffix != ".json":
+            raise UserError(f"{place}: a result is saved to a file that ends in .json; its other files stand beside it")
+        if self.write is None:
+            from excb.files.atomic import write_text
+
+            write_text(self.record.to_json() + "\n", place)
+            return [place]
+        return self.write(self.record, place)
+
+    @property
+    def name(self) -> str:
+        """What it is called beside others: its checkpoint and its protocol."""
+        return f"{self.record.checkpoint.get('name')}, {self.record.protocol}"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [
+            (name, f"{value:.2f}", "{:.1f} to {:.1f}".format(*self.intervals[name]) if name in self.intervals else "")
+            for name, value in self.figures.items()
+        ]
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        lines = [f"{name:<{widths[0]}}  {value:>{widths[1]}}  {interval}".rstrip() for name, value, interval in rows]
+        return "\n".join([f"Result of {self.name}", *(f"  {line}" for line in [*lines, *self.notes])])
+
+    def _repr_html_(self) -> str:
+        from .reporting.markup import element, join
+
+        head = element("tr", *(element("th", word) for word in ("figure", "value", "95 % interval")))
+        body = join(*(element("tr", *(element("td", cell) for cell in row)) for row in self._rows()))
+        notes = join(*(element("p", element("small", note)) for note in self.notes))
+        return join(element("p", element("strong", self.name)), element("table", head, body), notes)
+
+
+def evaluate(
+    ckpt: "str | Path | os.PathLike[str] | nn.Module",
+    protocol: str,
+    /,
+    *,
+    data: str | Path | None = None,
+    train: str | Path | None = None,
+    test: str | Path | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> Result:
+    """Evaluate a checkpoint or a network by a protocol, as `excb-eval PROTOCOL` does, in this process.
+
+        excb.evaluate("runs/a", "knn", data="photos", k=[20]).figures["knn_top1_k20"]
+
+    Args:
+        ckpt: anything that `excb.load` takes; or a Backbone, or an `nn.Module` [B, 3, H, W] -> [B, D] with the
+            attribute `transform` (PIL image -> [3, H, W]), which is evaluated as it is: with the weights that it has
+            now, on the device that it is on.
+        protocol: "knn", "linear", "semisup", "finetune", "retrieval", "detection" or "clusters".
+        data: a folder with train/ and test/ (or val/), "torchvision:NAME" or "hf:ID".
+        train: labelled images, instead of those in `data`.
+        test: the same classes, other images.
+        quiet: no notes and no progress.
+        options: of the protocol, named as on the command line with _ for -: `percent=10`, `batch_size=32`,
+            `rename={"feline": "cat"}`, `no_cache=True`.
+
+    Raises:
+        UserError: checkpoint, images or options cannot be used, or an image cannot be read.
+    """
+    from torch import nn
+
+    from excb.distributed.parallel import joined
+
+    chosen = protocols.of_command(protocol)
+    if chosen is None:
+        names = [each.name for each in protocols.PROTOCOLS]
+        close = nearest_name(protocol, names)
+        raise UserError(f"no protocol is called {protocol!r}{close} (there are {', '.join(names)})")
+    named = {"data": data, "train": train, "test": test}
+    if not isinstance(ckpt, nn.Module):
+        args = namespace(chosen, {"ckpt": os.fspath(ckpt), **named, **options}, refused=FROM_SHELL)
+    elif chosen.labels == "boxes":
+        raise UserError(f"{protocol} builds a detector on a checkpoint: save the network, and name its file or folder")
+    else:
+        args = namespace(chosen, {"ckpt": "in memory", **named, **options}, refused=FROM_SHELL)
+        take_network(args, ckpt, choose="device" not in options)
+    args.quiet = quiet
+    reporter = Reporter(quiet=quiet or not is_rank0())
+    with joined(args.device, stay=True) as device:
+        record, write = chosen.open(args, device, reporter).measure(False)
+    return Result(record, getattr(write, "scored", None), write)

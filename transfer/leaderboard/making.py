@@ -1,0 +1,67 @@
+"""A leaderboard made of results and published figures: its tables, and its files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from excb.files.atomic import write_text
+from excb.results.result import Result
+
+from ..published import registry
+from ..published.claim import Claim
+from . import figure, page, tables
+from .board import Board
+from .gather import gather
+from .sorting import boards
+
+FILES = ("leaderboard.md", "leaderboard.csv", "leaderboard.html")
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Results beside published figures.
+
+    Attributes:
+        boards: a table for each task and its images.
+        published: the figures of the registry.
+    """
+
+    boards: list[Board]
+    published: list[Claim]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tables as plain values, as `excb-eval leaderboard --json` prints them."""
+        return tables.to_dict(self.boards)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write leaderboard.md, leaderboard.csv and leaderboard.html. Raises UserError if one cannot be written."""
+        points, left_out = figure.points(self.published, self.boards)
+        texts = (
+            tables.markdown(self.boards),
+            tables.to_csv(self.boards),
+            page.render(self.boards, points, left_out),
+        )
+        files = [Path(folder) / name for name in FILES]
+        for file, text in zip(files, texts, strict=True):
+            write_text(text, file)
+        return files
+
+    def __repr__(self) -> str:
+        rows = [(board, sum(len(group.rows) for group in board.groups)) for board in self.boards]
+        return "\n".join(["Leaderboard", *(f"  {board.title}, {board.images}: {count} rows" for board, count in rows)])
+
+
+def make(results: Sequence[Path | Result], *, claims: Sequence[Path] = (), out: Path | None = None) -> Leaderboard:
+    """Sort results and published figures into tables.
+
+    Args:
+        results: results, their files, or folders of them.
+        claims: files of further published figures.
+        out: the folder of the page, which links to files near it.
+
+    Raises:
+        UserError: a result is missing or damaged.
+    """
+    published = registry.claims(claims)
+    return Leaderboard(boards(gather(results, out or Path()), published), published)
