@@ -18,11 +18,12 @@ from excb.images.scanning import scan_folder
 from excb.neighbours.knn import accuracy, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.features import Features, Inputs, extract
+from excb.references.baselines import REFERENCES, UNTRAINED, WITHOUT_NETWORK, features_without_network
+from excb.references.untrained import estimate_batchnorm
 
 from .initialise import build_model
 from .loop import train
 from .recipe import Recipe
-from .references import REFERENCES, UNTRAINED, WITHOUT_NETWORK, estimate_batchnorm, features_without_network
 from .run.remote_mirror import Place
 from .run.run_folder import CURVES, REPORT, RunFolder
 

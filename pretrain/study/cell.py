@@ -24,16 +24,16 @@ from excb.files.records import anything, count, line, number, record, table, tab
 from excb.hub import loading
 from excb.hub.trained_heads import NetworkHeads
 from excb.images.image_set import Images
-from excb.images.subset import Subset
 from excb.neighbours.knn import accuracy, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.features import Features, Inputs, extract
+from excb.references.baselines import REFERENCES, UNTRAINED, features_without_network
+from excb.references.untrained import estimate_batchnorm, spread
 from excb.results.result import environment
 
 from ..initialise import build_model
 from ..loop import train
 from ..recipe import Recipe
-from ..references import REFERENCES, UNTRAINED, estimate_batchnorm, features_without_network
 from ..run.monitor import KNN_TEMPERATURE, Monitor
 from ..run.run_folder import RECIPE, REPORT, RESUMABLE_CHANGES, differences
 from .sets import Sets
@@ -41,7 +41,6 @@ from .sets import Sets
 SCHEMA, FILE = 1, "cell.json"
 K = 20  # neighbours of the k-NN figure
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the relative cluster sizes
-CALIBRATION_IMAGES = 10_000  # at most, for the BatchNorm statistics of an untrained network
 MEASURING = ("monitor.images", "monitor.k")  # these affect figures, though not the weights
 ROWS = 4096  # features whose similarities to all centroids are in memory at once
 
@@ -233,8 +232,7 @@ def _measure_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, 
     """Figures of the network that this seed's cells start from, with BatchNorm statistics of the images."""
     recipe, images = job.recipe, sets.train
     backbone = build_model(recipe).teacher.backbone.to(device)
-    stride = -(-len(images) // CALIBRATION_IMAGES)
-    estimate_batchnorm(backbone, Subset(images, np.arange(0, len(images), stride)), recipe.views.preprocessing)
+    estimate_batchnorm(backbone, spread(images), recipe.views.preprocessing)
     monitor = Monitor(images, recipe, device=device, workers=worker_count(recipe.efficiency.workers))
     figures = _of_features(monitor.measure(backbone))
     return {"figures": figures | _knn(partial(_features, backbone, recipe=recipe, device=device), sets)}

@@ -11,10 +11,10 @@ from excb.console import Progressor, Reporter, duration
 from excb.errors import USER_ERROR, UserError
 from excb.files.atomic import write_text
 from excb.images.scanning import refuse_among
+from excb.references.baselines import REFERENCES, UNTRAINED
 
 from .. import overrides
 from ..recipe import Recipe
-from ..references import REFERENCES, UNTRAINED
 from . import figures
 from .cell import Job, run_cell
 from .sets import Sets, find_sets

@@ -1,0 +1,28 @@
+"""Accuracy without looking at an image: always the most frequent classes, or any class by chance."""
+
+import torch
+from torch import Tensor
+
+MAJORITY, CHANCE = "majority", "chance"
+TITLES = {MAJORITY: "majority class", CHANCE: "chance"}
+
+
+def majority(train: Tensor, test: Tensor, *, within: int = 1) -> float:
+    """Accuracy of guessing the `within` most frequent classes of the train set for every test image, in percent.
+
+    Args:
+        train: [N] int64, classes of the train images.
+        test: [Q] int64, classes of the test images.
+        within: guesses for an image: 1 for top-1, 5 for top-5. Of classes equally frequent the first ones count.
+    """
+    frequent = torch.bincount(train).argsort(descending=True, stable=True)[:within]
+    return 100 * int(torch.isin(test, frequent).sum()) / len(test)
+
+
+def chance(train: Tensor, test: Tensor, *, within: int = 1) -> float:
+    """Expected accuracy of `within` different classes of the train set drawn by chance, in percent; arguments as above.
+
+    Test images of classes that the train set lacks are never right.
+    """
+    known = torch.unique(train)
+    return 100 * min(within, len(known)) / len(known) * int(torch.isin(test, known).sum()) / len(test)
