@@ -173,10 +173,10 @@ def test_a_backbone_of_ones_own_conflicts_and_both_are_named(
 def test_a_foreign_checkpoint_decides_by_its_preprocessing(tmp_path: Path) -> None:
     """Ours without a recipe among its facts: the bundled network, exported for other programs, has 80 pixels."""
     lines: list[str] = []
-    recipe = adopted(apply(find_recipe("rn50_100ep"), ["init=tiny_grocery", "views.eval_resize=96"]), lines.append)
+    recipe = adopted(apply(find_recipe("rn50_100ep"), ["init=tiny_grocery", "views.eval_resize=300"]), lines.append)
     assert recipe.model.architecture == excb.load("tiny_grocery").entry.architecture
     assert (recipe.views.global_size, recipe.views.local_size) == (64, 32)  # its own run's
-    assert (recipe.views.eval_crop, recipe.views.eval_resize) == (80, 96)
+    assert (recipe.views.eval_crop, recipe.views.eval_resize) == (80, 300)
     assert recipe.adopts == ()
     assert len(lines) == 1
     foreign = Stored(tmp_path, {}, Architecture("resnet18"), Preprocessing(96, 80))
