@@ -1,11 +1,14 @@
 """What the three command lines share: a record per command, one-line errors, passive OpenMP threads."""
 
 import argparse
+import difflib
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from excb.errors import UserError
 from excb.version import __version__
@@ -15,12 +18,35 @@ from excb.version import __version__
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+Examples = Mapping[str, Sequence[str]]  # of every command, by its name: what to type after the program's name
+Groups = Mapping[str, Sequence[str]]  # titles, and the names of commands under each
+
+NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are `UserError`s: one message that ends in where to find help."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the usage."""
         raise UserError(f"{message} (see `{self.prog} --help`)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; a bare command that needs more prints its help, and an unknown option is refused with the nearest."""
+        words = sys.argv[1:] if args is None else list(args)
+        if not words and any(action.required and action.nargs != "*" for action in self._actions):
+            self.print_help()
+            self.exit()
+        parsed, rest = super().parse_known_args(words, namespace)
+        if unknown := next((word for word in rest if word.startswith("-")), None):
+            self.error(f"unrecognized arguments: {' '.join(rest)}{self._nearest(unknown)}")
+        return parsed, rest
+
+    def _nearest(self, option: str) -> str:
+        # Without their dashes, which would make all of them alike.
+        names = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]
+        close = difflib.get_close_matches(option.partition("=")[0].lstrip("-"), names, n=1)
+        return f"; did you mean '--{close[0]}'?" if close else ""
 
 
 @dataclass(frozen=True)
@@ -34,22 +60,57 @@ class Command:
     description: str = ""  # for its own `--help`, printed as it is; made of `help` by default
 
 
-def command_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:
-    """A parser with a sub-parser per command. Parsed options hold the `Command` as `command`."""
-    parser = Parser(prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def command_parser(
+    program: str, description: str, commands: Sequence[Command], *, groups: Groups = NONE, examples: Examples = NONE
+) -> Parser:
+    """A parser with a sub-parser per command. Parsed options hold the `Command` as `command`.
+
+    Args:
+        program: its name.
+        description: of the program.
+        commands: all of them.
+        groups: how its help groups them; others come last.
+        examples: shown at the end of a command's own help.
+    """
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=program, description=description, epilog=_grouped(commands, groups), formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"excb {__version__}")
-    added = parser.add_subparsers(dest="name_of_command", metavar="COMMAND", required=True)
+    added = parser.add_subparsers(dest="name_of_command", metavar="COMMAND", required=True, help="one of those below")
     for command in commands:
-        text = command.help.replace("%", "%%")  # argparse formats help, but not descriptions
+        shown = "\n".join(f"  {program} {words}" for words in examples.get(command.name, ()))
         own = added.add_parser(
             command.name,
-            help=text,
             description=command.description or f"{command.help[0].upper()}{command.help[1:]}.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=f"examples:\n{shown}" if shown else None,
+            formatter_class=raw,
         )
         command.add_options(own)
         own.set_defaults(command=command)
     return parser
+
+
+def _grouped(commands: Sequence[Command], groups: Groups) -> str:
+    """The commands as a program's help lists them."""
+    by_name = {command.name: command for command in commands}
+    named = {name for names in groups.values() for name in names}
+    others = [name for name in by_name if name not in named]
+    width = max(map(len, by_name))
+    parts = []
+    for title, names in [*groups.items(), ("more" if groups else "commands", others)]:
+        lines = [f"    {name.ljust(width)}  {by_name[name].help}" for name in names if name in by_name]
+        parts += [f"{title}:", *lines, ""] if lines else []
+    return "\n".join([*parts, "COMMAND --help shows a command's options and examples."])
+
+
+def complete(parser: Parser) -> None:
+    """Answer the shell that asks how a command line may go on, and end; otherwise do nothing.
+
+    `pip install 'excb[completion]'`, then `eval "$(register-python-argcomplete excb-eval)"` in the shell.
+    """
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
 
 
 def local_path(text: str) -> Path:

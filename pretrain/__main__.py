@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from excb.cli import command_parser
+from excb.cli import Parser, command_parser, complete
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import UserError, nearest_name, run
 
@@ -58,6 +58,30 @@ def _main(arguments: Sequence[str]) -> int:
     return exit_code
 
 
+GROUPS = {
+    "start here": ("quickstart", "list", "choose"),
+    "train": ("train", "study"),
+    "before a run": ("show", "plan", "doctor"),
+    "figures": ("draw",),
+}
+EXAMPLES = {
+    "quickstart": ("quickstart", "quickstart --data photos --out runs/first"),
+    "list": ("list", "list --json"),
+    "choose": ("choose --data photos", "choose --data photos --hours 8"),
+    "train": ("rn18_small --data photos optim.epochs=50", "train rn18_small --data photos --out runs/b init=runs/a"),
+    "study": ("study balancers --data photos --dry-run", "study batch-size --data photos --seeds 5"),
+    "show": ("show rn50_400ep", "show rn18_small optim.epochs=50 --json"),
+    "plan": ("plan rn50_400ep --gpus 8", "plan rn18_small --data photos --measure"),
+    "doctor": ("doctor --data photos", "doctor rn18_small --data photos --all"),
+    "draw": ("draw statistics runs/a --out run.svg", "draw balancing --out b.svg"),
+}
+
+
+def program() -> Parser:
+    """The parser of the whole command line."""
+    return command_parser("excb-pretrain", DESCRIPTION, COMMANDS, groups=GROUPS, examples=EXAMPLES)
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; `arguments` among them are the line itself, to start other processes with.
 
@@ -66,9 +90,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: no such command, recipe or option.
     """
-    parser = command_parser("excb-pretrain", DESCRIPTION, COMMANDS)
-    options, rest = parser.parse_known_args(_with_command(arguments))
-    if rest and ("overrides" not in options or any(word.startswith("-") for word in rest)):
+    parser = program()
+    complete(parser)
+    options, rest = parser.parse_known_args(_with_command(arguments) if arguments else [])
+    if rest and "overrides" not in options:
         raise UserError(f"unrecognized arguments: {' '.join(rest)} (see `excb-pretrain {options.command.name} --help`)")
     if rest:
         options.overrides = [*options.overrides, *rest]

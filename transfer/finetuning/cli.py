@@ -48,7 +48,7 @@ def _add_finetune(parser: Parser) -> None:
 
 
 def _add_training_options(parser: Parser) -> None:
-    add = parser.add_argument
+    add = parser.add_argument_group("training").add_argument
     add("--seeds", type=int, nargs="+", default=[0], metavar="S", help="trainings to average (default: 0)")
     add(
         "--settings",
