@@ -15,6 +15,7 @@ REACHED = {"fp32": 0.35, "half": 0.15}
 class Gpu:
     """A GPU, by its data sheet."""
 
+    name: str
     memory: float  # GiB
     fp32: float  # TFLOP/s
     half: float  # TFLOP/s in bf16 or fp16, dense, on tensor cores
@@ -27,21 +28,22 @@ class Gpu:
         return self.fp32 * REACHED["fp32"] * (0.5 if precision == "fp64" else 1.0)
 
 
-GPUS = {
-    "v100": Gpu(16, 15.7, 125, bf16=False),
-    "t4": Gpu(16, 8.1, 65, bf16=False),
-    "a10": Gpu(24, 31.2, 125),
-    "l4": Gpu(24, 30.3, 121),
-    "rtx3090": Gpu(24, 35.6, 71),
-    "rtx4090": Gpu(24, 82.6, 165),
-    "a6000": Gpu(48, 38.7, 155),
-    "l40s": Gpu(48, 91.6, 362),
-    "a100-40gb": Gpu(40, 19.5, 312),
-    "a100": Gpu(80, 19.5, 312),
-    "h100": Gpu(80, 67, 989),
-    "h200": Gpu(141, 67, 989),
-    "b200": Gpu(180, 80, 2250),
-}
+_ALL = (
+    Gpu("v100", 16, 15.7, 125, bf16=False),
+    Gpu("t4", 16, 8.1, 65, bf16=False),
+    Gpu("a10", 24, 31.2, 125),
+    Gpu("l4", 24, 30.3, 121),
+    Gpu("rtx3090", 24, 35.6, 71),
+    Gpu("rtx4090", 24, 82.6, 165),
+    Gpu("a6000", 48, 38.7, 155),
+    Gpu("l40s", 48, 91.6, 362),
+    Gpu("a100-40gb", 40, 19.5, 312),
+    Gpu("a100", 80, 19.5, 312),
+    Gpu("h100", 80, 67, 989),
+    Gpu("h200", 141, 67, 989),
+    Gpu("b200", 180, 80, 2250),
+)
+GPUS = {gpu.name: gpu for gpu in _ALL}
 
 
 def find_gpu(name: str) -> Gpu:

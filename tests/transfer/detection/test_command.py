@@ -16,7 +16,7 @@ from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.cli import main
-from excb.transfer.detection import command, request
+from excb.transfer.detection import command, engines, request
 from excb.transfer.detection import preflight as preflights
 from excb.transfer.detection.coco.annotations import CocoSet
 from excb.transfer.detection.coco.reading import open_coco
@@ -230,7 +230,7 @@ def test_a_dry_run_without_detectron2_shows_its_plan_and_what_to_do(
     def missing() -> Any:
         raise UserError(engines.INSTALL)
 
-    monkeypatch.setattr(engines, "ENGINES", {"detectron2": missing, "torchvision": missing})
+    monkeypatch.setattr(request, "open_engine", lambda _name: missing())
     assert detect(data, "--dry-run") == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("it cannot run: Detectron2 is not installed: add --engine torchvision")
