@@ -92,6 +92,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     parser = program()
     complete(parser)
+    options: argparse.Namespace
     options, rest = parser.parse_known_args(_with_command(arguments) if arguments else [])
     if rest and "overrides" not in options:
         raise UserError(f"unrecognized arguments: {' '.join(rest)} (see `excb-pretrain {options.command.name} --help`)")

@@ -99,7 +99,7 @@ def script(module: str, arguments: Sequence[str], request: Request, folder: Path
     except ImportError:
         raise UserError("--slurm needs submitit: pip install 'excb[slurm]'") from None
 
-    class Anywhere(SlurmExecutor):  # type: ignore[misc]
+    class Anywhere(SlurmExecutor):
         """Writes scripts where there is no Slurm."""
 
         @classmethod

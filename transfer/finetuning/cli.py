@@ -119,13 +119,13 @@ def _settings(args: argparse.Namespace, task: "Task", images: int) -> "Settings"
     """The settings for a share of so many images, with those that the user named."""
     from dataclasses import replace
 
-    from .protocol import is_published, settings_for
+    from .protocol import Choice, is_published, settings_for
 
     options = {setting: getattr(args, option) for option, setting in _SETTINGS.items()}
     changes = {name: value for name, value in options.items() if value is not None}
     # Rates that somebody found are those of a head that starts at random.
     own_rates = args.backbone_lr is not None or args.head_lr is not None
-    choice = args.settings or ("paper" if own_rates else "auto")
+    choice: Choice = args.settings or ("paper" if own_rates else "auto")
     chosen = settings_for(images, percent=args.percent, published=is_published(task, args.percent), choice=choice)
     return replace(chosen, **changes)
 
