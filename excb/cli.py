@@ -4,10 +4,9 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from excb.errors import UserError
@@ -16,12 +15,6 @@ from excb.version import __version__
 # Must be set before torch loads. OpenMP's threads spin while they wait; where image-reading workers or other programs
 # want the cores, a training step on two cores then takes six times as long (measured, see benchmarks/README.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-Examples = Mapping[str, Sequence[str]]  # of every command, by its name: what to type after the program's name
-Groups = Mapping[str, Sequence[str]]  # titles, and the names of commands under each
-
-NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,26 +51,18 @@ class Command:
     add_options: Callable[[Parser], None]
     run: Callable[[argparse.Namespace], int]  # takes the parsed options, and returns the exit code
     description: str = ""  # for its own `--help`, printed as it is; made of `help` by default
+    group: str = ""  # under which its program's help lists it
+    examples: tuple[str, ...] = ()  # for its own `--help`: what to type after the program's name
 
 
-def command_parser(
-    program: str, description: str, commands: Sequence[Command], *, groups: Groups = NONE, examples: Examples = NONE
-) -> Parser:
-    """A parser with a sub-parser per command. Parsed options hold the `Command` as `command`.
-
-    Args:
-        program: its name.
-        description: of the program.
-        commands: all of them.
-        groups: how its help groups them; others come last.
-        examples: shown at the end of a command's own help.
-    """
+def command_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:
+    """A parser with a sub-parser per command. Parsed options hold the `Command` as `command`."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog=program, description=description, epilog=_grouped(commands, groups), formatter_class=raw)
+    parser = Parser(prog=program, description=description, epilog=_grouped(commands), formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"excb {__version__}")
     added = parser.add_subparsers(dest="name_of_command", metavar="COMMAND", required=True, help="one of those below")
     for command in commands:
-        shown = "\n".join(f"  {program} {words}" for words in examples.get(command.name, ()))
+        shown = "\n".join(f"  {program} {words}" for words in command.examples)
         own = added.add_parser(
             command.name,
             description=command.description or f"{command.help[0].upper()}{command.help[1:]}.",
@@ -89,16 +74,14 @@ def command_parser(
     return parser
 
 
-def _grouped(commands: Sequence[Command], groups: Groups) -> str:
-    """The commands as a program's help lists them."""
-    by_name = {command.name: command for command in commands}
-    named = {name for names in groups.values() for name in names}
-    others = [name for name in by_name if name not in named]
-    width = max(map(len, by_name))
+def _grouped(commands: Sequence[Command]) -> str:
+    """The commands as a program's help lists them: by groups, in the order in which these come up; others last."""
+    width = max(len(command.name) for command in commands)
+    titles = dict.fromkeys(sorted((command.group for command in commands), key=lambda title: title == ""))
     parts = []
-    for title, names in [*groups.items(), ("more" if groups else "commands", others)]:
-        lines = [f"    {name.ljust(width)}  {by_name[name].help}" for name in names if name in by_name]
-        parts += [f"{title}:", *lines, ""] if lines else []
+    for title in titles:
+        lines = [f"    {each.name.ljust(width)}  {each.help}" for each in commands if each.group == title]
+        parts += [f"{title or 'more'}:", *lines, ""]
     return "\n".join([*parts, "COMMAND --help shows a command's options and examples."])
 
 

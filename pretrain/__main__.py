@@ -58,28 +58,9 @@ def _main(arguments: Sequence[str]) -> int:
     return exit_code
 
 
-GROUPS = {
-    "start here": ("quickstart", "list", "choose"),
-    "train": ("train", "study"),
-    "before a run": ("show", "plan", "doctor"),
-    "figures": ("draw",),
-}
-EXAMPLES = {
-    "quickstart": ("quickstart", "quickstart --data photos --out runs/first"),
-    "list": ("list", "list --json"),
-    "choose": ("choose --data photos", "choose --data photos --hours 8"),
-    "train": ("rn18_small --data photos optim.epochs=50", "train rn18_small --data photos --out runs/b init=runs/a"),
-    "study": ("study balancers --data photos --dry-run", "study batch-size --data photos --seeds 5"),
-    "show": ("show rn50_400ep", "show rn18_small optim.epochs=50 --json"),
-    "plan": ("plan rn50_400ep --gpus 8", "plan rn18_small --data photos --measure"),
-    "doctor": ("doctor --data photos", "doctor rn18_small --data photos --all"),
-    "draw": ("draw statistics runs/a --out run.svg", "draw balancing --out b.svg"),
-}
-
-
 def program() -> Parser:
     """The parser of the whole command line."""
-    return command_parser("excb-pretrain", DESCRIPTION, COMMANDS, groups=GROUPS, examples=EXAMPLES)
+    return command_parser("excb-pretrain", DESCRIPTION, COMMANDS)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -55,49 +55,22 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 COMPARE = Command(
-    "compare", "is the difference of two results real? (paired tests, paired bootstrap)", _add_compare, _compare
+    "compare",
+    "is the difference of two results real? (paired tests, paired bootstrap)",
+    _add_compare,
+    _compare,
+    group="everything, and against others",
+    examples=(
+        "compare a.json b.json",
+        "compare a.json b.json --figure knn_top1_k20",
+    ),
 )
 COMMANDS = (*PROTOCOLS, ALL, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
 
 
-GROUPS = {
-    "frozen features": ("knn", "linear", "retrieval", "clusters"),
-    "training": ("semisup", "finetune", "detection"),
-    "everything, and against others": ("all", "compare", "reproduce", "leaderboard"),
-    "features": ("features", "cache"),
-}
-EXAMPLES = {
-    "knn": ("knn --ckpt runs/a --data photos --out knn.json", "knn --ckpt timm:resnet50 --train a --test b"),
-    "linear": ("linear --ckpt runs/a --data photos", "linear --ckpt timm:resnet50 --data torchvision:CIFAR10"),
-    "retrieval": ("retrieval --ckpt runs/a --data photos", "retrieval --ckpt runs/a --train a --test b --gallery test"),
-    "clusters": ("clusters --ckpt runs/a --data photos --out clusters", "clusters --ckpt tiny_grocery --data photos"),
-    "semisup": (
-        "semisup --ckpt runs/a --data photos --percent 10 --seeds 0 1 2",
-        "semisup --ckpt runs/a --data photos --percent 1 --frozen",
-    ),
-    "finetune": (
-        "finetune --ckpt runs/a --data photos --fraction 0.25",
-        "finetune --ckpt runs/a --data photos --settings paper --state unfinished",
-    ),
-    "detection": (
-        "detection --ckpt rn50_400ep --data COCO --gpus 8",
-        "detection --ckpt runs/a --data COCO --engine torchvision --dry-run",
-    ),
-    "all": ("all --ckpt runs/a --data photos --out report", "all --ckpt runs/a --data photos --only knn --dry-run"),
-    "compare": ("compare a.json b.json", "compare a.json b.json --figure knn_top1_k20"),
-    "reproduce": ("reproduce table1/excb --data imagenet", "reproduce table1/excb --data imagenet --dry-run"),
-    "leaderboard": ("leaderboard runs --out board", "leaderboard runs --check"),
-    "features": (
-        "features --ckpt runs/a --data photos --out features.npz",
-        "features --ckpt tiny_grocery --data photos",
-    ),
-    "cache": ("cache", "cache --clear"),
-}
-
-
 def program() -> Parser:
     """The parser of the whole command line."""
-    return command_parser(PROGRAM, DESCRIPTION, COMMANDS, groups=GROUPS, examples=EXAMPLES)
+    return command_parser(PROGRAM, DESCRIPTION, COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,33 +29,9 @@ Checkpoints by name: ours, yours, and those of other authors.
   excb-zoo push runs/rn18_small --repo you/name --licence apache-2.0   publish on the Hugging Face Hub"""
 
 
-GROUPS = {
-    "use": ("list", "show", "pull", "import", "verify", "export"),
-    "publish": ("card", "package", "push", "bundle"),
-}
-EXAMPLES = {
-    "list": ("list", "list --json"),
-    "show": ("show tiny_grocery", "show runs/a --network student --json"),
-    "pull": ("pull rn50_400ep", "pull tiny_grocery"),
-    "import": ("import FILE.pth --name mine", "import FILE.pth --name mine --network student"),
-    "verify": ("verify tiny_grocery", "verify runs/a"),
-    "export": ("export runs/a --out folder", "export runs/a --format timm --out model.safetensors"),
-    "card": ("card runs/a", "card runs/a --results knn.json"),
-    "package": (
-        "package runs/a --out folder --licence apache-2.0",
-        "package runs/a --out folder --licence mit --results knn.json",
-    ),
-    "push": (
-        "push runs/a --repo you/name --licence apache-2.0",
-        "push runs/a --repo you/name --licence mit --results knn.json",
-    ),
-    "bundle": ("bundle --out bundle tiny_grocery", "bundle --out bundle tiny_grocery rn50_400ep"),
-}
-
-
 def program() -> Parser:
     """The parser of the whole command line."""
-    return command_parser("excb-zoo", DESCRIPTION, COMMANDS, groups=GROUPS, examples=EXAMPLES)
+    return command_parser("excb-zoo", DESCRIPTION, COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -50,4 +50,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-CHOOSE = Command("choose", "a recipe and command for your images, machine and time", add_options, run, DESCRIPTION)
+CHOOSE = Command(
+    "choose",
+    "a recipe and command for your images, machine and time",
+    add_options,
+    run,
+    DESCRIPTION,
+    group="start here",
+    examples=(
+        "choose --data photos",
+        "choose --data photos --hours 8",
+    ),
+)

@@ -71,5 +71,14 @@ def _print(findings: Sequence["Finding"], reporter: Reporter, *, as_json: bool) 
 
 
 DOCTOR = Command(
-    "doctor", "what would fail or be slow: images, disk, GPUs, limits; and the fixes", add_options, run, DESCRIPTION
+    "doctor",
+    "what would fail or be slow: images, disk, GPUs, limits; and the fixes",
+    add_options,
+    run,
+    DESCRIPTION,
+    group="before a run",
+    examples=(
+        "doctor --data photos",
+        "doctor rn18_small --data photos --all",
+    ),
 )

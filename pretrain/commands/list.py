@@ -60,4 +60,14 @@ def _about(many: float) -> str:
     return f"{many:.0f} h" if many >= 1.5 else f"{max(1, round(60 * many))} min"
 
 
-LIST = Command("list", "the recipes, what they are for, and about how long they take", add_output, run)
+LIST = Command(
+    "list",
+    "the recipes, what they are for, and about how long they take",
+    add_output,
+    run,
+    group="start here",
+    examples=(
+        "list",
+        "list --json",
+    ),
+)

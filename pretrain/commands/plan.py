@@ -35,4 +35,14 @@ def run(options: argparse.Namespace) -> int:
     return plan(recipe, options.gpus, images, reporter, measure=options.measure, as_json=options.json, gpu=gpu)
 
 
-PLAN = Command("plan", "parameters, FLOPs, memory, communication; with a GPU, images/s and hours", add_options, run)
+PLAN = Command(
+    "plan",
+    "parameters, FLOPs, memory, communication; with a GPU, images/s and hours",
+    add_options,
+    run,
+    group="before a run",
+    examples=(
+        "plan rn50_400ep --gpus 8",
+        "plan rn18_small --data photos --measure",
+    ),
+)

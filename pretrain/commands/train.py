@@ -110,4 +110,14 @@ def print_report(code: int, options: argparse.Namespace, reporter: Reporter) -> 
         reporter.answer((place_of(options).folder / "report.json").read_text(encoding="utf-8").rstrip())
 
 
-TRAIN = Command("train", "pretrain a recipe on images; the word `train` may be left out", add_options, run)
+TRAIN = Command(
+    "train",
+    "pretrain a recipe on images; the word `train` may be left out",
+    add_options,
+    run,
+    group="train",
+    examples=(
+        "rn18_small --data photos optim.epochs=50",
+        "train rn18_small --data photos --out runs/b init=runs/a",
+    ),
+)

@@ -228,4 +228,9 @@ DETECTION = Protocol(
     objection=_objection,
     missing=_missing,
     in_suite=InSuite(names=("detection",), steps=_steps, add_options=_add_suite_options),
+    group="training",
+    examples=(
+        "detection --ckpt rn50_400ep --data COCO --gpus 8",
+        "detection --ckpt runs/a --data COCO --engine torchvision --dry-run",
+    ),
 )

@@ -211,6 +211,11 @@ SEMISUP = Protocol(
     claim_fields=_claim_fields,
     label=_label,
     in_suite=InSuite(names=("semisup_1", "semisup_10"), steps=_steps, add_options=_add_suite_options),
+    group="training",
+    examples=(
+        "semisup --ckpt runs/a --data photos --percent 10 --seeds 0 1 2",
+        "semisup --ckpt runs/a --data photos --percent 1 --frozen",
+    ),
 )
 
 FINETUNE = Protocol(
@@ -222,4 +227,9 @@ FINETUNE = Protocol(
     families=(Family("finetune", "Fine-tuning on a share of the labels", "finetune"),),
     cost=lambda _options, _images: None,
     result_fields=_result_fields,
+    group="training",
+    examples=(
+        "finetune --ckpt runs/a --data photos --fraction 0.25",
+        "finetune --ckpt runs/a --data photos --settings paper --state unfinished",
+    ),
 )

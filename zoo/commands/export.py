@@ -32,4 +32,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-EXPORT = Command("export", "write a backbone for other programs", add_options, run)
+EXPORT = Command(
+    "export",
+    "write a backbone for other programs",
+    add_options,
+    run,
+    group="use",
+    examples=(
+        "export runs/a --out folder",
+        "export runs/a --format timm --out model.safetensors",
+    ),
+)
