@@ -24,6 +24,7 @@ from excb.transfer.finetuning.protocol import SETTINGS, evaluate, few_labels, in
 from excb.transfer.reporting import report
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
+from tests.clone import SHARED
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder
 
@@ -302,3 +303,24 @@ def test_frozen_with_too_few_images_to_choose(place: Path, task: Task) -> None:
     assert predictions.values["semisup_1pct_frozen_{}"].shape == (21, 3)
     assert set(predictions.values["semisup_1pct_frozen_{}"].flatten().tolist()) == {0, 2, 4}
     assert result.notes[-1] == "C = 1, not chosen: a class has fewer than 3 images in the share"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On real photographs
+# ---------------------------------------------------------------------------------------------------------------------
+
+GROCERY = SHARED / "data" / "grocery128"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GROCERY.is_dir(), reason="grocery128: only beside a developer's clone")
+def test_three_hundred_photographs_are_not_below_frozen_features() -> None:
+    task = Task.prepare(
+        "tiny_grocery", GROCERY / "train", GROCERY / "test", resize=56, crop=56, device="cpu", workers=1
+    )
+    assert task.train.labels is not None
+    share = stratified_split(task.train.labels, 300 / len(task.train), 0)
+    frozen, _ = quiet(task, percent=10, split=share, frozen=True)
+    tuned, _ = quiet(task, percent=10, split=share)
+    assert tuned.settings["recipe"] == "few labels"
+    assert tuned.figures["semisup_10pct_top1"] > frozen.intervals["semisup_10pct_frozen_top1"][0]
