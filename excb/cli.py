@@ -1,11 +1,13 @@
 """What the three command lines share: a record per command, one-line errors, passive OpenMP threads."""
 
 import argparse
+import difflib
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from excb.errors import UserError
 from excb.version import __version__
@@ -22,6 +24,23 @@ class Parser(argparse.ArgumentParser):
         """Raise UserError instead of printing the usage."""
         raise UserError(f"{message} (see `{self.prog} --help`)")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; a bare command that needs more prints its help, and an unknown option is refused with the nearest."""
+        words = sys.argv[1:] if args is None else list(args)
+        if not words and any(action.required and action.nargs != "*" for action in self._actions):
+            self.print_help()
+            self.exit()
+        parsed, rest = super().parse_known_args(words, namespace)
+        if unknown := next((word for word in rest if word.startswith("-")), None):
+            self.error(f"unrecognized arguments: {' '.join(rest)}{self._nearest(unknown)}")
+        return parsed, rest
+
+    def _nearest(self, option: str) -> str:
+        # Without their dashes, which would make all of them alike.
+        names = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]
+        close = difflib.get_close_matches(option.partition("=")[0].lstrip("-"), names, n=1)
+        return f"; did you mean '--{close[0]}'?" if close else ""
+
 
 @dataclass(frozen=True)
 class Command:
@@ -32,24 +51,49 @@ class Command:
     add_options: Callable[[Parser], None]
     run: Callable[[argparse.Namespace], int]  # takes the parsed options, and returns the exit code
     description: str = ""  # for its own `--help`, printed as it is; made of `help` by default
+    group: str = ""  # under which its program's help lists it
+    examples: tuple[str, ...] = ()  # for its own `--help`: what to type after the program's name
 
 
 def command_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:
     """A parser with a sub-parser per command. Parsed options hold the `Command` as `command`."""
-    parser = Parser(prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=program, description=description, epilog=_grouped(commands), formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"excb {__version__}")
-    added = parser.add_subparsers(dest="name_of_command", metavar="COMMAND", required=True)
+    added = parser.add_subparsers(dest="name_of_command", metavar="COMMAND", required=True, help="one of those below")
     for command in commands:
-        text = command.help.replace("%", "%%")  # argparse formats help, but not descriptions
+        shown = "\n".join(f"  {program} {words}" for words in command.examples)
         own = added.add_parser(
             command.name,
-            help=text,
             description=command.description or f"{command.help[0].upper()}{command.help[1:]}.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=f"examples:\n{shown}" if shown else None,
+            formatter_class=raw,
         )
         command.add_options(own)
         own.set_defaults(command=command)
     return parser
+
+
+def _grouped(commands: Sequence[Command]) -> str:
+    """The commands as a program's help lists them: by groups, in the order in which these come up; others last."""
+    width = max(len(command.name) for command in commands)
+    titles = dict.fromkeys(sorted((command.group for command in commands), key=lambda title: title == ""))
+    parts = []
+    for title in titles:
+        lines = [f"    {each.name.ljust(width)}  {each.help}" for each in commands if each.group == title]
+        parts += [f"{title or 'more'}:", *lines, ""]
+    return "\n".join([*parts, "COMMAND --help shows a command's options and examples."])
+
+
+def complete(parser: Parser) -> None:
+    """Answer the shell that asks how a command line may go on, and end; otherwise do nothing.
+
+    `pip install 'excb[completion]'`, then `eval "$(register-python-argcomplete excb-eval)"` in the shell.
+    """
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
 
 
 def local_path(text: str) -> Path:

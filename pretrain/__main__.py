@@ -4,10 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from excb.cli import command_parser
+from excb.cli import Parser, command_parser, complete
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import UserError, nearest_name, run
 
+from .commands.choose import CHOOSE
 from .commands.doctor import DOCTOR
 from .commands.draw import DRAW
 from .commands.list import LIST
@@ -19,13 +20,14 @@ from .commands.study import STUDY
 from .commands.train import TRAIN
 from .recipes import RECIPES
 
-COMMANDS = (QUICKSTART, LIST, SHOW, PLAN, DOCTOR, TRAIN, STUDY, DRAW)
+COMMANDS = (QUICKSTART, LIST, CHOOSE, SHOW, PLAN, DOCTOR, TRAIN, STUDY, DRAW)
 NAMES = tuple(command.name for command in COMMANDS)
 DESCRIPTION = """\
 Pretrain an image encoder without labels (ExCB).
 
   excb-pretrain quickstart                    try it end to end, offline, on a dozen photographs
-  excb-pretrain list                          the recipes
+  excb-pretrain list                          the recipes, what they are for, about how long they take
+  excb-pretrain choose --data DIR             a recipe and command for your images, machine and time
   excb-pretrain show RECIPE                   every value, where it comes from, what the paper used
   excb-pretrain plan RECIPE --gpus 8          parameters, FLOPs, memory, communication; with a GPU, images/s and hours
   excb-pretrain doctor RECIPE --data DIR      what would fail or be slow: images, disk, GPUs, limits; and the fixes
@@ -56,6 +58,11 @@ def _main(arguments: Sequence[str]) -> int:
     return exit_code
 
 
+def program() -> Parser:
+    """The parser of the whole command line."""
+    return command_parser("excb-pretrain", DESCRIPTION, COMMANDS)
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; `arguments` among them are the line itself, to start other processes with.
 
@@ -64,9 +71,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: no such command, recipe or option.
     """
-    parser = command_parser("excb-pretrain", DESCRIPTION, COMMANDS)
-    options, rest = parser.parse_known_args(_with_command(arguments))
-    if rest and ("overrides" not in options or any(word.startswith("-") for word in rest)):
+    parser = program()
+    complete(parser)
+    options: argparse.Namespace
+    options, rest = parser.parse_known_args(_with_command(arguments) if arguments else [])
+    if rest and "overrides" not in options:
         raise UserError(f"unrecognized arguments: {' '.join(rest)} (see `excb-pretrain {options.command.name} --help`)")
     if rest:
         options.overrides = [*options.overrides, *rest]

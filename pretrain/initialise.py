@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from excb import seeding
 from excb.checkpoint import stored
 from excb.distributed.collectives import broadcast, gather_rows, run_on_rank0
 from excb.errors import UserError, require
+from excb.files import json_text
 from excb.hub import loading
 from excb.images.image_set import Images
 from excb.method import ExCB
@@ -41,6 +43,68 @@ def build_model(recipe: Recipe) -> ExCB:
     sizes = {views.global_size, views.eval_crop} | ({views.local_size} if views.local_views else set())
     check_resolution(model.teacher.backbone, sorted(sizes))
     return model
+
+
+def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None = None) -> Recipe:
+    """The recipe with architecture and sizes of the checkpoint that it starts from, where it leaves them to that.
+
+    Args:
+        recipe: as the command line makes it.
+        note: called with a message that says what was adopted.
+        begun: the `recipe.json` of the same run, started before: it has these values, even if the checkpoint is gone.
+
+    Raises:
+        UserError: the checkpoint cannot be read, or its values make no recipe.
+    """
+    if recipe.init is None or not recipe.adopts:
+        return recipe
+    before = _begun(begun, recipe.init)
+    values = before or _values_of(loading.read(recipe.init), recipe)
+    changes: dict[str, dict[str, Any]] = {}
+    for name in recipe.adopts:
+        section, field = name.split(".")
+        if field in (known := values.get(section, {})):  # an older run lacks fields that were added since
+            value = known[field]
+            changes.setdefault(section, {})[field] = tuple(value) if isinstance(value, list) else value
+    settled = replace(recipe, adopts=()).change(**changes)
+    if before is None:
+        views = settled.views
+        sizes = f"{views.global_size} pixels" + (f", local {views.local_size}" if views.local_views else "")
+        note(f"init={recipe.init} decides: backbone {_describe(settled.model.architecture)}, views of {sizes}")
+    return settled
+
+
+def _begun(file: Path | None, init: str) -> dict[str, Any] | None:
+    """The recipe's values in a run that was started from the same checkpoint; None if there is none."""
+    try:
+        recipe = json_text.parse(file.read_bytes())["recipe"] if file is not None else None
+        return recipe if recipe is not None and recipe["init"] == init else None
+    except (OSError, ValueError, KeyError, TypeError):  # RunFolder says what is wrong with it
+        return None
+
+
+def _values_of(checkpoint: stored.Stored, recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """What a checkpoint says of the fields that a run may adopt; views of a foreign one follow its crop."""
+    architecture, prepared, views = checkpoint.architecture, checkpoint.preprocessing, recipe.views
+    side = prepared.crop
+    grid = next(patch for patch in (16, 14, 8, 1) if side % patch == 0)
+    local = max(grid, round(views.local_size * side / views.global_size / grid) * grid)
+    trained = (checkpoint.facts.get("recipe") or {}).get("views") or {}
+    return {
+        "model": {
+            "backbone": architecture.name,
+            "options": architecture.foreign_options,
+            POSITIONS: architecture.positions,
+        },
+        "views": {
+            "global_size": trained.get("global_size", side),
+            "local_size": trained.get("local_size", max(8, local)),
+            "eval_resize": prepared.resize,
+            "eval_crop": side,
+            "mean": tuple(prepared.mean),
+            "std": tuple(prepared.std),
+        },
+    }
 
 
 def _class_token(network: nn.Module, name: str) -> Tensor:

@@ -23,14 +23,14 @@ from .data.prefetch import prefetch_to_device
 from .data.stream_images import StreamImages
 from .data.stream_order import describe_order, reader_count
 from .figures import curves
-from .initialise import start_centroids
+from .initialise import adopted, start_centroids
 from .recipe import Recipe
 from .run.journal import Journal
 from .run.monitor import StoppedError
 from .run.profiling import StepProfile
 from .run.progress import report, sum_up
 from .run.remote_mirror import Place
-from .run.run_folder import RunFolder
+from .run.run_folder import RECIPE, RunFolder
 from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
@@ -89,6 +89,8 @@ def train(
 
     run_on_rank0(lock)
     try:
+        begun = place.folder / RECIPE
+        recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
         run = Run(recipe, images, folder, reporter, device, table=table, profile=profile)
         return run.run(against if verdict else None, second=second)
     finally:

@@ -15,6 +15,12 @@ from excb.options import field_types
 from .recipe import Recipe
 from .recipes import RECIPES
 
+NO_SECTIONS = ("name", "init", "adopts")  # fields of a recipe that are values themselves
+# What a run takes from the checkpoint of `init` unless the command line says otherwise.
+ADOPTED = (
+    *("model.backbone", "model.options", "model.position_interpolation"),
+    *("views.global_size", "views.local_size", "views.eval_resize", "views.eval_crop", "views.mean", "views.std"),
+)
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -31,12 +37,15 @@ def find_recipe(name: str) -> Recipe:
 
 def field_names(recipe: Recipe) -> list[str]:
     """Every field that can be overridden, as section.field."""
-    sections = [field.name for field in dataclasses.fields(recipe) if field.name not in ("name", "init")]
+    sections = [field.name for field in dataclasses.fields(recipe) if field.name not in NO_SECTIONS]
     return ["init"] + [f"{s}.{field.name}" for s in sections for field in dataclasses.fields(getattr(recipe, s))]
 
 
 def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """A copy of the recipe with the overrides, each "section.field=value" (or "init=PATH").
+
+    With `init` and without a backbone of one's own, the checkpoint decides the architecture and the sizes that are not
+    named: they are in `Recipe.adopts`.
 
     Raises:
         UserError: an unknown field, a value of the wrong type or out of range.
@@ -53,12 +62,16 @@ def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
             raise UserError(f"no field is called {name!r}{hint} (`excb-pretrain show {recipe.name}` lists all)")
         if name == "init":
             require(text.strip() != "", "init= is empty: name a run, or none for none (is a shell variable unset?)")
-            recipe = replace(recipe, init=None if text.lower() == "none" else text)
+            init = None if text.lower() == "none" else text
+            recipe = replace(recipe, init=init, adopts=ADOPTED if init else ())
             continue
         section, field = name.split(".")
         annotation = field_types(type(getattr(recipe, section)))[field]
         changes.setdefault(section, {})[field] = parse(text, annotation, name)
-    return recipe.change(**changes)
+    named = {f"{section}.{field}" for section, values in changes.items() for field in values}
+    own = named & {"model.backbone", "model.options"}
+    adopts = tuple(name for name in recipe.adopts if not own and name not in named)
+    return replace(recipe, adopts=adopts).change(**changes)
 
 
 def parse(text: str, annotation: Any, name: str) -> Any:
@@ -114,9 +127,10 @@ def from_dict(values: dict[str, Any]) -> Recipe:
     """
     sections: dict[str, Any] = {}
     try:
-        if unknown := values.keys() - {field.name for field in dataclasses.fields(Recipe)}:
+        stored = [field for field in dataclasses.fields(Recipe) if field.name != "adopts"]
+        if unknown := values.keys() - {field.name for field in stored}:
             raise KeyError(*sorted(unknown))
-        for field in dataclasses.fields(Recipe):
+        for field in stored:
             value = values[field.name]
             kind: Any = typing.get_type_hints(Recipe)[field.name]
             if isinstance(kind, type) and dataclasses.is_dataclass(kind):

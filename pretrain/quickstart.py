@@ -21,7 +21,7 @@ from excb.networks.features import Features, Inputs, extract
 from excb.references.baselines import REFERENCES, UNTRAINED, WITHOUT_NETWORK, features_without_network
 from excb.references.untrained import estimate_batchnorm
 
-from .initialise import build_model
+from .initialise import adopted, build_model
 from .loop import train
 from .recipe import Recipe
 from .run.remote_mirror import Place
@@ -45,6 +45,7 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
     with reporter.progress("patches of photographs", len(PHOTOGRAPHS) * (TRAIN + TEST)) as bar:
         write_patches(data, bar.advance)
     sets = scan_folder(data / "train"), scan_folder(data / "test")
+    recipe = adopted(recipe, reporter.note)
     preprocessing = recipe.views.preprocessing
     untrained = build_model(recipe).teacher.backbone
     estimate_batchnorm(untrained, sets[0], preprocessing)

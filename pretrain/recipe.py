@@ -274,6 +274,8 @@ class Recipe:
 
     name: str
     init: str | None = None  # a loadable backbone or full checkpoint to start from
+    # Fields that the checkpoint of `init` decides, as "section.field", until `initialise.adopted` has settled them.
+    adopts: tuple[str, ...] = ()
     model: ModelSettings = field(default_factory=ModelSettings)
     method: MethodSettings = field(default_factory=MethodSettings)
     views: ViewSettings = field(default_factory=ViewSettings)
@@ -356,4 +358,5 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, by section, for JSON and checkpoints (tuples become lists)."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        del values["adopts"]  # how values came about, as whether a command line named them
         return values

@@ -5,7 +5,7 @@ Importing this file needs no torch.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -201,4 +201,33 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "conv4_tiny": conv4_tiny,
     "rn10_tiny": rn10_tiny,
     **_paper_runs(),
+}
+
+
+@dataclass(frozen=True)
+class About:
+    """What a recipe is for, for those who choose one."""
+
+    purpose: str
+    images: str  # how many it is made for
+    typical: int  # images that hours are stated for
+    gflop: float  # of an image in all its views, forward and backward, as `excb-pretrain plan` counts
+
+
+def about(name: str) -> About:
+    """What the recipe of that name is for."""
+    if name in _ABOUT:
+        return _ABOUT[name]
+    if name.startswith("vits16"):
+        return About("the paper's ViT-S/16", "100,000 or more", 1_281_167, 103.9)
+    if "2x224" in name:
+        return About("the paper's ResNet-50 without multi-crop", "100,000 or more", 1_281_167, 65.5)
+    return About("the paper's ResNet-50", "100,000 or more", 1_281_167, 93.4)
+
+
+_ABOUT = {
+    "quickstart": About("a first try, offline", "1,000 to 10,000 patches", 2_816, 0.0944),
+    "rn18_small": About("photographs of your own, on one machine", "1,000 to 100,000", 10_000, 2.79),
+    "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
+    "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),
 }

@@ -12,6 +12,7 @@ from .recipe import Recipe
 from .recipes import RECIPES
 
 KEYS = ("field", "value", "from", "speed_only", "paper", "doc")
+ADOPTED_VALUE = "the checkpoint's"  # of a field that `init` decides
 SPEED = "speed only"  # marks what changes speed or memory, never the result's definition
 
 
@@ -43,7 +44,9 @@ def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
         section, field = name.split(".")
         value, ours, usual = (getattr(getattr(r, section), field) for r in (final, recipe, default))
         metadata = next(f for f in dataclasses.fields(getattr(recipe, section)) if f.name == field).metadata
-        if value != ours:
+        if name in final.adopts:
+            value, origin = ADOPTED_VALUE, "init"
+        elif value != ours:
             origin = "command line"
         elif base != recipe.name and ours != getattr(getattr(RECIPES[base](), section), field):
             origin = "official (authors' code)"  # also where it equals the default again

@@ -63,9 +63,12 @@ class Run:
         return self.report is not None
 
     @property
-    def verdict(self) -> Any:
-        """What the report says of whether it learned, against which references, and what to do; None where nothing."""
-        return (self.report or {}).get("verdict")
+    def verdict(self) -> Verdict | None:
+        """Whether the run learned anything, against which references, and what to do; None where it says nothing."""
+        try:
+            return Verdict.from_dict((self.report or {})["verdict"])
+        except (LookupError, TypeError, ValueError, AttributeError):  # not finished, or of a version without verdicts
+            return None
 
     def load(self, **options: Any) -> "Backbone":
         """The backbone of the newest checkpoint; options are those of `excb.load`, such as `network="student"`."""
@@ -152,7 +155,9 @@ def plan(
     /,
     *,
     data: str | Path | None = None,
+    init: "str | Path | Run | None" = None,
     gpus: int | None = None,
+    device: str | None = None,
     measure: bool = False,
     **overrides: Any,
 ) -> dict[str, Any]:
@@ -161,7 +166,9 @@ def plan(
     Args:
         recipe: the name of a recipe, or a `Recipe`.
         data: the images; ImageNet's number of them by default.
+        init: a checkpoint to start from, which decides architecture and sizes.
         gpus: processes that share each batch.
+        device: a GPU, such as "h100", to estimate hours and memory for (`excb-pretrain plan --device`).
         measure: measure steps on the CPU where there is no GPU; with a GPU they are measured anyway.
         overrides: values that replace the recipe's, by section.
 
@@ -171,12 +178,16 @@ def plan(
     from excb.images.opening import training_images
 
     from .data.hub_stream import refuse_stream
+    from .initialise import adopted
+    from .plan.devices import find_gpu
     from .plan.plan import plan_run
 
+    gpu = None if device is None else find_gpu(device)
     text = None if data is None else os.fspath(data)
     refuse_stream(text, "plan")
     images = None if text is None else training_images(text, None)
-    return plan_run(changed_recipe(recipe, **overrides), gpus, images, measure=measure)
+    settled = adopted(changed_recipe(recipe, init=init, **overrides), Reporter(quiet=True).note)
+    return plan_run(settled, gpus, images, measure=measure, gpu=gpu)
 
 
 def changed_recipe(recipe: str | Recipe, *, init: "str | Path | Run | None" = None, **overrides: Any) -> Recipe:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from excb.cli import Command, Parser, command_parser
+from excb.cli import Command, Parser, command_parser, complete
 from excb.console import Reporter
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import run
@@ -58,9 +58,22 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 COMPARE = Command(
-    "compare", "is the difference of two results real? (paired tests, paired bootstrap)", _add_compare, _compare
+    "compare",
+    "is the difference of two results real? (paired tests, paired bootstrap)",
+    _add_compare,
+    _compare,
+    group="everything, and against others",
+    examples=(
+        "compare a.json b.json",
+        "compare a.json b.json --figure knn_top1_k20",
+    ),
 )
 COMMANDS = (*PROTOCOLS, ALL, EMBED, SEARCH, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
+
+
+def program() -> Parser:
+    """The parser of the whole command line."""
+    return command_parser(PROGRAM, DESCRIPTION, COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    args = command_parser(PROGRAM, DESCRIPTION, COMMANDS).parse_args(argv)
+    parser = program()
+    complete(parser)
+    args = parser.parse_args(argv)
     args.arguments = list(argv)  # processes on other GPUs and Slurm jobs get the same command line
     command: Command = args.command
     with ending_with_launcher(PROGRAM):

@@ -71,5 +71,25 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
-FEATURES = Command("features", "compute, keep and export features", _add_features, in_parallel(_features))
-CACHE = Command("cache", "what the feature cache holds; --clear empties it", _add_cache, _cache)
+FEATURES = Command(
+    "features",
+    "compute, keep and export features",
+    _add_features,
+    in_parallel(_features),
+    group="features",
+    examples=(
+        "features --ckpt runs/a --data photos --out features.npz",
+        "features --ckpt tiny_grocery --data photos",
+    ),
+)
+CACHE = Command(
+    "cache",
+    "what the feature cache holds; --clear empties it",
+    _add_cache,
+    _cache,
+    group="features",
+    examples=(
+        "cache",
+        "cache --clear",
+    ),
+)

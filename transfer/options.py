@@ -25,7 +25,7 @@ CKPT = "run folder, checkpoint file, exported folder, name of `excb-zoo list`, t
 
 def add_task_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every protocol on labelled images: checkpoint, images, how they are read, --out."""
-    parser.add_argument("--ckpt", required=True, metavar="PATH", help=CKPT)
+    parser.add_argument_group("checkpoint and images").add_argument("--ckpt", required=True, metavar="PATH", help=CKPT)
     add_data_options(parser)
     add_untrained(parser)
     add_out(parser, "FILE.json")
@@ -45,7 +45,7 @@ def add_out(parser: argparse.ArgumentParser, result: str) -> None:
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Add labelled images, and how they pass through a frozen backbone."""
-    add = parser.add_argument
+    add = parser.add_argument_group("images").add_argument
     add("--data", metavar="SOURCE", help="a folder or URL with train/ and test/ (or val/); torchvision:NAME; hf:ID")
     add("--train", metavar="DIR", help="labelled images: one sub-folder a class, or tar shards such as 'DIR/*.tar'")
     add("--test", metavar="DIR", help="the same classes, other images")
@@ -56,11 +56,12 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 def add_pass_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a pass of images through a frozen backbone."""
-    add = parser.add_argument
+    add = parser.add_argument_group("preprocessing").add_argument
     add("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
     add("--resize", type=int, metavar="PIXELS", help="shorter side (default: the checkpoint's)")
     add("--crop", type=int, metavar="PIXELS", help="central square (default: the checkpoint's)")
     add_machine_options(parser)
+    add = parser.add_argument
     add("--dry-run", action="store_true", help="say what it will take, and do nothing")
     add("--json", action="store_true", help="print the result as JSON instead of a table")
     add("--quiet", action="store_true", help="no notes, no progress")
@@ -68,7 +69,7 @@ def add_pass_options(parser: argparse.ArgumentParser) -> None:
 
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     """Add where a pass over images runs, and what it caches."""
-    add = parser.add_argument
+    add = parser.add_argument_group("machine").add_argument
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
     add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
     add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)

@@ -34,7 +34,9 @@ def in_parallel(
         if args.out is not None:
             _check_out(args.out, folder=out == "folder")
         jobs = Path("runs") / "slurm"
-        if (code := submit_command(MODULE, args.arguments, args.slurm, jobs, Reporter(), gpus=args.gpus)) is not None:
+        dry_run = getattr(args, "dry_run", False)
+        code = submit_command(MODULE, args.arguments, args.slurm, jobs, Reporter(), gpus=args.gpus, dry_run=dry_run)
+        if code is not None:
             return code
         from excb.distributed.launch import launch_on_gpus
         from excb.distributed.parallel import run_joined

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from excb.console import Reporter
+from excb.console import Reporter, duration
 from excb.errors import UserError, is_rank0
 
 from .parallel import in_parallel
@@ -125,6 +125,7 @@ def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
     sets = {name: task.extraction(images, work.kind) for name, images in work.features.items()}
     planned = plan(sets, task.cache, timed=task.extraction(task.train, work.kind), passes=work.passes)
     if is_rank0():
+        reporter.answer(f"it can run: about {duration(planned['seconds'])} here, by the time of a few images")
         reporter.answer(describe(planned, work.then))
 
 
@@ -153,9 +154,10 @@ def task_of(
 
 def images_of(args: argparse.Namespace, reporter: Reporter, *, results: Path | None) -> "tuple[Images, Images]":
     """The train and the test images that options name; arguments as `task_of`."""
-    from excb.distributed.collectives import all_succeed
+    from excb.distributed.collectives import all_succeed, run_on_rank0
     from excb.images.scanning import refuse_among
 
+    from .data.concerns import concerns
     from .data.sources import train_and_test
 
     train, test = train_and_test(
@@ -169,6 +171,8 @@ def images_of(args: argparse.Namespace, reporter: Reporter, *, results: Path | N
     if results is not None:
         for part in (train, test):
             all_succeed(partial(refuse_among, part, results))
+    for line in run_on_rank0(lambda: concerns(train, test)):
+        reporter.warn(line)
     return train, test
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from excb.cli import command_parser
+from excb.cli import Parser, command_parser, complete
 from excb.errors import run
 
 from .commands.bundle import BUNDLE
@@ -29,13 +29,20 @@ Checkpoints by name: ours, yours, and those of other authors.
   excb-zoo push runs/rn18_small --repo you/name --licence apache-2.0   publish on the Hugging Face Hub"""
 
 
+def program() -> Parser:
+    """The parser of the whole command line."""
+    return command_parser("excb-zoo", DESCRIPTION, COMMANDS)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-zoo` and return its exit code."""
     return run("excb-zoo", lambda: _main(argv))
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    options = command_parser("excb-zoo", DESCRIPTION, COMMANDS).parse_args(argv)
+    parser = program()
+    complete(parser)
+    options = parser.parse_args(argv)
     exit_code: int = options.command.run(options)
     return exit_code
 

@@ -21,7 +21,17 @@ from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import TORCHVISION
 from excb.networks.backbone import feature_width
 
+from .snippet import write_snippet
+
 Format = Literal["excb", "torchvision", "timm", "detectron2", "onnx"]
+# The file in a folder that is named in its place.
+FILES = {
+    "torchvision": "model.safetensors",
+    "timm": "model.safetensors",
+    "detectron2": "model.pkl",
+    "onnx": "model.onnx",
+}
+WEIGHTS = (".safetensors", ".pth", ".pt")  # ends of files of weights
 
 
 def export(
@@ -38,6 +48,8 @@ def export(
         out: the folder or file to write.
         network: teacher or student.
         format: what to write.
+
+            `out` may name a folder or a file for each of them:
 
             - "excb": a folder that `excb.load` and timm read, with the heads and s if the source has them, and with
               the self-test of loading.
@@ -56,6 +68,30 @@ def export(
         UserError: nothing loadable at `source`, no such format, one that cannot hold this network, or `out` cannot be
             written. An earlier file is then left unchanged.
     """
+    return _export(source, out, network=network, format=format)[0]
+
+
+def export_with_snippet(
+    source: str,
+    out: Path,
+    *,
+    network: Literal["teacher", "student"] = "teacher",
+    format: Format = "excb",  # noqa: A002
+) -> tuple[Path, str, Path]:
+    """As `export`, and write the Python that loads it: what was written, the Python, and its file beside it."""
+    written, backbone = _export(source, out, network=network, format=format)
+    code, file = write_snippet(written, format, backbone)
+    return written, code, file
+
+
+def _export(
+    source: str,
+    out: Path,
+    *,
+    network: Literal["teacher", "student"],
+    format: Format,  # noqa: A002
+) -> tuple[Path, Backbone]:
+    """What `export` writes, and the backbone."""
     if format not in get_args(Format):
         close = nearest_name(format, get_args(Format))
         raise UserError(f"no format is called '{format}'{close}; formats are {', '.join(get_args(Format))}")
@@ -66,9 +102,8 @@ def export(
     entry = Entry(str(stored.file), stored.architecture, network=str(stored.facts.get("network") or network))
     backbone = Backbone(built, stored.preprocessing, entry).eval()
     if format == "excb":
-        return _folder(backbone, stored, out)
-    if out.is_dir():
-        raise UserError(f"cannot write {out}: it is a folder, and --format {format} writes a file")
+        return _folder(backbone, stored, out.with_suffix("") if out.suffix in WEIGHTS else out), backbone
+    out = out if out.suffix and not out.is_dir() else out / FILES[format]
     writers: dict[str, Callable[[Backbone, Path], None]] = {
         "torchvision": _torchvision,
         "timm": _timm,
@@ -76,7 +111,7 @@ def export(
         "onnx": _onnx,
     }
     writers[format](backbone, out)
-    return out
+    return out, backbone
 
 
 def _folder(backbone: Backbone, stored: Stored, out: Path) -> Path:
@@ -120,12 +155,13 @@ def _torchvision(backbone: Backbone, out: Path) -> None:
 
 
 def _timm(backbone: Backbone, out: Path) -> None:
-    _check_network(not backbone.entry.architecture.name.startswith("torchvision:"), backbone, "timm")
+    architecture = backbone.entry.architecture
+    _check_network(architecture.timm_name is not None or architecture.name in TORCHVISION, backbone, "timm")
     _write_state(backbone, out)  # ResNets have the same tensor names in torchvision and timm
 
 
 def _write_state(backbone: Backbone, out: Path) -> None:
-    _check_suffix(out, ".safetensors", ".pth", ".pt")
+    _check_suffix(out, *WEIGHTS)
     state = backbone.network.state_dict()
     if out.suffix == ".safetensors":
         contents = exported.serialised(state, _preprocessing(backbone))

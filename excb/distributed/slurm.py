@@ -4,6 +4,7 @@ Every task of the job starts one process of the run, as torchrun would. Task 0 k
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,7 +25,14 @@ AFTER_FAILURE = 5.0  # seconds that task 0 keeps the store open once its process
 
 
 def submit_command(
-    module: str, arguments: Sequence[str], text: str | None, folder: Path, reporter: Reporter, *, gpus: int | None
+    module: str,
+    arguments: Sequence[str],
+    text: str | None,
+    folder: Path,
+    reporter: Reporter,
+    *,
+    gpus: int | None,
+    dry_run: bool = False,
 ) -> int | None:
     """Submit a command line as a job, if `--slurm` is given and this is not the job already.
 
@@ -35,6 +43,7 @@ def submit_command(
         folder: for submitit's files and output. All nodes must see it.
         reporter: prints how to follow and to stop the job.
         gpus: the value of `--gpus`, which cannot be combined with `--slurm`.
+        dry_run: print the script that sbatch would be given, and submit nothing.
 
     Returns:
         The exit code, or None where this process does the work.
@@ -46,6 +55,9 @@ def submit_command(
         return None
     require(gpus is None, "--gpus is for this machine: write gpus= in --slurm instead")
     request = parse(text)
+    if dry_run:
+        reporter.answer(script(module, arguments, request, folder))
+        return 0
     job = submit(module, arguments, request, folder)
     stop = f"scancel {job.job_id}" if request.cluster == "slurm" else f"kill {job.job_id}"
     nodes, processes = request.nodes, request.processes
@@ -71,6 +83,42 @@ def submit(module: str, arguments: Sequence[str], request: Request, folder: Path
         )
     except RuntimeError as error:  # no srun
         raise UserError(f"there is no Slurm here ({error}): submit from its login node") from None
+    executor.update_parameters(**_parameters(module, request))
+    try:
+        return executor.submit(Work(_command(module, arguments)))
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise UserError(f"Slurm refuses the job: {' '.join(str(error).split())}") from None
+
+
+def script(module: str, arguments: Sequence[str], request: Request, folder: Path) -> str:
+    """What sbatch would be given, on any machine. Raises UserError if submitit is missing."""
+    if request.cluster == "local":
+        return f"# cluster=local has no script; {request.processes} x {shlex.join(_command(module, arguments))}"
+    try:
+        from submitit.slurm.slurm import SlurmExecutor
+    except ImportError:
+        raise UserError("--slurm needs submitit: pip install 'excb[slurm]'") from None
+
+    class Anywhere(SlurmExecutor):
+        """Writes scripts where there is no Slurm."""
+
+        @classmethod
+        def affinity(cls) -> int:
+            return 1
+
+    executor = Anywhere(folder.absolute())
+    parameters = {name.removeprefix("slurm_"): value for name, value in _parameters(module, request).items()}
+    executor.update_parameters(**executor._convert_parameters(parameters))
+    text: str = executor._make_submission_file_text(executor._submitit_command_str, "dry-run")
+    return f"{text.rstrip()}\n# each task runs: {shlex.join(_command(module, arguments))}"
+
+
+def _command(module: str, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", module, *(word for word in arguments if word != "--dry-run")]
+
+
+def _parameters(module: str, request: Request) -> dict[str, Any]:
+    """What submitit is given."""
     parameters = {
         "name": module.replace(".", "-"),
         "timeout_min": minutes(request.time),
@@ -86,11 +134,7 @@ def submit(module: str, arguments: Sequence[str], request: Request, folder: Path
         "slurm_signal_delay_s": request.grace,
         "slurm_srun_args": ["--kill-on-bad-exit=1"],  # otherwise processes would wait for one that failed
     }
-    executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
-    try:
-        return executor.submit(Work([sys.executable, "-m", module, *arguments]))
-    except (FailedJobError, FailedSubmissionError) as error:
-        raise UserError(f"Slurm refuses the job: {' '.join(str(error).split())}") from None
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 class Work:

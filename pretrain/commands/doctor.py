@@ -48,10 +48,12 @@ def run(options: argparse.Namespace) -> int:
 
     from ..data.hub_stream import refuse_stream
     from ..doctor.checks import Subject, examine
+    from ..initialise import adopted
 
     refuse_stream(options.data, "doctor")
     reporter = Reporter(quiet=options.quiet)
     images = training_images(options.data, options.list, reporter.note)
+    recipe = recipe and adopted(recipe, reporter.note)
     subject = Subject(images, recipe, place_of(options), reporter, gpus=options.gpus, everything=options.all)
     findings = list(examine(subject))
     _print(findings, reporter, as_json=options.json)
@@ -69,5 +71,14 @@ def _print(findings: Sequence["Finding"], reporter: Reporter, *, as_json: bool) 
 
 
 DOCTOR = Command(
-    "doctor", "what would fail or be slow: images, disk, GPUs, limits; and the fixes", add_options, run, DESCRIPTION
+    "doctor",
+    "what would fail or be slow: images, disk, GPUs, limits; and the fixes",
+    add_options,
+    run,
+    DESCRIPTION,
+    group="before a run",
+    examples=(
+        "doctor --data photos",
+        "doctor rn18_small --data photos --all",
+    ),
 )

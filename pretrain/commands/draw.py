@@ -140,4 +140,15 @@ def _accuracy(options: argparse.Namespace) -> "Figure":
     return accuracy_against_epochs(read_points(options.points or PAPER))
 
 
-DRAW = Command("draw", "the paper's figures, and those of runs", add_options, run, DESCRIPTION)
+DRAW = Command(
+    "draw",
+    "the paper's figures, and those of runs",
+    add_options,
+    run,
+    DESCRIPTION,
+    group="figures",
+    examples=(
+        "draw statistics runs/a --out run.svg",
+        "draw balancing --out b.svg",
+    ),
+)

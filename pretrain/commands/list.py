@@ -1,14 +1,19 @@
-"""`excb-pretrain list`: the recipes."""
+"""`excb-pretrain list`: the recipes, what they are for, and about how long they take."""
 
 import argparse
 import json
 
 from excb.cli import Command
 
-from ..recipes import RECIPES
+from ..plan.devices import CORE_TFLOPS, CORES, GPU, find_gpu, hours
+from ..recipes import RECIPES, about
 from .options import add_output, reporter_of
 
-HEADER = ("recipe", "backbone", "epochs", "batch", "clusters", "views")
+HEADER = (
+    *("recipe", "backbone", "input", "epochs", "batch", "clusters", "views"),
+    *("images", "on CPU", "on GPU", "purpose"),
+)
+MOST_HOURS = 24 * 60  # of what anybody would wait for
 
 
 def run(options: argparse.Namespace) -> int:
@@ -19,19 +24,50 @@ def run(options: argparse.Namespace) -> int:
         reporter.answer(json.dumps([dict(zip(HEADER, row, strict=True)) for row in rows], indent=2))
     else:
         reporter.table("Recipes (`excb-pretrain show RECIPE` for every value)", HEADER, rows)
+        reporter.answer(
+            f"Times are estimates, for {CORES} CPU cores and for one {GPU.upper()} in bf16: of ImageNet (the paper's), "
+            "10,000 images (rn18_small) or 2,640 (the others). `excb-pretrain choose --data DIR` proposes a recipe for "
+            "your images and this machine."
+        )
     return 0
 
 
 def _row(name: str) -> list[str]:
-    recipe = RECIPES[name]()
+    recipe, known = RECIPES[name](), about(name)
+    views = recipe.views
+    tflop = known.gflop / 1000 * known.typical * recipe.optim.epochs
     return [
         name,
         recipe.model.backbone,
+        f"{views.global_size} px",
         str(recipe.optim.epochs),
         f"{recipe.optim.batch:,}",
         f"{recipe.method.clusters:,}",
-        "multi-crop" if recipe.views.local_views else "two views",
+        f"{views.global_views}+{views.local_views}" if views.local_views else "two views",
+        known.images,
+        _about(hours(tflop, CORES * CORE_TFLOPS)),
+        _about(hours(tflop, find_gpu(GPU).rate("bf16"))),
+        known.purpose,
     ]
 
 
-LIST = Command("list", "the recipes", add_output, run)
+def _about(many: float) -> str:
+    """Hours, as roughly as they are known."""
+    if many > MOST_HOURS:
+        return "months"
+    if many >= 48:
+        return f"{many / 24:.0f} days"
+    return f"{many:.0f} h" if many >= 1.5 else f"{max(1, round(60 * many))} min"
+
+
+LIST = Command(
+    "list",
+    "the recipes, what they are for, and about how long they take",
+    add_output,
+    run,
+    group="start here",
+    examples=(
+        "list",
+        "list --json",
+    ),
+)

@@ -27,17 +27,18 @@ def add_overrides(parser: Parser) -> None:
 
 def add_run(parser: Parser) -> None:
     """A run: `show` and `plan` take the same options as training, so that one more word checks a command line."""
-    parser.add_argument(
+    images, run = parser.add_argument_group("images"), parser.add_argument_group("run")
+    images.add_argument(
         "--data",
         metavar="DIR",
         help="images at any depth, or tar shards: a folder of them or 'DIR/*.tar', also s3://, gs://, https://; or "
         "hf-stream:ID; labels are used for figures only",
     )
-    parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
-    parser.add_argument(
+    images.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
+    run.add_argument(
         "--out", type=run_place, metavar="RUN", help="the run folder, also s3://... or gs://... (default: runs/RECIPE)"
     )
-    parser.add_argument(
+    run.add_argument(
         "--gpus", type=int, metavar="N", help="GPUs to train on, 0 for the CPU (default: one if there is one)"
     )
     add_output(parser)

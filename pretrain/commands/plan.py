@@ -4,6 +4,7 @@ import argparse
 
 from excb.cli import Command, Parser
 
+from ..plan.devices import GPUS, find_gpu
 from .options import add_recipe, add_run, recipe_of, reporter_of
 
 
@@ -11,21 +12,37 @@ def add_options(parser: Parser) -> None:
     """A recipe, the options of its run, and whether to measure on a CPU."""
     add_recipe(parser)
     add_run(parser)
+    parser.add_argument(
+        "--device", metavar="GPU", help=f"estimate hours on another GPU, and whether it fits: {', '.join(GPUS)}"
+    )
     parser.add_argument("--measure", action="store_true", help="measure on the CPU where there is no GPU")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what the run will take."""
     recipe = recipe_of(options)
+    gpu = None if options.device is None else find_gpu(options.device)
     from excb.images.opening import training_images
 
     from ..data.hub_stream import refuse_stream
+    from ..initialise import adopted
     from ..plan.plan import plan
 
     refuse_stream(options.data, "plan")
     reporter = reporter_of(options)
     images = training_images(options.data, options.list, reporter.note) if options.data or options.list else None
-    return plan(recipe, options.gpus, images, reporter, measure=options.measure, as_json=options.json)
+    recipe = adopted(recipe, reporter.note)
+    return plan(recipe, options.gpus, images, reporter, measure=options.measure, as_json=options.json, gpu=gpu)
 
 
-PLAN = Command("plan", "parameters, FLOPs, memory, communication; with a GPU, images/s and hours", add_options, run)
+PLAN = Command(
+    "plan",
+    "parameters, FLOPs, memory, communication; with a GPU, images/s and hours",
+    add_options,
+    run,
+    group="before a run",
+    examples=(
+        "plan rn50_400ep --gpus 8",
+        "plan rn18_small --data photos --measure",
+    ),
+)

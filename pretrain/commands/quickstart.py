@@ -44,4 +44,14 @@ def _on_photographs(options: argparse.Namespace, recipe: Recipe, _device: "torch
     return code
 
 
-QUICKSTART = Command("quickstart", "try it end to end, offline, on a dozen photographs", add_options, run)
+QUICKSTART = Command(
+    "quickstart",
+    "try it end to end, offline, on a dozen photographs",
+    add_options,
+    run,
+    group="start here",
+    examples=(
+        "quickstart",
+        "quickstart --data photos --out runs/first",
+    ),
+)

@@ -20,4 +20,14 @@ def run(options: argparse.Namespace) -> int:
         return show(named_recipe(options), options.overrides, reporter_of(options), as_json=options.json)
 
 
-SHOW = Command("show", "every value of a recipe, where it comes from, what the paper used", add_options, run)
+SHOW = Command(
+    "show",
+    "every value of a recipe, where it comes from, what the paper used",
+    add_options,
+    run,
+    group="before a run",
+    examples=(
+        "show rn50_400ep",
+        "show rn18_small optim.epochs=50 --json",
+    ),
+)

@@ -109,5 +109,14 @@ def _list(reporter: Reporter, *, as_json: bool) -> int:
 
 
 STUDY = Command(
-    "study", "small runs side by side: balancers, batch sizes, components ...", add_options, run, DESCRIPTION
+    "study",
+    "small runs side by side: balancers, batch sizes, components ...",
+    add_options,
+    run,
+    DESCRIPTION,
+    group="train",
+    examples=(
+        "study balancers --data photos --dry-run",
+        "study batch-size --data photos --seeds 5",
+    ),
 )

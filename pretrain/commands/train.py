@@ -39,6 +39,9 @@ def add_training(parser: Parser) -> None:
         metavar="NAME",
         help="a checkpoint that the verdict at the end compares the run with, as excb.load takes it; repeatable",
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say whether it can run and what it takes, or print the Slurm script"
+    )
     parser.add_argument("--profile", action="store_true", help="record a few steps and report where their time goes")
 
 
@@ -46,14 +49,37 @@ def run(options: argparse.Namespace) -> int:
     """Pretrain on images."""
     recipe = recipe_of(options)
     require_images(options)
+    if options.dry_run and options.slurm is None:
+        return _dry_run(options, recipe)
     return run_in_every_process(options, recipe, train)
+
+
+def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
+    """Say whether the run can start, then what it takes."""
+    from excb.images.opening import training_images
+
+    from ..data.hub_stream import refuse_stream
+    from ..initialise import adopted
+    from ..plan.plan import plan
+    from ..training.start import check
+
+    refuse_stream(options.data, "--dry-run")
+    reporter = reporter_of(options)
+    images = training_images(options.data, options.list, reporter.note)
+    check(recipe, images)
+    recipe = adopted(recipe, reporter.note)
+    if not options.json:
+        reporter.answer(f"it can run, into {place_of(options)}")
+    return plan(recipe, options.gpus, images, reporter, measure=False, as_json=options.json)
 
 
 def run_in_every_process(options: argparse.Namespace, recipe: Recipe, work: Work) -> int:
     """Submit a Slurm job, start a process for each GPU, or do the work in this process; return the exit code."""
     reporter, place = reporter_of(options), place_of(options)
     jobs = (Path("runs") if place.url else place.folder) / "slurm"
-    code = submit_command(MODULE, options.arguments, options.slurm, jobs, reporter, gpus=options.gpus)
+    code = submit_command(
+        MODULE, options.arguments, options.slurm, jobs, reporter, gpus=options.gpus, dry_run=options.dry_run
+    )
     if code is not None:
         return code
     from excb.distributed.launch import launch_on_gpus
@@ -89,4 +115,14 @@ def print_report(code: int, options: argparse.Namespace, reporter: Reporter) -> 
         reporter.answer((place_of(options).folder / "report.json").read_text(encoding="utf-8").rstrip())
 
 
-TRAIN = Command("train", "pretrain a recipe on images; the word `train` may be left out", add_options, run)
+TRAIN = Command(
+    "train",
+    "pretrain a recipe on images; the word `train` may be left out",
+    add_options,
+    run,
+    group="train",
+    examples=(
+        "rn18_small --data photos optim.epochs=50",
+        "train rn18_small --data photos --out runs/b init=runs/a",
+    ),
+)

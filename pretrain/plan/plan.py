@@ -11,14 +11,17 @@ import torch
 from excb.console import Reporter, duration
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
+from excb.errors import require
 from excb.images.image_set import CodedImages
 
 from ..recipe import Recipe
+from .devices import Gpu, hours
 from .flops import communication, count
 from .memory import NOT_COUNTED, Memory, plain_loss_head, step_memory
 from .speed import measure_loader, measure_step
 
 IMAGENET = 1_281_167  # training images of ImageNet-1k, where no folder is named
+ROOM = 0.9  # of a GPU's memory that a run may fill
 STEP_SECONDS, LOADER_SECONDS = 15.0, 10.0  # of measuring
 CPU_FLOPS = 2e11  # of a step measured on a CPU, at most: some seconds
 NO_GPU = "no GPU to measure on (--measure measures on the CPU)"
@@ -27,16 +30,23 @@ Report = dict[str, Any]
 
 
 def plan(
-    recipe: Recipe, gpus: int | None, images: CodedImages | None, reporter: Reporter, *, measure: bool, as_json: bool
+    recipe: Recipe,
+    gpus: int | None,
+    images: CodedImages | None,
+    reporter: Reporter,
+    *,
+    measure: bool,
+    as_json: bool,
+    gpu: Gpu | None = None,
 ) -> int:
     """Print the plan of a recipe for as many processes as `gpus` (None or 0: one), on images if they are there.
 
-    Without a GPU, steps are measured on the CPU only if `measure` is set.
+    Without a GPU, steps are measured on the CPU only if `measure` is set. With `gpu`, hours on that one are estimated.
 
     Raises:
         UserError: the recipe cannot run with this number of processes, or on these images.
     """
-    report = plan_run(recipe, gpus, images, measure=measure)
+    report = plan_run(recipe, gpus, images, measure=measure, gpu=gpu)
     if as_json:
         reporter.answer(json.dumps(report, indent=2))
     else:
@@ -44,10 +54,13 @@ def plan(
     return 0
 
 
-def plan_run(recipe: Recipe, gpus: int | None, images: CodedImages | None, *, measure: bool) -> Report:
+def plan_run(
+    recipe: Recipe, gpus: int | None, images: CodedImages | None, *, measure: bool, gpu: Gpu | None = None
+) -> Report:
     """The plan of a recipe, as `--json` prints it; arguments and errors are those of `plan`."""
     report = count_run(recipe, max(1, gpus or 1), images)
     report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure))
+    report["estimate"] = None if gpu is None else estimate(recipe, report, gpu)
     return report
 
 
@@ -114,6 +127,41 @@ def measure_run(
     return measured
 
 
+def estimate(recipe: Recipe, counted: Mapping[str, Any], gpu: Gpu) -> Report:
+    """Hours and memory on a GPU that is not here, from its data sheet; nothing of it is measured.
+
+    Raises:
+        UserError: the GPU does not compute in the recipe's precision.
+    """
+    precision, total = recipe.efficiency.precision, counted["memory"]["total"]
+    require(
+        precision != "bf16" or gpu.bf16, f"a {gpu.name} does not compute in bf16: set efficiency.precision=fp16 or fp32"
+    )
+    rate = gpu.rate(precision)
+    return {
+        "device": gpu.name,
+        "measured": False,
+        "hours": hours(counted["flops"]["run"] / 1e12, rate * counted["processes"]),
+        "tflops": rate,
+        "memory": gpu.memory * 2**30,
+        "needed": total,
+        "fits": total < ROOM * gpu.memory * 2**30,
+    }
+
+
+def _print_estimate(report: Report, reporter: Reporter) -> None:
+    estimated, processes = report["estimate"], report["processes"]
+    several = f"{processes} x " if processes > 1 else ""
+    reporter.answer(
+        f"\nEstimated for {several}{estimated['device']}, not measured: {duration(3600 * estimated['hours'])} at "
+        f"{estimated['tflops']:,.3g} TFLOP/s each, which may be wrong by a factor of two; reading images not counted"
+    )
+    needed, memory = _bytes(estimated["needed"]), _bytes(estimated["memory"])
+    advice = "raise efficiency.accumulate or --gpus, or set efficiency.precision=bf16 or efficiency.checkpointing=true"
+    verdict = "it fits" if estimated["fits"] else f"it does not fit: {advice}"
+    reporter.answer(f"memory: {needed} of {memory} at most, {verdict}")
+
+
 def _print(report: Report, reporter: Reporter) -> None:
     processes, share = report["processes"], report["micro_batch"]
     again = ", blocks recomputed in the backward pass" if report["checkpointing"] else ""
@@ -143,6 +191,8 @@ def _print(report: Report, reporter: Reporter) -> None:
     reporter.answer(f"the equations as written would hold {plain} of rows x clusters at least")
     _print_communication(report, reporter)
     _print_measured(report, reporter)
+    if report["estimate"] is not None:
+        _print_estimate(report, reporter)
 
 
 def _print_communication(report: Report, reporter: Reporter) -> None:

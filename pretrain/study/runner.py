@@ -14,6 +14,7 @@ from excb.images.scanning import refuse_among
 from excb.references.baselines import REFERENCES, UNTRAINED
 
 from .. import overrides
+from ..initialise import adopted
 from ..recipe import Recipe
 from . import figures
 from .cell import Job, run_cell
@@ -61,7 +62,7 @@ class Grid:
         self, study: Study, sets: Sets, folder: Path, values: Sequence[str], tuning: Tuning | None = None
     ) -> None:
         self.study, self.sets, self.folder, self.values, self.tuning = study, sets, folder, list(values), tuning
-        self._base = overrides.apply(overrides.find_recipe(BASE), self.values)
+        self._base = adopted(overrides.apply(overrides.find_recipe(BASE), self.values), lambda _line: None)
         self.references = [
             Cell(name=name, factors={study.factors[0]: title}, overrides=[]) for name, title in REFERENCES.items()
         ]

@@ -1,15 +1,20 @@
 """What the command lines share: commands by name, options that name files, threads that sleep while they wait."""
 
 import argparse
+import importlib
 import os
+import shlex
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from excb.cli import Command, Parser, command_parser, local_path
+from excb.__main__ import main as everything
+from excb.cli import Command, Parser, command_parser, complete, local_path
 from excb.errors import UserError
+from tests.clone import ROOT
 
 
 def add_count(parser: Parser) -> None:
@@ -29,7 +34,7 @@ def test_a_parsed_command_line_holds_its_command() -> None:
     assert args.command.run(args) == 3
 
 
-@pytest.mark.parametrize("words", [["cuont"], ["count", "--count", "three"], []])
+@pytest.mark.parametrize("words", [["cuont"], ["count", "--count", "three"]])
 def test_a_wrong_command_line_is_one_message(words: list[str]) -> None:
     with pytest.raises(UserError, match=r"^[^\n]*\(see `program[ a-z]* --help`\)$"):
         command_parser("program", "Counts.", [COUNT]).parse_args(words)
@@ -39,6 +44,80 @@ def test_help_lists_commands_as_they_are_written(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         command_parser("program", "Counts.", [COUNT]).parse_args(["--help"])
     assert "counts to 100 % of what is asked" in capsys.readouterr().out
+
+
+PROGRAMS = {
+    "excb-pretrain": "excb.pretrain.__main__",
+    "excb-eval": "excb.transfer.cli",
+    "excb-zoo": "excb.zoo.__main__",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_groups_the_commands_and_gives_two_examples_of_each(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(PROGRAMS[name])
+    parse = getattr(module, "parse", lambda words: module.program().parse_args(words))
+    for command in module.COMMANDS:
+        assert command.group, command.name
+        assert len(command.examples) >= 2, command.name
+        for example in command.examples:
+            assert parse(shlex.split(example)).command is command
+        with pytest.raises(SystemExit):
+            parse([command.name, "--help"])
+        shown = capsys.readouterr().out
+        assert all(f"  {name} {example}\n" in shown for example in command.examples)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_bare_command_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(PROGRAMS[name]).main([])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: {name} [-h]")
+
+
+def test_a_bare_command_that_needs_more_prints_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, command in (("excb-eval", "knn"), ("excb-zoo", "show")):
+        with pytest.raises(SystemExit):
+            importlib.import_module(PROGRAMS[name]).main([command])
+        assert f"usage: {name} {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["count", "--cuont", "3"], r"unrecognized arguments: --cuont 3; did you mean '--count'\? \(see `program count"),
+     (["count", "--xyz"], r"unrecognized arguments: --xyz \(see `program count --help`\)")],
+)  # fmt: skip
+def test_an_unknown_option_gets_the_nearest(words: list[str], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        command_parser("program", "Counts.", [COUNT]).parse_args(words)
+
+
+def test_one_name_for_the_three_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert everything([]) == 0
+    assert "python -m excb eval" in capsys.readouterr().out
+    assert everything(["zoo", "list", "--json"]) == 0
+    assert "tiny_grocery" in capsys.readouterr().out
+    assert everything(["evla"]) == 2
+    assert "no program is called 'evla'; did you mean 'eval'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["excb", "excb.pretrain", "excb.transfer", "excb.zoo"])
+def test_modules_run_by_name(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module], capture_output=True, check=False, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "excb" in done.stdout
+
+
+def test_the_shell_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Parser] = []
+    monkeypatch.setitem(sys.modules, "argcomplete", types.SimpleNamespace(autocomplete=asked.append))
+    parser = command_parser("program", "Counts.", [COUNT])
+    complete(parser)
+    assert asked == []
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    complete(parser)
+    assert asked == [parser]
 
 
 def test_files_are_written_on_this_machine() -> None:

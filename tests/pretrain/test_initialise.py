@@ -1,6 +1,8 @@
 """Tests of initial weights of ViTs, and that how position embeddings are interpolated follows a network everywhere."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ import torch
 
 import excb
 from excb.checkpoint import run_checkpoint
+from excb.checkpoint.stored import Stored
 from excb.errors import UserError
+from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main
-from excb.pretrain.initialise import build_model
-from excb.pretrain.overrides import from_dict
+from excb.pretrain.initialise import _values_of, adopted, build_model
+from excb.pretrain.overrides import ADOPTED, apply, find_recipe, from_dict
 from excb.pretrain.recipes import RECIPES
+from excb.pretrain.show import describe
 from excb.zoo.export import export
 from tests.pretrain.small_runs import OVERRIDES, write_images
 from tests.run_files import TINY_VIT, features, pictures, tiny_recipe
@@ -116,6 +122,81 @@ def test_init_takes_the_weights_and_says_that_the_interpolation_changes(
     assert "its position_interpolation was dino, now antialiased (model.position_interpolation=dino keeps it)" in said
     assert main([*command(images, tmp_path / "run2", f"init={run}", "model.backbone=vit_small")]) == 2
     assert "set model.backbone=vit_tiny or choose" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# init adopts
+# ---------------------------------------------------------------------------------------------------------------------
+
+PLAIN = tuple(value for value in OVERRIDES if not value.startswith(("model.", "views.")))
+
+
+def started(images: Path, out: Path, *overrides: str) -> list[str]:
+    return ["quickstart", "--data", str(images), "--out", str(out), *PLAIN, "optim.epochs=1", *overrides]
+
+
+def test_init_decides_architecture_and_sizes(
+    run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(started(images, out, f"init={run}", "views.local_size=24")) == 0
+    assert f"init={run} decides: backbone vit_tiny embed_dim=12 depth=2" in capsys.readouterr().err
+    recipe = from_dict(json.loads((out / "recipe.json").read_text(encoding="utf-8"))["recipe"])
+    theirs = from_dict(json.loads((run / "recipe.json").read_text(encoding="utf-8"))["recipe"])
+    assert recipe.model.architecture == theirs.model.architecture  # with its interpolation of positions
+    assert (recipe.views.global_size, recipe.views.eval_crop) == (32, 32)
+    assert recipe.views.local_size == 24  # named
+    assert run_checkpoint.read(run_checkpoint.in_run(out)[0])["architecture"]["name"] == "vit_tiny"
+
+
+def test_a_run_resumes_without_the_checkpoint_that_it_adopted(run: Path, images: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "run"
+    shutil.copytree(run, source)
+    assert main(started(images, out, f"init={source}")) == 0
+    shutil.rmtree(source)
+    assert main(started(images, out, f"init={source}")) == 0
+    record = json.loads((out / "recipe.json").read_text(encoding="utf-8"))
+    del record["recipe"]["model"]["class_token_std"]  # of an earlier version
+    (out / "recipe.json").write_text(json.dumps(record), encoding="utf-8")
+    assert main(started(images, out, f"init={source}")) == 0
+
+
+def test_a_backbone_of_ones_own_conflicts_and_both_are_named(
+    run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(started(images, tmp_path / "run", f"init={run}", "model.backbone=resnet18")) == 2
+    said = capsys.readouterr().err
+    assert f"init={run} is a vit_tiny" in said
+    assert "the recipe's backbone a resnet18" in said
+
+
+def test_a_foreign_checkpoint_decides_by_its_preprocessing(tmp_path: Path) -> None:
+    """Ours without a recipe among its facts: the bundled network, exported for other programs, has 80 pixels."""
+    lines: list[str] = []
+    recipe = adopted(apply(find_recipe("rn50_100ep"), ["init=tiny_grocery", "views.eval_resize=300"]), lines.append)
+    assert recipe.model.architecture == excb.load("tiny_grocery").entry.architecture
+    assert (recipe.views.global_size, recipe.views.local_size) == (64, 32)  # its own run's
+    assert (recipe.views.eval_crop, recipe.views.eval_resize) == (80, 300)
+    assert recipe.adopts == ()
+    assert len(lines) == 1
+    foreign = Stored(tmp_path, {}, Architecture("resnet18"), Preprocessing(96, 80))
+    views = _values_of(foreign, find_recipe("rn50_100ep"))["views"]
+    assert [views[name] for name in ("global_size", "eval_crop", "eval_resize")] == [80, 80, 96]
+    assert views["local_size"] == 32  # 96 / 224 of 80, by sixteens
+
+
+def test_what_is_named_is_not_adopted() -> None:
+    recipe = find_recipe("quickstart")
+    assert apply(recipe, []).adopts == ()
+    assert "views.global_size" not in apply(recipe, ["init=x", "views.global_size=40"]).adopts
+    assert apply(recipe, ["init=x", "model.backbone=resnet18"]).adopts == ()
+    assert apply(recipe, ['model.options={"depth": 2}', "init=x"]).adopts == ()
+    later = apply(apply(recipe, ["init=x"]), ["views.global_size=40", "run.seed=3"])
+    assert set(ADOPTED) - set(later.adopts) == {"views.global_size"}
+    assert from_dict(later.to_dict()) == replace(later, adopts=())
+    rows = {row["field"]: row for row in describe(recipe, ["init=x", "views.local_size=16"])}
+    assert (rows["model.backbone"]["value"], rows["model.backbone"]["from"]) == ("the checkpoint's", "init")
+    assert rows["views.local_size"]["value"] == 16
 
 
 @pytest.mark.parametrize("deviation", [0.02, 0.5])

@@ -20,7 +20,6 @@ from excb.pretrain.__main__ import COMMANDS, main, parse
         ("--json show rn18_small", "show", "rn18_small", []),
         ("doctor --data D rn18_small a=1 --all b=2", "doctor", "rn18_small", ["a=1", "b=2"]),
         ("doctor --data D", "doctor", None, []),
-        ("", "train", None, []),
     ],
 )
 def test_a_line_names_a_command_a_recipe_and_overrides(
@@ -43,13 +42,15 @@ def test_a_study_takes_overrides_between_options() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "train which recipe? (`excb-pretrain list`"),
         ("shw quickstart", "no recipe or command is called 'shw'; did you mean 'show'?"),
         ("rn18_smal --data D", "no recipe or command is called 'rn18_smal'; did you mean 'rn18_small'?"),
         ("--data D rn18_smal", "no recipe is called 'rn18_smal'; did you mean 'rn18_small'?"),
         ("show rn18_smal", "no recipe is called 'rn18_smal'; did you mean 'rn18_small'?"),
         ("rn18_small", "--data DIR"),
-        ("rn18_small --dta D", "unrecognized arguments: --dta D (see `excb-pretrain train --help`)"),
+        (
+            "rn18_small --dta D",
+            "unrecognized arguments: --dta D; did you mean '--data'? (see `excb-pretrain train --help`)",
+        ),
         ("list rn18_small", "unrecognized arguments: rn18_small (see `excb-pretrain list --help`)"),
         ("show rn18_small --measure", "unrecognized arguments: --measure (see `excb-pretrain show --help`)"),
         ("plan rn18_small --slurm time=1", "unrecognized arguments: --slurm time=1"),

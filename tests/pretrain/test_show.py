@@ -10,7 +10,7 @@ import pytest
 
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.pretrain.overrides import field_names, find_recipe
+from excb.pretrain.overrides import ADOPTED, field_names, find_recipe
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.show import describe, show
@@ -103,7 +103,9 @@ def test_values_of_the_command_line_differ_from_the_recipes() -> None:
     )
     changed = {"optim.epochs", "method.clamp", "optim.clip", "views.hue", "init"}
     assert {field for field, origin in after.items() if origin == "command line"} == changed
-    assert {field for field in before if before[field] != after[field]} == changed
+    adopted = {field for field, origin in after.items() if origin == "init"}
+    assert adopted == set(ADOPTED)
+    assert {field for field in before if before[field] != after[field]} == changed | adopted
 
 
 def test_every_origin_is_one_of_the_four() -> None:

@@ -237,7 +237,7 @@ def test_mistake_is_one_line_and_exit_code_2(
     assert words.format(place=place) in err
 
 
-@pytest.mark.parametrize("arguments", [[], ["k-nn"], ["knn"], ["--nonsense"]])
+@pytest.mark.parametrize("arguments", [["k-nn"], ["knn", "--data", "x"], ["--nonsense"]])
 def test_wrong_command_is_one_line_that_points_to_help(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

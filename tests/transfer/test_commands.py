@@ -151,9 +151,10 @@ def test_features_are_kept_shared_and_exported(place: Path, tmp_path: Path, caps
     for words, line in DRY_RUNS.items():
         assert main(command(place, *words, "--dry-run", *cache, run="run")) == 0
         lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("it can run: about ")
         assert line in lines
         through = "train images" in line and "neighbours" not in line and "features" not in line
-        assert lines[-1].startswith("estimate: " if through or "the share" in lines[0] else "no image passes"), lines
+        assert lines[-1].startswith("estimate: " if through or "the share" in lines[1] else "no image passes"), lines
     assert main(["cache", *cache, "--clear"]) == 0
     capsys.readouterr()
     assert main(command(place, "knn", "--dry-run", *cache)) == 0

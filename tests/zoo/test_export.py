@@ -25,7 +25,7 @@ from excb.checkpoint.detectron2_names import detectron2_names
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
-from excb.zoo.export import export
+from excb.zoo.export import export, export_with_snippet
 from tests.failing_disk import failing_at, names
 from tests.run_files import TINY_RESNET, TINY_VIT, features, pictures, tiny_recipe, write_run
 
@@ -307,12 +307,59 @@ def test_unknown_format(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format_", ["torchvision", "timm", "detectron2", "onnx"])
-def test_file_of_another_kind_and_folder_in_its_place(resnet18: Path, tmp_path: Path, format_: Any) -> None:
+def test_file_of_another_kind(resnet18: Path, tmp_path: Path, format_: Any) -> None:
     with pytest.raises(UserError, match=r"cannot write .*file\.bin: its name must end in \..* for this format"):
         export(str(resnet18), tmp_path / "file.bin", format=format_)
-    with pytest.raises(UserError, match=f"it is a folder, and --format {format_} writes a file"):
-        export(str(resnet18), tmp_path, format=format_)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("format_", ["excb", "torchvision", "timm", "onnx"])
+@pytest.mark.parametrize("out", ["new/folder", "here", "file.safetensors"])
+def test_a_folder_or_a_file_and_the_python_that_loads_it(
+    resnet18: Path, tmp_path: Path, format_: Any, out: str
+) -> None:
+    if format_ == "onnx":
+        for module in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(module, reason=f"{module}: not installed")
+        out = out.replace(".safetensors", ".onnx")
+    (tmp_path / "here").mkdir()
+    written, code, file = export_with_snippet(str(resnet18), tmp_path / out, format=format_)
+    assert written.exists()
+    assert written.is_dir() == (format_ == "excb")
+    assert file.read_text(encoding="utf-8") == code
+    loaded: dict[str, Any] = {}
+    exec(code, loaded)
+    batch = pictures(2, 64)
+    if format_ == "onnx":
+        found = torch.from_numpy(loaded["features"](batch.numpy()))
+    else:
+        found = features(loaded["backbone"], batch)
+    torch.testing.assert_close(found, features(excb.load(resnet18), batch), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["timm:resnet10t", "vit_tiny"])
+def test_the_python_names_a_networks_own_options(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
+    _, code, _ = export_with_snippet(str(runs[name]), tmp_path / "file.safetensors", format="timm")
+    loaded: dict[str, Any] = {}
+    exec(code, loaded)
+    batch = pictures(2, 224 if name == "vit_tiny" else 64)
+    torch.testing.assert_close(features(loaded["backbone"], batch), features(excb.load(runs[name]), batch))
+
+
+@pytest.mark.detectron2
+def test_the_python_configures_detectron2(resnet18: Path, tmp_path: Path) -> None:
+    written, code, _ = export_with_snippet(str(resnet18), tmp_path, format="detectron2")
+    loaded: dict[str, Any] = {}
+    exec(code, loaded)
+    model = loaded["cfg"].MODEL
+    assert Path(model.WEIGHTS) == written
+    assert model.RESNETS.DEPTH == 18
+
+
+def test_our_own_network_is_no_timm_network(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1, recipe=tiny_recipe({"backbone": "conv4", "options": {}}))
+    with pytest.raises(UserError, match="timm has no conv4: choose another --format"):
+        export(str(run), tmp_path / "out", format="timm")
 
 
 def test_missing_onnx_is_told_in_one_line(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,23 +64,20 @@ def test_export_says_how_to_load_what_it_wrote(run: Path, tmp_path: Path, capsys
     folder = tmp_path / "exported"
     assert main(["export", str(run), "--out", str(folder), "--network", "student"]) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f'wrote {folder}: load it with excb.load("{folder}", network="student")\n')
+    assert err == f"wrote {folder} and {folder}.load.py, which loads it:\n"
+    loaded: dict[str, Any] = {}
+    exec(out, loaded)
+    assert loaded["backbone"].entry.network == "student"
     expected = features(excb.load(run, network="student"), pictures())
     assert torch.equal(features(excb.load(folder, network="student"), pictures()), expected)
     assert main(["show", str(folder), "--network", "student", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["source"] == str(folder / "model.safetensors")
-    assert main(["export", str(run), "--out", str(tmp_path / "teacher")]) == 0
-    assert (
-        capsys.readouterr().err == f'wrote {tmp_path / "teacher"}: load it with excb.load("{tmp_path / "teacher"}")\n'
-    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "COMMAND"),
         (["shwo", "x"], "invalid choice: 'shwo'"),
-        (["show"], "NAME"),
         (["show", "{here}/nothing"], "no checkpoint"),
         (["show", "{here}"], "no checkpoint in"),
         (["show", "{here}/notes.txt"], "is no checkpoint"),

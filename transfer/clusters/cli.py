@@ -153,4 +153,9 @@ CLUSTERS = Protocol(
     open=_evaluation,
     families=(),  # its figures are of clusters, and none ranks checkpoints
     cost=lambda _options, images: None if images.train is None else float(images.train),
+    group="frozen features",
+    examples=(
+        "clusters --ckpt runs/a --data photos --out clusters",
+        "clusters --ckpt tiny_grocery --data photos",
+    ),
 )

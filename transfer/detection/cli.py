@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Parser, local_path
 from excb.console import Reporter
 from excb.distributed.slurm import HELP as SLURM_HELP
-from excb.errors import UserError, is_rank0
+from excb.errors import USER_ERROR, UserError, is_rank0
 
 from ..parallel import in_parallel
 from ..protocol import Evaluation, Family, Fields, FigureKind, InSuite, Measured, Protocol, SuiteStep
@@ -68,13 +68,15 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
 
     reporter = Reporter(quiet=args.quiet or not is_rank0())
     request = _request_of(args)
-    check(request)  # before a large annotation file is read
+    check(request, engine=not args.dry_run)  # before a large annotation file is read
     train, val = _open_images(args)
-    job = all_succeed(lambda: prepare(request, train, val, device, reporter))
+    job = all_succeed(lambda: prepare(request, train, val, device, reporter, engine=not args.dry_run))
     if args.dry_run:
+        missing = _missing(args)
         if is_rank0():
+            reporter.answer(f"it cannot run: {missing}" if missing else "it can run")
             show(request, job)
-        return 0
+        return USER_ERROR if missing else 0
     result = command.evaluate(request, job, table=not args.json)
     if isinstance(result, int):
         return result
@@ -226,4 +228,9 @@ DETECTION = Protocol(
     objection=_objection,
     missing=_missing,
     in_suite=InSuite(names=("detection",), steps=_steps, add_options=_add_suite_options),
+    group="training",
+    examples=(
+        "detection --ckpt rn50_400ep --data COCO --gpus 8",
+        "detection --ckpt runs/a --data COCO --engine torchvision --dry-run",
+    ),
 )

@@ -8,8 +8,8 @@ from excb.errors import UserError, nearest_name, require
 from .setup.job import Engine
 
 INSTALL = (
-    "Detectron2 is not installed: build it (pip install 'setuptools<82' wheel ninja, then pip install "
-    "--no-build-isolation git+https://github.com/facebookresearch/detectron2), or take --engine torchvision"
+    "Detectron2 is not installed: add --engine torchvision, which is, or build Detectron2 (pip install 'setuptools<82' "
+    "wheel ninja, then pip install --no-build-isolation git+https://github.com/facebookresearch/detectron2)"
 )
 
 

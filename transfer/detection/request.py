@@ -40,23 +40,30 @@ class Request:
     preflight: bool | None = None
 
 
-def check(request: Request) -> None:
+def check(request: Request, *, engine: bool = True) -> None:
     """Refuse what cannot run, without reading data or weights.
+
+    Args:
+        request: what the user asks for.
+        engine: refuse an engine that is not installed, too.
 
     Raises:
         UserError: the engine is not installed, or there is no such schedule, recipe or option.
     """
-    open_engine(request.engine)
+    if engine:
+        open_engine(request.engine)
     settings_for(request.schedule, request.recipe, batch=request.batch, options=request.options)
 
 
-def prepare(request: Request, train: CocoSet, val: CocoSet, device: torch.device, reporter: Reporter) -> Job:
-    """Load and check everything before any work starts.
+def prepare(
+    request: Request, train: CocoSet, val: CocoSet, device: torch.device, reporter: Reporter, *, engine: bool = True
+) -> Job:
+    """Load and check everything before any work starts; without `engine`, all but that it is installed.
 
     Raises:
         UserError: the checkpoint cannot be used for detection, or contradicts the settings.
     """
-    check(request)
+    check(request, engine=engine)
     backbone = load(request.checkpoint, network=request.network)
     name = backbone.entry.architecture.name
     require(

@@ -207,4 +207,9 @@ ALL = Command(
     "every protocol that applies, resumable, with one report page",
     _add_options,
     in_parallel(_work, out="folder"),
+    group="everything, and against others",
+    examples=(
+        "all --ckpt runs/a --data photos --out report",
+        "all --ckpt runs/a --data photos --only knn --dry-run",
+    ),
 )

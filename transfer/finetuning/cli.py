@@ -48,19 +48,25 @@ def _add_finetune(parser: Parser) -> None:
 
 
 def _add_training_options(parser: Parser) -> None:
-    add = parser.add_argument
+    add = parser.add_argument_group("training").add_argument
     add("--seeds", type=int, nargs="+", default=[0], metavar="S", help="trainings to average (default: 0)")
+    add(
+        "--settings",
+        choices=("auto", "paper", "few-labels"),
+        help="the paper's, or those for few labels (default: auto, the latter below 5,120 images, but for the paper's "
+        "shares of ImageNet and where you name a learning rate)",
+    )
     add("--epochs", type=int, metavar="N", help="default: 50")
-    add("--train-batch", type=int, metavar="B", help="images per step (default: 512)")
-    add("--backbone-lr", type=float, metavar="LR", help="instead of the protocol's")
-    add("--head-lr", type=float, metavar="LR", help="instead of the protocol's")
+    add("--train-batch", type=int, metavar="B", help="images per step (default: the settings': 512, or fewer)")
+    add("--backbone-lr", type=float, metavar="LR", help="instead of the settings'")
+    add("--head-lr", type=float, metavar="LR", help="instead of the settings'")
     add("--precision", choices=("fp32", "bf16"), help="default: fp32")
     add("--split-file", type=Path, metavar="FILE", help="names of the train images to use, one a line")
     add("--state", type=Path, metavar="DIR", help="keep unfinished trainings here and resume from them")
 
 
 def _check(args: argparse.Namespace) -> None:
-    options = [name for name in (*_SETTINGS, "state") if getattr(args, name) is not None]
+    options = [name for name in (*_SETTINGS, "settings", "state") if getattr(args, name) is not None]
     if args.frozen and options:
         raise UserError.on_all_ranks(
             f"--frozen fits a logistic regression, which has no --{options[0].replace('_', '-')}: leave it out"
@@ -77,8 +83,8 @@ def _work(args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
 
     from .protocol import check
 
-    settings = _settings(args)
     share, source = check(task, **_arguments(args, task))
+    settings = _settings(args, task, len(share))
     images = f"{len(share):,} train images ({source})"
     if args.frozen:
         line = f"a logistic regression on the features of {images}"
@@ -93,9 +99,11 @@ def _work(args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
 
 
 def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
-    from .protocol import evaluate
+    from .protocol import check, evaluate
 
-    return evaluate(task, reporter, **_arguments(args, task), settings=_settings(args), state=args.state, table=table)
+    arguments = _arguments(args, task)
+    settings = _settings(args, task, len(check(task, **arguments)[0]))
+    return evaluate(task, reporter, **arguments, settings=settings, state=args.state, table=table)
 
 
 def _arguments(args: argparse.Namespace, task: "Task") -> dict[str, Any]:
@@ -107,15 +115,19 @@ def _arguments(args: argparse.Namespace, task: "Task") -> dict[str, Any]:
     return values | {"split": _split(args, task) if listed else None}
 
 
-def _settings(args: argparse.Namespace) -> "Settings":
-    """The paper's settings for the percentage, by default 10, with those that the user named."""
+def _settings(args: argparse.Namespace, task: "Task", images: int) -> "Settings":
+    """The settings for a share of so many images, with those that the user named."""
     from dataclasses import replace
 
-    from .protocol import SETTINGS
+    from .protocol import Choice, is_published, settings_for
 
     options = {setting: getattr(args, option) for option, setting in _SETTINGS.items()}
     changes = {name: value for name, value in options.items() if value is not None}
-    return replace(SETTINGS[args.percent or 10], **changes)
+    # Rates that somebody found are those of a head that starts at random.
+    own_rates = args.backbone_lr is not None or args.head_lr is not None
+    choice: Choice = args.settings or ("paper" if own_rates else "auto")
+    chosen = settings_for(images, percent=args.percent, published=is_published(task, args.percent), choice=choice)
+    return replace(chosen, **changes)
 
 
 def _split(args: argparse.Namespace, task: "Task") -> "np.ndarray":
@@ -199,6 +211,11 @@ SEMISUP = Protocol(
     claim_fields=_claim_fields,
     label=_label,
     in_suite=InSuite(names=("semisup_1", "semisup_10"), steps=_steps, add_options=_add_suite_options),
+    group="training",
+    examples=(
+        "semisup --ckpt runs/a --data photos --percent 10 --seeds 0 1 2",
+        "semisup --ckpt runs/a --data photos --percent 1 --frozen",
+    ),
 )
 
 FINETUNE = Protocol(
@@ -210,4 +227,9 @@ FINETUNE = Protocol(
     families=(Family("finetune", "Fine-tuning on a share of the labels", "finetune"),),
     cost=lambda _options, _images: None,
     result_fields=_result_fields,
+    group="training",
+    examples=(
+        "finetune --ckpt runs/a --data photos --fraction 0.25",
+        "finetune --ckpt runs/a --data photos --settings paper --state unfinished",
+    ),
 )

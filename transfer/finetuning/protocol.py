@@ -4,11 +4,10 @@ import hashlib
 import re
 import statistics
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from excb.distributed.collectives import rank, run_on_rank0
 from excb.errors import require
 from excb.images.image_set import Images
 from excb.images.subset import Subset
+from excb.references.guessing import majority
 from excb.results.result import Result
 from excb.seeding import Purpose, generator
 
@@ -26,14 +26,41 @@ from ..reporting.predictions import Predictions
 from ..reporting.report import report
 from ..reporting.scoring import RESAMPLES, percentiles
 from ..task import Task
-from . import training
+from . import logistic, training
 from .training import Settings
+
+Choice = Literal["auto", "paper", "few-labels"]  # of the settings
 
 # The paper's two pairs of learning rates, by percent of the labels; `Settings` holds its 50 epochs and batch of 512.
 SETTINGS = {1: Settings(backbone_lr=8e-5, head_lr=1.0), 10: Settings(backbone_lr=3e-4, head_lr=0.2)}
 SPLIT_SEED = 0  # of shares that nobody gave: every training seed sees the same images
-GRID = (1e-3, 1e-2, 1e-1, 1.0)  # C of the frozen variant, chosen on the share itself
-FOLDS = 3
+# A share of fewer images than ten of the paper's batches takes the settings of `few_labels`.
+FEW = 5_120
+FEW_EPOCHS, FEW_STEPS = 50, 25  # epochs, and steps of an epoch: as many as on 1 % of ImageNet by the paper's protocol
+SMALLEST_BATCH = 16
+
+
+def few_labels(images: int) -> Settings:
+    """Settings for a share of a few images, on which the paper's take one step of an epoch at rates meant for ImageNet.
+
+    The head starts from the logistic regression on frozen features, so that training begins with what the frozen
+    network reaches, whatever the scale of its features.
+    """
+    batch = max(SMALLEST_BATCH, round(images / FEW_STEPS))
+    return Settings(backbone_lr=1e-3, head_lr=1.0, epochs=FEW_EPOCHS, batch=min(batch, images), start="frozen")
+
+
+def settings_for(images: int, *, percent: int | None, published: bool, choice: Choice = "auto") -> Settings:
+    """The settings of a share: the paper's, or those for few labels.
+
+    Args:
+        images: in the share.
+        percent: 1 or 10, whose rates the paper states; others take those of 10.
+        published: the share is 1 % or 10 % of ImageNet, which the paper's protocol is about.
+        choice: "paper" or "few-labels"; "auto" takes the latter for few images of other sets.
+    """
+    few = images < FEW and not published if choice == "auto" else choice == "few-labels"
+    return few_labels(images) if few else SETTINGS[percent or 10]
 
 
 def evaluate(
@@ -59,7 +86,7 @@ def evaluate(
         split: indices of the train images to use: SimCLR's list for ImageNet. By default a stratified share.
         seeds: trainings to average; they differ in the head's first weights, order, crops and flips.
         frozen: with `percent`, logistic regression on frozen features of the share instead.
-        settings: by default the paper's for this percentage; those of 10 % for shares that no paper states.
+        settings: by default what `settings_for` chooses.
         state: folder for the state of unfinished trainings, to resume from.
         table: print the table.
 
@@ -84,7 +111,7 @@ def evaluate(
         protocol="finetune" if percent is None else "semisup",
         name=name,
         seeds=seeds,
-        settings=settings or SETTINGS[percent or 10],
+        settings=settings or settings_for(len(share), percent=percent, published=is_published(task, percent)),
         state=state,
         table=table,
     )
@@ -108,7 +135,7 @@ def check(
     require(not frozen or len(seeds) == 1, "the frozen variant has nothing random to average: give one seed")
     share, source = _share(task, fraction if percent is None else percent / 100, split)
     assert task.train.labels is not None
-    apart = not frozen or len(np.unique(task.train.labels[share])) > 1
+    apart = len(np.unique(task.train.labels[share])) > 1
     require(apart, "the share has images of one class only: nothing to tell apart")
     return share, source
 
@@ -117,6 +144,11 @@ def is_imagenet(images: Images) -> bool:
     """Whether images lie in ImageNet's 1,000 class folders, of which SimCLR's lists name files."""
     classes = images.classes or ()
     return len(classes) == 1000 and all(re.fullmatch(r"n\d{8}", name) for name in classes)
+
+
+def is_published(task: Task, percent: int | None) -> bool:
+    """Whether the share is what the paper's figures are of: 1 % or 10 % of ImageNet."""
+    return percent is not None and is_imagenet(task.train)
 
 
 def _share(task: Task, fraction: float, split: np.ndarray | None) -> tuple[np.ndarray, str]:
@@ -159,10 +191,14 @@ def _fine_tune(
     if settings.batch > len(share):
         notes.append(f"the share has {len(share)} images, less than a batch of {settings.batch}: one batch an epoch")
         settings = replace(settings, batch=len(share))
+    head = _frozen_head(task, reporter, share) if settings.start == "frozen" else None
+    notes.append(_which(settings, len(share)))
     top5: dict[str, Tensor] = {}
     for seed in seeds:
         file = None if state is None else state / f"{name}-seed{seed}.pt"
-        top5[f"{name}_{{}}_seed{seed}"] = training.run(task, share, settings, seed=seed, reporter=reporter, state=file)
+        top5[f"{name}_{{}}_seed{seed}"] = training.run(
+            task, share, settings, seed=seed, reporter=reporter, state=file, head=head
+        )
     first = next(iter(top5.values()))
     predictions = Predictions.of(task, {f"{name}_{{}}": first} | (top5 if len(seeds) > 1 else {}))
     if len(seeds) > 1:
@@ -180,12 +216,50 @@ def _fine_tune(
     )
     if len(seeds) > 1:
         result = _average(result, predictions, name, seeds)
+    warning = _below_majority(task, result, name)
+    result = replace(result, notes=[*result.notes, *warning])
     if rank() == 0:
+        for line in warning:
+            reporter.warn(line)
         for note in notes:
             reporter.note(note)
         if table:
             _print(reporter, result, name, seeds, len(share))
     return result, predictions
+
+
+def _frozen_head(task: Task, reporter: Reporter, share: np.ndarray) -> training.FrozenHead:
+    """Where fine-tuning on few labels starts."""
+    rows, labels = task.features(Subset(task.train, share), "the share", reporter)
+    return run_on_rank0(
+        lambda: logistic.fit(rows, labels, SPLIT_SEED).head(rows, len(task.train.classes or ()))  # rank 0 fits for all
+    )
+
+
+def _which(settings: Settings, images: int) -> str:
+    """Which settings were used, for the reader."""
+    rates = f"batch {settings.batch}, lr {settings.backbone_lr:g} of the backbone and {settings.head_lr:g} of the head"
+    if settings.start == "frozen":
+        return (
+            f"settings for few labels ({images:,} images): {rates} per mean squared norm of features, from the "
+            "logistic regression on frozen features, with the checkpoint's BatchNorm statistics (--settings paper for "
+            "the paper's)"
+        )
+    return f"settings of the paper's protocol: {rates}, from a random head"
+
+
+def _below_majority(task: Task, result: Result, name: str) -> list[str]:
+    """A warning where the figure is no better than naming one class for every image."""
+    assert task.train.labels is not None
+    assert task.test.labels is not None
+    guess = majority(torch.from_numpy(task.train.labels), torch.from_numpy(task.test.labels))
+    top1 = result.figures[f"{name}_top1"]
+    if top1 > guess:
+        return []
+    return [
+        f"{name}_top1 is {top1:.2f} %, not above the {guess:.2f} % of naming the most frequent class for every image: "
+        "nothing was learned; try --frozen, or other learning rates"
+    ]
 
 
 def _average(result: Result, predictions: Predictions, name: str, seeds: Sequence[int]) -> Result:
@@ -249,7 +323,7 @@ def _evaluate_frozen(
         protocol="semisup-frozen",
         settings=described
         | {"classifier": "scikit-learn LogisticRegression", "features": "standardised", "seeds": [seed]}
-        | {"C": list(GRID), "folds": FOLDS},
+        | {"C": list(logistic.GRID), "folds": logistic.FOLDS},
         scored=predictions,
         seconds=time.monotonic() - start,
         notes=[*notes, f"C = {strength:g}, {how}"],
@@ -263,21 +337,5 @@ def _evaluate_frozen(
 
 def _logistic(rows: Tensor, labels: Tensor, queries: Tensor, seed: int) -> tuple[Tensor, float, str]:
     """The best five classes [Q, <=5] of the queries, the C that was used, and how it was found."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))
-    strength, how = 1.0, f"not chosen: a class has fewer than {FOLDS} images in the share"
-    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # as good as converged after 500
-        if int(torch.unique(labels, return_counts=True)[1].min()) >= FOLDS:
-            folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-            search = GridSearchCV(model, {"logisticregression__C": GRID}, cv=folds, refit=False)
-            search.fit(rows.numpy(), labels.numpy())
-            strength, how = search.best_params_["logisticregression__C"], f"chosen by {FOLDS} folds of the share"
-        model.set_params(logisticregression__C=strength).fit(rows.numpy(), labels.numpy())
-    scores = torch.from_numpy(model.predict_log_proba(queries.numpy()))
-    best = scores.argsort(dim=1, descending=True, stable=True)[:, :5]
-    return torch.from_numpy(model.classes_)[best], float(strength), how
+    fitted = logistic.fit(rows, labels, seed)
+    return fitted.best(queries), fitted.strength, fitted.how

@@ -44,6 +44,8 @@ class Settings:
         weight_decay: of all weights.
         precision: of the forward and backward pass; fp32 is the precision that the backbone has.
         accumulate: micro-batches per step, for less memory; BatchNorm takes its statistics over one of them.
+        start: of the head: "random" weights, or a "frozen" backbone's logistic regression. After the latter BatchNorm
+            keeps the checkpoint's statistics, and `head_lr` is divided by the mean squared norm of frozen features.
 
     Raises:
         UserError: a value is out of range.
@@ -57,6 +59,7 @@ class Settings:
     weight_decay: float = 0.0
     precision: Literal["fp32", "bf16"] = "fp32"
     accumulate: int = 1
+    start: Literal["random", "frozen"] = "random"
 
     def __post_init__(self) -> None:
         rates = (self.backbone_lr, self.head_lr, self.weight_decay)
@@ -68,15 +71,41 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """All settings of the protocol, for the result; `assumed` names what no paper states."""
-        fixed = {"optimizer": "SGD", "schedule": "cosine to 0, step by step", "head": "weights N(0, 0.01), bias 0"}
-        return asdict(self) | fixed | {"augmentation": "RandomResizedCrop, flip", "assumed": list(ASSUMED)}
+        fixed = {"optimizer": "SGD", "schedule": "cosine to 0, step by step"} | HEADS[self.start]
+        return _values(self) | fixed | {"augmentation": "RandomResizedCrop, flip", "assumed": list(ASSUMED)}
 
 
+# What results say of the head, and of what comes with it.
+HEADS = {
+    "random": {"head": "weights N(0, 0.01), bias 0"},
+    "frozen": {
+        "recipe": "few labels",
+        "head": "logistic regression on frozen features",
+        "head_lr_per": "mean squared norm of frozen features",
+        "batchnorm": "statistics of the checkpoint",
+    },
+}
 ASSUMED = ("optimizer", "momentum", "schedule", "weight_decay", "head", "augmentation")
 
 
+@dataclass(frozen=True)
+class FrozenHead:
+    """A classifier of frozen features, which fine-tuning may start from."""
+
+    weight: Tensor  # [classes, D]
+    bias: Tensor  # [classes]
+    squared_norm: float  # mean over the features that it was fitted to
+
+
 def run(
-    task: Task, chosen: np.ndarray, settings: Settings, *, seed: int, reporter: Reporter, state: Path | None = None
+    task: Task,
+    chosen: np.ndarray,
+    settings: Settings,
+    *,
+    seed: int,
+    reporter: Reporter,
+    state: Path | None = None,
+    head: FrozenHead | None = None,
 ) -> Tensor:
     """Fine-tune a copy of the task's backbone with a new head, and classify the test images.
 
@@ -87,6 +116,7 @@ def run(
         seed: names the head's weights, the order, crops and flips.
         reporter: where to talk; only rank 0 prints.
         state: file that is written after every epoch and resumed from, bit-exactly on the CPU.
+        head: where the head starts, with settings that start from frozen features.
 
     Returns:
         The classes of the highest scores, best first, int64 [Q, min(5, classes)], on the CPU.
@@ -100,7 +130,8 @@ def run(
     batches = TrainingBatches(
         task.train, augmentation, batch=settings.batch, seed=seed, workers=task.workers, chosen=chosen
     )
-    training = _Training(task, settings, seed, steps=settings.epochs * batches.steps)
+    assert (head is not None) == (settings.start == "frozen")
+    training = _Training(task, settings, seed, head, steps=settings.epochs * batches.steps)
     identity = _identity(task, chosen, settings, seed) if state is not None else {}
     done = training.restore(state, identity) if state is not None else 0
     if done:
@@ -120,17 +151,23 @@ def run(
 class _Training:
     """The state that a step changes: a classifier [B, 3, S, S] -> [B, classes] and its optimizer."""
 
-    def __init__(self, task: Task, settings: Settings, seed: int, *, steps: int) -> None:
+    def __init__(self, task: Task, settings: Settings, seed: int, start: FrozenHead | None, *, steps: int) -> None:
         # Gradients of small maps do not take the layout that `Task` chooses for forward passes.
         backbone = copy.deepcopy(task.backbone).to(memory_format=torch.contiguous_format)
         self._dtype = next(backbone.parameters()).dtype
-        head = _new_head(backbone.width, len(task.train.classes or ()), seed).to(task.device, self._dtype)
+        head = _new_head(backbone.width, len(task.train.classes or ()), seed)
+        if start is not None:
+            head.load_state_dict({"weight": start.weight, "bias": start.bias})
+        head = head.to(task.device, self._dtype)
         _switch_off_drop_path(backbone)
         self.classifier = _synchronise(nn.Sequential(OrderedDict(backbone=backbone, head=head)), task.device).train()
-        self._has_batchnorm = has_batchnorm(backbone)
+        if start is not None:
+            _keep_statistics(self.classifier)
+        self._has_batchnorm = has_batchnorm(backbone) and start is None
+        head_lr = settings.head_lr / (1.0 if start is None else start.squared_norm)
         groups = [
             {"params": [w for w in part.parameters() if w.requires_grad], "peak": peak}
-            for part, peak in ((backbone, settings.backbone_lr), (head, settings.head_lr))
+            for part, peak in ((backbone, settings.backbone_lr), (head, head_lr))
         ]
         self._optimizer = torch.optim.SGD(
             groups, lr=0.0, momentum=settings.momentum, weight_decay=settings.weight_decay
@@ -239,15 +276,32 @@ def _switch_off_drop_path(backbone: nn.Module) -> None:
             module.drop_prob = 0.0
 
 
+def _keep_statistics(network: nn.Module) -> None:
+    """Let every BatchNorm normalise as in evaluation: few images give poor statistics."""
+    for module in network.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    """The fields of the settings but `start`, which files of earlier versions lack; `HEADS` says it."""
+    return {name: value for name, value in asdict(settings).items() if name != "start"}
+
+
 def _identity(task: Task, chosen: np.ndarray, settings: Settings, seed: int) -> dict[str, Any]:
     share = hashlib.sha256(np.ascontiguousarray(chosen, dtype="<i8").tobytes())
-    return asdict(settings) | {
-        "seed": seed,
-        "weights": weights_hash(task.backbone),
-        "train images": task.train.fingerprint,
-        "share": share.hexdigest(),
-        "preprocessing": task.preprocessing.to_dict(),
-    }
+    start = {} if settings.start == "random" else {"start": settings.start}
+    return (
+        _values(settings)
+        | start
+        | {
+            "seed": seed,
+            "weights": weights_hash(task.backbone),
+            "train images": task.train.fingerprint,
+            "share": share.hexdigest(),
+            "preprocessing": task.preprocessing.to_dict(),
+        }
+    )
 
 
 def _read(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:

@@ -85,4 +85,9 @@ KNN = Protocol(
     result_fields=_of_result,
     claim_fields=_of_one_figure,
     in_suite=InSuite(names=("knn",), steps=_steps),
+    group="frozen features",
+    examples=(
+        "knn --ckpt runs/a --data photos --out knn.json",
+        "knn --ckpt timm:resnet50 --train a --test b",
+    ),
 )

@@ -66,5 +66,13 @@ def _check(args: argparse.Namespace, reporter: Reporter) -> int:
 
 
 LEADERBOARD = Command(
-    "leaderboard", "results beside published figures: Markdown, CSV and a web page", _add_options, _run
+    "leaderboard",
+    "results beside published figures: Markdown, CSV and a web page",
+    _add_options,
+    _run,
+    group="everything, and against others",
+    examples=(
+        "leaderboard runs --out board",
+        "leaderboard runs --check",
+    ),
 )

@@ -122,4 +122,9 @@ LINEAR = Protocol(
     result_fields=lambda settings, _kind: named(settings),
     claim_fields=_claim_fields,
     in_suite=InSuite(names=("linear",), steps=_steps, add_options=_add_suite_options),
+    group="frozen features",
+    examples=(
+        "linear --ckpt runs/a --data photos",
+        "linear --ckpt timm:resnet50 --data torchvision:CIFAR10",
+    ),
 )

@@ -52,4 +52,9 @@ REPRODUCE = Command(
     "check published figures: PASS, FAIL or CANNOT, and why",
     _add_options,
     in_parallel(_work, out="folder", answers=(FAILED, NOTHING_CHECKED)),
+    group="everything, and against others",
+    examples=(
+        "reproduce table1/excb --data imagenet",
+        "reproduce table1/excb --data imagenet --dry-run",
+    ),
 )

@@ -62,4 +62,9 @@ RETRIEVAL = Protocol(
     kind_of=_kind_of,
     cost=one_pass,
     in_suite=InSuite(names=("retrieval",), steps=_steps),
+    group="frozen features",
+    examples=(
+        "retrieval --ckpt runs/a --data photos",
+        "retrieval --ckpt runs/a --train a --test b --gallery test",
+    ),
 )

@@ -24,4 +24,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-BUNDLE = Command("bundle", "one archive of checkpoints for machines without a network", add_options, run)
+BUNDLE = Command(
+    "bundle",
+    "one archive of checkpoints for machines without a network",
+    add_options,
+    run,
+    group="publish",
+    examples=(
+        "bundle --out bundle tiny_grocery",
+        "bundle --out bundle tiny_grocery rn50_400ep",
+    ),
+)

@@ -29,4 +29,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-CARD = Command("card", "the model card of a checkpoint", add_options, run)
+CARD = Command(
+    "card",
+    "the model card of a checkpoint",
+    add_options,
+    run,
+    group="publish",
+    examples=(
+        "card runs/a",
+        "card runs/a --results knn.json",
+    ),
+)

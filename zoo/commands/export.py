@@ -21,13 +21,25 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write it, and print how to load it."""
-    from ..export import export
+    from ..export import export_with_snippet
 
-    written = export(options.source, options.out, network=options.network, format=options.format)
-    network = "" if options.network == "teacher" else f', network="{options.network}"'
-    how = f': load it with excb.load("{written}"{network})' if options.format == "excb" else ""
-    Reporter().note(f"wrote {written}{how}")
+    written, code, file = export_with_snippet(
+        options.source, options.out, network=options.network, format=options.format
+    )
+    reporter = Reporter()
+    reporter.note(f"wrote {written} and {file}, which loads it:")
+    reporter.answer(code.rstrip())
     return 0
 
 
-EXPORT = Command("export", "write a backbone for other programs", add_options, run)
+EXPORT = Command(
+    "export",
+    "write a backbone for other programs",
+    add_options,
+    run,
+    group="use",
+    examples=(
+        "export runs/a --out folder",
+        "export runs/a --format timm --out model.safetensors",
+    ),
+)

@@ -97,4 +97,14 @@ def _refuse_name_of_catalogue(name: str) -> None:
         )
 
 
-IMPORT = Command("import", "convert a foreign checkpoint file", add_options, run)
+IMPORT = Command(
+    "import",
+    "convert a foreign checkpoint file",
+    add_options,
+    run,
+    group="use",
+    examples=(
+        "import FILE.pth --name mine",
+        "import FILE.pth --name mine --network student",
+    ),
+)

@@ -81,4 +81,14 @@ def _markdown(rows: "Sequence[Checkpoint]") -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-LIST = Command("list", "all names", add_options, run)
+LIST = Command(
+    "list",
+    "all names",
+    add_options,
+    run,
+    group="use",
+    examples=(
+        "list",
+        "list --json",
+    ),
+)

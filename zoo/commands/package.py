@@ -30,4 +30,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-PACKAGE = Command("package", "all that push would upload, in a folder: look at it first", add_options, run)
+PACKAGE = Command(
+    "package",
+    "all that push would upload, in a folder: look at it first",
+    add_options,
+    run,
+    group="publish",
+    examples=(
+        "package runs/a --out folder --licence apache-2.0",
+        "package runs/a --out folder --licence mit --results knn.json",
+    ),
+)

@@ -39,4 +39,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-PULL = Command("pull", "fetch, verify and convert checkpoints", add_options, run)
+PULL = Command(
+    "pull",
+    "fetch, verify and convert checkpoints",
+    add_options,
+    run,
+    group="use",
+    examples=(
+        "pull rn50_400ep",
+        "pull tiny_grocery",
+    ),
+)

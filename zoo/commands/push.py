@@ -36,4 +36,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-PUSH = Command("push", "publish on the Hugging Face Hub", add_options, run)
+PUSH = Command(
+    "push",
+    "publish on the Hugging Face Hub",
+    add_options,
+    run,
+    group="publish",
+    examples=(
+        "push runs/a --repo you/name --licence apache-2.0",
+        "push runs/a --repo you/name --licence mit --results knn.json",
+    ),
+)

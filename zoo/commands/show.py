@@ -69,4 +69,14 @@ def _facts_of_files(source: str, network: Literal["teacher", "student"]) -> tupl
     return facts, entry.checkpoint
 
 
-SHOW = Command("show", "what a checkpoint is", add_options, run)
+SHOW = Command(
+    "show",
+    "what a checkpoint is",
+    add_options,
+    run,
+    group="use",
+    examples=(
+        "show tiny_grocery",
+        "show runs/a --network student --json",
+    ),
+)

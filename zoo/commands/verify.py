@@ -44,4 +44,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-VERIFY = Command("verify", "hashes, coverage, load self-test, and whether it was ever trained", add_options, run)
+VERIFY = Command(
+    "verify",
+    "hashes, coverage, load self-test, and whether it was ever trained",
+    add_options,
+    run,
+    group="use",
+    examples=(
+        "verify tiny_grocery",
+        "verify runs/a",
+    ),
+)

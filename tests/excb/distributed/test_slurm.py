@@ -107,6 +107,29 @@ def test_what_sbatch_is_given_and_what_the_user_is_told(
     assert told[1].endswith("scancel 4242")
 
 
+def test_a_dry_run_prints_the_script_that_sbatch_would_be_given(
+    sbatch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = "partition=gpu,nodes=2,gpus=8,cpus=10,mem=400,time=24:00:00,account=vision,constraint=a100"
+    arguments = ["knn", "--dry-run", "--data", "a b"]
+    assert submit_command("pretend", ["a b"], request, tmp_path / "jobs", Reporter(), gpus=None) == 0
+    given = [line for line in sbatch.read_text().splitlines() if line.startswith("#SBATCH")]
+    capsys.readouterr()
+    monkeypatch.setenv("PATH", str(tmp_path))  # a machine without Slurm
+    sbatch.unlink()
+    assert submit_command("pretend", arguments, request, tmp_path / "j", Reporter(), gpus=None, dry_run=True) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.replace(str(tmp_path / "j"), str(tmp_path / "jobs")) for line in lines if line.startswith("#SBATCH")]
+    assert shown == given
+    assert any(line.startswith("srun ") for line in lines)
+    assert lines[-1].endswith("-m pretend knn --data 'a b'")  # what is submitted does the work
+    assert not (tmp_path / "j").exists()
+    assert not sbatch.exists()
+    local = "time=60,cluster=local,tasks=2"
+    assert submit_command("pretend", arguments, local, tmp_path / "j", Reporter(), gpus=None, dry_run=True) == 0
+    assert capsys.readouterr().out.startswith("# cluster=local has no script; 2 x ")
+
+
 def test_a_job_that_slurm_refuses(sbatch: Path, tmp_path: Path) -> None:
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho invalid partition specified: gpuu >&2\nexit 1\n")
     with pytest.raises(UserError, match=r"Slurm refuses the job: .*invalid partition"):

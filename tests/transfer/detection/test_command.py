@@ -16,7 +16,7 @@ from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.cli import main
-from excb.transfer.detection import command, request
+from excb.transfer.detection import command, engines, request
 from excb.transfer.detection import preflight as preflights
 from excb.transfer.detection.coco.annotations import CocoSet
 from excb.transfer.detection.coco.reading import open_coco
@@ -219,8 +219,24 @@ def test_a_dry_run_shows_every_option_and_writes_nothing(
     assert "freeze_at" in out
     assert "FrozenBN" in out  # the stock value beside ours
     assert "epochs of" in out
+    assert out.splitlines()[0] == "it can run"
     assert not (tmp_path / "runs").exists()
     assert stub.trained == []
+
+
+def test_a_dry_run_without_detectron2_shows_its_plan_and_what_to_do(
+    stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Any:
+        raise UserError(engines.INSTALL)
+
+    monkeypatch.setattr(request, "open_engine", lambda _name: missing())
+    assert detect(data, "--dry-run") == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("it cannot run: Detectron2 is not installed: add --engine torchvision")
+    assert any(line.startswith("freeze_at") for line in lines)
+    assert detect(data) == 2
+    assert "add --engine torchvision" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

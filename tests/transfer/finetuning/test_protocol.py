@@ -11,16 +11,20 @@ import pytest
 import torch
 
 import excb
+from excb.checkpoint import run_checkpoint
+from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.compare import compare
 from excb.transfer.data.splits import stratified_split
-from excb.transfer.finetuning import protocol, training
-from excb.transfer.finetuning.protocol import SETTINGS, evaluate, interval_of_mean
+from excb.transfer.finetuning import cli, logistic, protocol, training
+from excb.transfer.finetuning.cli import SEMISUP
+from excb.transfer.finetuning.protocol import SETTINGS, evaluate, few_labels, interval_of_mean, settings_for
 from excb.transfer.reporting import report
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
+from tests.clone import SHARED
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder
 
@@ -70,18 +74,94 @@ def test_images_and_settings_of_the_run(task: Task, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(training, "run", pretend)
     assert task.train.labels is not None
     tenth = stratified_split(task.train.labels, 0.1, 0).tolist()
-    result, _ = quiet(task, percent=10)
+    result, _ = quiet(task, percent=10, settings=SETTINGS[10])
     quiet(task, percent=1, split=np.array([3, 41]))
     evaluate(task, Reporter(quiet=True), table=False)
     whole = replace(QUICK, batch=4)
     evaluate(task, Reporter(quiet=True), fraction=0.5, settings=whole, table=False)
     assert asked[0] == (tenth, replace(SETTINGS[10], batch=7))
-    assert asked[1] == ([3, 41], replace(SETTINGS[1], batch=2))
-    assert asked[2] == (list(range(70)), replace(SETTINGS[10], batch=70))
+    assert asked[1] == ([3, 41], few_labels(2))
+    assert asked[2] == (list(range(70)), few_labels(70))
     assert (len(asked[3][0]), asked[3][1]) == (35, whole)
     assert result.settings["share"]["images"] == 7
     assert result.settings["share"]["source"] == "stratified, seed 0"
     assert "the share has 7 images, less than a batch of 512" in result.notes[0]
+    assert result.notes[1].startswith("settings of the paper's protocol: batch 7, lr 0.0003 of the backbone and 0.2 of")
+
+
+def test_few_labels_take_as_many_steps_as_the_paper_does_on_its_smaller_share() -> None:
+    for images, batch in ((2, 2), (300, 16), (2_640, 106), (5_119, 205)):
+        settings = settings_for(images, percent=10, published=False)
+        assert (settings, settings.batch, settings.start) == (few_labels(images), batch, "frozen")
+        steps = settings.epochs * -(-images // settings.batch)
+        assert images <= 16 or 0.7 * 50 * 25 < steps < 1.1 * 50 * 25  # 12,811 images in batches of 512
+    assert settings_for(5_120, percent=10, published=False) == SETTINGS[10]
+    assert settings_for(12_811, percent=1, published=True) == SETTINGS[1]
+    assert settings_for(2_000, percent=1, published=True) == SETTINGS[1]  # a part of ImageNet
+    assert settings_for(300, percent=None, published=False, choice="paper") == SETTINGS[10]
+    assert settings_for(99_999, percent=None, published=False, choice="few-labels") == few_labels(99_999)
+
+
+@pytest.mark.parametrize(
+    ("words", "start", "rate"),
+    [
+        ([], "frozen", 1e-3),
+        (["--epochs", "3", "--train-batch", "9"], "frozen", 1e-3),
+        (["--settings", "paper"], "random", 3e-4),
+        (["--backbone-lr", "0.5"], "random", 0.5),  # a rate that was found with a random head
+        (["--backbone-lr", "0.5", "--settings", "few-labels"], "frozen", 0.5),
+    ],
+)
+def test_settings_of_a_command_line(task: Task, words: list[str], start: str, rate: float) -> None:
+    parser = Parser()
+    SEMISUP.add_options(parser)
+    args = parser.parse_args(["--ckpt", "x", "--percent", "10", *words])
+    settings = cli._settings(args, task, 7)
+    assert (settings.start, settings.backbone_lr) == (start, rate)
+    assert (settings.epochs, settings.batch)[0] == (3 if "--epochs" in words else 50)
+
+
+@pytest.mark.parametrize("names", [("ant", "bee"), ("ant", "bee", "cat")])
+def test_few_labels_start_from_frozen_features(task: Task, names: tuple[str, ...]) -> None:
+    """With learning rates of 0, fine-tuning is the logistic regression on frozen features."""
+    assert task.train.classes is not None
+    assert task.train.labels is not None
+    chosen = np.flatnonzero(np.isin(task.train.labels, [task.train.classes.index(name) for name in names]))
+    frozen, guesses = quiet(task, percent=10, split=chosen, frozen=True)
+    still = replace(few_labels(len(chosen)), epochs=1, backbone_lr=0.0, head_lr=0.0)
+    result, same = quiet(task, percent=10, split=chosen, settings=still)
+    found, expected = same.values["semisup_10pct_{}"], guesses.values["semisup_10pct_frozen_{}"]
+    assert found[:, : len(names)].tolist() == expected.tolist()
+    assert result.figures["semisup_10pct_top1"] == frozen.figures["semisup_10pct_frozen_top1"]
+    assert result.settings["recipe"] == "few labels"
+    assert result.settings["head"] == "logistic regression on frozen features"
+    assert any(note.startswith("settings for few labels (") for note in result.notes)
+    assert "recipe" not in SETTINGS[10].to_dict()  # results of earlier versions have the same protocol
+
+
+def test_few_labels_learn_and_keep_batchnorms_statistics(task: Task, tmp_path: Path) -> None:
+    settings = replace(few_labels(70), epochs=2)
+    result, _ = quiet(task, settings=settings, state=tmp_path)
+    state = run_checkpoint.read(tmp_path / "finetune-seed0.pt")["model"]
+    before = task.backbone.state_dict()
+    for name, value in before.items():
+        kept = torch.equal(state[f"backbone.{name}"], value)
+        assert kept == ("running" in name or "num_batches" in name), name
+    assert result.figures["finetune_top5"] > 0
+
+
+def test_a_figure_below_the_most_frequent_class_is_warned_of(
+    task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(_task: Task, *_: Any, **__: Any) -> torch.Tensor:
+        assert task.test.labels is not None
+        return (torch.from_numpy(task.test.labels)[:, None] + 1) % 7
+
+    monkeypatch.setattr(training, "run", wrong)
+    result, _ = evaluate(task, Reporter(), settings=QUICK, table=False)
+    expected = "finetune_top1 is 0.00 %, not above the 14.29 % of naming the most frequent class for every image"
+    assert result.notes[-1].startswith(expected)
+    assert f"warning: {expected}" in capsys.readouterr().err
 
 
 def test_missing_classes_are_told(task: Task) -> None:
@@ -106,6 +186,7 @@ def test_imagenet_is_known_by_its_folders(task: Task) -> None:
         ({"percent": 1, "split": np.array([], dtype=int)}, "names no train image"),
         ({"percent": 10, "frozen": True, "seeds": (0, 1)}, "one seed"),
         ({"percent": 10, "frozen": True, "split": np.array([0, 1, 2])}, "one class only"),
+        ({"split": np.array([0, 1, 2])}, "one class only"),
     ],
 )
 def test_mistakes(task: Task, options: dict[str, Any], words: str) -> None:
@@ -208,7 +289,7 @@ def test_frozen_is_logistic_regression(place: Path, task: Task, capsys: pytest.C
     result, predictions = evaluate(task, Reporter(quiet=True), percent=10, split=chosen, frozen=True)
     assert list(result.figures) == ["semisup_10pct_frozen_top1", "semisup_10pct_frozen_top5"]
     strength = next(float(note.split()[2].rstrip(",")) for note in result.notes if note.startswith("C = "))
-    assert strength in protocol.GRID
+    assert strength in logistic.GRID
     scores = by_scikit_learn(place, chosen, strength)
     best = np.argsort(-scores, axis=1)
     agree = (predictions.values["semisup_10pct_frozen_{}"][:, 0].numpy() == best[:, 0]).mean()
@@ -222,3 +303,24 @@ def test_frozen_with_too_few_images_to_choose(place: Path, task: Task) -> None:
     assert predictions.values["semisup_1pct_frozen_{}"].shape == (21, 3)
     assert set(predictions.values["semisup_1pct_frozen_{}"].flatten().tolist()) == {0, 2, 4}
     assert result.notes[-1] == "C = 1, not chosen: a class has fewer than 3 images in the share"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On real photographs
+# ---------------------------------------------------------------------------------------------------------------------
+
+GROCERY = SHARED / "data" / "grocery128"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GROCERY.is_dir(), reason="grocery128: only beside a developer's clone")
+def test_three_hundred_photographs_are_not_below_frozen_features() -> None:
+    task = Task.prepare(
+        "tiny_grocery", GROCERY / "train", GROCERY / "test", resize=56, crop=56, device="cpu", workers=1
+    )
+    assert task.train.labels is not None
+    share = stratified_split(task.train.labels, 300 / len(task.train), 0)
+    frozen, _ = quiet(task, percent=10, split=share, frozen=True)
+    tuned, _ = quiet(task, percent=10, split=share)
+    assert tuned.settings["recipe"] == "few labels"
+    assert tuned.figures["semisup_10pct_top1"] > frozen.intervals["semisup_10pct_frozen_top1"][0]

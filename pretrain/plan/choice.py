@@ -1,0 +1,191 @@
+"""`excb-pretrain choose`: a recipe and its values for some images, a machine and a number of hours, with reasons."""
+
+import math
+import shlex
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from excb.console import duration
+from excb.distributed.machine import usable_cores
+from excb.errors import require
+from excb.images.decoding import BrokenImageError
+from excb.images.image_set import CodedImages
+
+from .. import overrides
+from ..recipe import Recipe
+from .flops import count
+from .memory import step_memory
+from .speed import measure_step
+
+LOOKED_AT = 64  # images whose size is read
+FEWEST = 32  # images that a run can be proposed for
+FEW = 1_000  # images, below which features of another set are a better start
+LARGE = 100_000  # images, from which the paper's recipe is worth its time
+LARGE_SIDE = 160  # pixels that its views need
+IMAGES_IN_CLUSTER = 20
+STEPS, MOST_STEPS = 2_000, 8_000  # of a run, and of one that has hours to spare
+MEASURED_FLOPS = 5e10  # of the step that is measured on a CPU, at most: about a second
+MEASURED_SECONDS = 2.0
+ROOM = 0.9  # of a GPU's memory
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A proposal."""
+
+    recipe: str
+    values: tuple[str, ...]  # overrides
+    data: str  # as the command names it
+    images: int
+    side: int  # median shorter side in pixels
+    hours: float  # of the run, from a step that was measured here
+    gpus: int = 0  # to name in the command; 0 names none
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        """What to type."""
+        gpus = ["--gpus", str(self.gpus)] if self.gpus else []
+        return shlex.join(["excb-pretrain", self.recipe, "--data", self.data, *gpus, *self.values])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        names = ("recipe", "images", "side", "hours", "reasons")
+        return {"command": self.command, "overrides": [*self.values]} | {name: getattr(self, name) for name in names}
+
+
+def choose(
+    images: CodedImages, data: str, device: torch.device, *, gpus: int | None = None, hours: float | None = None
+) -> Choice:
+    """Propose a recipe; one step of it is measured on the device.
+
+    Args:
+        images: the training images.
+        data: how the command names them.
+        device: where the run trains.
+        gpus: GPUs of this machine to use; None for all.
+        hours: that the run may take; None for as long as is sensible.
+
+    Raises:
+        UserError: there are too few images, or no time.
+    """
+    number = len(images)
+    require(hours is None or hours > 0, "--hours must be above 0")
+    require(
+        number >= FEWEST,
+        f"{images.root} holds {number} images, too few to learn from: collect some thousand, or use a trained network "
+        "(`excb-zoo list`)",
+    )
+    side = _median_side(images)
+    processes = max(1, torch.cuda.device_count() if gpus is None else gpus) if device.type == "cuda" else 1
+    where = f"{processes} x {torch.cuda.get_device_name(device)}" if device.type == "cuda" else _cores()
+    reasons = [f"{number:,} images, their shorter side {side} pixels (median); {where}"]
+    if device.type == "cuda" and number >= LARGE and side >= LARGE_SIDE:
+        name, values = _large(device, processes, reasons)
+    else:
+        name, values = _small(number, side, device, reasons)
+    speed = processes * _images_per_second(name, values, device)
+    values, taken = _epochs(name, values, reasons, number=number, speed=speed, hours=hours)
+    if number < FEW:
+        reasons.append(f"fewer than {FEW:,} images teach little: start from a trained network with init=NAME")
+    before = overrides.find_recipe(name)
+    changed = overrides.apply(before, values)
+    unlike = tuple(value for value in values if _field(before, value) != _field(changed, value))
+    return Choice(name, unlike, data, number, side, taken, processes if processes > 1 else 0, reasons)
+
+
+def _field(recipe: Recipe, override: str) -> Any:
+    """The recipe's value of the field that an override names."""
+    section, _, field = override.partition("=")[0].partition(".")
+    return getattr(getattr(recipe, section), field)
+
+
+def _cores() -> str:
+    cores = usable_cores()
+    return f"no GPU, {cores} CPU core{'s' if cores > 1 else ''}"
+
+
+def _median_side(images: CodedImages) -> int:
+    """Of some images, strided over the set."""
+    sides = []
+    for index in range(0, len(images), max(1, len(images) // LOOKED_AT)):
+        try:
+            sides.append(min(images.open(index).size))
+        except BrokenImageError:
+            continue
+    require(bool(sides), f"none of the images looked at in {images.root} can be read: see `excb-pretrain doctor`")
+    return sorted(sides)[len(sides) // 2]
+
+
+def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> tuple[str, list[str]]:
+    """The recipe for sets of one machine, with batch, clusters and sizes for these images."""
+    on_gpu = device.type == "cuda"
+    needs = f"{LARGE:,} images of {LARGE_SIDE} pixels or more and a GPU"
+    reasons.append(f"recipe rn18_small, for one machine: the paper's recipes are worth their time from {needs}")
+    batch = min(256 if on_gpu and number >= 20_000 else 64, 2 ** int(math.log2(number / 4)))
+    reasons.append(f"batch {batch}: at least four steps in an epoch, and 64 to 256 where images allow")
+    clusters = min(max(16, 2 ** round(math.log2(number / IMAGES_IN_CLUSTER))), 4096)
+    reasons.append(f"{clusters} clusters: about {IMAGES_IN_CLUSTER} images in each (a larger K leaves clusters empty)")
+    size = 128 if on_gpu and side >= 200 else 64 if side >= 96 else max(32, side // 2 // 16 * 16)
+    evaluated = min(max(size, side // 8 * 8), size * 5 // 4)
+    reasons.append(f"views of {size} pixels, evaluated at {evaluated}: images are {side} pixels")
+    values = [f"optim.batch={batch}", f"method.clusters={clusters}"]
+    values += [f"views.global_size={size}", f"views.local_size={size // 2}"]
+    return "rn18_small", [*values, f"views.eval_resize={evaluated}", f"views.eval_crop={evaluated}"]
+
+
+def _large(device: torch.device, processes: int, reasons: list[str]) -> tuple[str, list[str]]:
+    """The paper's ResNet-50, in micro-batches that fit into the GPU."""
+    name, values = "rn50_100ep", ["efficiency.precision=bf16"]
+    reasons.append("recipe rn50: enough images for the paper's ResNet-50, in bf16")
+    memory = torch.cuda.get_device_properties(device).total_memory
+    for parts in (1, 2, 4, 8, 16, 32, 64):
+        divided = [*values, f"efficiency.accumulate={parts}"]
+        recipe = overrides.apply(overrides.find_recipe(name), divided)
+        if recipe.optim.batch % (parts * processes) == 0:
+            values = divided
+            if step_memory(recipe, recipe.micro_batch(processes)).total < ROOM * memory:
+                break
+    reasons.append(f"{values[-1]}: what fits into {memory / 2**30:.0f} GiB, by the plan's count")
+    return name, values
+
+
+def _images_per_second(name: str, values: list[str], device: torch.device) -> float:
+    """Of one process, measured on random images."""
+    recipe = overrides.apply(overrides.find_recipe(name), [*values, "efficiency.accumulate=1"])
+    share = recipe.optim.batch
+    if device.type == "cpu":
+        share = max(2, min(share, int(MEASURED_FLOPS / count(recipe).flops.image)))
+    else:
+        share = min(share, 64)
+    return measure_step(recipe, share, device, seconds=MEASURED_SECONDS).images_per_second
+
+
+def _epochs(
+    name: str, values: list[str], reasons: list[str], *, number: int, speed: float, hours: float | None
+) -> tuple[list[str], float]:
+    """The values with a number of epochs, and the hours that they take."""
+    recipe = overrides.apply(overrides.find_recipe(name), values)
+    steps = recipe.steps_per_epoch(number)
+    wanted = 100 if name != "rn18_small" else max(10, round(STEPS / steps))
+    most = 400 if name != "rn18_small" else max(wanted, round(MOST_STEPS / steps))
+    fits = most if hours is None else int(hours * 3600 * speed / number)
+    require(
+        fits > 0,
+        f"one epoch takes about {duration(number / speed)} here, more than --hours {hours or 0:g}: allow more time, "
+        "use a GPU, or fewer images (--list FILE)",
+    )
+    epochs = min(most if hours is not None else wanted, fits)
+    if hours is None:
+        why = f"some {epochs * steps:,} steps"
+    elif epochs < wanted:
+        why = f"what fits into {hours:g} hours; {wanted} would be better"
+    else:
+        why = f"what fits into {hours:g} hours, {most} at most"
+    reasons.append(f"{epochs} epoch{'s' * (epochs != 1)}: {why}; a step was measured here ({speed:,.3g} images/s)")
+    values = [*values, f"optim.epochs={epochs}"]
+    if recipe.optim.warmup_epochs > epochs / 10:
+        values.append(f"optim.warmup_epochs={epochs / 10:g}")
+    return values, epochs * number / speed / 3600

@@ -1,0 +1,112 @@
+"""Tests of the proposal: it follows the images and the time, and the command that it prints runs."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from excb.errors import UserError
+from excb.images.scanning import scan_folder
+from excb.pretrain.__main__ import main
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.plan import choice
+from excb.pretrain.plan.choice import choose
+from excb.pretrain.plan.devices import GPUS, find_gpu
+from excb.pretrain.plan.flops import count
+from excb.pretrain.recipes import RECIPES, about
+from tests.pretrain.small_runs import write_images
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images"), each=12)
+
+
+@pytest.fixture(autouse=True)
+def a_machine_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_images_per_second", lambda *_: 10.0)
+
+
+class Pretended:
+    """A set of any size."""
+
+    def __init__(self, images: Any, number: int) -> None:
+        self._images, self._number, self.root = images, number, images.root
+
+    def __len__(self) -> int:
+        return self._number
+
+    def open(self, index: int) -> Any:
+        return self._images.open(index % len(self._images))
+
+
+def values(number: int, images: Path, **options: Any) -> dict[str, str]:
+    proposed = choose(Pretended(scan_folder(images), number), "photos", CPU, **options)
+    apply(find_recipe(proposed.recipe), proposed.values)  # a recipe
+    return dict(value.split("=") for value in proposed.values)
+
+
+def test_it_follows_the_number_of_images(images: Path) -> None:
+    small, usual, many = (values(number, images) for number in (100, 2_640, 50_000))
+    assert small["optim.batch"] == "16"
+    assert "optim.batch" not in usual  # the recipe's 64
+    assert (small["method.clusters"], usual.get("method.clusters"), many["method.clusters"]) == ("16", None, "2048")
+    assert int(small["optim.epochs"]) > int(usual["optim.epochs"]) > int(many["optim.epochs"]) == 10
+    assert small["views.global_size"] == "32"  # images of 36 pixels
+
+
+def test_it_follows_the_time(images: Path) -> None:
+    assert int(values(3_600, images, hours=1)["optim.epochs"]) == 10  # 36,000 images in an hour
+    long = values(3_600, images, hours=1_000)
+    assert 7_000 < int(long["optim.epochs"]) * (3_600 // 64) < 9_000
+    assert values(3_600, images, hours=0.2)["optim.warmup_epochs"] == "0.2"
+    with pytest.raises(UserError, match=r"one epoch takes about 6 min 0 s here, more than --hours 0\.01: allow"):
+        values(3_600, images, hours=0.01)
+    with pytest.raises(UserError, match="--hours must be above 0"):
+        values(3_600, images, hours=0)
+    with pytest.raises(UserError, match="holds 20 images, too few to learn from"):
+        values(20, images)
+
+
+def test_few_images_are_advised_to_start_from_a_trained_network(images: Path) -> None:
+    proposed = choose(scan_folder(images), "my photos", CPU)
+    assert any("init=NAME" in reason for reason in proposed.reasons)
+    assert proposed.hours == pytest.approx(int(dict(v.split("=") for v in proposed.values)["optim.epochs"]) * 36 / 36e3)
+    assert shlex.split(proposed.command)[:4] == ["excb-pretrain", "rn18_small", "--data", "my photos"]
+
+
+def test_the_command_that_it_prints_is_one(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["choose", "--data", str(images), "--json", "--gpus", "0"]) == 0
+    proposed = json.loads(capsys.readouterr().out)
+    words = shlex.split(proposed["command"])
+    assert main(["show", *words[1:], "--quiet"]) == 0
+    assert main(["choose", "--data", str(images)]) == 0
+    assert "- 36 images, their shorter side 36 pixels (median)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["quickstart", "conv4_tiny"])
+def test_what_list_says_of_cost_is_what_plan_counts(name: str) -> None:
+    assert about(name).gflop == pytest.approx(count(RECIPES[name]()).flops.image / 1e9, rel=0.01)
+
+
+def test_list_says_what_recipes_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    rows = {row["recipe"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() == RECIPES.keys()
+    assert rows["rn18_small"]["purpose"] == "photographs of your own, on one machine"
+    assert (rows["rn50_100ep"]["input"], rows["rn50_100ep"]["on CPU"]) == ("224 px", "months")
+    assert rows["rn50_100ep"]["on GPU"].endswith(" days")
+    assert rows["rn18_small"]["on CPU"].endswith(" h")
+
+
+def test_gpus_by_name() -> None:
+    assert find_gpu("A100") is GPUS["a100"]
+    with pytest.raises(UserError, match=r"no GPU is called so; did you mean 'a100'\?"):
+        find_gpu("a1000")
+    assert GPUS["h100"].rate("bf16") > GPUS["h100"].rate("fp32") > GPUS["h100"].rate("fp64")
