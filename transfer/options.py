@@ -115,6 +115,7 @@ def namespace(
             line += [flag, *map(_text, value)]
         elif value is not None and value is not False:
             line.append(f"{flag}={_text(value)}")
+    args: argparse.Namespace
     args, unknown = parser.parse_known_args(line)
     if unknown:
         name = unknown[0].removeprefix("--").partition("=")[0].replace("-", "_")

@@ -205,10 +205,20 @@ EMBED = Command(
     "a vector for every image of a folder, labelled or not: FILE.npz, .parquet or .safetensors",
     _add_embed,
     in_parallel(_embed),
+    group="features",
+    examples=(
+        "embed --ckpt rn50_400ep --data photos --out photos.npz",
+        "embed --ckpt runs/a --data photos --out photos.parquet --gpus 2",
+    ),
 )
 SEARCH = Command(
     "search",
     "the images nearest to others, and near-duplicates, as a table and one page",
     _add_search,
     in_parallel(_search),
+    group="features",
+    examples=(
+        "search --ckpt rn50_400ep --data photos --query a.jpg --out page.html",
+        "search --ckpt rn50_400ep --data photos --near-duplicates 0.95",
+    ),
 )
