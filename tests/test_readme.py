@@ -37,7 +37,7 @@ def test_the_script_trains_evaluates_embeds_searches_and_loads(
     (tmp_path / "query.jpg").write_bytes(query.read_bytes())
 
     def small(recipe: str, *, optim: Mapping[str, Any], **options: Any) -> excb.Run:
-        assert (recipe, optim) == ("rn18_small", {"epochs": 50})
+        assert (recipe, optim) == ("photos_small", {"epochs": 50})
         run: excb.Run = train("quickstart", **VALUES, **options)
         return run
 

@@ -24,8 +24,9 @@ FEWEST = 32  # images that a run can be proposed for
 FEW = 1_000  # images, below which features of another set are a better start
 LARGE = 100_000  # images, from which the paper's recipe is worth its time
 LARGE_SIDE = 160  # pixels that its views need
-IMAGES_IN_CLUSTER = 20
-STEPS, MOST_STEPS = 2_000, 8_000  # of a run, and of one that has hours to spare
+SMALL = "photos_small"  # the recipe for sets of one machine
+IMAGES_IN_CLUSTER = 10
+STEPS, MOST_STEPS = 4_000, 16_000  # of a run, and of one that has hours to spare
 MEASURED_FLOPS = 5e10  # of the step that is measured on a CPU, at most: about a second
 MEASURED_SECONDS = 2.0
 ROOM = 0.9  # of a GPU's memory
@@ -123,17 +124,17 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> 
     """The recipe for sets of one machine, with batch, clusters and sizes for these images."""
     on_gpu = device.type == "cuda"
     needs = f"{LARGE:,} images of {LARGE_SIDE} pixels or more and a GPU"
-    reasons.append(f"recipe rn18_small, for one machine: the paper's recipes are worth their time from {needs}")
+    reasons.append(f"recipe {SMALL}, for one machine: the paper's recipes are worth their time from {needs}")
     batch = min(256 if on_gpu and number >= 20_000 else 64, 2 ** int(math.log2(number / 4)))
     reasons.append(f"batch {batch}: at least four steps in an epoch, and 64 to 256 where images allow")
     clusters = min(max(16, 2 ** round(math.log2(number / IMAGES_IN_CLUSTER))), 4096)
     reasons.append(f"{clusters} clusters: about {IMAGES_IN_CLUSTER} images in each (a larger K leaves clusters empty)")
-    size = 128 if on_gpu and side >= 200 else 64 if side >= 96 else max(32, side // 2 // 16 * 16)
+    size = 64 if side >= 96 else max(32, side // 2 // 16 * 16)
     evaluated = min(max(size, side // 8 * 8), size * 5 // 4)
     reasons.append(f"views of {size} pixels, evaluated at {evaluated}: images are {side} pixels")
     values = [f"optim.batch={batch}", f"method.clusters={clusters}"]
     values += [f"views.global_size={size}", f"views.local_size={size // 2}"]
-    return "rn18_small", [*values, f"views.eval_resize={evaluated}", f"views.eval_crop={evaluated}"]
+    return SMALL, [*values, f"views.eval_resize={evaluated}", f"views.eval_crop={evaluated}"]
 
 
 def _large(device: torch.device, processes: int, reasons: list[str]) -> tuple[str, list[str]]:
@@ -169,8 +170,8 @@ def _epochs(
     """The values with a number of epochs, and the hours that they take."""
     recipe = overrides.apply(overrides.find_recipe(name), values)
     steps = recipe.steps_per_epoch(number)
-    wanted = 100 if name != "rn18_small" else max(10, round(STEPS / steps))
-    most = 400 if name != "rn18_small" else max(wanted, round(MOST_STEPS / steps))
+    wanted = 100 if name != SMALL else max(10, round(STEPS / steps))
+    most = 400 if name != SMALL else max(wanted, round(MOST_STEPS / steps))
     fits = most if hours is None else int(hours * 3600 * speed / number)
     require(
         fits > 0,

@@ -18,7 +18,6 @@ from excb.distributed.collectives import rank, run_on_rank0
 from excb.errors import require
 from excb.images.image_set import Images
 from excb.images.subset import Subset
-from excb.references.guessing import majority
 from excb.results.result import Result
 from excb.seeding import Purpose, generator
 
@@ -216,11 +215,7 @@ def _fine_tune(
     )
     if len(seeds) > 1:
         result = _average(result, predictions, name, seeds)
-    warning = _below_majority(task, result, name)
-    result = replace(result, notes=[*result.notes, *warning])
     if rank() == 0:
-        for line in warning:
-            reporter.warn(line)
         for note in notes:
             reporter.note(note)
         if table:
@@ -246,20 +241,6 @@ def _which(settings: Settings, images: int) -> str:
             "the paper's)"
         )
     return f"settings of the paper's protocol: {rates}, from a random head"
-
-
-def _below_majority(task: Task, result: Result, name: str) -> list[str]:
-    """A warning where the figure is no better than naming one class for every image."""
-    assert task.train.labels is not None
-    assert task.test.labels is not None
-    guess = majority(torch.from_numpy(task.train.labels), torch.from_numpy(task.test.labels))
-    top1 = result.figures[f"{name}_top1"]
-    if top1 > guess:
-        return []
-    return [
-        f"{name}_top1 is {top1:.2f} %, not above the {guess:.2f} % of naming the most frequent class for every image: "
-        "nothing was learned; try --frozen, or other learning rates"
-    ]
 
 
 def _average(result: Result, predictions: Predictions, name: str, seeds: Sequence[int]) -> Result:
