@@ -146,13 +146,13 @@ def evaluate(
 ) -> Result:
     """Evaluate a checkpoint or a network by a protocol, as `excb-eval PROTOCOL` does, in this process.
 
-        excb.evaluate("runs/a", "knn", data="photos", k=[20]).figures["knn_top1_k20"]
+        excb.evaluate("runs/a", 'knn', data="photos", k=[20]).figures["knn_top1_k20"]
 
     Args:
         ckpt: anything that `excb.load` takes; or a Backbone, or an `nn.Module` [B, 3, H, W] -> [B, D] with the
             attribute `transform` (PIL image -> [3, H, W]), which is evaluated as it is: with the weights that it has
             now, on the device that it is on.
-        protocol: "knn", "linear", "semisup", "finetune", "retrieval", "detection" or "clusters".
+        protocol: a command of `excb-eval` that measures, such as knn, linear, semisup, finetune or retrieval.
         data: a folder with train/ and test/ (or val/), "torchvision:NAME" or "hf:ID".
         train: labelled images, instead of those in `data`.
         test: the same classes, other images.

@@ -102,11 +102,14 @@ def namespace(
     """
     parser = Parser(prog=f"excb-eval {command.name}", allow_abbrev=False)
     command.add_options(parser)
-    line = list(words)
+    line, known = list(words), [flag for action in parser._actions for flag in action.option_strings]
     for name, value in values.items():
         if name in refused:
             raise UserError(f"{name} is no option in Python: {refused[name]}")
         flag = f"--{name.replace('_', '-')}"
+        if value is not None and flag not in known:
+            names = [each.lstrip("-").replace("-", "_") for each in known]
+            raise UserError(f"{command.name} has no option {name}{nearest_name(name, names)}")
         if value is True:
             line.append(flag)
         elif isinstance(value, Mapping):
@@ -115,12 +118,7 @@ def namespace(
             line += [flag, *map(_text, value)]
         elif value is not None and value is not False:
             line.append(f"{flag}={_text(value)}")
-    args: argparse.Namespace
-    args, unknown = parser.parse_known_args(line)
-    if unknown:
-        name = unknown[0].removeprefix("--").partition("=")[0].replace("-", "_")
-        raise UserError(f"{command.name} has no option {name}{nearest_name(name, vars(args))}")
-    return args
+    return parser.parse_args(line)
 
 
 def take_network(args: argparse.Namespace, network: "nn.Module", *, choose: bool) -> None:

@@ -103,7 +103,7 @@ def test_file_holds_what_the_table_and_json_show(
     assert all(each.is_file() for each in beside)
     figures = result["figures"]
     assert figures == figures_by_loop(place, 1) | figures_by_loop(place, 7)
-    rows = [line.split() for line in out.splitlines()[2:]]
+    rows = [line.split() for line in out.splitlines()[2:4]]
     shown = [[row[0], row[1], row[-1]] for row in rows]
     assert shown == [[k, f"{figures[f'knn_top1_k{k}']:.2f}", f"{figures[f'knn_top5_k{k}']:.2f}"] for k in ("1", "7")]
     assert evaluate(place, "--data", "{place}/data", "--k", "1", "7", "--json") == 0
@@ -118,6 +118,7 @@ def test_schema_of_the_file(place: Path, tmp_path: Path) -> None:
     result = json.loads(file.read_text(encoding="utf-8"))
     assert set(result) == {
         "protocol",
+        "references",
         "figures",
         "settings",
         "checkpoint",

@@ -38,12 +38,12 @@ def with_untrained(result: Result, twin: Result) -> Result:
 
 
 def below(result: Result) -> list[str]:
-    """A sentence for each figure that is below what guessing the most frequent class gives."""
+    """A sentence for each top-1 accuracy that is below what guessing the most frequent class gives."""
     return [
         f"{figure} of {result.figures[figure]:.2f} % is below the {value:.2f} % of always guessing the most frequent "
         "class: nothing was learned"
         for figure, value in result.references.get(MAJORITY, {}).items()
-        if result.figures.get(figure, value) < value
+        if "top1" in figure and result.figures.get(figure, value) < value
     ]
 
 

@@ -207,8 +207,9 @@ def test_dry_run_estimates_and_writes_nothing(place: Path, tmp_path: Path, capsy
     words = ("--ckpt", place / "run", "--data", place / "data", "--out", tmp_path / "out")
     assert call(*words, "--dry-run", "--quiet") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("images: 35 images")
-    assert len(lines) == 2
+    assert lines[0].startswith("it can run")
+    assert lines[1].startswith("images: 35 images")
+    assert len(lines) == 3
     assert not (tmp_path / "out").exists()
 
 
