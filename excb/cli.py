@@ -86,7 +86,7 @@ def _grouped(commands: Sequence[Command]) -> str:
 
 
 def complete(parser: Parser) -> None:
-    """Answer the shell that asks how a command line may go on, and end; otherwise do nothing.
+    """Answer the shell that asks how a command line may continue, and end; otherwise do nothing.
 
     `pip install 'excb[completion]'`, then `eval "$(register-python-argcomplete excb-eval)"` in the shell.
     """

@@ -44,7 +44,7 @@ class Verdict:
 
     Attributes:
         learned: True if it is ahead of all references; False if it is not ahead of the same network untrained, or an
-            alarm says that it failed; None in between, or where it cannot be told.
+            alarm says that it failed; None in between, or where it cannot be judged.
         summary: that in one or two sentences, with figures.
         figures: the run's own, in percent.
         references: figures by reference, in percent.
@@ -163,7 +163,7 @@ class RunFigures:
         shares = (self.figures[self.decisive] / 100, self.references[reference][self.decisive] / 100)
         return 196 * math.sqrt(sum(share * (1 - share) for share in shares) / self.measured)
 
-    def told(self, reference: str) -> str:
+    def described(self, reference: str) -> str:
         """A reference with its figure."""
         return f"{title(reference)} ({self.references[reference][self.decisive]:.1f} %)"
 
@@ -194,7 +194,7 @@ def judge(run: RunFigures) -> Verdict:
     """The verdict of a run that is finished."""
     figures = {name: run.figures[name] for name in FIGURES if name in run.figures}
     learned, summary = _learned(run)
-    if others := [run.told(name) for name in run.references if name not in TITLES]:
+    if others := [run.described(name) for name in run.references if name not in TITLES]:
         summary += f" For comparison: {', '.join(others)}."
     if run.decisive != "knn_top1":
         summary += " Without labels this says how well features know an image again, not what they say of its subject."
@@ -232,26 +232,26 @@ def _learned(run: RunFigures) -> tuple[bool | None, str]:
     lead, over_twin = run.lead(best), run.lead(TWIN)
     counted = units(run.measured, run.recipe.monitor.k, [run.decisive])[run.decisive].removeprefix("% ")
     figure = f"{FIGURES[run.decisive]} of {run.figures[run.decisive]:.1f} % ({counted})"
-    twin = "" if best == TWIN else f", and {_points(over_twin)} {run.told(TWIN)}"
+    twin = "" if best == TWIN else f", and {_points(over_twin)} {run.described(TWIN)}"
     if failed := next((words for alarm, words in FAILED.items() if alarm in run.active), None):
-        return False, f"This run failed: {failed}. It has a {figure}: {_points(lead)} {run.told(best)}{twin}."
+        return False, f"This run failed: {failed}. It has a {figure}: {_points(lead)} {run.described(best)}{twin}."
     if lead > run.margin(best):
-        return True, f"This run learned: its {figure} is {_points(lead)} {run.told(best)}, the best reference{twin}."
+        return True, f"This run learned: its {figure} is {_points(lead)} {run.described(best)}, the best reference{twin}."
     if over_twin <= run.margin(TWIN) and run.margin(TWIN) > UNCLEAR:
         return None, (
-            f"Whether this run learned cannot be told from {run.measured:,} images: its {figure} is "
-            f"{_points(over_twin)} {run.told(TWIN)}, and {run.margin(TWIN):.0f} may be chance."
+            f"Whether this run learned cannot be judged from {run.measured:,} images: its {figure} is "
+            f"{_points(over_twin)} {run.described(TWIN)}, and {run.margin(TWIN):.0f} may be chance."
         )
     if over_twin <= run.margin(TWIN):
-        return False, f"This run learned nothing: its {figure} is {_points(over_twin)} {run.told(TWIN)}."
+        return False, f"This run learned nothing: its {figure} is {_points(over_twin)} {run.described(TWIN)}."
     if lead >= -run.margin(best):
         return None, (
             f"This run learned something, perhaps nothing of use: its {figure} is {_points(over_twin)} "
-            f"{run.told(TWIN)}, but no different from {run.told(best)} within {run.margin(best):.1f}."
+            f"{run.described(TWIN)}, but no different from {run.described(best)} within {run.margin(best):.1f}."
         )
     return None, (
         f"This run learned something, but too little to be of use: its {figure} is {_points(over_twin)} "
-        f"{run.told(TWIN)}, but {_points(lead)} {run.told(best)}, which needs no training."
+        f"{run.described(TWIN)}, but {_points(lead)} {run.described(best)}, which needs no training."
     )
 
 

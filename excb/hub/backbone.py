@@ -42,7 +42,7 @@ class Backbone(nn.Module):
         network: the plain torchvision or timm module.
         transform: preprocessing of the checkpoint: PIL image, array of 8-bit pixels or file -> [3, H, W].
         entry: where it comes from and how it was trained.
-        features: what it returns, as `load` was told.
+        features: what it returns, as `load` was asked to.
         width: D, the features' width; of a pyramid four widths.
         strides: pixels of the image between neighbours in a map; empty without maps.
         heads: projectors, predictor, centroids and sizes, if `load` was asked for them.

@@ -47,7 +47,7 @@ PANELS = {
     PURITY: ("purity",),
     FROZEN: ("knn_top1", "neighbour_agreement", "effective_rank"),
 }
-LINE, MOST_ALARMS = 50, 4  # characters of an alarm below each column of panels, and alarms that are told there
+LINE, MOST_ALARMS = 50, 4  # characters of an alarm below each column of panels, and alarms that are listed there
 MARKED = {
     "chance": LOSS,
     "diverging": LOSS,

@@ -1,4 +1,4 @@
-"""Equal tuning: every cell of a study tries the same values at one seed, and its best values go on to all seeds."""
+"""Equal tuning: every cell of a study tries the same values at one seed, and its best values run at all seeds."""
 
 import itertools
 from collections.abc import Sequence

@@ -49,7 +49,7 @@ def epochs(*figures: dict[str, float]) -> Sequence[dict[str, Any]]:
         (45.0, 2640, None, "5.9 points below a colour histogram (50.9 %), which needs no training"),
         (35.0, 2640, False, "This run learned nothing: its k-NN top-1 of 35.0 %"),
         (20.0, 2640, False, "13.6 points below the same network untrained (33.6 %)"),
-        (40.0, 60, None, "cannot be told from 60 images: its k-NN top-1 of 40.0 %"),
+        (40.0, 60, None, "cannot be judged from 60 images: its k-NN top-1 of 40.0 %"),
     ],
 )
 def test_a_run_is_judged_by_what_it_is_ahead_of(figure: float, measured: int, learned: bool | None, words: str) -> None:

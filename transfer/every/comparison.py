@@ -256,7 +256,7 @@ def _reference(one: Contender, reference: str) -> dict[str, float]:
 
 
 def _notes(contenders: Sequence[Contender]) -> list[str]:
-    """The notes of all results; one that all checkpoints have is told once."""
+    """The notes of all results; one that all checkpoints have is reported once."""
     by_note: dict[str, list[str]] = {}
     for one in contenders:
         for note in dict.fromkeys(note for result in one.results.values() for note in result.notes):

@@ -94,7 +94,7 @@ def _sizes(preprocessing: Preprocessing) -> str:
 def entrants(
     checkpoints: Sequence[str], preparation: Preparation, plan: Callable[[Task], Sequence[SuiteStep]]
 ) -> list[Entrant]:
-    """Load every checkpoint once, so that a wrong one is told before any work.
+    """Load every checkpoint once, so that a wrong one is reported before any work.
 
     Raises:
         UserError: one is named twice or cannot be loaded.
