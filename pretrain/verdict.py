@@ -236,7 +236,10 @@ def _learned(run: RunFigures) -> tuple[bool | None, str]:
     if failed := next((words for alarm, words in FAILED.items() if alarm in run.active), None):
         return False, f"This run failed: {failed}. It has a {figure}: {_points(lead)} {run.described(best)}{twin}."
     if lead > run.margin(best):
-        return True, f"This run learned: its {figure} is {_points(lead)} {run.described(best)}, the best reference{twin}."
+        return (
+            True,
+            f"This run learned: its {figure} is {_points(lead)} {run.described(best)}, the best reference{twin}.",
+        )
     if over_twin <= run.margin(TWIN) and run.margin(TWIN) > UNCLEAR:
         return None, (
             f"Whether this run learned cannot be judged from {run.measured:,} images: its {figure} is "

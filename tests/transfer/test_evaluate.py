@@ -23,7 +23,7 @@ from tests.transfer.labelled_images import write_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-QUICK = {"workers": 0, "batch_size": 8, "quiet": True}
+QUICK: dict[str, Any] = {"workers": 0, "batch_size": 8, "quiet": True}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_a_network_with_a_transform_is_evaluated_as_it_is(place: Path, protocol:
     torch.manual_seed(0)
     network = Network(Normalised()).train()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    options = {"epochs": 1, "train_batch": 8} if protocol == "finetune" else {}
+    options: dict[str, Any] = {"epochs": 1, "train_batch": 8} if protocol == "finetune" else {}
     result = excb.evaluate(network, protocol, data=place / "data", **QUICK, **options)
     assert result.record.checkpoint["name"] == "Network in memory"
     assert network.training

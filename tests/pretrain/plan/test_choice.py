@@ -47,7 +47,8 @@ class Pretended:
 
 
 def values(number: int, images: Path, **options: Any) -> dict[str, str]:
-    proposed = choose(Pretended(scan_folder(images), number), "photos", CPU, **options)
+    pretended: Any = Pretended(scan_folder(images), number)
+    proposed = choose(pretended, "photos", CPU, **options)
     apply(find_recipe(proposed.recipe), proposed.values)  # a recipe
     return dict(value.split("=") for value in proposed.values)
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 import excb
 from excb.distributed.launch import launch
 from excb.errors import UserError
+from excb.networks import features
 from excb.networks.backbone import weights_hash
 from excb.transfer.cli import main
 from excb.transfer.embeddings import vectors as vectors_module
@@ -47,14 +48,15 @@ def words(run: Path, photos: Path, out: Path, *more: str) -> list[str]:
 
 def assert_vectors(found: excb.Embeddings, expected: dict[str, np.ndarray]) -> None:
     assert list(found.paths) == sorted(expected)
-    assert (found.vectors.dtype, found.vectors.shape) == (np.float32, (len(expected), 32))
+    assert found.vectors.dtype == np.float32
+    assert found.vectors.shape == (len(expected), 32)
     np.testing.assert_allclose(found.vectors, [expected[path] for path in found.paths], rtol=1e-4, atol=1e-5)
 
 
 def counted(patch: pytest.MonkeyPatch) -> list[int]:
     """The batches that pass through networks from now on."""
     seen: list[int] = []
-    usual = extraction.stream
+    usual = features.stream
 
     def stream(*args: Any, **options: Any) -> Any:
         for part in usual(*args, **options):
@@ -141,7 +143,11 @@ def test_a_list_and_several_files_keep_their_order(
 
 
 def test_pictures_in_memory_of_mixed_sizes(run: Path, photos: Path, expected: dict[str, np.ndarray]) -> None:
-    images = [Image.open(photos / "01.png"), np.asarray(Image.open(photos / "a/b/00.png")), str(photos / "c/02.png")]
+    images: list[Any] = [
+        Image.open(photos / "01.png"),
+        np.asarray(Image.open(photos / "a/b/00.png")),
+        str(photos / "c/02.png"),
+    ]
     found = excb.embed(run, images, quiet=True)
     wanted = [expected[name] for name in ("01.png", "a/b/00.png", "c/02.png")]
     np.testing.assert_allclose(found.vectors, wanted, rtol=1e-4, atol=1e-5)
@@ -272,8 +278,9 @@ def test_mistakes_end_in_one_line(
 
 
 def test_what_is_no_image_is_told_clearly(run: Path, tmp_path: Path) -> None:
+    number: Any = 3
     with pytest.raises(UserError, match="images are a folder, files, PIL images or arrays, not a int"):
-        excb.embed(run, 3)
+        excb.embed(run, number)
     with pytest.raises(UserError, match="there is no image to embed"):
         excb.embed(run, [])
     with pytest.raises(UserError, match=r"images are files, PIL images or arrays \[H, W, 3\], not a NoneType"):

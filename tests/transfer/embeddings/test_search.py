@@ -5,6 +5,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def test_search_after_loading_uses_the_network_and_the_preprocessing_of_the_file
         (np.zeros(5), r"queries of shape \[1, 5\] do not fit: these vectors have 32 numbers"),
     ],
 )
-def test_a_wrong_query_is_told_clearly(run: Path, photos: Path, query: object, message: str) -> None:
+def test_a_wrong_query_is_told_clearly(run: Path, photos: Path, query: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         excb.embed(run, photos, workers=0, quiet=True).search(query)
 

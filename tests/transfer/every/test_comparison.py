@@ -193,7 +193,8 @@ def test_the_picture_has_a_panel_a_figure_and_a_point_a_checkpoint() -> None:
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == [column.title for column in comparison().columns]
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["good", "close", "bad"]
-    points = [container.lines[0].get_xdata()[0] for container in figure.axes[0].containers]
+    containers: list[Any] = list(figure.axes[0].containers)
+    points = [container.lines[0].get_xdata()[0] for container in containers]
     assert points == pytest.approx([comparison().cells[name, FIGURE].value for name in ("good", "close", "bad")])
 
 

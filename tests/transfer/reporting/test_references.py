@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,7 +114,8 @@ def test_a_result_below_guessing_says_so_in_its_notes(place: Path) -> None:
     task = Task.prepare(str(place / "run"), place / "data" / "train", place / "data" / "test", device="cpu", workers=0)
     assert task.train.labels is not None
     labels = np.roll(task.train.labels, 5)
-    shuffled = replace(task, train=replace(task.train, labels=labels))
+    images: Any = task.train
+    shuffled = replace(task, train=replace(images, labels=labels))
     found, scored = evaluate(shuffled, Reporter(quiet=True), ks=[1], table=False)
     worse = found.figures["knn_top1_k1"] < found.references["majority"]["knn_top1_k1"]
     assert worse == any("is below" in note for note in found.notes)
