@@ -105,6 +105,10 @@ class Grid:
         chosen = best([self._criterion(trial) for trial in trials])
         return None if chosen is None else trials[chosen]
 
+    def planned(self, cell: Cell) -> Cell:
+        """The cell with its best setting; while a trial is missing, with its first one."""
+        return self.tuned(cell) or self._trials(cell)[0]
+
     def tried(self, cell: Cell) -> dict[str, float]:
         """What the finished trials of a cell reached, by setting."""
         scores = {trial.factors["tuned"]: self._criterion(trial) for trial in self._trials(cell)}
@@ -184,9 +188,7 @@ def run_study(
     refuse_among(sets.train, out)
     grid = Grid(study, sets, out / study.name, values, Tuning(tuple(tune)) if tune else None)
     trials = grid.trial_jobs(selected)
-    tuned = [cell for cell in map(grid.tuned, selected) if cell is not None]
-    # Until the trials are done, their first settings stand for the best ones in what is planned and checked.
-    jobs = grid.jobs(tuned if len(tuned) == len(selected) else [_first(grid, cell) for cell in selected], seeds)
+    jobs = grid.jobs([grid.planned(cell) for cell in selected], seeds)
     jobs = list({job.folder: job for job in (*trials, *jobs)}.values())
     left = grid.unfinished(jobs)
     if dry_run:
@@ -196,7 +198,7 @@ def run_study(
         grid.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write the study's folder {grid.folder}: {error}: choose another --out") from None
-    code, failed = _run([job for job in left if job in trials], grid, reporter) if trials else (0, [])
+    code, failed = _run([job for job in left if job in trials], grid, reporter)
     if not code:
         tuned = [cell for cell in map(grid.tuned, selected) if cell is not None]
         code, also_failed = _run(grid.unfinished(grid.jobs(tuned, seeds)), grid, reporter)
@@ -221,10 +223,6 @@ def run_study(
     if failed:
         reporter.warn(f"{len(failed)} of {len(left)} cells failed ({', '.join(failed)}): the same command retries them")
     return USER_ERROR if failed else 0
-
-
-def _first(grid: Grid, cell: Cell) -> Cell:
-    return grid.tuning.trials(cell)[0] if grid.tuning else cell
 
 
 def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list[str]]:

@@ -270,6 +270,15 @@ SIMCLR: dict[str, Any] = {
 }
 
 
+def assert_same_descent(model: ExCB, step: Any, expected: oracle.Oracle, loss: Tensor) -> None:
+    """A step without clusters has the oracle's loss, and its gradient moves the student as the oracle's does."""
+    assert step.clusters is None
+    assert_close(step.loss, loss)
+    descend(model.student, step.loss, 0.1)
+    descend(expected.student, loss, 0.1)
+    assert_close(model.student.state_dict(), expected.student.state_dict())
+
+
 @pytest.mark.parametrize("views", VIEWS)
 def test_contrast_alone_is_simclr(views: tuple[int, int]) -> None:
     model = build(**SIMCLR, batchnorm=True)
@@ -279,11 +288,7 @@ def test_contrast_alone_is_simclr(views: tuple[int, int]) -> None:
     step = model(global_views, local_views, step_key=0)
     h, _ = expected._student_rows(global_views, local_views)
     loss = oracle.nt_xent(h, len(global_views), 0.2)
-    assert step.clusters is None
-    assert_close(step.loss, loss)
-    descend(model.student, step.loss, 0.1)
-    descend(expected.student, loss, 0.1)
-    assert_close(model.student.state_dict(), expected.student.state_dict())
+    assert_same_descent(model, step, expected, loss)
     model.update(step.clusters, 0.9)
     after = model.state_dict()
     assert torch.equal(after["sizes"], before["sizes"])
@@ -305,11 +310,7 @@ def test_regression_alone_is_byol(views: tuple[int, int]) -> None:
     assert g is not None
     rows = oracle.by_view(expected.teacher.projector(expected.teacher.backbone(torch.cat(list(global_views)))), 4)
     loss = oracle.byol(g, [[row.detach() for row in view] for view in rows])
-    assert step.clusters is None
-    assert_close(step.loss, loss)
-    descend(model.student, step.loss, 0.1)
-    descend(expected.student, loss, 0.1)
-    assert_close(model.student.state_dict(), expected.student.state_dict())
+    assert_same_descent(model, step, expected, loss)
     model.update(step.clusters, 0.9)
     assert torch.equal(model.sizes, torch.full_like(model.sizes, 1 / 7))
 

@@ -19,21 +19,11 @@ from excb.networks.backbone import weights_hash
 from excb.transfer.cli import main
 from excb.transfer.embeddings import vectors as vectors_module
 from excb.transfer.features import cache, extraction
-from tests.transfer.embeddings.photos import Means, by_loop, write_network, write_photos
+from tests.transfer.embeddings.photos import Means, by_loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FORMATS = ("npz", "parquet", "safetensors")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_network(tmp_path_factory.mktemp("network") / "run")
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"))
 
 
 @pytest.fixture(scope="module")

@@ -13,19 +13,9 @@ from PIL import Image
 import excb
 from excb.errors import UserError
 from tests.clone import ROOT
-from tests.transfer.embeddings.photos import by_loop, write_network, write_photos
+from tests.transfer.embeddings.photos import by_loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_network(tmp_path_factory.mktemp("network") / "run")
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"))
 
 
 def objects(values: list[Any]) -> np.ndarray:

@@ -19,19 +19,9 @@ from excb.transfer.embeddings import duplicates
 from excb.transfer.embeddings.duplicates import groups
 from excb.transfer.embeddings.vectors import ArrayRows
 from tests.browser import chromium
-from tests.transfer.embeddings.photos import by_loop, write_network, write_photos
+from tests.transfer.embeddings.photos import by_loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_network(tmp_path_factory.mktemp("network") / "run")
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"))
 
 
 def words(run: Path, photos: Path, *more: str) -> list[str]:
