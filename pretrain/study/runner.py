@@ -1,6 +1,7 @@
 """Runs the cells of a study one after another, then writes its table and figure."""
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from excb.references.baselines import REFERENCES, UNTRAINED
 from .. import overrides
 from ..initialise import adopted
 from ..recipe import Recipe
+from ..run.run_folder import DIVERGED
 from . import figures
 from .cell import Job, run_cell
 from .sets import Sets, find_sets
@@ -112,13 +114,17 @@ class Grid:
     def tried(self, cell: Cell) -> dict[str, float]:
         """What the finished trials of a cell reached, by setting."""
         scores = {trial.factors["tuned"]: self._criterion(trial) for trial in self._trials(cell)}
-        return {setting: score for setting, score in scores.items() if score is not None}
+        return {setting: score for setting, score in scores.items() if score is not None and score > -math.inf}
 
     def _trials(self, cell: Cell) -> list[Cell]:
         return self.tuning.trials(cell) if self.tuning else []
 
     def _criterion(self, trial: Cell) -> float | None:
-        contents = self.job(trial, self._base.run.seed).finished()
+        """What a trial reached; less than any other if it diverged, and None while it is missing."""
+        job = self.job(trial, self._base.run.seed)
+        contents = job.finished()
+        if contents is None and (job.folder / DIVERGED).is_dir():
+            return -math.inf
         figures = contents["figures"] if contents is not None else {}
         return next((float(figures[name]) for name in CRITERIA if name in figures), None)
 

@@ -1,6 +1,7 @@
 """Equal tuning: every cell of a study tries the same values at one seed, and its best values run at all seeds."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -56,6 +57,7 @@ class Tuning:
 
 
 def best(scores: Sequence[float | None]) -> int | None:
-    """The place of the highest score, the first of equals; None while one is missing."""
+    """The place of the highest score, the first of equals; None while one is missing, or if all diverged (-inf)."""
     known = [score for score in scores if score is not None]
-    return known.index(max(known)) if known and len(known) == len(scores) else None
+    decided = len(known) == len(scores) and max(known, default=-math.inf) > -math.inf
+    return known.index(max(known)) if decided else None

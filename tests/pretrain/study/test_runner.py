@@ -442,3 +442,27 @@ def test_values_that_cannot_be_tried_are_one_line(
     assert main(command(images, tmp_path, "--tune", tune)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "form").exists()
+
+
+def test_a_value_that_diverges_loses_and_holds_nothing_back(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = step.Trainer.step
+
+    def poisoned(self: step.Trainer, batch: Any, number: int) -> Any:
+        output = real(self, batch, number)
+        if self.recipe.optim.base_lr > 1 and number == 1:
+            self.model.student.centroids.weight.data[0, 0] = torch.nan
+        return output
+
+    monkeypatch.setattr(step.Trainer, "step", poisoned)
+    line = command(images, tmp_path, "--tune", "optim.base_lr=0.1,2")
+    line.remove("--quiet")
+    for _ in range(2):  # it is tried again, and loses again
+        assert main(line) == 2
+        assert "cells failed (linear/optim.base_lr=2/seed-0" in capsys.readouterr().err
+        table = (tmp_path / "form" / "table.md").read_text()
+        assert re.search(r"\| linear \| [^|]+ \| optim.base_lr=0.1 \| 2 \|", table)
+        assert "each cell tried 1 settings" in table
+    assert main(command(images, tmp_path / "all", "--tune", "optim.base_lr=2,3")) == 2
+    assert "linear" not in (tmp_path / "all" / "form" / "table.md").read_text().split("## ")[0].split("Figures:")[0]
