@@ -26,8 +26,8 @@ def run(options: argparse.Namespace) -> int:
         reporter.table("Recipes (`excb-pretrain show RECIPE` for every value)", HEADER, rows)
         reporter.answer(
             f"Times are estimates, for {CORES} CPU cores and for one {GPU.upper()} in bf16: of ImageNet (the paper's), "
-            "10,000 images (photos_small, rn18_small) or 2,640 (the others). `excb-pretrain choose --data DIR` has a "
-            "recipe for your images and this machine."
+            "200,000 images (photos), 10,000 (photos_small, rn18_small) or 2,640 (the others). `excb-pretrain choose "
+            "--data DIR` has a recipe for your images and this machine."
         )
     return 0
 

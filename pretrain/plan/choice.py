@@ -22,10 +22,11 @@ from .speed import measure_step
 LOOKED_AT = 64  # images whose size is read
 FEWEST = 32  # images that a run can be proposed for
 FEW = 1_000  # images, below which features of another set are a better start
-LARGE = 100_000  # images, from which the paper's recipe is worth its time
-LARGE_SIDE = 160  # pixels that its views need
-SMALL = "photos_small"  # the recipe for sets of one machine
-IMAGES_IN_CLUSTER = 10  # as that recipe was measured
+LARGE = 20_000  # images, from which a ResNet-50 on a GPU is worth its time
+LARGEST = 500_000  # images, from which the paper's recipe is
+LARGE_SIDE = 160  # pixels that their views need
+SMALL, MEDIUM, PAPER = "photos_small", "photos", "rn50_100ep"
+IMAGES_IN_CLUSTER = 10  # as the small recipe was measured
 STEPS, MOST_STEPS = 4_000, 16_000  # of a run, and of one that has hours to spare
 MEASURED_FLOPS = 5e10  # of the step that is measured on a CPU, at most: about a second
 MEASURED_SECONDS = 2.0
@@ -84,7 +85,7 @@ def choose(
     where = f"{processes} x {torch.cuda.get_device_name(device)}" if device.type == "cuda" else _cores()
     reasons = [f"{number:,} images, their shorter side {side} pixels (median); {where}"]
     if device.type == "cuda" and number >= LARGE and side >= LARGE_SIDE:
-        name, values = _large(device, processes, reasons)
+        name, values = _large(number, device, processes, reasons)
     else:
         name, values = _small(number, side, device, reasons)
     speed = processes * _images_per_second(name, values, device)
@@ -124,7 +125,7 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> 
     """The recipe for sets of one machine, with batch, clusters and sizes for these images."""
     on_gpu = device.type == "cuda"
     needs = f"{LARGE:,} images of {LARGE_SIDE} pixels or more and a GPU"
-    reasons.append(f"recipe {SMALL}, for one machine: the paper's recipes are worth their time from {needs}")
+    reasons.append(f"recipe {SMALL}, for one machine: a ResNet-50 is worth its time from {needs}")
     batch = min(256 if on_gpu and number >= 20_000 else 64, 2 ** int(math.log2(number / 4)))
     reasons.append(f"batch {batch}: at least four steps in an epoch, and 64 to 256 where images allow")
     clusters = min(max(16, 2 ** round(math.log2(number / IMAGES_IN_CLUSTER))), 4096)
@@ -137,19 +138,29 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> 
     return SMALL, [*values, f"views.eval_resize={evaluated}", f"views.eval_crop={evaluated}"]
 
 
-def _large(device: torch.device, processes: int, reasons: list[str]) -> tuple[str, list[str]]:
-    """The paper's ResNet-50, in micro-batches that fit into the GPU."""
-    name, values = "rn50_100ep", ["efficiency.precision=bf16"]
-    reasons.append("recipe rn50: enough images for the paper's ResNet-50, in bf16")
+def _large(number: int, device: torch.device, processes: int, reasons: list[str]) -> tuple[str, list[str]]:
+    """A ResNet-50 in micro-batches that fit into the GPU: the paper's recipe, or ours for fewer images."""
+    values = ["efficiency.precision=bf16"]
+    if number >= LARGEST:
+        name = PAPER
+        reasons.append("recipe rn50: enough images for the paper's ResNet-50, in bf16")
+    else:
+        name = MEDIUM
+        clusters = min(2 ** round(math.log2(number / (2 * IMAGES_IN_CLUSTER))), 8192)
+        values.append(f"method.clusters={clusters}")
+        reasons.append(f"recipe {MEDIUM}: a ResNet-50 with clusters and contrast, {clusters:,} clusters; not measured yet")
     memory = torch.cuda.get_device_properties(device).total_memory
-    for parts in (1, 2, 4, 8, 16, 32, 64):
-        divided = [*values, f"efficiency.accumulate={parts}"]
-        recipe = overrides.apply(overrides.find_recipe(name), divided)
-        if recipe.optim.batch % (parts * processes) == 0:
-            values = divided
+    # The contrastive term needs the whole batch at once.
+    contrast = overrides.find_recipe(name).method.contrast > 0
+    parts = [f"efficiency.accumulate={2**power}" for power in range(7)]
+    for smaller in [f"optim.batch={2**power}" for power in range(8, 4, -1)] if contrast else parts:
+        recipe = overrides.apply(overrides.find_recipe(name), [*values, smaller])
+        if recipe.optim.batch % (recipe.efficiency.accumulate * processes) == 0:
+            chosen = smaller
             if step_memory(recipe, recipe.micro_batch(processes)).total < ROOM * memory:
                 break
-    reasons.append(f"{values[-1]}: what fits into {memory / 2**30:.0f} GiB, by the plan's count")
+    reasons.append(f"{chosen}: what fits into {memory / 2**30:.0f} GiB, by the plan's count")
+    values.append(chosen)
     return name, values
 
 
@@ -170,7 +181,7 @@ def _epochs(
     """The values with a number of epochs, and the hours that they take."""
     recipe = overrides.apply(overrides.find_recipe(name), values)
     steps = recipe.steps_per_epoch(number)
-    wanted = 100 if name != SMALL else max(10, round(STEPS / steps))
+    wanted = recipe.optim.epochs if name != SMALL else max(10, round(STEPS / steps))
     most = 400 if name != SMALL else max(wanted, round(MOST_STEPS / steps))
     fits = most if hours is None else int(hours * 3600 * speed / number)
     require(

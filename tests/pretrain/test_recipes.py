@@ -168,7 +168,7 @@ OFFICIAL_CROPS: dict[str, Any] = {
 OFFICIAL_VIT: dict[str, Any] = {"optim.clip": None, "optim.frozen_centroid_epochs": 0, "optim.centroid_decay": 10.0}
 
 # The paper's runs; these are ours, and judged by what they reach.
-OURS = {"quickstart", "photos_small", "conv4_tiny", "rn10_tiny", "rn18_small"}
+OURS = {"quickstart", "photos_small", "photos", "conv4_tiny", "rn10_tiny", "rn18_small"}
 EXPECTED: dict[str, dict[str, Any]] = {}
 for _epochs in (100, 200, 400):
     EXPECTED[f"rn50_{_epochs}ep"] = {"optim.epochs": _epochs}
@@ -479,7 +479,7 @@ def test_choices_are_checked_from_python_too(section: str, field: str) -> None:
 
 
 def test_a_micro_batch_is_an_equal_share() -> None:
-    recipe = RECIPES["rn18_small"]().change(optim={"batch": 48}, efficiency={"accumulate": 3})
+    recipe = RECIPES["rn50_100ep"]().change(optim={"batch": 48}, efficiency={"accumulate": 3})
     assert recipe.micro_batch(4) == 4
     with pytest.raises(UserError, match=r"48 images cannot be shared by 5 processes.*multiple of 15"):
         recipe.micro_batch(5)

@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,26 @@ def test_it_follows_the_number_of_images(images: Path) -> None:
     assert small["views.global_size"] == "32"  # images of 36 pixels
 
 
+@pytest.mark.parametrize(
+    ("number", "gib", "recipe", "chosen"),
+    [
+        (50_000, 80, "photos", "optim.batch=256"),
+        (50_000, 10, "photos", "optim.batch=64"),
+        (1_300_000, 80, "rn50_100ep", "efficiency.accumulate=2"),
+    ],
+)
+def test_on_a_gpu_it_follows_the_memory(
+    number: int, gib: int, recipe: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    name, proposed = choice._large(number, torch.device("cuda"), 1, [])
+    assert name == recipe
+    assert proposed[-1] == chosen
+    assert "efficiency.precision=bf16" in proposed
+    apply(find_recipe(name), proposed)  # a recipe
+
+
 def test_it_follows_the_time(images: Path) -> None:
     assert int(values(3_600, images, hours=1)["optim.epochs"]) == 10  # 36,000 images in an hour
     long = values(3_600, images, hours=1_000)
@@ -91,7 +112,7 @@ def test_the_command_that_it_prints_is_one(images: Path, capsys: pytest.CaptureF
     assert "- 36 images, their shorter side 36 pixels (median)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["quickstart", "photos_small", "conv4_tiny"])
+@pytest.mark.parametrize("name", ["quickstart", "photos_small", "photos", "conv4_tiny"])
 def test_what_list_says_of_cost_is_what_plan_counts(name: str) -> None:
     assert about(name).gflop == pytest.approx(count(RECIPES[name]()).flops.image / 1e9, rel=0.01)
 
