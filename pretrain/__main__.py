@@ -16,11 +16,12 @@ from .commands.options import rank0_reports
 from .commands.plan import PLAN
 from .commands.quickstart import QUICKSTART
 from .commands.show import SHOW
+from .commands.shrink import SHRINK
 from .commands.study import STUDY
 from .commands.train import TRAIN
 from .recipes import RECIPES
 
-COMMANDS = (QUICKSTART, LIST, CHOOSE, SHOW, PLAN, DOCTOR, TRAIN, STUDY, DRAW)
+COMMANDS = (QUICKSTART, LIST, CHOOSE, SHRINK, SHOW, PLAN, DOCTOR, TRAIN, STUDY, DRAW)
 NAMES = tuple(command.name for command in COMMANDS)
 DESCRIPTION = """\
 Pretrain an image encoder without labels (ExCB).
@@ -28,6 +29,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain quickstart                    try it end to end, offline, on a dozen photographs
   excb-pretrain list                          the recipes, what they are for, about how long they take
   excb-pretrain choose --data DIR             a recipe and command for your images, machine and time
+  excb-pretrain shrink --data DIR --out DIR2  smaller copies of large photographs, which train faster
   excb-pretrain show RECIPE                   every value, where it comes from, what the paper used
   excb-pretrain plan RECIPE --gpus 8          parameters, FLOPs, memory, communication; with a GPU, images/s and hours
   excb-pretrain doctor RECIPE --data DIR      what would fail or be slow: images, disk, GPUs, limits; and the fixes

@@ -15,6 +15,7 @@ SAMPLE = 500  # images that are decoded by default
 READERS = 8  # threads: reading waits for the disk, and decoding releases the GIL
 CHUNK = 1024  # files that are queued at once
 SMALL_SHARE = 0.2  # of images smaller than a view that is worth a warning
+LARGE_VIEWS, LARGE = 8, 1_000  # views in a median image's side, and its pixels, from which decoding is most of the work
 
 
 def check_files(
@@ -93,5 +94,12 @@ def _sizes(shorter: Sequence[int], side: int) -> Finding:
             "warning",
             f"{found}; {small / len(shorter):.0%} are smaller than a view's {side}",
             "lower views.global_size: enlarging images costs time and adds no detail",
+        )
+    if np.median(shorter) >= max(LARGE_VIEWS * side, LARGE):
+        return Finding(
+            "image sizes",
+            "warning",
+            f"{found}; views have {side}, so decoding takes most of the time",
+            f"copy them once: excb-pretrain shrink --data DIR --out DIR2 --side {4 * side}, and train on DIR2",
         )
     return Finding("image sizes", "ok", found)

@@ -27,6 +27,8 @@ LARGEST = 500_000  # images, from which the paper's recipe is
 LARGE_SIDE = 160  # pixels that their views need
 SMALL, MEDIUM, PAPER = "photos_small", "photos", "rn50_100ep"
 IMAGES_IN_CLUSTER = 10  # as the small recipe was measured
+COPIES = {SMALL: 256, MEDIUM: 640}  # shorter side of copies that views of these recipes lose nothing by
+MUCH_LARGER = 3  # times these sides, from which decoding takes longer than training
 STEPS, MOST_STEPS = 4_000, 16_000  # of a run, and of one that has hours to spare
 MEASURED_FLOPS = 5e10  # of the step that is measured on a CPU, at most: about a second
 MEASURED_SECONDS = 2.0
@@ -88,6 +90,9 @@ def choose(
         name, values = _large(number, device, processes, reasons)
     else:
         name, values = _small(number, side, device, reasons)
+    if side >= MUCH_LARGER * (copy := COPIES.get(name, side)):
+        shrink = shlex.join(["excb-pretrain", "shrink", "--data", data, "--out", f"{data}{copy}", "--side", str(copy)])
+        reasons.append(f"such large images take longer to decode than to train on; copy them first: {shrink}")
     speed = processes * _images_per_second(name, values, device)
     values, taken = _epochs(name, values, reasons, number=number, speed=speed, hours=hours)
     if number < FEW:
@@ -148,7 +153,9 @@ def _large(number: int, device: torch.device, processes: int, reasons: list[str]
         name = MEDIUM
         clusters = min(2 ** round(math.log2(number / (2 * IMAGES_IN_CLUSTER))), 8192)
         values.append(f"method.clusters={clusters}")
-        reasons.append(f"recipe {MEDIUM}: a ResNet-50 with clusters and contrast, {clusters:,} clusters; not measured yet")
+        reasons.append(
+            f"recipe {MEDIUM}: a ResNet-50 with clusters and contrast, {clusters:,} clusters; not measured yet"
+        )
     memory = torch.cuda.get_device_properties(device).total_memory
     # The contrastive term needs the whole batch at once.
     contrast = overrides.find_recipe(name).method.contrast > 0

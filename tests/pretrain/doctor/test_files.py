@@ -103,3 +103,11 @@ def test_images_in_shards(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(files, "SAMPLE", 5)
     sample = check_files(shards, QUIET, max_share=0.06)
     assert [finding.found.partition(":")[0] for finding in sample] == ["5 of 20 images"] * 2
+
+
+def test_images_much_larger_than_the_views_are_to_be_copied(tmp_path: Path) -> None:
+    write_images(tmp_path / "large", classes=1, each=3, side=1_000)
+    finding = judged(tmp_path / "large", side=100)["image sizes"]
+    assert finding.verdict == "warning"
+    assert "excb-pretrain shrink --data DIR --out DIR2 --side 400" in finding.fix
+    assert judged(tmp_path / "large", side=126)["image sizes"].verdict == "ok"

@@ -103,6 +103,14 @@ def test_few_images_are_advised_to_start_from_a_trained_network(images: Path) ->
     assert shlex.split(proposed.command)[:4] == ["excb-pretrain", "photos_small", "--data", "my photos"]
 
 
+def test_large_photographs_are_to_be_copied_first(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_median_side", lambda _: 767)
+    assert not any("shrink" in reason for reason in choose(scan_folder(images), "my photos", CPU).reasons)
+    monkeypatch.setattr(choice, "_median_side", lambda _: 768)
+    (advice,) = (reason for reason in choose(scan_folder(images), "my photos", CPU).reasons if "shrink" in reason)
+    assert advice.endswith("excb-pretrain shrink --data 'my photos' --out 'my photos256' --side 256")
+
+
 def test_the_command_that_it_prints_is_one(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["choose", "--data", str(images), "--json", "--gpus", "0"]) == 0
     proposed = json.loads(capsys.readouterr().out)

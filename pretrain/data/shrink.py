@@ -1,0 +1,99 @@
+"""Smaller copies of large photographs: a run that reads those is not held up by decoding."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from excb.console import Reporter
+from excb.distributed.machine import usable_cores
+from excb.errors import UserError
+from excb.files.atomic import check_folder, new_file
+from excb.images.decoding import BrokenImageError, open_smaller
+from excb.images.image_set import ImageSet
+from excb.images.scanning import scan_folder
+
+SIDE = 256  # pixels of a copy's shorter side: a crop of a sixteenth of the area still has 64
+QUALITY = 95  # of JPEGs
+JPEG = (".jpg", ".jpeg")
+CHUNK = 256  # files that are queued at once
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What became of the images of a folder."""
+
+    written: int
+    kept: int  # copies that were there already
+    broken: tuple[str, ...]  # names and reasons
+    bytes_before: int  # of all that have a copy
+    bytes_after: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "broken": list(self.broken)}
+
+
+def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int = SIDE) -> Shrunk:
+    """Write a copy of every image below `folder` into `out`, upright, with a shorter side of at most `side` pixels.
+
+    Sub-folders and names stay. Copies are JPEGs: one of another format has `.jpg` added to its name. Files that are
+    small enough are copied as they are. The same call continues one that was stopped.
+
+    Raises:
+        UserError: there are no images, a place cannot be read or written, or one folder is in the other.
+    """
+    source, target = folder.resolve(), out.resolve()
+    if source.is_relative_to(target) or target.is_relative_to(source):
+        raise UserError(f"{out} and {folder} are one inside the other: name an --out beside {folder}")
+    images = scan_folder(folder)
+    check_folder(out)
+    written = kept = before = after = 0
+    broken = []
+    # Threads suffice: decoding and resizing release the interpreter's lock.
+    with (
+        ThreadPoolExecutor(usable_cores()) as threads,
+        reporter.progress(f"copies of {side} pixels", len(images)) as bar,
+    ):
+        for start in range(0, len(images), CHUNK):
+            indices = range(start, min(start + CHUNK, len(images)))
+            for index, copied in zip(indices, threads.map(lambda i: _copy(images, i, out, side), indices), strict=True):
+                bar.advance()
+                if isinstance(copied, str):
+                    broken.append(copied)
+                    continue
+                copy, is_new = copied
+                written, kept = written + is_new, kept + (not is_new)
+                before += images.file(index).stat().st_size
+                after += copy.stat().st_size
+    return Shrunk(written, kept, tuple(broken), before, after)
+
+
+def _copy(images: ImageSet, index: int, out: Path, side: int) -> tuple[Path, bool] | str:
+    """The copy of one image and whether it was made now; a text for one that cannot be read."""
+    name, file = images.paths[index], images.file(index)
+    smaller = out / (name if name.lower().endswith(JPEG) else f"{name}.jpg")
+    for place in (smaller, out / name):
+        if place.exists():
+            return place, False
+    try:
+        image, (width, height) = open_smaller(file, lambda size: _divisor(min(size), side))
+    except BrokenImageError as error:
+        return f"{name} ({error})"
+    if min(width, height) <= side:
+        with new_file(out / name) as partial:
+            shutil.copyfile(file, partial)
+        return out / name, True
+    scale = side / min(width, height)
+    image = image.resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
+    with new_file(smaller) as partial:
+        image.save(partial, "JPEG", quality=QUALITY, subsampling=0)
+    return smaller, True
+
+
+def _divisor(shorter: int, side: int) -> int:
+    """How much smaller a JPEG may be decoded, with twice the pixels of its copy left for the resampling."""
+    return next((divisor for divisor in (8, 4, 2) if shorter // divisor >= 2 * side), 1)

@@ -1,0 +1,94 @@
+"""Smaller copies: every image once, upright, in its folder and at its size; small files as they are; stops go on."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from excb.images.decoding import open_image
+from excb.images.scanning import scan_folder
+from excb.pretrain.__main__ import main
+
+ORIENTATION = 0x0112  # EXIF
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Two classes: a large JPEG taken sideways, a large PNG, a small PNG, a name with two dots, and a cut file."""
+    root = tmp_path / "photographs"
+    (root / "cats").mkdir(parents=True)
+    (root / "dogs" / "deep").mkdir(parents=True)
+    y, x = np.mgrid[:300, :500]
+    picture = Image.fromarray(np.stack([x // 2, y // 2, (x + y) // 4], 2).astype(np.uint8))
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    picture.save(root / "cats" / "sideways.JPG", quality=95, exif=exif)
+    picture.save(root / "cats" / "large.png")
+    picture.resize((50, 30)).save(root / "dogs" / "small.png")
+    picture.save(root / "dogs" / "deep" / "a.b.jpeg", quality=95)
+    whole = (root / "cats" / "sideways.JPG").read_bytes()
+    (root / "dogs" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    return root
+
+
+def shrink(data: Path, out: Path, *more: str) -> int:
+    return main(["shrink", "--data", str(data), "--out", str(out), "--json", *more])
+
+
+def test_copies_are_the_photographs_only_smaller(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "copies"
+    assert shrink(photographs, out, "--side", "60") == 0
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert (report["written"], report["kept"], len(report["broken"])) == (4, 0, 1)
+    assert "warning: 1 cannot be read and have no copy: dogs/cut.jpg" in said.err
+    copies = scan_folder(out)
+    assert copies.paths == ["cats/large.png.jpg", "cats/sideways.JPG", "dogs/deep/a.b.jpeg", "dogs/small.png"]
+    assert copies.classes == ("cats", "dogs")
+    sizes = [copies.open(index).size for index in range(4)]
+    assert sizes == [(100, 60), (60, 100), (100, 60), (50, 30)]  # the sideways one stands upright
+    assert (out / "dogs" / "small.png").read_bytes() == (photographs / "dogs" / "small.png").read_bytes()
+    for name, copy in (("cats/large.png", "cats/large.png.jpg"), ("cats/sideways.JPG", "cats/sideways.JPG")):
+        copied = open_image(out / copy)
+        expected = open_image(photographs / name).resize(copied.size, Image.Resampling.BOX)
+        assert abs(np.asarray(copied, np.float64) - np.asarray(expected)).mean() < 2
+    held = sum(copies.file(index).stat().st_size for index in range(4))
+    assert report["bytes_after"] == held < report["bytes_before"]
+
+
+def test_a_second_call_writes_what_is_missing_and_nothing_else(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "copies"
+    assert shrink(photographs, out) == 0
+    times = {file: file.stat().st_mtime_ns for file in out.rglob("*.*")}
+    (out / "cats" / "sideways.JPG").unlink()
+    capsys.readouterr()
+    assert shrink(photographs, out, "--quiet") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["written"], report["kept"]) == (1, 3)
+    assert {file: file.stat().st_mtime_ns for file in times if file.name != "sideways.JPG"}.items() <= times.items()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("photographs --out photographs/small", "are one inside the other: name an --out beside"),
+        ("photographs --out .", "are one inside the other"),
+        ("photographs --out copies --side 0", "--side takes 1 pixel or more, not 0"),
+        ("photographs/dogs --out photographs/cats/large.png/x", "cannot write"),
+        ("nowhere --out copies", "no folder nowhere"),
+    ],
+)
+@pytest.mark.usefixtures("photographs")
+def test_places_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["shrink", "--data", *line.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert [place.name for place in tmp_path.iterdir()] == ["photographs"]
