@@ -18,13 +18,12 @@ The same command continues one that was stopped.
 
   excb-pretrain shrink --data photos --out photos256
   excb-pretrain photos_small --data photos256"""
+SIDE = 256  # pixels of a copy's shorter side: a crop of a sixteenth of the area still has 64
 NAMED = 5  # broken files that are named
 
 
 def add_options(parser: Parser) -> None:
     """Where the images are, where the copies go, and their size."""
-    from ..data.shrink import SIDE
-
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of images at any depth")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of the copies, another one")
     parser.add_argument(

@@ -16,7 +16,6 @@ from excb.images.decoding import BrokenImageError, open_smaller
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 
-SIDE = 256  # pixels of a copy's shorter side: a crop of a sixteenth of the area still has 64
 QUALITY = 95  # of JPEGs
 JPEG = (".jpg", ".jpeg")
 CHUNK = 256  # files that are queued at once
@@ -37,7 +36,7 @@ class Shrunk:
         return {**vars(self), "broken": list(self.broken)}
 
 
-def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int = SIDE) -> Shrunk:
+def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> Shrunk:
     """Write a copy of every image below `folder` into `out`, upright, with a shorter side of at most `side` pixels.
 
     Sub-folders and names stay. Copies are JPEGs: one of another format has `.jpg` added to its name. Files that are
