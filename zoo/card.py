@@ -10,7 +10,7 @@ from typing import Any
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.markdown import bullets, cell, line, table
-from excb.hub.catalogue import Checkpoint
+from excb.hub.catalogue import Checkpoint, method_of
 from excb.networks.architecture import TORCHVISION
 from excb.networks.preprocessing import Preprocessing
 from excb.results.result import Result, folder_name
@@ -64,7 +64,7 @@ def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
         *_results(results),
         "## Licence",
         cell(checkpoint.licence or "None is stated."),
-        *(["## Cite", _CITATION] if checkpoint.method == "ExCB" else []),
+        *(["## Cite", _CITATION] if checkpoint.method.startswith("ExCB") else []),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -76,7 +76,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         facts: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
         row = facts.get("checkpoint") or {
             "name": folder.name,
-            "method": "ExCB",
+            "method": method_of(facts.get("recipe")),
             "architecture": facts["architecture"],
             "preprocessing": facts["preprocessing"],
             "source": "own run",

@@ -18,7 +18,7 @@ from excb.files.markdown import line
 from excb.hub import catalogue as rows
 from excb.hub import loading, selftest
 from excb.hub.backbone import Backbone
-from excb.hub.catalogue import Checkpoint, Figure, measured_on
+from excb.hub.catalogue import Checkpoint, Figure, measured_on, method_of
 from excb.remote.home import home, recorded
 from excb.results.result import Result, folder_name
 
@@ -185,7 +185,7 @@ def _entry(
     entry = backbone.entry
     own = Checkpoint(
         name=name,
-        method="ExCB" if entry.recipe else "unknown",
+        method=method_of(entry.recipe),
         architecture=entry.architecture,
         preprocessing=backbone.transform,
         source="own run",

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -170,7 +171,7 @@ def _from_folder(file: Path) -> Checkpoint:
     """The row of an exported folder: under the folder's name, of the network and for the images that it holds."""
     try:
         facts = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
-        row = {"method": "ExCB" if facts.get("recipe") else "unknown"} | (facts.get("checkpoint") or {})
+        row = {"method": method_of(facts.get("recipe"))} | (facts.get("checkpoint") or {})
         row |= {name: facts[name] for name in ("architecture", "preprocessing")}
         row |= {"name": file.parent.name, "source": "imported"}
         if facts.get("network") in ("teacher", "student"):  # files that hold one network say other things
@@ -178,6 +179,16 @@ def _from_folder(file: Path) -> Checkpoint:
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         raise UserError(f"not written by `excb-zoo import` or `export` ({type(error).__name__}: {error})") from None
     return Checkpoint.from_dict(row)
+
+
+def method_of(recipe: Mapping[str, Any] | None) -> str:
+    """The name of the method that a recipe of ours trains by, of its plain values; "unknown" without a recipe."""
+    if not recipe:
+        return "unknown"
+    method = recipe.get("method", {})
+    if not method.get("clustering", True):
+        return "BYOL" if method.get("regression") else "SimCLR"
+    return "ExCB + contrast" if method.get("contrast") else "ExCB"
 
 
 def add(entry: Checkpoint, file: Path) -> None:

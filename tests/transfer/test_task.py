@@ -91,7 +91,7 @@ def test_description_of_checkpoint_and_data(place: Path) -> None:
             "step": 5,
             "epoch": 0.5,
             "recipe": "quickstart",
-            "pretraining": {"method": "ExCB", "epochs": 0, "batch": 128, "crops": "2x48+2x32"},
+            "pretraining": {"method": "ExCB + contrast", "epochs": 0, "batch": 128, "crops": "2x48+2x32"},
             "preprocessing": {
                 "resize": 40,
                 "crop": 32,

@@ -156,7 +156,7 @@ def test_row_of_the_catalogue_names_commit_and_hash(
     assert entry.name == "tiny"
     assert entry.locations == (f"hf-hub:tester/tiny@{COMMIT}",)
     assert entry.digest == f"sha256:{sha256}"
-    assert (entry.method, entry.source, entry.licence, entry.epochs) == ("ExCB", "own run", "apache-2.0", 1)
+    assert (entry.method, entry.source, entry.licence, entry.epochs) == ("ExCB + contrast", "own run", "apache-2.0", 1)
     assert [(each.name, each.value, each.images) for each in entry.figures] == [("knn_top1_k20", 57.25, "set")]
     assert catalogue.find("tiny") == entry
     printed = tomllib.loads(capsys.readouterr().out)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from excb.hub.backbone import Entry
-from excb.hub.catalogue import Checkpoint, find
+from excb.hub.catalogue import Checkpoint, find, method_of
 from excb.settings import MethodSettings
 
 from .claim import MULTI, Claim
@@ -47,7 +47,7 @@ class Subject:
     def of_entry(cls, name: str, entry: Entry) -> "Subject":
         """A loaded checkpoint: what its catalogue row says, or else the recipe of its run."""
         recipe, row = entry.recipe, entry.checkpoint
-        facts: dict[str, Any] = {"method": "ExCB" if recipe else None}
+        facts: dict[str, Any] = {"method": method_of(recipe) if recipe else None}
         if recipe:
             optim, views = recipe["optim"], recipe["views"]
             crops = f"{views['global_views']}x{views['global_size']}"

@@ -540,3 +540,18 @@ def test_a_row_that_could_not_be_read_again_is_not_written(zoo: Path) -> None:
     with pytest.raises(UserError, match="TOML cannot hold None"):
         add(row(architecture=Architecture("vit_small", {"act_layer": None})), zoo / "catalogue.toml")
     assert not zoo.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ({}, "ExCB"),
+        ({"clustering": True, "contrast": 0.0, "balancing": "none"}, "ExCB"),
+        ({"contrast": 2.0}, "ExCB + contrast"),
+        ({"clustering": False, "contrast": 1.0}, "SimCLR"),
+        ({"clustering": False, "regression": 1.0}, "BYOL"),
+    ],
+)
+def test_a_recipes_method_has_its_name(method: dict[str, Any], name: str) -> None:
+    assert catalogue.method_of({"method": method}) == name
+    assert catalogue.method_of(None) == "unknown"

@@ -43,6 +43,7 @@ DIGESTS = {
     "repositories_detection": "9f2695d97edb48ef",
     "repositories_voc": "5347d55395f8d66e",
     "tiny_grocery": "3a50bc97eb937c80",
+    "conv4_grocery": "c9a4f8cf179d252d",
 }
 
 
