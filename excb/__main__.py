@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Self-supervised image encoders: pretrain, evaluate, share.\n")
         for word, (program, _, text) in PROGRAMS.items():
             print(f"  python -m excb {word:<8}  or {program:<13}  {text}")
-        print('\nIn Python: `import excb; excb.load("tiny_grocery")`.')
+        print('\nIn Python: `import excb; excb.load("conv4_grocery")`.')
         return 0
     if words[0] not in PROGRAMS:
         close = nearest_name(words[0], PROGRAMS)
