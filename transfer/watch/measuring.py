@@ -69,7 +69,7 @@ class Measuring:
         weights = weights_hash(task.backbone.network)
         if weights == known:
             return None
-        if protocol.state:
+        if protocol.state and protocol.keeps_state(options):
             state = self.scratch / "state" / f"step-{step}-{weights[:12]}{protocol.state_suffix}"
             setattr(options, protocol.state.lstrip("-").replace("-", "_"), state)
         warn_of_unknown(task, self.reporter)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import excb
+from excb.distributed.launch import launch
 from excb.transfer.watch import log, runs, watching
 from excb.transfer.watch.measuring import Measuring
 from tests.clone import ROOT
@@ -74,7 +76,7 @@ def test_figures_are_those_by_hand_and_those_of_the_loop(run: Path, data: Path, 
     [
         ("retrieval", "retrieval_mAP"),
         ("linear --protocol logreg", "linear_top1"),
-        ("semisup --percent 10 --frozen", "semisup_10pct_top1"),
+        ("semisup --percent 10 --frozen", "semisup_10pct_frozen_top1"),
     ],
 )
 def test_other_protocols(tmp_path: Path, data: Path, protocol: str, figure: str) -> None:
@@ -83,6 +85,21 @@ def test_other_protocols(tmp_path: Path, data: Path, protocol: str, figure: str)
     (line,) = lines(run / "watch")
     assert line["figure"] == figure
     assert figures([line])[10] == by_hand(run / "checkpoints" / "step-10.pt", data, tmp_path, protocol)
+
+
+def test_two_processes_write_the_log_of_one(run: Path, data: Path, tmp_path: Path) -> None:
+    usual = ["watch", str(run), "--data", str(data), "--protocol", PROTOCOL, *MACHINE, "--quiet"]
+    assert launch("excb.transfer.cli", [*usual, "--out", str(tmp_path / "two")], 2) == 0
+    assert watch(run, data, "--out", str(tmp_path / "one")) == 0
+    assert lines(tmp_path / "two") == lines(tmp_path / "one")
+
+
+def test_a_run_as_training_left_it(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "finished"
+    shutil.copytree(ROOT / "tests" / "old_files" / "finished", run)
+    assert watch(run, data) == 0
+    assert [(line["step"], line["epoch"]) for line in lines(run / "watch")] == [(9, 3.0)]
+    assert "steps 3, 6: gone before they were measured" in capsys.readouterr().err
 
 
 def test_the_run_is_only_read(run: Path, data: Path, tmp_path: Path) -> None:
