@@ -14,6 +14,7 @@ from excb.references.guessing import TITLES
 from excb.results.result import folder_name
 
 from ..protocols import title
+from ..reporting.fields import readable
 from ..reporting.markup import Html, element, join, page
 from .chart import draw
 from .log import Measurement
@@ -88,7 +89,7 @@ def _term(name: str, value: str, beside: str | None = None) -> Html:
 
 
 def _protocol(setup: Mapping[str, Any]) -> str:
-    options = [f"{name.replace('_', ' ')} {value}" for name, value in sorted(setup["options"].items())]
+    options = [f"{name.replace('_', ' ')} {readable(value)}" for name, value in sorted(setup["options"].items())]
     return ", ".join([str(setup["protocol"]), *options])
 
 

@@ -69,7 +69,7 @@ def test_it_shows_the_watched_curve_the_runs_own_and_a_row_for_each_checkpoint()
     assert "majority class" in page
     assert "step 15. The run keeps" in page
     assert '<meta http-equiv="refresh" content="30">' in page
-    figure = draw(shown)
+    figure: Any = draw(shown)
     assert figure is not None
     top, *own = figure.axes
     assert {line.get_label() for line in top.get_lines()} >= {"best, 60.00", "majority class 20.0", "chance 14.3"}
@@ -82,6 +82,21 @@ def test_it_ends() -> None:
     page = render(state(measurement(10, 50.0)), refresh=None)
     assert "refresh" not in page
     assert "The watch has ended." in page
+
+
+@pytest.mark.browser
+def test_a_browser_shows_it_and_loads_it_again(tmp_path: Path) -> None:
+    from tests.browser import chromium
+
+    file = tmp_path / "watch.html"
+    file.write_text(render(state(measurement(10, 50.0)), refresh=1), encoding="utf-8")
+    with chromium() as page:
+        page.open(file)
+        assert page.run("document.querySelector('figure img').naturalWidth") > 100
+        file.write_text(render(state(measurement(10, 50.0), measurement(20, 60.0)), refresh=None), encoding="utf-8")
+        while page.run("document.querySelectorAll('tbody tr').length") != 2:
+            page.wait_until_loaded()
+        assert page.problems == []
 
 
 def test_nothing_measured_yet() -> None:
