@@ -102,7 +102,7 @@ def _best(axes: Any, state: State) -> None:
 
 def _epoch(state: State, step: int, epoch: float | None) -> float:
     """Where a checkpoint stands on the axis: its epoch, or by the run's metrics, or its step where neither is known."""
-    return state.snapshot.epochs().get(step, float(step)) if epoch is None else epoch
+    return state.snapshot.epochs.get(step, float(step)) if epoch is None else epoch
 
 
 def _panel(axes: Any, name: str, series: dict[str, str], epochs: Sequence[Any]) -> None:

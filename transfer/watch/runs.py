@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +49,7 @@ class Snapshot:
             if line["kind"] == "epoch" and line["step"] < newest and ("score" in line or _due(line.get("epoch"), every))
         }
 
+    @cached_property
     def epochs(self) -> dict[int, float]:
         """The epoch of every step that its metrics name."""
         return {line["step"]: line["epoch"] for line in self.metrics if _is_number(line.get("epoch"))}

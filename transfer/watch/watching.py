@@ -93,6 +93,7 @@ class Watch:
         """What to do next; whatever is waited for, the page and `best.json` are as new as the run."""
         try:
             self._look()
+            self._name_missed()
             while due := self._due():
                 step = due[0]
                 if (file := self._whole(step)) is not None:
@@ -113,22 +114,32 @@ class Watch:
             why = next((why for _, why in self._unreadable.values()), "all were removed meanwhile")
             raise UserError(f"no checkpoint of {self._run.place} could be measured: {why}")
         self._display.refresh(self.state(), ended=over)
+        if over:
+            shutil.rmtree(self._scratch, ignore_errors=True)
         if not over and not self._waiting:
             self._waiting = True
             self._reporter.note(f"looking for new checkpoints every {duration(self._every)}; Ctrl-C ends the watch")
         return Turn(over=over)
 
     def record(self, turn: Turn, result: Result | None) -> None:
-        """Write down what was measured."""
+        """Write down what was measured, or why nothing was.
+
+        Raises:
+            UserError: the folder cannot be written, or the settings are not those of before.
+        """
         assert turn.step is not None
         assert turn.file is not None
         stamp = self._snapshot.checkpoints[turn.step]
-        if result is None:
-            if turn.file.is_file():
-                self._same[turn.step] = stamp
-            else:
-                self._forget(turn.step)
-            return
+        if result is not None:
+            self._write_down(turn, result, stamp)
+        elif turn.file.is_file():
+            self._same[turn.step] = stamp
+        else:
+            self._forget(turn.step)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _write_down(self, turn: Turn, result: Result, stamp: str) -> None:
+        assert turn.step is not None
         if turn.known is not None:
             self._reporter.warn(f"step {turn.step} was written again with other weights, and is measured anew")
         measurement = _measurement(turn.step, stamp, result, self._log)
@@ -137,7 +148,6 @@ class Watch:
         self._display.refresh(self.state(), ended=False)
         for note in measurement.notes:
             self._reporter.note(note)
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def interrupt(self) -> None:
         """Say on the page that the watch has ended."""

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 import excb
 from excb.distributed.launch import launch
+from excb.errors import UserError
 from excb.transfer.watch import log, runs, watching
 from excb.transfer.watch.measuring import Measuring
 from tests.clone import ROOT
@@ -452,6 +453,13 @@ def test_two_watches_do_not_write_one_folder(run: Path, data: Path, capsys: pyte
     with FileLock(run / "watch" / "watch.jsonl.lock"):
         assert watch(run, data) == 2
     assert "another watch writes to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["[]", "null", "{}", "[" * 5000, '{"step": 1e999}', '{"step": -1}', "\x00", ""])
+def test_lines_of_unknown_origin_are_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "watch.jsonl").write_text(f"{line}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"line 1 of .* is damaged: remove it"):
+        log.Log(tmp_path, {})
 
 
 def test_a_damaged_line_is_named(run: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
