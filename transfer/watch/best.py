@@ -49,7 +49,7 @@ def point(measured: Iterable[Measurement], run: Run, kept: Collection[int]) -> d
         "value": best.value,
         "interval": best.interval,
         "weights_sha256": best.weights_sha256,
-        "better_but_gone": [one.step for one in order[: order.index(best)]],
+        "better_but_gone": [one.step for one in order[: order.index(best)] if one.value != best.value],
     }
 
 

@@ -2,10 +2,8 @@
 
 import base64
 import shlex
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from excb.charts.style import figure_bytes
 from excb.console import duration
@@ -14,10 +12,10 @@ from excb.references.guessing import TITLES
 from excb.results.result import folder_name
 
 from ..protocols import title
-from ..reporting.fields import readable
 from ..reporting.markup import Html, element, join, page
 from .chart import draw
 from .log import Measurement
+from .setup import command
 from .state import State, steps_in_words
 
 PAGE = "watch.html"
@@ -58,7 +56,7 @@ def render(state: State, *, refresh: int | None, now: datetime | None = None) ->
 
 def _masthead(state: State) -> Html:
     test = state.setup["test"]
-    words = f"{_protocol(state.setup)} on {test['images']:,} images of {folder_name(test['root'])}"
+    words = f"{command(state.setup)} on {test['images']:,} images of {folder_name(test['root'])}"
     terms = [_term("checkpoints measured", str(len(state.measured)))]
     if state.pointer is not None:
         best, newest = state.pointer, state.measured[-1]
@@ -86,11 +84,6 @@ def _term(name: str, value: str, beside: str | None = None) -> Html:
     return element(
         "div", element("dt", name), element("dd", value, None if beside is None else element("small", beside))
     )
-
-
-def _protocol(setup: Mapping[str, Any]) -> str:
-    options = [f"{name.replace('_', ' ')} {readable(value)}" for name, value in sorted(setup["options"].items())]
-    return ", ".join([str(setup["protocol"]), *options])
 
 
 def _table(state: State) -> Html | None:
@@ -154,12 +147,12 @@ def _by_hand(state: State) -> Html | None:
         return None
     where = f"best.json points to {state.pointer['checkpoint']}"
     gone = "" if state.pointer["kept"] else ", which the run has removed"
-    command = f"excb-eval {state.setup['protocol']} --ckpt {shlex.quote(state.pointer['checkpoint'])} --data ..."
+    words = f"excb-eval {command(state.setup)} --ckpt {shlex.quote(state.pointer['checkpoint'])} --data ..."
     return element(
         "section",
         element("h2", "The best checkpoint"),
         element("p", f"{where}{gone}."),
-        element("p", element("code", command), class_="note"),
+        element("p", element("code", words), class_="note"),
         class_="panel",
     )
 

@@ -105,17 +105,20 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """What keeps two setups apart, in words; empty where they are the same."""
     if old.get("run") != new["run"]:
         return f"of the run {old.get('run')}, now {new['run']}"
-    before, now = _command(old), _command(new)
+    before, now = command(old), command(new)
     if before != now:
         return f"of `{before}`, now `{now}`"
     parts = [part for part in ("train", "test") if _identity(old.get(part)) != _identity(new[part])]
     return "; ".join(f"on other {part} images: {_images(old.get(part))}, now {_images(new[part])}" for part in parts)
 
 
-def _command(setup: Mapping[str, Any]) -> str:
-    options = setup.get("options")
-    words = [f"{name}={value}" for name, value in sorted(options.items())] if isinstance(options, dict) else []
-    return " ".join([str(setup.get("protocol")), *words])
+def command(setup: Mapping[str, Any]) -> str:
+    """The protocol as one types it after `excb-eval`, without checkpoint and images."""
+    words, options = [str(setup.get("protocol"))], setup.get("options")
+    for name, value in sorted(options.items()) if isinstance(options, dict) else []:
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
 
 
 def _identity(images: Any) -> Any:

@@ -118,6 +118,18 @@ def test_the_best_of_equal_ones_is_the_earliest() -> None:
     ]
 
 
+def test_the_pointer_names_better_ones_that_are_gone() -> None:
+    measured = [measurement(10, 70.0), measurement(20, 60.0), measurement(30, 60.0), measurement(40, 50.0)]
+    run = LocalRun(Path("runs") / "first")
+    found = best.point(measured, run, {30, 40})
+    assert found is not None
+    assert (found["step"], found["kept"], found["better_but_gone"]) == (30, True, [10])
+    nothing_left = best.point(measured, run, set())
+    assert nothing_left is not None
+    assert (nothing_left["step"], nothing_left["kept"], nothing_left["better_but_gone"]) == (10, False, [])
+    assert best.point([], run, {30}) is None
+
+
 def test_checkpoints_that_metrics_promise() -> None:
     lines = [
         {"kind": "epoch", "step": 10, "epoch": 1, "score": 1.0},  # measured, so saved
