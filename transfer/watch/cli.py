@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from excb.cli import Command, Parser
+from excb.cli import Command, Parser, local_path
 from excb.console import Reporter
 from excb.errors import is_rank0
 
-from ..options import add_data_options, add_out
+from ..options import add_data_options
 from ..parallel import in_parallel
+from .setup import asked, watchable
 
 if TYPE_CHECKING:
     import torch
@@ -46,17 +47,22 @@ def seconds(text: str) -> float:
 
 
 def _add_options(parser: Parser) -> None:
-    add = parser.add_argument
+    add, names = parser.add_argument, [protocol.name for protocol in watchable()]
     add("run", metavar="RUN", help="run folder, or its URL such as s3://bucket/run")
     add(
         "--protocol",
-        default="knn",
+        default=names[0],
         metavar="WORDS",
-        help="knn (default), retrieval, linear, semisup or finetune; with options of its own in quotes: 'knn --k 20'",
+        help=f"of {', '.join(names)} (default: {names[0]}); with options of its own in quotes, as in the examples",
     )
     add("--every", type=seconds, default=600.0, metavar="TIME", help="between two looks, in s, m or h (default: 10m)")
     add("--once", action="store_true", help="measure the checkpoints that are there, and end")
-    add_out(parser, "DIR")
+    add(
+        "--out",
+        type=local_path,
+        metavar="DIR",
+        help="for figures and page (default: RUN/watch; of a URL runs/NAME-watch)",
+    )
     add_data_options(parser)
 
 
@@ -85,7 +91,6 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
     from .display import Display
     from .log import Log, writing
     from .measuring import Measuring, SaidOnce
-    from .setup import asked
     from .watching import Watch, watch
 
     reporter, scratch = SaidOnce(quiet=args.quiet or not is_rank0()), args.out / UNFINISHED

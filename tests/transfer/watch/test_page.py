@@ -54,7 +54,12 @@ def state(*measured: Measurement, name: str = "first", **changes: Any) -> State:
         for epoch in (1, 2, 3)
     ]
     pointer = best.point(measured, LocalRun(Path("runs") / name), kept)
-    values = {"snapshot": Snapshot(kept, metrics, finished=False), "missed": (), "unreadable": {}, "pointer": pointer}
+    values: dict[str, Any] = {
+        "snapshot": Snapshot(kept, metrics, finished=False),
+        "missed": (),
+        "unreadable": {},
+        "pointer": pointer,
+    }
     return State(place=f"runs/{name}", name=name, setup=SETUP, measured=measured, **values | changes)
 
 
