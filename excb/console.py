@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -97,6 +97,14 @@ class Reporter:
             ]
             print("  ".join(cells).rstrip())
 
+    def rows(self, columns: Mapping[str, int]) -> "Rows":
+        """A table on stdout whose rows come one by one.
+
+        Args:
+            columns: names, each with the width that its cells need.
+        """
+        return Rows(columns, drawn=self._results.is_terminal)
+
     def _cell(self, title: str) -> Any:
         """A line of a notebook's cell that can be changed; None elsewhere."""
         if self.quiet or not _in_notebook():
@@ -130,6 +138,28 @@ class Reporter:
                 yield Progressor(title, total, done, sys.stderr, bar)
             finally:
                 self._live = None
+
+
+class Rows:
+    """A table that grows: rows below one header on a terminal; in a pipe each row is a line that names its cells."""
+
+    def __init__(self, columns: Mapping[str, int], *, drawn: bool) -> None:
+        self._widths = {name: max(width, len(name)) for name, width in columns.items()}
+        self._drawn, self._begun = drawn, False
+
+    def add(self, *cells: str) -> None:
+        """Print a row, a cell for each column; empty ones are left out in a pipe."""
+        shown = dict(zip(self._widths, map(printable, cells), strict=True))
+        if not self._drawn:
+            print("  ".join(f"{name} {cell}".strip() for name, cell in shown.items() if cell), flush=True)
+            return
+        if not self._begun:
+            self._begun = True
+            print(self._line({name: name for name in self._widths}), flush=True)
+        print(self._line(shown), flush=True)
+
+    def _line(self, cells: Mapping[str, str]) -> str:
+        return "  ".join(cell.rjust(self._widths[name]) for name, cell in cells.items()).rstrip()
 
 
 def _in_notebook() -> bool:

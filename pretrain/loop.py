@@ -15,6 +15,7 @@ from excb.distributed.machine import choose_device
 from excb.distributed.signals import SecondSignal, StopRequest
 from excb.distributed.workers import ReadingError
 from excb.errors import UserError
+from excb.files.run_files import RECIPE
 from excb.images.image_set import CodedImages
 from excb.method import Step
 
@@ -30,7 +31,7 @@ from .run.monitor import StoppedError
 from .run.profiling import StepProfile
 from .run.progress import report, sum_up
 from .run.remote_mirror import Place
-from .run.run_folder import RECIPE, RunFolder
+from .run.run_folder import RunFolder
 from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd

@@ -11,6 +11,7 @@ import torch
 
 from excb.charts.style import BLUE, GREY, new_figure, save_figure, style_axes
 from excb.console import Reporter, duration
+from excb.files.run_files import REPORT
 from excb.hub import loading
 from excb.images.image_set import ImageSet
 from excb.images.photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
@@ -25,7 +26,7 @@ from .initialise import adopted, build_model
 from .loop import train
 from .recipe import Recipe
 from .run.remote_mirror import Place
-from .run.run_folder import CURVES, REPORT, RunFolder
+from .run.run_folder import CURVES, RunFolder
 
 K, TEMPERATURE = 20, 0.07
 PICTURE = "references.png"

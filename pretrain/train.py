@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
 from excb.files import json_text
+from excb.files.run_files import RECIPE, REPORT
 
 from . import overrides as overriding
 from .recipe import Recipe
 from .run.remote_mirror import Place, run_place
-from .run.run_folder import RECIPE, REPORT
 from .verdict import Verdict
 
 if TYPE_CHECKING:

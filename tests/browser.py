@@ -42,8 +42,13 @@ class Page:
         """Open a file and wait until it is loaded."""
         self._loaded = False
         self._ask("Page.navigate", url=file.resolve().as_uri())
+        self.wait_until_loaded()
+
+    def wait_until_loaded(self) -> None:
+        """Wait for the end of a load, also of one that the page itself asks for."""
         while not self._loaded:
             self._hear()
+        self._loaded = False
 
     def run(self, script: str) -> Any:
         """The value of an expression, or of the promise that it gives."""

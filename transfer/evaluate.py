@@ -84,9 +84,7 @@ class Result:
     @property
     def main(self) -> str:
         """The figure that pages show first."""
-        protocol = protocols.of_result(self.record.protocol)
-        headline = "" if protocol is None else protocol.headline
-        return headline if headline in self.figures else next(iter(self.figures))
+        return protocols.headline(self.figures)
 
     def save(self, file: str | Path) -> list[Path]:
         """Write FILE.json, which `excb-eval compare` and `leaderboard` read, with predictions and picture beside it.

@@ -111,7 +111,8 @@ class Protocol(Command):
         labels: what the images need: a class each, or boxes. With boxes a protocol resizes images by itself.
         headline: the figure that pages show first where a result has it; by default its first.
         state: the option that keeps an unfinished evaluation; empty where it starts anew.
-        state_suffix: what `all` appends to the name of that file or folder.
+        state_suffix: what `all` and `watch` append to the name of that file or folder.
+        keeps_state: whether an evaluation with these options takes `state`, where there is one.
         cost: forward passes of one image that a claim's options and images need, where a training pass counts as
             three; a sentence where passes say little; None where it is not known.
         result_fields: what defines a measured figure, given the result's settings as in JSON.
@@ -129,6 +130,7 @@ class Protocol(Command):
     headline: str = ""
     state: str = ""
     state_suffix: str = ""
+    keeps_state: Callable[[argparse.Namespace], bool] = lambda _args: True
     cost: "Callable[[Mapping[str, Any], ClaimImages], float | str | None]"
     result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: settings
     claim_fields: Callable[[Fields, FigureKind], Fields] = lambda options, _kind: options

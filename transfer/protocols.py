@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from excb.cli import command_parser
 
@@ -52,6 +52,20 @@ def family_of(kind: FigureKind) -> Family:
     """The table that a figure stands in."""
     name = kind.family
     return next((family for family in FAMILIES if family.name == name), Family(name, name.replace("_", " "), name))
+
+
+def headline(figures: Mapping[str, float]) -> str:
+    """The best-known figure of a result: k = 20 of a grid of neighbours, else its first."""
+    headlines = (protocol.headline for protocol in PROTOCOLS if protocol.headline in figures)
+    return next(headlines, None) or next(iter(figures))
+
+
+def title(figure: str) -> str:
+    """What people call a figure."""
+    if (kind := kind_of(figure)) is None:
+        return figure
+    settings = "".join(f", {name} {value}" for name, value in kind.settings)
+    return f"{family_of(kind).short} {kind.metric}{settings}"
 
 
 def parse(words: Sequence[str]) -> tuple[Protocol, argparse.Namespace]:

@@ -83,7 +83,7 @@ def stamp(place: str) -> str:
     """The stamp of one file: see `stamps`."""
     try:
         if not is_remote(place):
-            return _local_stamp(os.stat(place))  # noqa: PTH116
+            return local_stamp(os.stat(place))  # noqa: PTH116
         system, path = filesystem(place)
         status = system.info(path)
         return " ".join(f"{key}={status[key]}" for key in _CHANGES if status.get(key) is not None)
@@ -91,7 +91,8 @@ def stamp(place: str) -> str:
         raise UserError(f"cannot find {place} ({reason(error)}): check the name, and your access to it") from None
 
 
-def _local_stamp(status: os.stat_result) -> str:
+def local_stamp(status: os.stat_result) -> str:
+    """The stamp of a file of this machine."""
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
@@ -105,7 +106,7 @@ class _Descriptor:
     def __init__(self, place: str, expected: str) -> None:
         self.number = -1
         self.number = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-        if _local_stamp(os.fstat(self.number)) != expected:
+        if local_stamp(os.fstat(self.number)) != expected:
             raise ChangedError(f"{place} has changed since this run began")
 
     def __del__(self) -> None:

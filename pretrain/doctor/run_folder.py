@@ -13,6 +13,7 @@ from pathlib import Path
 from excb.checkpoint.run_checkpoint import in_run
 from excb.errors import UserError
 from excb.files.atomic import existing
+from excb.files.run_files import RECIPE
 from excb.remote.object_store import Store, StoreError
 
 from .finding import Finding, plural, size
@@ -65,7 +66,7 @@ def _state(run: Path, refuse: Callable[[], None]) -> Finding:
     except UserError as error:
         problem, _, fix = str(error).rpartition(": ")
         return Finding("run folder", "error", problem, fix)
-    if (run / "recipe.json").is_file():
+    if (run / RECIPE).is_file():
         return Finding("run folder", "ok", f"{run} holds a run, which the same command resumes")
     return Finding("run folder", "ok", f"{run} can be written")
 

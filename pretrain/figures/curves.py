@@ -21,9 +21,9 @@ from excb.charts.style import (
 )
 from excb.errors import UserError, printable
 from excb.files import json_text
+from excb.files.run_files import METRICS, RECIPE, read_metrics
 
-from ..run.journal import METRICS, read_metrics
-from ..run.run_folder import CURVES, RECIPE
+from ..run.run_folder import CURVES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,16 +16,13 @@ from torch import Tensor
 from excb.charts.tensorboard import TensorBoardWriter
 from excb.distributed.collectives import gather_rows, mean_over_ranks, rank, world_size
 from excb.errors import UserError
-from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.run_files import METRICS, read_metrics
 from excb.images.image_set import Images
 from excb.method import Step
 
 from ..data.batch import Batch
 from ..recipe import Recipe
-
-METRICS = "metrics.jsonl"
-
 
 # Sums over steps, in the order that checkpoints hold them; those of older versions hold the first three.
 SUMS = ("loss", "confidence", "agreement", "cluster_loss", "contrast", "regression")
@@ -282,18 +279,3 @@ def _write_errors(file: Path) -> Iterator[None]:
     except UserError as error:
         error.rank_local = True
         raise
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; incomplete lines and lines that no run writes are skipped."""
-    file = folder / METRICS
-    lines = []
-    if file.is_file():
-        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                line = json_text.parse(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict) and isinstance(line.get("kind"), str) and type(line.get("step")) is int:
-                lines.append(line)
-    return lines

@@ -16,11 +16,12 @@ from excb.cli import local_path
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.run_files import OWNER
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
 from excb.remote.object_store import Store, StoreError
 
-OWNER, MARK = "owner.json", ".kept-at"
+MARK = ".kept-at"
 FOLDERS = ("", "tensorboard", "diverged", "profile")  # uploaded besides checkpoints
 FETCHED = ("", "tensorboard")  # those of them that a resumed run needs
 

@@ -18,14 +18,14 @@ from excb.distributed.collectives import world_size
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.run_files import METRICS, RECIPE, REPORT
 from excb.images.image_set import Images
 from excb.version import __version__
 
 from ..recipe import Recipe
-from .journal import METRICS
 from .remote_mirror import Mirror, Place
 
-RECIPE, REPORT, CURVES, DIVERGED = "recipe.json", "report.json", "curves.png", "diverged"
+CURVES, DIVERGED = "curves.png", "diverged"
 # What may change between two starts of a run, because no weight depends on it.
 RESUMABLE_CHANGES = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
 

@@ -21,6 +21,7 @@ from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.files.records import anything, count, line, number, record, table, table_of
+from excb.files.run_files import RECIPE, REPORT
 from excb.hub import loading
 from excb.hub.trained_heads import NetworkHeads
 from excb.images.image_set import Images
@@ -35,7 +36,7 @@ from ..initialise import build_model
 from ..loop import train
 from ..recipe import Recipe
 from ..run.monitor import KNN_TEMPERATURE, Monitor
-from ..run.run_folder import RECIPE, REPORT, RESUMABLE_CHANGES, differences
+from ..run.run_folder import RESUMABLE_CHANGES, differences
 from .sets import Sets
 
 SCHEMA, FILE = 1, "cell.json"

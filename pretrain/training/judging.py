@@ -12,15 +12,14 @@ from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.files import json_text
+from excb.files.run_files import REPORT, read_metrics
 from excb.hub import loading
 from excb.networks.preprocessing import Preprocessing
 from excb.references.baselines import HistogramRows, PixelRows
 from excb.references.untrained import estimate_batchnorm, spread
 
 from ..initialise import build_model, start_from
-from ..run.journal import read_metrics
 from ..run.monitor import Monitor, StoppedError
-from ..run.run_folder import REPORT
 from ..verdict import GUESSING, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
 from .state import RunState
 

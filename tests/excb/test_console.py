@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from excb.console import PLAIN_SECONDS, Reporter, duration
+from excb.console import PLAIN_SECONDS, Reporter, Rows, duration
 
 ESCAPE = "\x1b"
 
@@ -286,3 +286,17 @@ def test_ipython_on_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=SimpleNamespace))
     with Reporter().progress("run", 1) as bar:  # would import IPython.display
         bar.advance()
+
+
+def test_rows_that_come_one_by_one_name_their_cells_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = Reporter().rows({"step": 4, "value": 6, "": 4})
+    rows.add("10", "57.30", "best")
+    rows.add("20", "", "\x1b[31m")
+    assert capsys.readouterr().out == "step 10  value 57.30  best\nstep 20  \\u001b[31m\n"
+
+
+def test_rows_that_come_one_by_one_stand_below_one_header_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = Rows({"step": 4, "value": 6, "": 4}, drawn=True)
+    rows.add("10", "57.30", "best")
+    rows.add("20", "8.10", "")
+    assert capsys.readouterr().out == "step   value\n  10   57.30  best\n  20    8.10\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from excb.checkpoint import run_checkpoint
-from excb.pretrain.run.journal import read_metrics
+from excb.files.run_files import read_metrics
 from tests.pretrain.small_runs import OVERRIDES, assert_same
 
 PATIENCE = 120.0  # seconds for whatever a test waits for, on a busy machine

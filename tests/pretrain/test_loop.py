@@ -17,13 +17,13 @@ import excb
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.files.run_files import read_metrics
 from excb.images.scanning import scan_folder
 from excb.pretrain import loop, step
 from excb.pretrain.__main__ import main
 from excb.pretrain.data import feed, loader
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.run.journal import read_metrics
 from tests.pretrain.small_runs import OVERRIDES, assert_same, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")

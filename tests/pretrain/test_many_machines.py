@@ -15,8 +15,8 @@ import pytest
 
 from excb.checkpoint import run_checkpoint
 from excb.distributed import slurm
+from excb.files.run_files import read_metrics
 from excb.pretrain.__main__ import main
-from excb.pretrain.run.journal import read_metrics
 from tests.faults.runs import ranks
 from tests.pretrain.test_parallel import FILES, NETWORK, assert_same_run, command, images, one_thread_each
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from excb.checkpoint import run_checkpoint
 from excb.distributed.launch import launch
+from excb.files.run_files import read_metrics
 from excb.pretrain.__main__ import main
-from excb.pretrain.run.journal import read_metrics
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 STEPS = 21

@@ -11,7 +11,7 @@ from excb.references.guessing import CHANCE, MAJORITY, TITLES
 from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
-from ..protocols import PROTOCOLS, family_of, kind_of
+from ..protocols import headline, kind_of, title
 from ..reporting.statistics import compared
 from .cost import Cost
 
@@ -136,20 +136,6 @@ class Comparison:
         }
 
 
-def headline(result: Result) -> str:
-    """A result's best-known figure: k = 20 of a grid of neighbours, else its first."""
-    headlines = (protocol.headline for protocol in PROTOCOLS if protocol.headline in result.figures)
-    return next(headlines, None) or next(iter(result.figures))
-
-
-def title(figure: str) -> str:
-    """What people call a figure."""
-    if (kind := kind_of(figure)) is None:
-        return figure
-    settings = "".join(f", {name} {value}" for name, value in kind.settings)
-    return f"{family_of(kind).short} {kind.metric}{settings}"
-
-
 def side_by_side(contenders: Sequence[Contender], *, notes: Sequence[str] = ()) -> Comparison:
     """Compare checkpoints that were evaluated on the same images.
 
@@ -198,7 +184,7 @@ def holm(p_values: Mapping[tuple[str, str, str], float]) -> dict[tuple[str, str,
 def _columns(one: Contender) -> list[Column]:
     columns = []
     for step, result in one.results.items():
-        figure, kind = headline(result), kind_of(headline(result))
+        figure, kind = headline(result.figures), kind_of(headline(result.figures))
         columns.append(Column(step, figure, title(figure), kind is None or kind.higher_is_better))
     return columns
 

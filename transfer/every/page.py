@@ -7,11 +7,10 @@ from typing import Any
 from excb.console import duration
 from excb.results.result import Result, folder_name
 
-from ..protocols import kind_of
+from ..protocols import headline, kind_of, title
 from ..reporting.fields import readable
 from ..reporting.markup import Html, element, join, page
 from ..reporting.references import TITLES
-from .comparison import headline, title
 from .suite import Outcome
 
 _FEW = 5  # classes that are named as the best and the worst
@@ -55,7 +54,7 @@ def _masthead(name: str, results: Sequence[Result]) -> Html:
 
 
 def _headline(result: Result) -> Html:
-    figures, figure = result.figures, headline(result)
+    figures, figure = result.figures, headline(result.figures)
     beside = None
     if figure in result.intervals:
         beside = element("small", "{:.1f} to {:.1f}".format(*result.intervals[figure]))
@@ -140,7 +139,7 @@ def _picture(one: Outcome) -> Html | None:
 
 def _classes(result: Result) -> Html | None:
     """The best and the worst classes of the headline's figure."""
-    figure = headline(result)
+    figure = headline(result.figures)
     by_class = result.per_class.get(figure, {})
     ranked = sorted(
         ((value, name) for name, value in by_class.items() if value is not None), key=lambda each: (-each[0], each[1])

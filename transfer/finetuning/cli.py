@@ -206,6 +206,7 @@ SEMISUP = Protocol(
         Family("semisup_10pct_frozen", "Logistic regression on 10 % of the labels", "semisup_10pct_frozen"),
     ),
     state="--state",
+    keeps_state=lambda args: not args.frozen,  # a logistic regression takes no time
     cost=_cost,
     result_fields=_result_fields,
     claim_fields=_claim_fields,
@@ -225,6 +226,7 @@ FINETUNE = Protocol(
     run=_COMMAND.run,
     open=_COMMAND.open,
     families=(Family("finetune", "Fine-tuning on a share of the labels", "finetune"),),
+    state="--state",
     cost=lambda _options, _images: None,
     result_fields=_result_fields,
     group="training",

@@ -44,7 +44,7 @@ def _visible(text: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
-def page(title: str, body: Html, *, style: str, script: str | None = None) -> str:
+def page(title: str, body: Html, *, style: str, script: str | None = None, refresh: int | None = None) -> str:
     """A whole page, whose policy lets it use its own style and script, show pictures that it holds, and nothing else.
 
     Args:
@@ -52,6 +52,7 @@ def page(title: str, body: Html, *, style: str, script: str | None = None) -> st
         body: all that is seen.
         style: names of this package's `pages/*.css`, separated by spaces, after `base`.
         script: name of `pages/*.js`; None for a page without.
+        refresh: seconds after which a browser loads it again; None of a page that stays as it is.
     """
     css = "".join(_asset(f"{name}.css") for name in ["base", *style.split()])
     code = None if script is None else _asset(f"{script}.js")
@@ -61,6 +62,7 @@ def page(title: str, body: Html, *, style: str, script: str | None = None) -> st
         "head",
         Html('<meta charset="utf-8">'),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        None if refresh is None else Html(f'<meta http-equiv="refresh" content="{refresh}">'),
         Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         Html('<meta name="color-scheme" content="light dark">'),
         element("title", title),

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from excb.files.run_files import METRICS
 from excb.images.scanning import scan_folder
 from excb.pretrain import overrides
 from excb.pretrain.__main__ import main
-from excb.pretrain.run.journal import METRICS
 from excb.pretrain.run.remote_mirror import Place
 from excb.pretrain.run.run_folder import RunFolder
 from tests.pretrain.small_runs import OVERRIDES, write_images

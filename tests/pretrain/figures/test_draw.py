@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from excb.charts.style import save_figure
+from excb.files.run_files import METRICS
 from excb.pretrain.__main__ import main
 from excb.pretrain.figures import curves, diagrams, tsne
-from excb.pretrain.run.journal import METRICS
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,13 +9,14 @@ import torch
 
 import excb
 from excb.checkpoint import run_checkpoint
+from excb.files.run_files import read_metrics
 from excb.method import balancing, batch_sizes, unit
 from excb.pretrain.__main__ import main
 from excb.pretrain.figures.curves import Curves, statistics
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.run.alarms import COINCIDENT, AlarmState, Health, coincident
-from excb.pretrain.run.journal import batch_statistics, read_metrics
+from excb.pretrain.run.journal import batch_statistics
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,12 +12,13 @@ import torch
 from PIL import Image
 
 from excb.errors import UserError
+from excb.files.run_files import METRICS, read_metrics
 from excb.images.image_set import ImageSet
 from excb.method import Clustered, Step
 from excb.pretrain.data.batch import Batch
 from excb.pretrain.figures import curves
 from excb.pretrain.recipe import Recipe
-from excb.pretrain.run.journal import METRICS, EpochStatistics, Journal, batch_statistics, purity, read_metrics
+from excb.pretrain.run.journal import EpochStatistics, Journal, batch_statistics, purity
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 0])
 

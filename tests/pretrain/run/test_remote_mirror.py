@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from excb.checkpoint import run_checkpoint
+from excb.files.run_files import read_metrics
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
 from excb.pretrain.data.batch import Batch
-from excb.pretrain.run.journal import read_metrics
 from excb.pretrain.run.remote_mirror import Mirror, run_place
 from excb.remote import object_store
 from tests.faulty_store import FaultyStore

@@ -1,0 +1,191 @@
+"""`watch.jsonl`: one line for every checkpoint that was measured. It is all that a watch remembers."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from excb.errors import UserError
+from excb.files import json_text
+from excb.files.atomic import lock_of, write_text
+from excb.files.records import count, list_of, number, optional, record, table, table_of, text
+
+from .setup import difference
+
+LOG = "watch.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A checkpoint's figures, as its evaluation by hand gives them.
+
+    Attributes:
+        step: of the run.
+        epoch: of the run; None where the checkpoint does not say it.
+        stamp: of its file when it was read: another file of this step has another one.
+        weights_sha256: of its backbone.
+        figure: the name of the main figure.
+        figures: all of them by name, in their protocol's unit.
+        intervals: their 95 % intervals.
+        references: what figures must beat, by reference and figure.
+        notes: what a reader of the figures must know.
+        protocol: the result's.
+        protocol_hash: equal for figures of equal settings.
+        setup: what was asked for (`setup.Asked.on`).
+        seconds: the evaluation took.
+        created: when.
+        version: of excb.
+    """
+
+    step: int
+    epoch: float | None
+    stamp: str
+    weights_sha256: str
+    figure: str
+    figures: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float]]
+    references: Mapping[str, Mapping[str, float]]
+    notes: tuple[str, ...]
+    protocol: str
+    protocol_hash: str
+    setup: Mapping[str, Any]
+    seconds: float
+    created: str
+    version: str
+
+    @property
+    def value(self) -> float:
+        """The main figure's value."""
+        return self.figures[self.figure]
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Its interval, if it has one."""
+        ends = self.intervals.get(self.figure)
+        return None if ends is None else (ends[0], ends[1])
+
+
+_RULES = {
+    **dict.fromkeys(("stamp", "weights_sha256", "figure", "protocol", "protocol_hash", "created", "version"), text),
+    "step": count,
+    "epoch": optional(number),
+    "figures": table_of(number),
+    "intervals": table_of(list_of(number, 2)),
+    "references": table_of(table_of(number)),
+    "notes": list_of(text),
+    "setup": table,
+    "seconds": number,
+}
+_LINE = record(_RULES, required=[field.name for field in fields(Measurement)])
+
+
+class Log:
+    """The measurements of one setup.
+
+    Attributes:
+        file: the folder's `watch.jsonl`.
+        setup: what its figures depend on.
+        measured: the newest measurement of every step.
+        torn: whether the file ends in the beginning of a line, whose writer was killed.
+    """
+
+    def __init__(self, folder: Path, setup: Mapping[str, Any]) -> None:
+        """Read the file, if there is one. Nothing is written.
+
+        Raises:
+            UserError: it holds figures of another setup, cannot be read, or a line of it is damaged.
+        """
+        self.file, self.setup = folder / LOG, setup
+        self.measured: dict[int, Measurement] = {}
+        self._lines, self.torn = self._read()
+        for line in self._lines:
+            measurement = self._measurement(line)
+            self.measured[measurement.step] = measurement
+
+    def _read(self) -> tuple[list[str], bool]:
+        """The whole lines, and whether there is more: the beginning of a line whose writer was killed."""
+        try:
+            content = self.file.read_bytes().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return [], False
+        except OSError as error:
+            raise UserError(f"cannot read {self.file}: {error}") from None
+        *lines, rest = content.split("\n")
+        return lines, bool(rest)
+
+    def _measurement(self, line: str) -> Measurement:
+        try:
+            values = json_text.parse(line)
+        except ValueError:
+            values = None
+        if _LINE(values) is not None or values["figure"] not in values["figures"]:
+            where = self._lines.index(line) + 1
+            raise UserError(f"line {where} of {self.file} is damaged: remove it, and its checkpoint is measured again")
+        if other := difference(values["setup"], self.setup):
+            raise UserError(f"{self.file} holds figures {other}: repeat its command, or name another --out")
+        values["intervals"] = {name: (low, high) for name, (low, high) in values["intervals"].items()}
+        return Measurement(**values | {"notes": tuple(values["notes"])})
+
+    def trim(self) -> None:
+        """Remove what a killed writer has left of a line.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        if self.torn:
+            write_text("".join(f"{line}\n" for line in self._lines), self.file)
+            self.torn = False
+
+    def append(self, measurement: Measurement) -> None:
+        """Add a measurement, which is on the disk when this returns.
+
+        Raises:
+            UserError: the file cannot be written, or the settings of the protocol are not those of the other lines.
+        """
+        for other in self.measured.values():
+            if other.protocol_hash != measurement.protocol_hash:
+                raise UserError(
+                    f"the settings of {measurement.protocol} are not those of {self.file} (excb {other.version} there, "
+                    f"{measurement.version} here): name another --out"
+                )
+        line = json.dumps(asdict(measurement), allow_nan=False)
+        try:
+            with self.file.open("a", encoding="utf-8") as stream:
+                stream.write(f"{line}\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise UserError(
+                f"cannot write {self.file} ({error}): make room, or make it writable, then repeat the command"
+            ) from None
+        self._lines.append(line)
+        self.measured[measurement.step] = measurement
+
+
+@contextmanager
+def writing(folder: Path, setup: Mapping[str, Any]) -> Iterator[Log]:
+    """The log of a folder, to which nobody else writes while the block runs.
+
+    Raises:
+        UserError: another watch writes there, the folder cannot be written, or as `Log`.
+    """
+    from filelock import FileLock, Timeout
+
+    file = folder / LOG
+    lock = FileLock(lock_of(file))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"another watch writes to {file}: wait for it, or name another --out") from None
+    except (OSError, NotImplementedError) as error:
+        raise UserError(f"cannot write {file}: {error}; name another --out") from None
+    try:
+        log = Log(folder, setup)
+        log.trim()
+        yield log
+    finally:
+        lock.release()
