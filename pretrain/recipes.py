@@ -167,6 +167,54 @@ def photos_small() -> Recipe:
     )
 
 
+def adapt() -> Recipe:
+    """From a trained backbone (`init`) to a few thousand images of your own, without losing what it knows.
+
+    Heads and centroids learn on the frozen backbone first. Its layers are released from the last to the first, the
+    earlier the more slowly, and an anchor keeps its features near what they were. The run ends once it only loses.
+    """
+    return Recipe(name="adapt").change(
+        method={
+            "clusters": 128,
+            "hidden": 512,
+            "projector_output_norm": True,
+            "centroid_init": "kmeans",
+            "sizes_momentum": 0.99,
+            "teacher_momentum": 0.99,
+            "teacher_momentum_end": 0.999,
+        },
+        views={
+            "local_views": 2,
+            "hue": 0.02,
+            "grey": 0.05,
+            "blur": (0.0, 0.0),
+            "blur_local": 0.0,
+            "solarize": (0.0, 0.0),
+        },
+        optim={
+            "optimizer": "adamw",
+            "epochs": 20,
+            "batch": 64,
+            "base_lr": 5e-4,
+            "warmup_epochs": 1.0,
+            "weight_decay": 0.04,
+            "weight_decay_end": 0.04,
+            "centroid_decay": 1.0,
+            "clip": 3.0,
+        },
+        adapt={
+            "warmup_epochs": 2.0,
+            "release_epochs": 4.0,
+            "layer_decay": 0.75,
+            "anchor": 1.0,
+            "anchor_end": 0.1,
+            "frozen_statistics": True,
+            "patience": 4,
+        },
+        monitor={"every_epochs": 1},
+    )
+
+
 def rn10_tiny() -> Recipe:
     """A small ResNet at 32 pixels. It needs more epochs than `conv4_tiny` to learn as much."""
     return replace(conv4_tiny(), name="rn10_tiny").change(
@@ -198,6 +246,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "quickstart": quickstart,
     "rn18_small": rn18_small,
     "photos_small": photos_small,
+    "adapt": adapt,
     "conv4_tiny": conv4_tiny,
     "rn10_tiny": rn10_tiny,
     **_paper_runs(),
@@ -228,6 +277,7 @@ def about(name: str) -> About:
 _ABOUT = {
     "quickstart": About("a first try, offline", "1,000 to 10,000 patches", 2_816, 0.0944),
     "photos_small": About("photographs of your own, on one machine", "1,000 to 10,000", 10_000, 0.325),
+    "adapt": About("photographs of your own, from a trained backbone", "500 to 100,000", 10_000, 27.4),
     "rn18_small": About("photographs of your own, with a ResNet-18", "1,000 to 100,000", 10_000, 2.79),
     "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
     "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),
