@@ -27,17 +27,17 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
         UserError: there are too few images, or batch, processes and micro-batches do not fit each other, or k-means
             would have too few views, or there is no backbone to adapt.
     """
+    if recipe.adapt.active and recipe.init is None:
+        raise UserError(
+            "this recipe continues from a trained backbone: name one, as in `excb-pretrain adapt NAME` or init=NAME "
+            "(`excb-zoo list` shows names; tiny_grocery comes with the package)"
+        )
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, at least a few thousand")
     recipe.steps_per_epoch(len(images))
     recipe.micro_batch(world_size())
     if recipe.starts_centroids:
         recipe.kmeans_steps(len(images))
-    if recipe.adapt.active and recipe.init is None:
-        raise UserError(
-            "this recipe continues from a trained backbone: name one, as in `excb-pretrain adapt NAME` or init=NAME "
-            "(`excb-zoo list` shows names; tiny_grocery comes with the package)"
-        )
     if isinstance(images, StreamImages):
         reader_count(images, recipe.optim.batch, world_size())
 
