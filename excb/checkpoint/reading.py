@@ -52,7 +52,7 @@ def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) ->
         )
         if newest is None:
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
-        return _from_run(*_evaluated(run, *newest), network)
+        return _from_run(*_evaluated(*newest), network)
     if not path.exists():
         raise UserError(f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder")
     try:
@@ -63,16 +63,15 @@ def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) ->
         return map_file(untrusted.read(path, allow=allow), source=path, network=network)
 
 
-def _evaluated(run: Path, file: Path, contents: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint that a run's newest one names to be evaluated in its place, where it does and that is intact."""
-    step = contents.get("evaluated_step")
-    better = run / run_checkpoint.FOLDER / run_checkpoint.name_of(step) if isinstance(step, int) else file
-    if better == file:
+def _evaluated(file: Path, contents: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint that is loaded in place of a run's newest one, or that one, where there is none or none intact."""
+    if (name := run_checkpoint.evaluated_name(contents)) is None:
         return file, contents
+    better = file.with_name(name)
     try:
         return better, run_checkpoint.read_in_run(better)
     except (run_checkpoint.DamagedFileError, UserError) as error:
-        warnings.warn(f"{error}; its best checkpoint cannot be used, the newest one is", stacklevel=8)
+        warnings.warn(f"{error}; its best checkpoint cannot be used, the newest one is", stacklevel=7)
         return file, contents
 
 
