@@ -277,7 +277,7 @@ def about(name: str) -> About:
 _ABOUT = {
     "quickstart": About("a first try, offline", "1,000 to 10,000 patches", 2_816, 0.0944),
     "photos_small": About("photographs of your own, on one machine", "1,000 to 10,000", 10_000, 0.325),
-    "adapt": About("photographs of your own, from a trained backbone", "500 to 100,000", 10_000, 27.4),
+    "adapt": About("photographs of your own, from a trained backbone", "500 to 100,000", 10_000, 73.9),
     "rn18_small": About("photographs of your own, with a ResNet-18", "1,000 to 100,000", 10_000, 2.79),
     "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
     "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),

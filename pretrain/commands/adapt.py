@@ -1,6 +1,7 @@
 """`excb-pretrain adapt NAME --data DIR`: continue training from any backbone, and say whether it became better."""
 
 import argparse
+import re
 
 from excb.cli import Command, Parser
 from excb.errors import UserError
@@ -9,6 +10,7 @@ from .options import add_overrides, rank0_reports
 from .train import add_training
 from .train import run as run_recipe
 
+OVERRIDE = re.compile(r"[\w.]+=")
 DESCRIPTION = """\
 Continue self-supervised training from a backbone that somebody trained, on images of your own, without losing what it
 knows; and measure before, while and after whether it became better.
@@ -41,16 +43,20 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Adapt the backbone."""
-    words = [] if options.start is None else [options.start]
+    words = [word for word in (options.start, *options.overrides) if word is not None]
+    values = [word for word in words if OVERRIDE.match(word)]
+    names = [word for word in words if word not in values]
     with rank0_reports():
-        name = next((word for word in words if "=" not in word.partition("/")[0]), None)
-        values = [word for word in [*words, *options.overrides] if word is not name]
-        if name is None and not any(word.startswith("init=") for word in values):
-            raise UserError(
-                "adapt which backbone? name one (`excb-zoo list` shows names; tiny_grocery is here already)"
-            )
-    gauges = {"monitor.data": options.monitor, "monitor.source": options.source, "init": name}
-    options.overrides = [*(f"{field}={value}" for field, value in gauges.items() if value is not None), *values]
+        if len(names) > 1:
+            raise UserError(f"adapt one backbone, not {len(names)} ({', '.join(names)})")
+        if not names and not any(word.startswith("init=") for word in values):
+            raise UserError("adapt which backbone? name one (`excb-zoo list` shows all; tiny_grocery is here already)")
+    gauges = {"monitor.data": options.monitor, "monitor.source": options.source}
+    options.overrides = [
+        *(f"init={name}" for name in names),
+        *(f"{field}={folder}" for field, folder in gauges.items() if folder is not None),
+        *values,
+    ]
     return run_recipe(options)
 
 

@@ -138,8 +138,9 @@ class Gauge:
 
 def _here(sets: Sets) -> Sets:
     """Sets in shards as this process sees them."""
-    train, held_out = (
-        images.here() if isinstance(images, ShardImages) else images for images in (sets.train, sets.held_out)
-    )
-    assert train is not None
-    return replace(sets, train=train, held_out=held_out)
+    if isinstance(sets.train, ShardImages):
+        sets = replace(sets, train=sets.train.here())
+    held_out = sets.held_out
+    if isinstance(held_out, Subset) and isinstance(held_out.whole, ShardImages):
+        sets = replace(sets, held_out=replace(held_out, whole=held_out.whole.here()))
+    return sets

@@ -7,8 +7,8 @@ from torch import nn
 from excb.networks.architecture import Architecture
 from excb.networks.depth import depths, layer_count
 
-SMALL_VIT = {"depth": 3, "embed_dim": 12, "num_heads": 2, "patch_size": 8, "img_size": 32}
-# By architecture: the number of layers, and tensors with their depths, the last one negative: counted from the end.
+SMALL_VIT: dict[str, object] = {"depth": 3, "embed_dim": 12, "num_heads": 2, "patch_size": 8, "img_size": 32}
+# By architecture: the number of layers, and some tensors with their depths.
 EXPECTED: list[tuple[str, dict[str, object], int, dict[str, int]]] = [
     ("conv4", {}, 4, {"blocks.0.0.weight": 0, "blocks.1.1.running_mean": 1, "blocks.3.1.bias": 3}),
     ("resnet18", {}, 9, {"conv1.weight": 0, "bn1.running_var": 0, "layer1.0.conv1.weight": 1, "layer4.1.bn2.bias": 8}),

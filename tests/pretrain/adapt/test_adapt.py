@@ -247,7 +247,7 @@ def test_lora_resumes_and_its_networks_are_ordinary(starts: dict[str, Path], ima
     file = tmp_path / "run" / "checkpoints" / "step-12.pt"
     model = run_checkpoint.read(file)["model"]
     for network in ("student", "teacher"):
-        backbone = excb.load(file, network=network)  # type: ignore[arg-type]  # one of two words
+        backbone = excb.load(file, network=network)
         state = backbone.network.state_dict()
         assert state.keys() == excb.load(starts["vit"]).network.state_dict().keys()
     prefix = "student.backbone.blocks.0.attn.qkv"
@@ -267,6 +267,11 @@ def test_lora_resumes_and_its_networks_are_ordinary(starts: dict[str, Path], ima
     [
         ("adapt --data {images}", "adapt which backbone? name one"),
         ("adapt optim.epochs=3 --data {images}", "adapt which backbone? name one"),
+        (
+            "adapt optim.epochs=3 tiny_grocery --data {images} rn50_400ep",
+            "adapt one backbone, not 2 (tiny_grocery, rn50",
+        ),
+        ("adapt tiny_grocery --data {images} epochs=3", "did you mean 'optim.epochs'?"),
         ("train adapt --data {images} --out {out}", "name one, as in `excb-pretrain adapt NAME`"),
         ("adapt tiny_grocery --data {images} --out {out} --monitor {out}/nowhere {small}", "nowhere"),
         ("adapt tiny_grocery --data {images} --out {out} adapt.layer_decay=2", "adapt.layer_decay must lie above 0"),
