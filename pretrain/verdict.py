@@ -299,20 +299,20 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
     if poor and colours and run.best == "colour_histogram":
         yield "keep the colours, which tell these images apart: views.jitter=0 views.grey=0"
     if run.adapted is not None:
-        yield from _advice_on_adapting(run, run.adapted)
+        yield from _advice_on_adapting(run, run.adapted, poor=poor)
     if poor and recipe.init is None:
         yield "start from trained weights instead of random ones: init=NAME, a name of `excb-zoo list`"
     if poor and run.images < FEW:
         yield f"add images: {run.images:,} are few, and they need no labels"
 
 
-def _advice_on_adapting(run: RunFigures, adapted: Adapted) -> Iterator[str]:
-    """How to change less, where much was lost; else how to make sure."""
+def _advice_on_adapting(run: RunFigures, adapted: Adapted, *, poor: bool) -> Iterator[str]:
+    """How to lose less."""
     adapt, optim = run.recipe.adapt, run.recipe.optim
     source = adapted.gains.get(SOURCE)
-    if not adapt.active:
+    if poor and not adapt.active:
         yield f"adapt it with care instead: excb-pretrain adapt {run.recipe.init} --data DIR"
-    elif adapted.epoch == 0 or (source is not None and source.high < 0):
+    elif adapt.active and (adapted.epoch == 0 or (source is not None and source.high < 0)):
         yield (
             f"change less: adapt.anchor={max(1.0, 3 * adapt.anchor):g} or optim.base_lr={optim.base_lr / 3:.2g} in "
             "another --out"

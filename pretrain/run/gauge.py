@@ -15,6 +15,7 @@ from torch import nn
 from excb.distributed.collectives import all_succeed, rank, run_on_rank0, world_size
 from excb.images.image_set import Images
 from excb.images.shards import Note, ShardImages
+from excb.images.subset import Subset
 from excb.neighbours.knn import accuracy, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.backbone import uncompiled

@@ -16,6 +16,7 @@ from excb.pretrain.run.journal import read_metrics
 from excb.pretrain.run.sets import find_sets
 from excb.pretrain.training.epoch_end import EpochEnd
 from excb.transfer.cli import main as evaluate
+from excb.zoo.export import export
 from tests.pretrain.adapt.adapted_runs import CONV, VIT, command, write_start
 from tests.pretrain.small_runs import assert_same, stopped_before, write_images
 
@@ -255,6 +256,23 @@ def test_lora_resumes_and_its_networks_are_ordinary(starts: dict[str, Path], ima
     update = model[f"{prefix}.lora_B.default.weight"] @ model[f"{prefix}.lora_A.default.weight"]
     assert update.abs().max() > 0
     assert torch.equal(student["blocks.0.attn.qkv.weight"], model[f"{prefix}.base_layer.weight"] + update)
+    for network in ("student", "teacher"):
+        exported = excb.load(export(str(file), tmp_path / network, network=network), network=network)
+        loaded = excb.load(file, network=network).network.state_dict()
+        assert all(torch.equal(tensor, loaded[name]) for name, tensor in exported.network.state_dict().items())
+
+
+def test_python_has_the_same_door(starts: dict[str, Path], images: Path, tmp_path: Path) -> None:
+    values = {
+        "method": {"clusters": 6, "hidden": 16, "width": 8},
+        "optim": {"epochs": 1, "batch": 8},
+        "efficiency": {"workers": 0, "device": "cpu"},
+    }
+    run = excb.train("adapt", init=starts["conv"], data=images, out=tmp_path / "run", quiet=True, **values)
+    assert run.verdict is not None
+    assert "original" in run.verdict.summary
+    with pytest.raises(excb.UserError, match="name one, as in `excb-pretrain adapt NAME`"):
+        excb.train("adapt", data=images, out=tmp_path / "none", quiet=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
