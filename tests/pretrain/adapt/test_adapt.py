@@ -9,6 +9,7 @@ import torch
 
 import excb
 from excb.checkpoint import run_checkpoint
+from excb.checkpoint.stored import Which
 from excb.distributed.launch import launch
 from excb.networks.features import Inputs, extract
 from excb.pretrain.__main__ import main
@@ -247,7 +248,8 @@ def test_lora_resumes_and_its_networks_are_ordinary(starts: dict[str, Path], ima
     assert_same(checkpoint(tmp_path / "whole", 12), checkpoint(tmp_path / "run", 12))
     file = tmp_path / "run" / "checkpoints" / "step-12.pt"
     model = run_checkpoint.read(file)["model"]
-    for network in ("student", "teacher"):
+    networks: tuple[Which, ...] = ("student", "teacher")
+    for network in networks:
         backbone = excb.load(file, network=network)
         state = backbone.network.state_dict()
         assert state.keys() == excb.load(starts["vit"]).network.state_dict().keys()
@@ -256,7 +258,7 @@ def test_lora_resumes_and_its_networks_are_ordinary(starts: dict[str, Path], ima
     update = model[f"{prefix}.lora_B.default.weight"] @ model[f"{prefix}.lora_A.default.weight"]
     assert update.abs().max() > 0
     assert torch.equal(student["blocks.0.attn.qkv.weight"], model[f"{prefix}.base_layer.weight"] + update)
-    for network in ("student", "teacher"):
+    for network in networks:
         exported = excb.load(export(str(file), tmp_path / network, network=network), network=network)
         loaded = excb.load(file, network=network).network.state_dict()
         assert all(torch.equal(tensor, loaded[name]) for name, tensor in exported.network.state_dict().items())
