@@ -27,6 +27,7 @@ from excb.errors import UserError
 from excb.heads import MLP
 from excb.networks.backbone import feature_width, has_batchnorm
 from excb.networks.drop_path import drop_path_keys
+from excb.networks.lora import folded
 from excb.objective.contrast import nt_xent
 from excb.objective.loss import assign, loss_function
 from excb.objective.plain import assignment_of
@@ -200,6 +201,8 @@ class Step:
     clusters: Clustered | None  # None with `method.clustering=false`
     contrast: Tensor | None  # [] NT-Xent; None where its weight is 0
     regression: Tensor | None  # [] BYOL's loss; None where its weight is 0
+    features: Tensor | None = None  # [V * B, D] of the student's backbone, view by view, for terms besides the method's
+    anchor: Tensor | None = None  # [] such a term: the distance from the features of a run's start
 
 
 class ExCB(nn.Module):
@@ -283,7 +286,7 @@ class ExCB(nn.Module):
         if settings.clustering:
             clusters = self._cluster(teacher_rows, h, g, step_key)
             losses.append(clusters.loss)
-        return Step(torch.stack(losses).sum(), clusters, contrast, regression)
+        return Step(torch.stack(losses).sum(), clusters, contrast, regression, features)
 
     def _cluster(self, teacher_rows: Tensor, h: Tensor, g: Tensor | None, step_key: int) -> Clustered:
         """Eq. 7 of the student's unit rows h and g, [V, B, D] each, against the teacher's projections [G * B, D]."""
@@ -394,7 +397,7 @@ class ExCB(nn.Module):
             self.balancer.update(clusters.balance)
             if self.settings.sizes_updated == "after_loss":
                 self._update_sizes(clusters.counted)
-        student = dict(self.student.named_parameters())
+        student = folded(dict(self.student.named_parameters()))  # the teacher averages the whole network, LoRA included
         if self.settings.teacher_centroids == "unit":
             student["centroids.weight"] = nn.Parameter(self.student.centroids().to(self.student.centroids.weight.dtype))
         teacher = dict(self.teacher.named_parameters())

@@ -8,6 +8,7 @@ from excb.cli import Parser, command_parser, complete
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import UserError, nearest_name, run
 
+from .commands.adapt import ADAPT
 from .commands.choose import CHOOSE
 from .commands.doctor import DOCTOR
 from .commands.draw import DRAW
@@ -21,7 +22,7 @@ from .commands.study import STUDY
 from .commands.train import TRAIN
 from .recipes import RECIPES
 
-COMMANDS = (QUICKSTART, LIST, CHOOSE, SHRINK, SHOW, PLAN, DOCTOR, TRAIN, STUDY, DRAW)
+COMMANDS = (QUICKSTART, LIST, CHOOSE, SHRINK, SHOW, PLAN, DOCTOR, TRAIN, ADAPT, STUDY, DRAW)
 NAMES = tuple(command.name for command in COMMANDS)
 DESCRIPTION = """\
 Pretrain an image encoder without labels (ExCB).
@@ -38,6 +39,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain RECIPE --data hf-stream:ID --out s3://bucket/run      a stream of the Hub; a run kept in a bucket
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
+  excb-pretrain adapt NAME --data DIR         continue from any trained backbone without losing what it knows
   excb-pretrain study NAME --data DIR         small runs side by side: balancers, batch sizes, components ...
   excb-pretrain RECIPE --data DIR --slurm partition=gpu,nodes=4,gpus=8,time=24:00:00      as a Slurm job
   torchrun --nnodes 4 --nproc-per-node 8 ... -m excb.pretrain RECIPE --data DIR      on many machines

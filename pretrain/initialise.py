@@ -118,7 +118,7 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
     """Load what `recipe.init` names into a new model and return a message that says what was loaded.
 
     A backbone is loaded into both networks. A full checkpoint provides both networks and, for the same K, the centroids
-    and s. With other images s is reset.
+    and s. With other images s is reset. A recipe that adapts a backbone takes the teacher's alone, from any checkpoint.
 
     Raises:
         UserError: nothing can be loaded from there, or its architecture differs.
@@ -133,7 +133,7 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
             f"init={recipe.init} is a {_describe(wanted)}, the recipe's backbone a {_describe(built)}: "
             f"set {_overrides(wanted, built)} or choose another checkpoint"
         )
-    if not checkpoint.full:
+    if recipe.adapt.active or not checkpoint.full:
         for network in (model.student, model.teacher):
             stored.load_strictly(network.backbone, checkpoint.tensors, what=str(checkpoint.file))
         done = f"backbone from {checkpoint.file}; heads, centroids and s start from scratch"
@@ -217,8 +217,3 @@ def start_centroids(
     run_on_rank0(lambda: model.start_centroids(samples, seed=recipe.run.seed))
     broadcast([model.student.centroids.weight, model.teacher.centroids.weight])
     return f"centroids start from k-means of {len(samples)} views"
-
-
-def state_tensors(model: nn.Module) -> dict[str, Any]:
-    """The model's state dict on the CPU, contiguous, for a checkpoint."""
-    return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}

@@ -123,9 +123,9 @@ class Run:
     def run(self, against: Sequence[str] | None = (), *, second: SecondSignal = "exit") -> int:
         """Train from where the run is to its end, and return the exit code; with None for `against` no verdict."""
         steps, progress = self.trainer.schedules.steps, self.progress
-        finished = progress.step >= steps and not self.statistics.complete
+        finished = (progress.step >= steps or progress.ended is not None) and not self.statistics.complete
         if finished:
-            self.reporter.note(f"the run is finished: {steps} steps")
+            self.reporter.note(f"the run is finished: {progress.step} steps{self._why_ended()}")
         elif progress.step:
             self.reporter.note(f"resuming from step {progress.step} (epoch {self.state.epochs_done:.2f})")
         with StopRequest(second=second) as stop:
@@ -137,18 +137,35 @@ class Run:
             self._wait_for_mirror()  # a first signal that arrives meanwhile does not interrupt it
         return stop.exit_code if asked else 0
 
+    def _why_ended(self) -> str:
+        """Why the run ended before its last epoch, as the end of a message; empty where it did not."""
+        return "" if self.progress.ended is None else f"; it ended early: {self.progress.ended}"
+
     def _start_and_train(self, stop: StopRequest) -> bool:
-        """Initialise the centroids if that is due, and train; whether the run was asked to stop."""
+        """Measure the start and initialise the centroids if that is due, and train; whether it was asked to stop."""
         folder, step = self.folder.path if self.folder else None, self.progress.step
         with Journal(folder, step=step, wandb=self._wandb()) as self.journal:
-            kmeans = self.recipe.method.centroid_init == "kmeans" and self.recipe.init is None and not step
             try:
-                if kmeans and self._start_centroids(stop):
+                if self.recipe.measures_start and not step and self._measure_start(stop):
+                    return True
+                if self.recipe.starts_centroids and not step and self._start_centroids(stop):
                     return True
                 with self.reporter.progress(self.recipe.name, self.trainer.schedules.steps, done=step) as bar:
                     return self._train(stop, bar)
             except ReadingError as error:
                 raise self._save_after_reading_error(error) from None
+
+    def _measure_start(self, stop: StopRequest) -> bool:
+        """Measure and save the start, once; whether the run was asked to stop, in which case nothing has changed."""
+        if self.progress.start is not None:
+            self.epoch_end.write_start(self.journal)  # the journal of a run without a step is empty
+            return False
+        if self.epoch_end.measure_start(self.journal, stop):
+            return True
+        assert self.progress.start is not None
+        self.reporter.note(f"the start scores {self.progress.start['score']:.1f}")
+        self._save()
+        return False
 
     def _wandb(self) -> dict[str, Any] | None:
         """Arguments of `wandb.init`, if Weights & Biases is wanted."""
@@ -172,7 +189,8 @@ class Run:
         recipe, schedules, progress = self.recipe, self.trainer.schedules, self.progress
         if self._finish_pending_epoch(stop):
             return True
-        batches = prefetch_to_device(self.feed.batches(progress.step, schedules.steps), self.trainer.device)
+        asked, last = False, schedules.steps if progress.ended is None else progress.step
+        batches = prefetch_to_device(self.feed.batches(progress.step, last), self.trainer.device)
         drawn = clock = time.monotonic()
         for batch in batches:
             output, norm = self._step(batch)
@@ -194,11 +212,11 @@ class Run:
                 self._draw()
                 drawn = now
             bar.advance()
-            if asked:
-                return True
-        if self.profile is not None and (summary := self.profile.close()):
+            if asked or progress.ended is not None:
+                break
+        if not asked and self.profile is not None and (summary := self.profile.close()):
             self.reporter.note(summary)
-        return False
+        return asked
 
     def _finish_pending_epoch(self, stop: StopRequest) -> bool:
         """Sum up an epoch that was saved before its figures were made; whether the run was asked to stop again."""
@@ -235,7 +253,7 @@ class Run:
 
     def _log_step(self, loss: float, norm: float, bar: Progressor) -> None:
         progress, schedules, done = self.progress, self.trainer.schedules, self.progress.step - 1
-        epoch, speed = self.state.epochs_done, progress.images_per_second
+        epoch, speed, recipe = self.state.epochs_done, progress.images_per_second, self.recipe
         figures = {
             "epoch": epoch,
             "loss": loss,
@@ -245,10 +263,12 @@ class Run:
             "teacher_momentum": schedules.teacher_momentum(done),
             "images_per_second": speed,
         }
+        if recipe.adapt.active:
+            figures["released_layers"] = schedules.layers - schedules.first_released(done)
         if math.isfinite(norm):  # with fp16 a step whose gradients overflow is skipped
             figures["gradient_norm"] = norm
         self.journal.write("step", progress.step, figures)
-        bar.status = f"epoch {epoch:.1f}/{self.recipe.optim.epochs}  loss {loss:.3f}  {speed:,.0f} images/s"
+        bar.status = f"epoch {epoch:.1f}/{recipe.optim.epochs}  loss {loss:.3f}  {speed:,.0f} images/s"
 
     def _diverged(self, cause: str) -> UserError:
         """Save the state before the step that failed, outside of the checkpoints, and name the cause."""
@@ -306,9 +326,9 @@ class Run:
         """Judge and report a run that is complete; whether it was asked to stop before that was done."""
         folder, verdict = self.folder.path if self.folder else None, None
         if against is not None:
-            monitor = self.epoch_end.monitor
+            measured = self.epoch_end
             try:
-                verdict = judging.verdict(self.state, monitor, self.reporter, stop, folder=folder, against=against)
+                verdict = judging.verdict(self.state, measured, self.reporter, stop, folder=folder, against=against)
             except StoppedError:
                 return True
         if self.folder is None:

@@ -1,7 +1,8 @@
 """Parameter groups, optimizers, and schedules as pure functions of the step, so that no schedule is stored."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from excb.settings import MethodSettings
 
-from .recipe import OptimSettings
+from .recipe import AdaptSettings, OptimSettings
 
 
 def cosine(start: float, end: float, progress: float) -> float:
@@ -25,6 +26,8 @@ class Schedules:
     optim: OptimSettings
     method: MethodSettings
     steps_per_epoch: int
+    adapt: AdaptSettings = field(default_factory=AdaptSettings)
+    layers: int = 1  # of the backbone, see `excb.networks.depth`
 
     @property
     def steps(self) -> int:
@@ -33,11 +36,38 @@ class Schedules:
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up from 0, then a cosine to the floor."""
-        peak = self.optim.base_lr * self.optim.batch / 256
-        warmup = min(round(self.optim.warmup_epochs * self.steps_per_epoch), self.steps)
+        peak, warmup = self.optim.base_lr * self.optim.batch / 256, self._warmup
         if step < warmup:
             return peak * (step + 1) / warmup
         return cosine(peak, peak * self.optim.lr_floor, (step - warmup) / max(1, self.steps - warmup))
+
+    @property
+    def _warmup(self) -> int:
+        """Steps of linear warm-up."""
+        return min(round(self.optim.warmup_epochs * self.steps_per_epoch), self.steps)
+
+    def released_at(self, depth: int) -> int:
+        """The step from which a layer of the backbone learns: the last layer after the warm-up, the first one last."""
+        share = 0.0 if self.layers == 1 else 1 - depth / (self.layers - 1)
+        return round((self.adapt.warmup_epochs + share * self.adapt.release_epochs) * self.steps_per_epoch)
+
+    def first_released(self, step: int) -> int:
+        """The depth of the first layer of the backbone that learns in this step; `layers` if none does."""
+        return next((depth for depth in range(self.layers) if self.released_at(depth) <= step), self.layers)
+
+    def layer_factor(self, depth: int, step: int) -> float:
+        """Factor on the learning rate of a layer of the backbone: its decay, and its own warm-up if it was frozen."""
+        decayed = self.adapt.layer_decay ** (self.layers - 1 - depth)
+        released = self.released_at(depth)
+        if released == 0:
+            return decayed
+        return decayed * min(1.0, max(0, step + 1 - released) / max(1, self._warmup))
+
+    def anchor(self, step: int) -> float:
+        """Weight of the anchor; 0 while the whole backbone is frozen, since nothing could move it."""
+        if self.first_released(step) == self.layers:
+            return 0.0
+        return cosine(self.adapt.anchor, self.adapt.anchor_end, step / self.steps)
 
     def weight_decay(self, step: int) -> float:
         """Weight decay of all weights but centroids."""
@@ -57,24 +87,43 @@ class Schedules:
         return step < self.optim.frozen_centroid_epochs * self.steps_per_epoch
 
 
-def build_optimizer(student: nn.Module, settings: OptimSettings, *, fused: bool = True) -> Optimizer:
+def build_optimizer(
+    student: nn.Module, settings: OptimSettings, *, fused: bool = True, depths: Mapping[str, int] | None = None
+) -> Optimizer:
     """The optimizer with three groups: weights, parameters without decay (biases and 1-D ones), centroids.
 
-    If `fused`, one kernel updates all tensors; otherwise they are updated list by list (torch's foreach).
+    Args:
+        student: whose parameters are trained.
+        settings: which optimizer, and its momentum.
+        fused: one kernel updates all tensors; otherwise they are updated list by list (torch's foreach).
+        depths: of the backbone's parameters, which then have groups of their own, two for each depth. Those that never
+            learn are in none.
     """
-    groups: dict[str, list[nn.Parameter]] = {"weights": [], "no_decay": [], "centroids": []}
+    groups: dict[tuple[str, int | None], list[nn.Parameter]] = {
+        (kind, None): [] for kind in ("weights", "no_decay", "centroids")
+    }
     for name, parameter in student.named_parameters():
         kind = "centroids" if name == "centroids.weight" else "no_decay" if parameter.ndim <= 1 else "weights"
-        groups[kind].append(parameter)
-    parameters = [{"params": members, "name": name} for name, members in groups.items()]
+        depth = None
+        if depths is not None and name.startswith("backbone."):
+            if not parameter.requires_grad:  # what low-rank updates leave as it is
+                continue
+            depth = depths[name.removeprefix("backbone.")]
+        groups.setdefault((kind, depth), []).append(parameter)
+    parameters: list[dict[str, Any]] = [
+        {"params": members, "name": kind} | ({} if depth is None else {"depth": depth})
+        for (kind, depth), members in groups.items()
+    ]
     if settings.optimizer == "adamw":
         betas = settings.momentum, 0.999
         return AdamW(parameters, lr=0.0, betas=betas, weight_decay=0.0, fused=fused, foreach=not fused)
     sgd = SGD(parameters, lr=0.0, momentum=settings.momentum, weight_decay=0.0, fused=fused, foreach=not fused)
     if settings.momentum:
         # As after a first step. If the first step were skipped, the fused kernel would leave these buffers unwritten.
+        trained = {id(parameter) for members in groups.values() for parameter in members}
         for parameter in student.parameters():
-            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            if id(parameter) in trained:
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return sgd
 
 
@@ -103,7 +152,8 @@ def set_schedules(optimizer: Optimizer, schedules: Schedules, step: int) -> None
     """Set learning rate and weight decay of every group for one step."""
     decay = {"weights": schedules.weight_decay(step), "no_decay": 0.0, "centroids": schedules.centroid_decay(step)}
     for group in optimizer.param_groups:
-        group["lr"] = schedules.learning_rate(step)
+        factor = schedules.layer_factor(group["depth"], step) if "depth" in group else 1.0
+        group["lr"] = factor * schedules.learning_rate(step)
         group["weight_decay"] = decay[group["name"]]
 
 

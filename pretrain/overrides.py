@@ -131,7 +131,9 @@ def from_dict(values: dict[str, Any]) -> Recipe:
         if unknown := values.keys() - {field.name for field in stored}:
             raise KeyError(*sorted(unknown))
         for field in stored:
-            value = values[field.name]
+            value = (
+                values.get("adapt", {}) if field.name == "adapt" else values[field.name]
+            )  # new in 0.2: off by default
             kind: Any = typing.get_type_hints(Recipe)[field.name]
             if isinstance(kind, type) and dataclasses.is_dataclass(kind):
                 fields = {n: tuple(v) if isinstance(v, list) else v for n, v in value.items()}

@@ -181,18 +181,79 @@ class OptimSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdaptSettings:
+    """Continuing from a trained backbone (`init`) without losing what it knows. By default all of it is off."""
+
+    warmup_epochs: float = option(
+        0.0, "epochs at the start in which heads and centroids learn and the backbone is frozen", source="ours"
+    )
+    release_epochs: float = option(
+        0.0,
+        "epochs after these that release the backbone's layers, from the last to the first",
+        source="ours",
+    )
+    layer_decay: float = option(
+        1.0, "factor on the learning rate from each layer of the backbone to the one before it", source="BEiT: 0.65"
+    )
+    anchor: float = option(
+        0.0, "weight of 1 - cosine between the student's features and those of the start, first value", source="ours"
+    )
+    anchor_end: float = option(0.0, "last value of that weight, reached on a cosine", source="ours")
+    frozen_statistics: bool = option(
+        False,
+        "keep the backbone's BatchNorm statistics as they were; else they are those of method.teacher_statistics",
+        source="ours",
+    )
+    lora_rank: int = option(
+        0,
+        "rank of updates of a ViT's linear layers (LoRA) that learn instead of its weights; 0: none",
+        source="ours",
+    )
+    patience: int | None = option(
+        None, "measurements after the warm-up without a new best one that end the run; none: all epochs", source="ours"
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether anything of it is on."""
+        return self != AdaptSettings()
+
+    @property
+    def anchored(self) -> bool:
+        """Whether there is an anchor at any time."""
+        return self.anchor > 0 or self.anchor_end > 0
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_epochs", "release_epochs", "anchor", "anchor_end", "lora_rank"):
+            require(getattr(self, name) >= 0, f"adapt.{name} must not be negative")
+        require(0 < self.layer_decay <= 1, "adapt.layer_decay must lie above 0 and not above 1")
+        require(self.patience is None or self.patience >= 1, "adapt.patience must be at least 1, or none")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MonitorSettings:
     """Measurements during the run, on frozen features of the teacher."""
 
     every_epochs: int = option(10, "epochs between measurements; the last epoch is always measured", source="ours")
     images: int = option(10_000, "training images used at most, the same ones every time", source="ours")
-    k: int = option(20, "neighbours of the k-NN figure and of the agreement of neighbours", source="DINO")
+    k: int = option(20, "neighbours of the k-NN figures and of the agreement of neighbours", source="DINO")
+    data: str | None = option(
+        None,
+        "images to measure and to choose the best checkpoint by: k-NN of DIR/val or DIR/test by DIR/train, of DIR "
+        "with each left out, or without labels retrieval",
+        source="ours",
+    )
+    source: str | None = option(
+        None, "images of what the checkpoint of init knew, measured in the same way: is it forgotten?", source="ours"
+    )
     wandb: str | None = option(None, "project of Weights & Biases to log to as well", source="ours")
 
     def __post_init__(self) -> None:
         require(self.every_epochs >= 1, "monitor.every_epochs must be at least 1")
         require(self.images >= 2, "monitor.images must be at least 2")
         require(self.k >= 1, "monitor.k must be at least 1")
+        for name in ("data", "source"):
+            require(getattr(self, name) != "", f"monitor.{name} is empty: name a folder (is a shell variable unset?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +341,7 @@ class Recipe:
     method: MethodSettings = field(default_factory=MethodSettings)
     views: ViewSettings = field(default_factory=ViewSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
+    adapt: AdaptSettings = field(default_factory=AdaptSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     efficiency: EfficiencySettings = field(default_factory=EfficiencySettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -309,6 +371,17 @@ class Recipe:
             "the loss has no pair of views: views.global_views=1 needs method.predictor=true or "
             "method.projector_on_local=true",
         )
+
+    @property
+    def starts_centroids(self) -> bool:
+        """Whether k-means starts the centroids: in a run that takes none from the checkpoint of `init`."""
+        return self.method.centroid_init == "kmeans" and (self.init is None or self.adapt.active)
+
+    @property
+    def measures_start(self) -> bool:
+        """Whether the network is measured before training, to be compared with what becomes of it."""
+        monitor = self.monitor
+        return self.init is not None and (self.adapt.active or bool(monitor.data or monitor.source))
 
     def change(self, **sections: dict[str, Any]) -> "Recipe":
         """A copy with other values: `recipe.change(optim={"epochs": 100})`."""

@@ -119,8 +119,8 @@ def quickstart() -> Recipe:
         },
         views={
             "local_views": 2,
-            "global_size": 40,
-            "local_size": 24,
+            "global_size": 32,
+            "local_size": 20,
             "jitter": 0.0,
             "grey": 0.0,
             "blur": (0.0, 0.0),
@@ -129,7 +129,7 @@ def quickstart() -> Recipe:
             "eval_resize": 48,
             "eval_crop": 48,
         },
-        optim={"epochs": 16, "batch": 128, "warmup_epochs": 0.5},
+        optim={"epochs": 12, "batch": 128, "warmup_epochs": 0.5},
         monitor={"every_epochs": 4},
     )
 
@@ -174,6 +174,54 @@ def photos() -> Recipe:
     )
 
 
+def adapt() -> Recipe:
+    """From a trained backbone (`init`) to a few thousand images of your own, without losing what it knows.
+
+    Heads and centroids learn on the frozen backbone first. Its layers are released from the last to the first, the
+    earlier the more slowly, and an anchor keeps its features near what they were. The run ends once it only loses.
+    """
+    return Recipe(name="adapt").change(
+        method={
+            "clusters": 128,
+            "hidden": 512,
+            "projector_output_norm": True,
+            "centroid_init": "kmeans",
+            "sizes_momentum": 0.99,
+            "teacher_momentum": 0.99,
+            "teacher_momentum_end": 0.999,
+        },
+        views={
+            "local_views": 2,
+            "hue": 0.02,
+            "grey": 0.05,
+            "blur": (0.0, 0.0),
+            "blur_local": 0.0,
+            "solarize": (0.0, 0.0),
+        },
+        optim={
+            "optimizer": "adamw",
+            "epochs": 20,
+            "batch": 64,
+            "base_lr": 5e-4,
+            "warmup_epochs": 1.0,
+            "weight_decay": 0.04,
+            "weight_decay_end": 0.04,
+            "centroid_decay": 1.0,
+            "clip": 3.0,
+        },
+        adapt={
+            "warmup_epochs": 2.0,
+            "release_epochs": 4.0,
+            "layer_decay": 0.75,
+            "anchor": 1.0,
+            "anchor_end": 0.1,
+            "frozen_statistics": True,
+            "patience": 4,
+        },
+        monitor={"every_epochs": 1},
+    )
+
+
 def rn10_tiny() -> Recipe:
     """A small ResNet at 32 pixels. It needs more epochs than `conv4_tiny` to learn as much."""
     return replace(conv4_tiny(), name="rn10_tiny").change(
@@ -206,6 +254,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "rn18_small": rn18_small,
     "photos_small": photos_small,
     "photos": photos,
+    "adapt": adapt,
     "conv4_tiny": conv4_tiny,
     "rn10_tiny": rn10_tiny,
     **_paper_runs(),
@@ -234,9 +283,10 @@ def about(name: str) -> About:
 
 
 _ABOUT = {
-    "quickstart": About("a first try, offline", "1,000 to 10,000 patches", 2_816, 0.0944),
+    "quickstart": About("a first try, offline", "1,000 to 10,000 patches", 2_816, 0.0686),
     "photos_small": About("photographs of your own, on one machine", "1,000 to 10,000", 10_000, 0.325),
     "photos": About("photographs of your own, with a GPU for a day", "20,000 to 1,000,000", 200_000, 83.2),
+    "adapt": About("photographs of your own, from a trained backbone", "500 to 100,000", 10_000, 73.9),
     "rn18_small": About("photographs of your own, with a ResNet-18", "1,000 to 100,000", 10_000, 2.79),
     "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
     "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),

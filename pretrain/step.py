@@ -2,10 +2,11 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from excb import seeding
@@ -16,10 +17,22 @@ from excb.errors import require
 from excb.method import Clustered, ExCB, Step
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.backbone import strides_over_one_pixel
+from excb.networks.depth import depths, layer_count
+from excb.networks.lora import add_lora
 
+from .adapt.anchor import Anchor
+from .adapt.release import Release
 from .data.augmentation import augment
 from .data.batch import Batch
-from .optim import Schedules, clip_each, conditional_step, gradient_norms, restore_optimizer, set_schedules
+from .optim import (
+    Schedules,
+    build_optimizer,
+    clip_each,
+    conditional_step,
+    gradient_norms,
+    restore_optimizer,
+    set_schedules,
+)
 from .recipe import Recipe
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -113,6 +126,35 @@ def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
     return model.train()
 
 
+def trainer_for(model: ExCB, recipe: Recipe, device: torch.device, *, steps_per_epoch: int) -> "Trainer":
+    """What a run trains with.
+
+    Args:
+        model: new, with the weights that the run starts from; it is prepared here (`prepare`).
+        recipe: of the run.
+        device: where this rank trains.
+        steps_per_epoch: of the run.
+
+    Raises:
+        UserError: as `prepare`; or low-rank updates are wanted, and the backbone takes none or peft is not installed.
+    """
+    adapt, order, release = recipe.adapt, None, None
+    anchor = Anchor(model.teacher.backbone) if adapt.anchored else None
+    if adapt.lora_rank:
+        seed = seeding.fold(seeding.Purpose.WEIGHTS, recipe.run.seed, 1)
+        all_succeed(lambda: add_lora(model.student.backbone, adapt.lora_rank, seed=seed))
+    model = prepare(model, recipe, device)
+    schedules = Schedules(recipe.optim, recipe.method, steps_per_epoch, adapt)
+    if adapt.active:
+        order = depths(model.student.backbone)
+        schedules = replace(schedules, layers=layer_count(order))
+        release = Release(model, order, frozen_statistics=adapt.frozen_statistics)
+    if anchor is not None:
+        anchor.to(device, torch.float64 if recipe.efficiency.precision == "fp64" else None)
+    optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused, depths=order)
+    return Trainer(model, optimizer, schedules, recipe, device, release=release, anchor=anchor)
+
+
 def _refuse_one_pixel(model: ExCB, recipe: Recipe) -> None:
     views = recipe.views
     for size in {views.global_size} | ({views.local_size} if views.local_views else set()):
@@ -125,13 +167,33 @@ def _refuse_one_pixel(model: ExCB, recipe: Recipe) -> None:
 
 
 class Trainer:
-    """Takes steps: holds the method, its optimizer and its schedules."""
+    """Takes steps: holds the method, its optimizer and its schedules.
+
+    Args:
+        model: prepared (`prepare`).
+        optimizer: of the student's parameters.
+        schedules: of learning rates and all else that depends on the step.
+        recipe: of the run.
+        device: of the model.
+        release: of the backbone's layers; None where all learn from the first step.
+        anchor: to the start's features, on the device; None for none.
+    """
 
     def __init__(
-        self, model: ExCB, optimizer: Optimizer, schedules: Schedules, recipe: Recipe, device: torch.device
+        self,
+        model: ExCB,
+        optimizer: Optimizer,
+        schedules: Schedules,
+        recipe: Recipe,
+        device: torch.device,
+        *,
+        release: Release | None = None,
+        anchor: Anchor | None = None,
     ) -> None:
         self.model, self.optimizer, self.schedules = model, optimizer, schedules
-        self.recipe, self.device = recipe, device
+        self.recipe, self.device, self.anchor, self._release = recipe, device, anchor, release
+        if release is not None:  # before k-means, which must see the frozen backbone
+            release.apply(schedules.first_released(0))
         self._parallel = average_gradients(model)
         precision = recipe.efficiency.precision
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
@@ -168,13 +230,18 @@ class Trainer:
         self._buffers.take()
         set_schedules(self.optimizer, self.schedules, step)
         self.optimizer.zero_grad(set_to_none=True)
+        if self._release is not None and self._release.apply(self.schedules.first_released(step)):
+            self._parallel = average_gradients(self.model)  # it expects gradients of what learns, and of nothing else
         parts = batch.split(self.recipe.efficiency.accumulate)
         outputs = []
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             with nullcontext() if last or self._parallel is None else self._parallel.no_sync():
                 output = self._forward(part, step)
-                self.scaler.scale(output.loss / len(parts)).backward()
+                loss = output.loss
+                if output.anchor is not None:
+                    loss = loss + self.schedules.anchor(step) * output.anchor
+                self.scaler.scale(loss / len(parts)).backward()
             outputs.append(output)
         output = join(outputs)
         self.scaler.unscale_(self.optimizer)
@@ -217,7 +284,12 @@ class Trainer:
             output: Step = (self._parallel or self.model)(
                 global_views, local_views, step_key=seeding.fold(seed, step), sample_keys=keys
             )
-        return output
+            anchor = None
+            if self.anchor is not None and self.schedules.anchor(step) > 0:
+                assert output.features is not None
+                assert global_views is not None
+                anchor = self.anchor.distance(output.features, global_views)
+        return replace(output, features=None, anchor=anchor)
 
     def _overflowed(self, loss: Tensor) -> Tensor:
         """Whether [] a non-finite gradient is an fp16 overflow: the scaler skips that step and lowers its scale."""
@@ -227,12 +299,15 @@ class Trainer:
         return mean_over_ranks(loss.clone()).isfinite() & (scale > SMALLEST_SCALE)
 
     def state(self) -> dict[str, Any]:
-        """State of optimizer and scaler, for `restore`."""
-        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+        """State of optimizer and scaler, and the start's backbone of a run that is anchored to it, for `restore`."""
+        state = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+        return state | ({} if self.anchor is None else {"anchor": state_tensors(self.anchor)})
 
     def restore(self, state: dict[str, Any]) -> None:
         """Resume from `state`; the loss scale of fp16 starts at its default if the run had another precision before."""
         restore_optimizer(self.optimizer, state["optimizer"])
+        if self.anchor is not None:
+            self.anchor.load_state_dict(state["anchor"])
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
 
@@ -242,11 +317,13 @@ def join(parts: list[Step]) -> Step:
     contrast = [part.contrast.detach() for part in parts if part.contrast is not None]
     regression = [part.regression.detach() for part in parts if part.regression is not None]
     clusters = [part.clusters for part in parts if part.clusters is not None]
+    anchor = [part.anchor.detach() for part in parts if part.anchor is not None]
     return Step(
         torch.stack([part.loss.detach() for part in parts]).mean(),
         _join_clusters(clusters) if clusters else None,
         torch.stack(contrast).mean() if contrast else None,
         torch.stack(regression).mean() if regression else None,
+        anchor=torch.stack(anchor).mean() if anchor else None,
     )
 
 
@@ -261,3 +338,8 @@ def _join_clusters(parts: list[Clustered]) -> Clustered:
         torch.cat([part.raw_winners for part in parts], dim=1),
         torch.stack(balance).mean(0) if balance else None,
     )
+
+
+def state_tensors(model: nn.Module) -> dict[str, Any]:
+    """A module's state dict on the CPU, contiguous, for a checkpoint."""
+    return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}

@@ -59,7 +59,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done; else the same call of `excb.train` continues it."""
+        """Whether all epochs are done or the run ended itself; else the same call of `excb.train` continues it."""
         return self.report is not None
 
     @property
@@ -71,7 +71,10 @@ class Run:
             return None
 
     def load(self, **options: Any) -> "Backbone":
-        """The backbone of the newest checkpoint; options are those of `excb.load`, such as `network="student"`."""
+        """The backbone of the newest checkpoint, or of the best one of a run that is measured against its start.
+
+        Options are those of `excb.load`, such as `network="student"`.
+        """
         from excb.hub.loading import load
 
         return load(self.folder, **options)

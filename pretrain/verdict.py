@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from excb.console import Reporter
 
 from .recipe import Recipe
+from .run.gain import SOURCE, TARGET, Adapted, Gain, points
 
 RUN, START, GUESSING, TWIN = "run", "start", "guessing", "untrained"
 # References that need no training; what a run was asked to be compared with beside them has its own name.
@@ -51,6 +52,8 @@ class Verdict:
         units: what each figure counts, in words.
         advice: what to do next, the most promising first.
         alarms: of the whole run, in its order.
+        gains: of a run that started from a trained network and measured it: what became of it, on the images that it
+            is for (`target`) and those that it knew (`source`). Then `learned` is whether it is better than it was.
     """
 
     learned: bool | None
@@ -60,10 +63,14 @@ class Verdict:
     units: dict[str, str]
     advice: tuple[str, ...] = ()
     alarms: tuple[str, ...] = ()
+    gains: dict[str, Gain] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self) | {"advice": [*self.advice], "alarms": [*self.alarms]}
+        values = asdict(self) | {"advice": [*self.advice], "alarms": [*self.alarms]}
+        if not self.gains:
+            del values["gains"]
+        return values
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Verdict":
@@ -83,6 +90,7 @@ class Verdict:
             {str(name): str(words) for name, words in stored.get("units", {}).items()},
             tuple(map(str, stored["advice"])),
             tuple(map(str, stored["alarms"])),
+            {str(name): Gain.from_dict(values) for name, values in stored.get("gains", {}).items()},
         )
 
     def lines(self) -> list[str]:
@@ -132,6 +140,7 @@ class RunFigures:
         epochs: its lines of kind `epoch` in `metrics.jsonl`.
         alarms: its lines of kind `alarm`.
         active: names of the alarms of its last epoch.
+        adapted: what became of the network that it started from, where that was measured.
     """
 
     recipe: Recipe
@@ -142,6 +151,7 @@ class RunFigures:
     epochs: Sequence[Mapping[str, Any]] = ()
     alarms: Sequence[Mapping[str, Any]] = ()
     active: Sequence[str] = ()
+    adapted: Adapted | None = None
 
     @property
     def decisive(self) -> str:
@@ -193,7 +203,8 @@ def guessing(labels: Sequence[int] | None, *, measured: int, k: int) -> dict[str
 def judge(run: RunFigures) -> Verdict:
     """The verdict of a run that is finished."""
     figures = {name: run.figures[name] for name in FIGURES if name in run.figures}
-    learned, summary = _learned(run)
+    gains = {} if run.adapted is None else dict(run.adapted.gains)
+    learned, summary = run.adapted.judge() if run.adapted is not None and TARGET in gains else _learned(run)
     if others := [run.described(name) for name in run.references if name not in TITLES]:
         summary += f" For comparison: {', '.join(others)}."
     if run.decisive != "knn_top1":
@@ -206,6 +217,7 @@ def judge(run: RunFigures) -> Verdict:
         units(run.measured, run.recipe.monitor.k, figures),
         tuple(_advice(run, learned)),
         tuple(_alarms(run)),
+        gains,
     )
 
 
@@ -232,39 +244,35 @@ def _learned(run: RunFigures) -> tuple[bool | None, str]:
     lead, over_twin = run.lead(best), run.lead(TWIN)
     counted = units(run.measured, run.recipe.monitor.k, [run.decisive])[run.decisive].removeprefix("% ")
     figure = f"{FIGURES[run.decisive]} of {run.figures[run.decisive]:.1f} % ({counted})"
-    twin = "" if best == TWIN else f", and {_points(over_twin)} {run.described(TWIN)}"
+    twin = "" if best == TWIN else f", and {points(over_twin)} {run.described(TWIN)}"
     if failed := next((words for alarm, words in FAILED.items() if alarm in run.active), None):
-        return False, f"This run failed: {failed}. It has a {figure}: {_points(lead)} {run.described(best)}{twin}."
+        return False, f"This run failed: {failed}. It has a {figure}: {points(lead)} {run.described(best)}{twin}."
     if lead > run.margin(best):
         return (
             True,
-            f"This run learned: its {figure} is {_points(lead)} {run.described(best)}, the best reference{twin}.",
+            f"This run learned: its {figure} is {points(lead)} {run.described(best)}, the best reference{twin}.",
         )
     if over_twin <= run.margin(TWIN) and run.margin(TWIN) > UNCLEAR:
         return None, (
             f"Whether this run learned cannot be judged from {run.measured:,} images: its {figure} is "
-            f"{_points(over_twin)} {run.described(TWIN)}, and {run.margin(TWIN):.0f} may be chance."
+            f"{points(over_twin)} {run.described(TWIN)}, and {run.margin(TWIN):.0f} may be chance."
         )
     if over_twin <= run.margin(TWIN):
-        return False, f"This run learned nothing: its {figure} is {_points(over_twin)} {run.described(TWIN)}."
+        return False, f"This run learned nothing: its {figure} is {points(over_twin)} {run.described(TWIN)}."
     if lead >= -run.margin(best):
         return None, (
-            f"This run learned something, perhaps nothing of use: its {figure} is {_points(over_twin)} "
+            f"This run learned something, perhaps nothing of use: its {figure} is {points(over_twin)} "
             f"{run.described(TWIN)}, but no different from {run.described(best)} within {run.margin(best):.1f}."
         )
     return None, (
-        f"This run learned something, but too little to be of use: its {figure} is {_points(over_twin)} "
-        f"{run.described(TWIN)}, but {_points(lead)} {run.described(best)}, which needs no training."
+        f"This run learned something, but too little to be of use: its {figure} is {points(over_twin)} "
+        f"{run.described(TWIN)}, but {points(lead)} {run.described(best)}, which needs no training."
     )
 
 
 def _short(value: float | None) -> str:
     """A figure for a table: what is below one percent keeps its digits."""
     return "" if value is None else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
-
-
-def _points(lead: float) -> str:
-    return f"{abs(lead):.1f} points {'above' if lead >= 0 else 'below'}"
 
 
 def _alarms(run: RunFigures) -> Iterator[str]:
@@ -285,15 +293,30 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
             f"fewer clusters: method.clusters={suggested}, some {A_CLUSTER} images each (now "
             f"{recipe.method.clusters:,}, {run.images / recipe.method.clusters:.2g} images each)"
         )
-    if longer := _longer(run, poor=poor):
+    if (run.adapted is None or run.adapted.ended is None) and (longer := _longer(run, poor=poor)):
         yield longer
     colours = recipe.views.jitter > 0 or recipe.views.grey > 0
     if poor and colours and run.best == "colour_histogram":
         yield "keep the colours, which tell these images apart: views.jitter=0 views.grey=0"
+    if run.adapted is not None:
+        yield from _advice_on_adapting(run, run.adapted, poor=poor)
     if poor and recipe.init is None:
         yield "start from trained weights instead of random ones: init=NAME, a name of `excb-zoo list`"
     if poor and run.images < FEW:
         yield f"add images: {run.images:,} are few, and they need no labels"
+
+
+def _advice_on_adapting(run: RunFigures, adapted: Adapted, *, poor: bool) -> Iterator[str]:
+    """How to lose less."""
+    adapt, optim = run.recipe.adapt, run.recipe.optim
+    source = adapted.gains.get(SOURCE)
+    if poor and not adapt.active:
+        yield f"adapt it with care instead: excb-pretrain adapt {run.recipe.init} --data DIR"
+    elif adapt.active and (adapted.epoch == 0 or (source is not None and source.high < 0)):
+        yield (
+            f"change less: adapt.anchor={max(1.0, 3 * adapt.anchor):g} or optim.base_lr={optim.base_lr / 3:.2g} in "
+            "another --out"
+        )
 
 
 def _longer(run: RunFigures, *, poor: bool) -> str:

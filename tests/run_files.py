@@ -10,9 +10,10 @@ from PIL import Image
 from torch import nn
 
 from excb.checkpoint import run_checkpoint
-from excb.pretrain.initialise import build_model, state_tensors
+from excb.pretrain.initialise import build_model
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
+from excb.pretrain.step import state_tensors
 
 TINY_RESNET: dict[str, Any] = {
     "backbone": "timm:resnet10t",

@@ -14,6 +14,7 @@ from excb.checkpoint.layout_table import NOT_HEADS
 from excb.checkpoint.layouts import map_file
 from excb.checkpoint.stored import Stored, Which
 from excb.errors import UserError
+from excb.networks.lora import folded
 from excb.networks.rules import architecture_from, preprocessing_from
 
 
@@ -21,7 +22,8 @@ def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (),
     """Read the checkpoint at a path.
 
     Args:
-        path: a run folder (its newest intact checkpoint), an exported folder, or a file of either or of other code.
+        path: a run folder (its newest intact checkpoint, or the one that this names as the best), an exported folder,
+            or a file of either or of other code.
         network: of a checkpoint that holds two.
         allow: what a foreign file may need besides tensors and plain values; see `excb.checkpoint.untrusted`.
         heads: read an exported folder's heads as well.
@@ -50,7 +52,7 @@ def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) ->
         )
         if newest is None:
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
-        return _from_run(*newest, network)
+        return _from_run(*_evaluated(*newest), network)
     if not path.exists():
         raise UserError(f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder")
     try:
@@ -59,6 +61,18 @@ def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) ->
         raise UserError(f"{error}: use an earlier checkpoint of the run") from None
     except run_checkpoint.ForeignFileError:
         return map_file(untrusted.read(path, allow=allow), source=path, network=network)
+
+
+def _evaluated(file: Path, contents: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint that is loaded in place of a run's newest one, or that one, where there is none or none intact."""
+    if (name := run_checkpoint.evaluated_name(contents)) is None:
+        return file, contents
+    better = file.with_name(name)
+    try:
+        return better, run_checkpoint.read_in_run(better)
+    except (run_checkpoint.DamagedFileError, UserError) as error:
+        warnings.warn(f"{error}; its best checkpoint cannot be used, the newest one is", stacklevel=7)
+        return file, contents
 
 
 def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
@@ -70,7 +84,7 @@ def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
         facts = exported.facts_from({name: contents.get(name) for name in ("step", "epoch", "recipe")})
         return Stored(
             file,
-            {key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)},
+            folded({key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)}),
             architecture_from(contents["architecture"]),
             preprocessing_from(contents["preprocessing"]),
             {key: value for key, value in model.items() if not key.startswith(NOT_HEADS)},

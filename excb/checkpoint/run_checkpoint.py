@@ -159,6 +159,15 @@ def read_in_run(file: Path) -> dict[str, Any]:
     return contents
 
 
+def evaluated_name(contents: dict[str, Any]) -> str | None:
+    """The name of the checkpoint that is loaded in place of a run's newest one, which has these contents.
+
+    It is the best one of a run that is measured against the network it started from; None for the newest one itself.
+    """
+    step = contents.get("evaluated_step")
+    return name_of(step) if isinstance(step, int) and 0 <= step != contents.get("step") else None
+
+
 def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
     """Read a run folder's newest intact checkpoint; damaged ones are reported through `warn` and skipped.
 

@@ -43,18 +43,22 @@ def fetch_kept(url: str, reporter: Reporter) -> Path:
 
 
 def _newest(store: Store, names: list[str], folder: Path, reporter: Reporter) -> Path:
-    """A run's newest intact checkpoint; the others in the cache are removed."""
+    """A run's newest intact checkpoint, or the one that it names as the best; others in the cache are removed."""
     for name in sorted(names, key=lambda name: run_checkpoint.step_of(Path(name)), reverse=True):
         _fetch(store, f"{run_checkpoint.FOLDER}/{name}", folder / name, reporter)
         try:
-            run_checkpoint.read_in_run(folder / name)
+            contents = run_checkpoint.read_in_run(folder / name)
         except run_checkpoint.DamagedFileError:
             reporter.warn(f"{store.url}/{run_checkpoint.FOLDER}/{name} is damaged; trying the one before")
             continue
+        best = run_checkpoint.evaluated_name(contents)
+        if best not in names:
+            best = name
+        _fetch(store, f"{run_checkpoint.FOLDER}/{best}", folder / best, reporter)
         for other in run_checkpoint.among(folder):
-            if other.name != name:
+            if other.name not in (name, best):
                 other.unlink(missing_ok=True)
-        return folder / name
+        return folder / best
     raise UserError(f"every checkpoint of {store.url} is damaged")
 
 

@@ -37,8 +37,9 @@ def load(
     """Load a checkpoint's backbone in eval mode, on the CPU.
 
     Args:
-        name: a name of `excb.checkpoints()`; a run or its folder (the newest intact checkpoint), a checkpoint file of
-            ours or of any known layout, or an exported folder, each also at s3://, gs:// and all that fsspec reaches;
+        name: a name of `excb.checkpoints()`; a run or its folder (the newest intact checkpoint; of a run that is
+            measured against its start, the best one), a checkpoint file of ours or of any known layout, or an exported
+            folder, each also at s3://, gs:// and all that fsspec reaches;
             "hf-hub:user/repo[@revision]"; "https://..."; "timm:NAME"; or "untrained:NAME" of any architecture, random
             weights of a fixed seed ("timm:NAME?pretrained=false" is "untrained:timm:NAME").
         network: the EMA teacher, which the paper evaluates, or the student. Exported folders hold one of them.

@@ -38,7 +38,7 @@ def _row(name: str) -> list[str]:
     tflop = known.gflop / 1000 * known.typical * recipe.optim.epochs
     return [
         name,
-        recipe.model.backbone,
+        "that of init" if recipe.adapt.active else recipe.model.backbone,
         f"{views.global_size} px",
         str(recipe.optim.epochs),
         f"{recipe.optim.batch:,}",

@@ -17,9 +17,8 @@ from ..data.loader import loader
 from ..data.sampler import SampleRef
 from ..data.views import ViewMaker
 from ..initialise import build_model
-from ..optim import Schedules, build_optimizer
 from ..recipe import Recipe
-from ..step import Trainer, prepare
+from ..step import Trainer, trainer_for
 
 STEPS_PER_EPOCH = 1000  # of the schedules: of no matter for speed
 SIDE = 256  # of random images, pixels
@@ -51,9 +50,8 @@ def build_trainer(recipe: Recipe, device: torch.device) -> Trainer:
     Raises:
         UserError: no such backbone, it cannot take views of the recipe's sizes, or has no blocks to recompute.
     """
-    model = prepare(build_model(recipe), recipe, device)
-    optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused)
-    return Trainer(model, optimizer, Schedules(recipe.optim, recipe.method, STEPS_PER_EPOCH), recipe, device)
+    released = recipe.change(adapt={"warmup_epochs": 0.0, "release_epochs": 0.0})  # most steps of a run are these
+    return trainer_for(build_model(released), released, device, steps_per_epoch=STEPS_PER_EPOCH)
 
 
 def random_batch(recipe: Recipe, images: int) -> Batch:

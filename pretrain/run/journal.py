@@ -25,14 +25,14 @@ from ..data.batch import Batch
 from ..recipe import Recipe
 
 # Sums over steps, in the order that checkpoints hold them; those of older versions hold the first three.
-SUMS = ("loss", "confidence", "agreement", "cluster_loss", "contrast", "regression")
+SUMS = ("loss", "confidence", "agreement", "cluster_loss", "contrast", "regression", "anchor")
 
 
 class EpochStatistics:
     """Sums over the steps of an epoch, kept on the device so that no step synchronizes with the CPU."""
 
     def __init__(self, images: Images, recipe: Recipe, *, samples: int, device: torch.device) -> None:
-        self._labels, self._method = images.labels, recipe.method
+        self._labels, self._method, self._anchored = images.labels, recipe.method, recipe.adapt.anchored
         self._sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
         self._winners = torch.zeros(recipe.views.global_views, samples, dtype=torch.int32, device=device)
         self._used = torch.zeros(samples, dtype=torch.int64)
@@ -47,7 +47,7 @@ class EpochStatistics:
         self._before = self._sums.clone(), self._chosen.clone(), self._filled, self._steps
         stop = self._filled + len(batch.used)
         zero = torch.zeros_like(output.loss)
-        terms = [zero if term is None else term for term in (output.contrast, output.regression)]
+        terms = [zero if term is None else term for term in (output.contrast, output.regression, output.anchor)]
         figures = [output.loss.detach(), zero, zero, zero, *terms]
         if (clusters := output.clusters) is not None:
             figures[1:4] = clusters.confidence, clusters.agreement, clusters.loss
@@ -67,6 +67,7 @@ class EpochStatistics:
         Cluster sizes are counted over the epoch's assignments, after balancing, and relative to 1/K: 1 is balanced.
         `empty_clusters_unbalanced` counts those that no view was nearest to, before balancing. A run with the
         contrastive term or BYOL's has it and the loss of Eq. 7 as well; a run without clusters has nothing about them.
+        `anchor` is the mean distance from the start's features, 0 in steps without an anchor.
         Passing the result of `state` saves gathering it again.
         """
         state = state or self.state()
@@ -74,6 +75,7 @@ class EpochStatistics:
         figures: dict[str, float] = {"loss": means["loss"]}
         terms = [name for name in ("contrast", "regression") if getattr(self._method, name)]
         figures |= {name: means[name] for name in terms}
+        figures |= {"anchor": means["anchor"]} if self._anchored else {}
         if (counts := self.counts(state)) is None:
             return figures
         if terms:

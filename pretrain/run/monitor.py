@@ -8,7 +8,7 @@ view. Without labels, effective rank times neighbour agreement selects the best 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,6 +35,26 @@ KNN_TEMPERATURE = 0.07  # DINO's
 
 class StoppedError(Exception):
     """A measurement ends early, without a result."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A measurement of one network.
+
+    Attributes:
+        figures: in percent, but for the effective rank.
+        decisive: name of the figure that says most: k-NN, or without labels retrieval.
+        hits: [N] bool, of which images that figure counts.
+    """
+
+    figures: dict[str, float]
+    decisive: str
+    hits: Tensor
+
+    @property
+    def value(self) -> float:
+        """The decisive figure."""
+        return self.figures[self.decisive]
 
 
 class SideBySide(nn.Module):
@@ -71,15 +91,19 @@ class AugmentedInputs(Inputs):
         return augment(torch.from_numpy(crops), torch.from_numpy(parameters), self._settings)[0]
 
 
+def fixed_subset(images: Images, recipe: Recipe) -> Subset:
+    """At most `monitor.images` images of a set, the same ones every time."""
+    random = seeding.generator(seeding.Purpose.MONITOR, recipe.run.seed)
+    return Subset(images, np.sort(random.permutation(len(images))[: recipe.monitor.images]).astype(np.int64))
+
+
 class Monitor:
     """Measures a backbone on a fixed subset of the training images; each rank extracts features of its part."""
 
     def __init__(self, images: Images, recipe: Recipe, *, device: torch.device, workers: int) -> None:
-        random = seeding.generator(seeding.Purpose.MONITOR, recipe.run.seed)
-        subset = np.sort(random.permutation(len(images))[: recipe.monitor.images])
-        self.images = Subset(images, subset.astype(np.int64))
+        self.images = fixed_subset(images, recipe)
         self._recipe, self._device, self._workers = recipe, device, workers
-        self._mine = range(rank(), len(subset), world_size())
+        self._mine = range(rank(), len(self.images), world_size())
 
     @property
     def passes(self) -> int:
@@ -108,6 +132,16 @@ class Monitor:
         Raises:
             StoppedError: `agreed` returned True.
         """
+        return self.read(backbone, progress, agreed=agreed).figures
+
+    def read(
+        self,
+        backbone: nn.Module,
+        progress: Callable[[int], None] = lambda _done: None,
+        *,
+        agreed: Callable[[], bool] = lambda: False,
+    ) -> Reading:
+        """`measure`, with what the decisive figure counts image by image."""
         with uncompiled(backbone):
             plain, augmented = self._both(backbone, self._recipe.views, None, progress, agreed)
         return run_on_rank0(lambda: self._scored(plain, augmented))
@@ -154,7 +188,7 @@ class Monitor:
         def figures() -> dict[str, dict[str, float]]:
             parts = zip(plain.rows.split(beside.widths, 1), augmented.rows.split(beside.widths, 1), strict=True)
             return {
-                name: self._figures(replace(plain, rows=rows), replace(augmented, rows=others))
+                name: self._read(replace(plain, rows=rows), replace(augmented, rows=others)).figures
                 for name, (rows, others) in zip(networks, parts, strict=True)
             }
 
@@ -174,7 +208,7 @@ class Monitor:
             mine += self._features(network, views, transform, progress)
         if agreed():
             raise StoppedError
-        plain, augmented = map(self._all, mine)
+        plain, augmented = map(gathered, mine)
         return plain, augmented
 
     def _features(
@@ -186,44 +220,48 @@ class Monitor:
         ):
             yield extract(network, inputs, device=self._device, workers=self._workers, progress=progress)
 
-    def _all(self, features: Features) -> Features:
-        """The features of all ranks, in the order of the images."""
-        if world_size() == 1:
-            return features
-        parts = gather_objects((features.rows, features.samples, features.broken))
-        rows = torch.cat([part[0] for part in parts if len(part[0])] or [features.rows])
-        samples = torch.cat([part[1] for part in parts])
-        order = samples.argsort()
-        return Features(rows[order], samples[order], {name: why for part in parts for name, why in part[2].items()})
-
-    def _scored(self, plain: Features, augmented: Features) -> dict[str, float]:
-        rows = plain.rows
-        figures = self._figures(plain, augmented)
-        rank = effective_rank(rows) if _usable(rows) and _usable(augmented.rows) else 0.0
+    def _scored(self, plain: Features, augmented: Features) -> Reading:
+        rows, reading = plain.rows, self._read(plain, augmented)
+        figures = reading.figures
+        rank = effective_rank(rows) if usable(rows) and usable(augmented.rows) else 0.0
         score = figures["neighbour_agreement"] * rank / max(1, rows.shape[1])
-        return {"effective_rank": rank} | figures | {"score": figures.get("knn_top1", score)}
+        return replace(reading, figures={"effective_rank": rank} | figures | {"score": figures.get("knn_top1", score)})
 
-    def _figures(self, plain: Features, augmented: Features) -> dict[str, float]:
+    def _read(self, plain: Features, augmented: Features) -> Reading:
         rows = plain.rows
         labelled = self.images.labels is not None and self.images.classes is not None
-        if not _usable(rows) or not _usable(augmented.rows):
-            return {"neighbour_agreement": 0.0, "instance_retrieval": 0.0} | ({"knn_top1": 0.0} if labelled else {})
+        if not usable(rows) or not usable(augmented.rows):
+            zeros = {"neighbour_agreement": 0.0, "instance_retrieval": 0.0} | ({"knn_top1": 0.0} if labelled else {})
+            return Reading(zeros, "knn_top1" if labelled else "instance_retrieval", torch.zeros(len(rows)).bool())
         k = min(self._recipe.monitor.k, len(rows) - 1)
         neighbours = nearest(rows, rows, k, exclude_self=True)
         others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)
+        hits = found(rows, augmented.rows)
         figures = {
             "neighbour_agreement": 100 * shared(neighbours.indices, others.indices),
-            "instance_retrieval": 100 * float(found(rows, augmented.rows).double().mean()),
+            "instance_retrieval": 100 * float(hits.double().mean()),
         }
-        if self.images.labels is not None and self.images.classes is not None:
-            labels = torch.from_numpy(self.images.labels)[plain.samples]
-            classes = len(self.images.classes)
-            votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
-            figures["knn_top1"] = accuracy(votes[k, KNN_TEMPERATURE], labels)[0]
-        return figures
+        if self.images.labels is None or self.images.classes is None:
+            return Reading(figures, "instance_retrieval", hits)
+        labels = torch.from_numpy(self.images.labels)[plain.samples]
+        classes = len(self.images.classes)
+        votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
+        figures["knn_top1"] = accuracy(votes[k, KNN_TEMPERATURE], labels)[0]
+        return Reading(figures, "knn_top1", votes[k, KNN_TEMPERATURE].top1 == labels)
 
 
-def _usable(rows: Tensor) -> bool:
+def gathered(features: Features) -> Features:
+    """The features of all ranks, each of which has some of the images, in the order of the images."""
+    if world_size() == 1:
+        return features
+    parts = gather_objects((features.rows, features.samples, features.broken))
+    rows = torch.cat([part[0] for part in parts if len(part[0])] or [features.rows])
+    samples = torch.cat([part[1] for part in parts])
+    order = samples.argsort()
+    return Features(rows[order], samples[order], {name: why for part in parts for name, why in part[2].items()})
+
+
+def usable(rows: Tensor) -> bool:
     """Whether there are rows to compare, and all are finite."""
     return len(rows) > 1 and bool(rows.isfinite().all())
 

@@ -29,6 +29,13 @@ class Progress:
     last: dict[str, Any] | None = None  # the newest epoch's figures
     health: dict[str, Any] = field(default_factory=dict)  # `AlarmState` as a dict
     counts: Tensor | None = None  # the newest whole epoch's assignments to every cluster, [K]
+    # Of runs that measure the network they start from:
+    start: dict[str, Any] | None = None  # its figures, as epoch 0
+    gauges: dict[str, str] = field(default_factory=dict)  # a hash of what each figure is measured on, by gauge
+    hits: dict[str, Tensor] = field(default_factory=dict)  # [N] bool: right answers at the start and in the best epoch
+    measurements: int = 0  # after the start's
+    losing: int = 0  # measurements since the last best one, not counting those of the frozen backbone
+    ended: str | None = None  # why the run ended before its last epoch
 
     @property
     def images_per_second(self) -> float:
@@ -60,6 +67,7 @@ def report(
         "checkpoint": _checkpoint(progress.step),
         "last": progress.last,
         "best": best,
+        **({} if progress.start is None else {"start": progress.start, "ended": progress.ended}),
         **({} if verdict is None else {"verdict": verdict}),
         "environment": environment(),
     }
@@ -82,7 +90,8 @@ def sum_up(
         f"{peak_memory(device) / 2**30:.1f} GiB{' a process' if several else ''} at most",
     ]
     if progress.best is not None:
-        parts.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f})")
+        loaded = "" if progress.start is None else ", which is what loading the run gives"
+        parts.append(f"best epoch {progress.best['epoch']} (score {progress.best['score']:.1f}){loaded}")
     reporter.note("; ".join(parts))
     reporter.note(f"run folder {place}: {_checkpoint(progress.step)}, {CURVES}, metrics.jsonl, report.json")
 

@@ -37,7 +37,7 @@ from ..loop import train
 from ..recipe import Recipe
 from ..run.monitor import KNN_TEMPERATURE, Monitor
 from ..run.run_folder import RESUMABLE_CHANGES, differences
-from .sets import Sets
+from ..run.sets import Sets
 
 SCHEMA, FILE = 1, "cell.json"
 K = 20  # neighbours of the k-NN figure

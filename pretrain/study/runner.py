@@ -18,9 +18,9 @@ from .. import overrides
 from ..initialise import adopted
 from ..recipe import Recipe
 from ..run.run_folder import DIVERGED
+from ..run.sets import Sets, find_sets
 from . import figures
 from .cell import Job, run_cell
-from .sets import Sets, find_sets
 from .studies import BASE, Cell, Study
 from .table import Row, Table
 from .tuning import CRITERIA, Tuning, best

@@ -4,21 +4,71 @@ from typing import Any
 
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
+from excb.errors import UserError
 
 from ..run.alarms import AlarmState, Health, coincident
+from ..run.gain import SOURCE, TARGET
+from ..run.gauge import Gauge
 from ..run.journal import Journal
-from ..run.monitor import Monitor, StoppedError
+from ..run.monitor import Monitor, Reading, StoppedError
 from .state import RunState
 
 
 class EpochEnd:
-    """Sums up the epochs of a run."""
+    """Sums up the epochs of a run.
+
+    Raises:
+        UserError: images to measure on are missing, or are others than those that the start was measured on.
+    """
 
     def __init__(self, state: RunState, reporter: Reporter) -> None:
         recipe, self._state, self._reporter = state.recipe, state, reporter
-        self.monitor = Monitor(state.feed.indexed, recipe, device=state.trainer.device, workers=state.feed.workers)
+        device, workers = state.trainer.device, state.feed.workers
+        self.monitor = Monitor(state.feed.indexed, recipe, device=device, workers=workers)
+        self.gauges = {
+            name: Gauge(name, data, recipe, device=device, workers=workers, note=reporter.note)
+            for name, data in ((TARGET, recipe.monitor.data), (SOURCE, recipe.monitor.source))
+            if data is not None
+        }
+        self._follow_gauges()
         assignments = state.trainer.schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
         self._health = Health(recipe, assignments=assignments, state=AlarmState.from_dict(state.progress.health))
+
+    def _follow_gauges(self) -> None:
+        """Note what figures are measured on. Others than before cannot be compared with what a run has measured."""
+        progress = self._state.progress
+        now = {name: gauge.identity for name, gauge in self.gauges.items()}
+        if progress.step and now != progress.gauges:
+            changed = next(name for name in (TARGET, SOURCE) if now.get(name) != progress.gauges.get(name))
+            field = {TARGET: "monitor.data", SOURCE: "monitor.source"}[changed]
+            if progress.start is not None:
+                raise UserError.on_all_ranks(
+                    f"{field} names other images than the start of this run was measured on: name the same again, or "
+                    "choose another --out"
+                )
+            if changed == TARGET:
+                self._reporter.note("monitor.data has changed: the best epoch is chosen anew")
+                progress.best = None
+        progress.gauges = now
+
+    def measure_start(self, journal: Journal, stop: StopRequest) -> bool:
+        """Measure the network that the run starts from, as epoch 0; whether the run was asked to stop meanwhile."""
+        progress = self._state.progress
+        try:
+            figures, readings = self._measure("the start", stop)
+        except StoppedError:
+            return True
+        progress.start = {"epoch": 0} | figures
+        progress.best = {"step": 0} | progress.start
+        for name, reading in readings.items():
+            progress.hits |= {f"start_{name}": reading.hits, f"best_{name}": reading.hits}
+        self.write_start(journal)
+        return False
+
+    def write_start(self, journal: Journal) -> None:
+        """Write the start's figures down, as those of epoch 0."""
+        assert self._state.progress.start is not None
+        journal.write("epoch", 0, self._state.progress.start)
 
     def sum_up(self, journal: Journal, stop: StopRequest) -> tuple[bool, bool]:
         """Sum up the epoch that is complete, and write its figures down.
@@ -35,11 +85,13 @@ class EpochEnd:
             too_large = model.sizes.cpu() * len(counts) > 1
             figures["held_empty_clusters"] = int(((counts == 0) & too_large).sum())
         last = epoch == recipe.optim.epochs
+        readings: dict[str, Reading] = {}
         if last or epoch % recipe.monitor.every_epochs == 0:
             try:
-                figures |= self._measure(epoch, stop)
+                measured, readings = self._measure(f"epoch {epoch}", stop)
             except StoppedError:
                 return False, True
+            figures |= measured
         progress.counts = counts
         statistics.reset()
         alarms = self._health.judge(figures)
@@ -48,22 +100,51 @@ class EpochEnd:
         earlier = progress.last or {}
         earlier.pop("empty_clusters", None)  # what versions before called `empty_clusters_balanced`
         progress.last = earlier | figures
-        measured = "score" in figures
-        if measured and (progress.best is None or figures["score"] >= progress.best["score"]):
-            progress.best = {"step": progress.step} | figures
+        if readings:
+            self._compare(figures, readings, last=last)
         journal.write("epoch", progress.step, figures)
         for alarm in alarms:
             self._reporter.warn(f"epoch {epoch}: {alarm.message}")
             journal.write("alarm", progress.step, {"epoch": epoch, "name": alarm.name, "message": alarm.message})
-        return measured or last or epoch % recipe.run.save_epochs == 0, False
+        return bool(readings) or last or epoch % recipe.run.save_epochs == 0, False
 
-    def _measure(self, epoch: int, stop: StopRequest) -> dict[str, float]:
-        """The monitor's figures; StoppedError if the run was asked to stop."""
-        with self._reporter.progress(f"measuring epoch {epoch}", self.monitor.passes) as bar:
+    def _compare(self, figures: dict[str, Any], readings: dict[str, Reading], *, last: bool) -> None:
+        """Keep the best epoch, and end a run that only loses. Where the start was measured, it wins a tie."""
+        progress, adapt = self._state.progress, self._state.recipe.adapt
+        before = None if progress.best is None else progress.best["score"]
+        started = progress.start is not None
+        better = before is None or (figures["score"] > before if started else figures["score"] >= before)
+        if better:
+            progress.best = {"step": progress.step} | figures
+        if not started:
+            return
+        progress.measurements += 1
+        if better:
+            progress.hits |= {f"best_{name}": reading.hits for name, reading in readings.items()}
+        if figures["epoch"] > adapt.warmup_epochs:  # before that, the backbone is the start's
+            progress.losing = 0 if better else progress.losing + 1
+        if adapt.patience is not None and progress.losing >= adapt.patience and not last:
+            progress.ended = f"{progress.losing} measurements in a row brought nothing better (adapt.patience)"
+
+    def _measure(self, what: str, stop: StopRequest) -> tuple[dict[str, float], dict[str, Reading]]:
+        """All figures, and the readings of target and source; StoppedError if the run was asked to stop.
+
+        The score that selects the best epoch is the target's figure, or in runs that have no target the monitor's.
+        """
+        passes = self.monitor.passes + sum(gauge.passes for gauge in self.gauges.values())
+        backbone = self._state.trainer.model.teacher.backbone
+        with self._reporter.progress(f"measuring {what}", passes) as bar:
 
             def advance(images: int) -> None:
                 bar.advance(images)
                 if stop.received is not None:
                     raise StoppedError
 
-            return self.monitor.measure(self._state.trainer.model.teacher.backbone, advance, agreed=stop.agreed)
+            readings = {TARGET: self.monitor.read(backbone, advance, agreed=stop.agreed)}
+            figures = dict(readings[TARGET].figures)
+            for name, gauge in self.gauges.items():
+                readings[name] = gauge.read(backbone, advance, agreed=stop.agreed)
+                figures |= readings[name].figures
+        if TARGET in self.gauges or self._state.recipe.measures_start:
+            figures["score"] = readings[TARGET].value
+        return figures, readings

@@ -1,5 +1,6 @@
 """The end of a run: references measured once, on the monitor's images, and the verdict that follows from them."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from excb.checkpoint import reading
+from excb.checkpoint.stored import load_strictly
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0
 from excb.distributed.signals import StopRequest
@@ -19,8 +22,10 @@ from excb.references.baselines import HistogramRows, PixelRows
 from excb.references.untrained import estimate_batchnorm, spread
 
 from ..initialise import build_model, start_from
+from ..run.gain import SOURCE, TARGET, Adapted, Gain
 from ..run.monitor import Monitor, StoppedError
-from ..verdict import GUESSING, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
+from ..verdict import FIGURES, GUESSING, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
+from .epoch_end import EpochEnd
 from .state import RunState
 
 CALIBRATION_IMAGES = 1000  # at most, for the BatchNorm statistics of the untrained twin
@@ -37,7 +42,7 @@ def check(against: Sequence[str]) -> None:
 
 def verdict(
     state: RunState,
-    monitor: Monitor,
+    measured: EpochEnd,
     reporter: Reporter,
     stop: StopRequest,
     *,
@@ -46,11 +51,13 @@ def verdict(
 ) -> Verdict | None:
     """Compare the trained network with its references, and judge the run; all ranks call this.
 
+    Of a run that has measured its start, the network of the best epoch is judged, else that of the last.
+
     Figures in an earlier report of the finished run are taken from there.
 
     Args:
         state: of the run, at its end.
-        monitor: whose images are measured.
+        measured: the run's monitor, whose images are measured, and its gauges.
         reporter: for messages and progress.
         stop: may ask to stop.
         folder: of the run; None on ranks without.
@@ -63,30 +70,50 @@ def verdict(
         StoppedError: the run was asked to stop meanwhile; nothing has changed.
     """
     known = run_on_rank0(lambda: _known(folder, state.progress.step))
-    compare = _Comparison(state, monitor, reporter, stop)
+    compare = _Comparison(state, measured.monitor, reporter, stop, folder)
     if RUN not in known:
         known = compare.usual()
     for name in against:
         path = f"./{name}" if name in (RUN, *TITLES) else name  # a folder may have the name of a reference
         if path not in known:
             known |= compare.with_checkpoint(path)
-    return None if folder is None else _judged(state, monitor, known, folder)
+    return None if folder is None else _judged(state, measured, known, folder)
 
 
-def _judged(state: RunState, monitor: Monitor, known: Figures, folder: Path) -> Verdict:
+def _judged(state: RunState, measured: EpochEnd, known: Figures, folder: Path) -> Verdict:
     lines = read_metrics(folder)
     alarms = [line for line in lines if line["kind"] == "alarm" and line["step"] <= state.progress.step]
     run = RunFigures(
         state.recipe,
         images=len(state.images),
-        measured=len(monitor.images),
+        measured=len(measured.monitor.images),
         figures=known[RUN],
         references={name: figures for name, figures in known.items() if name != RUN},
         epochs=[line for line in lines if line["kind"] == "epoch"],
         alarms=alarms,
         active=list(state.progress.health.get("ringing", [])),
+        adapted=_adapted(state, measured),
     )
     return judge(run)
+
+
+def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
+    """What became of the network that the run started from; None where that was not measured."""
+    progress, gains = state.progress, dict[str, Gain]()
+    if progress.start is None or progress.best is None:
+        return None
+    for name in (TARGET, SOURCE):
+        before, after = (progress.hits.get(f"{moment}_{name}") for moment in ("start", "best"))
+        if before is None or after is None or len(before) != len(after):  # an image could not be read any more
+            continue
+        gauge = measured.gauges.get(name)
+        on = gauge.measured_on if gauge is not None else "training images"
+        figure = next(each for each in FIGURES if (f"{name}_{each}" if gauge is not None else each) in progress.best)
+        # Only the target's figure chose the best of several networks.
+        tries = progress.measurements if name == TARGET else 1
+        gains[name] = Gain.between(before, after, figure=FIGURES[figure], measured_on=on, tries=tries)
+    best = progress.best
+    return Adapted(gains, best["epoch"], best["step"], progress.measurements, progress.ended)
 
 
 def _known(folder: Path | None, step: int) -> Figures:
@@ -105,15 +132,18 @@ def _known(folder: Path | None, step: int) -> Figures:
 class _Comparison:
     """Measures networks beside the trained one."""
 
-    def __init__(self, state: RunState, monitor: Monitor, reporter: Reporter, stop: StopRequest) -> None:
+    def __init__(
+        self, state: RunState, monitor: Monitor, reporter: Reporter, stop: StopRequest, folder: Path | None
+    ) -> None:
         self._state, self._monitor, self._reporter, self._stop = state, monitor, reporter, stop
+        self._folder = folder
         self._device = state.trainer.device
 
     def usual(self) -> Figures:
         """The run and its references, from one pass over the images."""
         recipe, images = self._state.recipe, self._monitor.images
         networks: dict[str, nn.Module] = {
-            RUN: self._state.trainer.model.teacher.backbone,
+            RUN: self._judged_network(),
             TWIN: self._untrained(),
             "pixels": PixelRows(),
             "colour_histogram": HistogramRows(recipe.views.mean, recipe.views.std).to(self._device),
@@ -146,6 +176,22 @@ class _Comparison:
 
             measured = self._monitor.compare(networks, advance, transform=transform, agreed=self._stop.agreed)
         return {name: {each: round(value, 2) for each, value in figures.items()} for name, figures in measured.items()}
+
+    def _judged_network(self) -> nn.Module:
+        """The network that the run has come to: that of its best epoch, where it is compared with its start."""
+        progress, last = self._state.progress, self._state.trainer.model.teacher.backbone
+        if progress.start is None or progress.best is None or progress.best["step"] == progress.step:
+            return last
+        network = build_model(replace(self._state.recipe, init=None)).teacher.backbone.eval().to(self._device)
+
+        def load() -> None:
+            assert self._folder is not None
+            stored = reading.read(self._folder)  # which takes the best one
+            load_strictly(network, stored.tensors, what=os.fspath(stored.file))
+
+        run_on_rank0(load)
+        broadcast(network.state_dict().values())
+        return network
 
     def _untrained(self) -> nn.Module:
         """The network that the run's seed makes, with the BatchNorm statistics of the images."""

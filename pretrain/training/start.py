@@ -13,11 +13,10 @@ from ..data.feed import BatchFeed
 from ..data.stream_images import StreamImages
 from ..data.stream_order import reader_count
 from ..initialise import build_model, start_from
-from ..optim import Schedules, build_optimizer
 from ..recipe import Recipe
 from ..run.journal import EpochStatistics
 from ..run.run_folder import RunFolder
-from ..step import Trainer, prepare
+from ..step import trainer_for
 from .state import RunState
 
 
@@ -26,13 +25,18 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
 
     Raises:
         UserError: there are too few images, or batch, processes and micro-batches do not fit each other, or k-means
-            would have too few views.
+            would have too few views, or there is no backbone to adapt.
     """
+    if recipe.adapt.active and recipe.init is None:
+        raise UserError(
+            "this recipe continues from a trained backbone: name one, as in `excb-pretrain adapt NAME` or init=NAME "
+            "(`excb-zoo list` shows names; tiny_grocery comes with the package)"
+        )
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, at least a few thousand")
     recipe.steps_per_epoch(len(images))
     recipe.micro_batch(world_size())
-    if recipe.method.centroid_init == "kmeans" and recipe.init is None:
+    if recipe.starts_centroids:
         recipe.kmeans_steps(len(images))
     if isinstance(images, StreamImages):
         reader_count(images, recipe.optim.batch, world_size())
@@ -61,16 +65,15 @@ def start(
     contents = run_on_rank0(resume)
     if contents is None and recipe.init is not None:
         reporter.note(run_on_rank0(lambda: start_from(model, recipe, images)))
-    schedules = Schedules(recipe.optim, recipe.method, recipe.steps_per_epoch(len(images)))
-    model = prepare(model, recipe, device)
-    optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused)
-    trainer = Trainer(model, optimizer, schedules, recipe, device)
-    samples = schedules.steps_per_epoch * recipe.optim.batch // world_size()
+    trainer = trainer_for(model, recipe, device, steps_per_epoch=recipe.steps_per_epoch(len(images)))
+    samples = trainer.schedules.steps_per_epoch * recipe.optim.batch // world_size()
     statistics = EpochStatistics(images, recipe, samples=samples, device=device)
     state = RunState(recipe, images, trainer, statistics, feed)
     if contents is not None:
         state.restore(contents, reporter)
-    broadcast(model.state_dict().values())
+    broadcast(trainer.model.state_dict().values())
+    if trainer.anchor is not None:
+        broadcast(trainer.anchor.state_dict().values())
     return state
 
 

@@ -13,12 +13,11 @@ from excb.images.image_set import Images
 
 from ..data.broken_files import BrokenFiles
 from ..data.feed import BatchFeed
-from ..initialise import state_tensors
 from ..recipe import Recipe
 from ..run.journal import EpochStatistics
 from ..run.progress import Progress
 from ..run.run_folder import describe, numerics, numerics_changed
-from ..step import Trainer
+from ..step import Trainer, state_tensors
 
 
 @dataclass
@@ -65,6 +64,14 @@ class RunState:
             "last": progress.last,
             "health": progress.health,
             "counts": progress.counts,
+            "start": progress.start,
+            "gauges": progress.gauges,
+            "hits": progress.hits,
+            "measurements": progress.measurements,
+            "losing": progress.losing,
+            "ended": progress.ended,
+            # What to load instead of this one; where the run is not measured against its start, the newest is loaded.
+            "evaluated_step": progress.best["step"] if progress.start is not None and progress.best else None,
             "arithmetic": numerics(self.trainer.device),
         }
 

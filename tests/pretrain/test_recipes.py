@@ -19,7 +19,7 @@ from excb.pretrain.recipes import RECIPES
 from tests.clone import ROOT
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
-SECTIONS = ("model", "method", "views", "optim", "monitor", "efficiency", "run")
+SECTIONS = ("model", "method", "views", "optim", "adapt", "monitor", "efficiency", "run")
 
 # Every value of the paper's ResNet-50 with multi-crop: Sec. 4.1 of the paper (ECCV 2024) where it says something, and
 # otherwise what it refers to: BYOL's augmentation, DINO's head and blur of local views, torchvision's crops.
@@ -106,9 +106,19 @@ RESNET50: dict[str, Any] = {
     "optim.centroid_decay_end": 1.0,
     "optim.clip": None,
     "optim.frozen_centroid_epochs": 0,
+    "adapt.warmup_epochs": 0.0,  # nothing is adapted
+    "adapt.release_epochs": 0.0,
+    "adapt.layer_decay": 1.0,
+    "adapt.anchor": 0.0,
+    "adapt.anchor_end": 0.0,
+    "adapt.frozen_statistics": False,
+    "adapt.lora_rank": 0,
+    "adapt.patience": None,
     "monitor.every_epochs": 10,
     "monitor.images": 10_000,
     "monitor.k": 20,
+    "monitor.data": None,
+    "monitor.source": None,
     "monitor.wandb": None,
     "efficiency.device": "auto",
     "efficiency.precision": "fp32",
@@ -168,7 +178,7 @@ OFFICIAL_CROPS: dict[str, Any] = {
 OFFICIAL_VIT: dict[str, Any] = {"optim.clip": None, "optim.frozen_centroid_epochs": 0, "optim.centroid_decay": 10.0}
 
 # The paper's runs; these are ours, and judged by what they reach.
-OURS = {"quickstart", "photos_small", "photos", "conv4_tiny", "rn10_tiny", "rn18_small"}
+OURS = {"quickstart", "photos_small", "photos", "adapt", "conv4_tiny", "rn10_tiny", "rn18_small"}
 EXPECTED: dict[str, dict[str, Any]] = {}
 for _epochs in (100, 200, 400):
     EXPECTED[f"rn50_{_epochs}ep"] = {"optim.epochs": _epochs}
@@ -392,9 +402,18 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "optim.centroid_decay_end": [-0.1, NAN],
     "optim.clip": [0.0, -1.0, NAN],
     "optim.frozen_centroid_epochs": [-1],
+    "adapt.warmup_epochs": [-0.1, NAN],
+    "adapt.release_epochs": [-0.1, NAN],
+    "adapt.layer_decay": [0.0, 1.1, NAN],
+    "adapt.anchor": [-1.0, NAN],
+    "adapt.anchor_end": [-1.0, NAN],
+    "adapt.lora_rank": [-1],
+    "adapt.patience": [0],
     "monitor.every_epochs": [0],
     "monitor.images": [1],
     "monitor.k": [0],
+    "monitor.data": [""],
+    "monitor.source": [""],
     "efficiency.accumulate": [0],
     "efficiency.workers": [-2],
     "efficiency.prefetch": [0],

@@ -8,10 +8,10 @@ import torch
 
 from excb.pretrain.doctor import requirements
 from excb.pretrain.doctor.requirements import batch_bytes, check_step, checkpoint_bytes, time_limit
-from excb.pretrain.initialise import state_tensors
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.speed import build_trainer, random_batch
 from excb.pretrain.recipe import Recipe
+from excb.pretrain.step import state_tensors
 from tests.pretrain.small_runs import OVERRIDES
 
 pytestmark = pytest.mark.usefixtures("one_thread")

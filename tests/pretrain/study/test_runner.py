@@ -21,8 +21,9 @@ from excb.images.scanning import scan_folder
 from excb.pretrain import step
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.run import sets
 from excb.pretrain.study import cell as study_cell
-from excb.pretrain.study import figures, runner, sets
+from excb.pretrain.study import figures, runner
 from excb.pretrain.study.studies import BASE, STUDIES
 from excb.pretrain.study.table import Row, Table
 from tests.excb.images.shard_files import pack_folder

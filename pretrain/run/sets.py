@@ -1,7 +1,8 @@
-"""The images of a study, as files or tar shards: training images and labelled held-out images."""
+"""Images to measure networks on, as files or tar shards: training images and labelled held-out images."""
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from excb.images.shards import Note, ShardImages, open_shards
 from excb.images.subset import Subset
 from excb.remote import byte_ranges
 
-from ..run.run_folder import describe
+from .run_folder import describe
 
-HELD_OUT = ("test", "val")  # the first of these beside `train` is the k-NN test set
+HELD_OUT = ("test", "val")  # the first of these beside `train` is the k-NN test set of a study
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,16 @@ class Sets:
         return hashlib.sha256(f"{self.train.fingerprint} {held_out}".encode()).hexdigest()
 
 
-def find_sets(data: str | Path, note: Note = lambda _line: None) -> Sets:
-    """The images of `data/train`, or `data`; labelled ones of `data/test` or else `data/val` are held out.
+def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Sequence[str] = HELD_OUT) -> Sets:
+    """The images of `data/train`, or `data`; labelled ones of another folder beside `train` are held out.
 
     Held-out images of classes without training images are dropped: no neighbour could vote for them. `data` may be
     shards as `excb.images.shards.open_shards` takes them; `note` is called when these are indexed.
+
+    Args:
+        data: the folder.
+        note: called with messages.
+        held_out: names of folders beside `train`, of which the first that exists is taken.
 
     Raises:
         UserError: there is no image.
@@ -62,18 +68,18 @@ def find_sets(data: str | Path, note: Note = lambda _line: None) -> Sets:
     train = open_images(text, note)
     if train.classes is None or os.fspath(train.root) != _part(text, "train"):
         return Sets(train, None)
-    held_out = next((images for name in HELD_OUT if (images := _open(text, name, note)) is not None), None)
-    if held_out is None or held_out.classes is None or held_out.labels is None:
+    other = next((images for name in held_out if (images := _open(text, name, note)) is not None), None)
+    if other is None or other.classes is None or other.labels is None:
         return Sets(train, None)
     number = {name: index for index, name in enumerate(train.classes)}
-    labels = np.array([number.get(name, -1) for name in held_out.classes], np.int64)[held_out.labels]
+    labels = np.array([number.get(name, -1) for name in other.classes], np.int64)[other.labels]
     shared = np.flatnonzero(labels >= 0)
     if not len(shared):
         return Sets(train, None)
-    if isinstance(held_out, ImageSet):
-        paths = [held_out.paths[index] for index in shared.tolist()]
-        return Sets(train, replace(held_out, paths=paths, labels=labels[shared], classes=train.classes))
-    return Sets(train, Subset(replace(held_out, labels=labels, classes=train.classes), shared))
+    if isinstance(other, ImageSet):
+        paths = [other.paths[index] for index in shared.tolist()]
+        return Sets(train, replace(other, paths=paths, labels=labels[shared], classes=train.classes))
+    return Sets(train, Subset(replace(other, labels=labels, classes=train.classes), shared))
 
 
 def _part(data: str, name: str) -> str:

@@ -1,0 +1,141 @@
+"""The gain of a run over the network it started from: differences on the same images, and the verdict on them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any
+
+from torch import Tensor
+
+TARGET, SOURCE = "target", "source"  # images that a run is for, and those of what its start knew
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A figure of the network that a run started from, and of what became of it, on the same images.
+
+    Attributes:
+        figure: which, in words, such as "k-NN top-1".
+        measured_on: the images, in words, with their number.
+        start: before, in percent.
+        now: after, in percent.
+        low: lower end of the 95 % interval of the difference, in points.
+        high: upper end.
+    """
+
+    figure: str
+    measured_on: str
+    start: float
+    now: float
+    low: float
+    high: float
+
+    @property
+    def lead(self) -> float:
+        """The difference in points, positive where it is better now."""
+        return self.now - self.start
+
+    def described(self) -> str:
+        """The difference in words."""
+        return points(self.lead)
+
+    def interval(self) -> str:
+        """Its interval in words."""
+        return f"95 %: {self.low:+.1f} to {self.high:+.1f}"
+
+    @classmethod
+    def between(cls, before: Tensor, after: Tensor, *, figure: str, measured_on: str, tries: int = 1) -> "Gain":
+        """The gain between two readings' hits [N]. `tries` is the number of networks of which this one is the best."""
+        low, high = paired_interval(before, after, tries=tries)
+        start, now = (100 * float(hits.double().mean()) for hits in (before, after))
+        return cls(figure, f"{len(before):,} {measured_on}", start, now, low, high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "Gain":
+        """The inverse of `to_dict`.
+
+        Raises:
+            LookupError, TypeError, ValueError: it is no gain.
+        """
+        figure, measured_on = str(stored["figure"]), str(stored["measured_on"])
+        return cls(
+            figure,
+            measured_on,
+            *(float(stored[name]) for name in ("start", "now", "low", "high")),
+        )
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What became of a trained network that a run started from.
+
+    Attributes:
+        gains: of the best epoch over the start, by gauge.
+        epoch: the best one; 0 is the start.
+        step: of its checkpoint.
+        measurements: after the start's.
+        ended: why the run ended before its last epoch; None where it did not.
+    """
+
+    gains: Mapping[str, Gain]
+    epoch: int
+    step: int
+    measurements: int
+    ended: str | None = None
+
+    def judge(self) -> tuple[bool | None, str]:
+        """Whether the best epoch is better than the start, and the sentences that say so; None: it may be chance."""
+        gain = self.gains[TARGET]
+        figure, best = f"{gain.figure} on {gain.measured_on}", f"the best of {self.measurements} measurements"
+        better = False if self.epoch == 0 else gain.low > 0 or None
+        if better:
+            summary = (
+                f"Better than the original: {figure} is {gain.now:.1f} % after epoch {self.epoch}, {gain.described()} "
+                f"the original's {gain.start:.1f} % ({gain.interval()}; {best})."
+            )
+        elif self.epoch:
+            summary = (
+                f"Keep the original: {best}, after epoch {self.epoch}, is {gain.described()} its {figure}, "
+                f"{gain.start:.1f} %, which may be chance ({gain.interval()})."
+            )
+        else:
+            summary = (
+                f"Keep the original: none of {self.measurements} measurements was above its {figure}, "
+                f"{gain.start:.1f} %."
+            )
+        if (source := self.gains.get(SOURCE)) is not None and self.epoch:
+            lost = "it has forgotten" if source.high < 0 else "nothing is lost" if source.low > 0 else "within chance"
+            summary += (
+                f" On {source.measured_on}, its source, it is {source.described()} the original "
+                f"({source.interval()}): {lost}."
+            )
+        return better, summary if self.ended is None else f"{summary} The run ended early: {self.ended}."
+
+
+def points(lead: float) -> str:
+    """A difference of percentages in words."""
+    return f"{abs(lead):.1f} points {'above' if lead >= 0 else 'below'}"
+
+
+def paired_interval(before: Tensor, after: Tensor, *, tries: int = 1) -> tuple[float, float]:
+    """The 95 % interval of the difference of two shares of hits on the same images, in points.
+
+    It is the adjusted Wald interval (Agresti and Min, 2005), which holds its promise with few images, too. Where the
+    second network is the best of several, each of which had its chance, it is made wider (Bonferroni).
+
+    Args:
+        before: [N] bool, hits of one network.
+        after: [N] bool, hits of the other.
+        tries: number of networks of which the second is the best.
+    """
+    gained, lost = (float(one.sum()) + 0.5 for one in (after & ~before, before & ~after))
+    images = len(before) + 2
+    mean = (gained - lost) / images
+    deviation = math.sqrt(gained + lost - (gained - lost) ** 2 / images) / images
+    margin = NormalDist().inv_cdf(1 - 0.025 / max(1, tries)) * deviation
+    return 100 * max(-1.0, mean - margin), 100 * min(1.0, mean + margin)

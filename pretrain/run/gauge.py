@@ -1,0 +1,147 @@
+"""The gauge: how well a network does on images besides those it trains on, or before and after training on them.
+
+k-NN accuracy where the images have labels: held-out images by training images, else each image by the others. Without
+labels it is the share of images that are nearest to their own augmented view.
+"""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from excb.distributed.collectives import all_succeed, rank, run_on_rank0, world_size
+from excb.images.image_set import Images
+from excb.images.shards import Note, ShardImages
+from excb.images.subset import Subset
+from excb.neighbours.knn import accuracy, vote
+from excb.neighbours.nearest import nearest
+from excb.networks.backbone import uncompiled
+from excb.networks.features import Features, Inputs, extract
+
+from ..recipe import Recipe
+from .monitor import KNN_TEMPERATURE, Monitor, Reading, StoppedError, fixed_subset, gathered, usable
+from .sets import Sets, find_sets
+
+# Images that a checkpoint is chosen by. Those of `test` stay unseen where there are others.
+CHOSEN_BY = ("val", "test")
+
+
+class Gauge:
+    """Measures a network on the images of one folder; each rank extracts features of its part.
+
+    Args:
+        name: the figures' names begin with it.
+        data: the folder, or shards.
+        recipe: of the run: transform, k and the largest number of images.
+        device: where networks are.
+        workers: processes that read images.
+        note: called with a message when shards are indexed.
+
+    Raises:
+        UserError: there are no images; raised on all ranks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: str,
+        recipe: Recipe,
+        *,
+        device: torch.device,
+        workers: int,
+        note: Note = lambda _line: None,
+    ) -> None:
+        self.name, self._recipe, self._device, self._workers = name, recipe, device, workers
+        sets = run_on_rank0(lambda: find_sets(data, note, held_out=CHOSEN_BY))
+        if isinstance(sets.train, ShardImages):
+            sets = all_succeed(lambda: _here(sets))
+        self._sets, self._monitor = sets, None
+        if sets.held_out is None:
+            self._monitor = Monitor(sets.train, recipe, device=device, workers=workers)
+        else:
+            self._bank, self._queries = (fixed_subset(images, recipe) for images in (sets.train, sets.held_out))
+
+    @property
+    def passes(self) -> int:
+        """Images that one measurement reads on this rank, for progress."""
+        if self._monitor is not None:
+            return self._monitor.passes
+        return sum(len(self._mine(images)) for images in (self._bank, self._queries))
+
+    @property
+    def measured_on(self) -> str:
+        """The images that are counted, in words."""
+        held_out = self._sets.held_out
+        return f"images of {(self._sets.train if held_out is None else held_out).root}"
+
+    @property
+    def identity(self) -> str:
+        """A hash that differs where figures are of other images, or counted differently."""
+        monitor = self._recipe.monitor
+        return hashlib.sha256(f"{self._sets.digest} {monitor.images} {monitor.k}".encode()).hexdigest()
+
+    def read(
+        self,
+        backbone: nn.Module,
+        progress: Callable[[int], None] = lambda _done: None,
+        *,
+        agreed: Callable[[], bool] = lambda: False,
+    ) -> Reading:
+        """Measure; the backbone's state is untouched. Arguments and exceptions as in `Monitor.measure`.
+
+        Returns:
+            The reading of one figure, whose name begins with the gauge's.
+        """
+        if self._monitor is not None:
+            reading = self._monitor.read(backbone, progress, agreed=agreed)
+        else:
+            with uncompiled(backbone):
+                bank, queries = self._features(backbone, progress, agreed)
+            reading = run_on_rank0(lambda: self._knn(bank, queries))
+        name = f"{self.name}_{reading.decisive}"
+        return Reading({name: reading.value}, name, reading.hits)
+
+    def _mine(self, images: Images) -> range:
+        return range(rank(), len(images), world_size())
+
+    def _features(
+        self, backbone: nn.Module, progress: Callable[[int], None], agreed: Callable[[], bool]
+    ) -> tuple[Features, Features]:
+        mine: list[Features] = []
+        with suppress(StoppedError):
+            for images in (self._bank, self._queries):
+                inputs = Inputs(images, self._recipe.views.preprocessing, chosen=self._mine(images))
+                mine.append(extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress))
+        if agreed():
+            raise StoppedError
+        bank, queries = map(gathered, mine)
+        return bank, queries
+
+    def _knn(self, bank: Features, queries: Features) -> Reading:
+        assert self._bank.labels is not None
+        assert self._queries.labels is not None
+        assert self._bank.classes is not None
+        if not usable(bank.rows) or not usable(queries.rows):
+            return Reading({"knn_top1": 0.0}, "knn_top1", torch.zeros(len(queries.rows), dtype=torch.bool))
+        k = min(self._recipe.monitor.k, len(bank.rows))
+        labels, targets = (
+            torch.from_numpy(images.labels)[features.samples]
+            for images, features in ((self._bank, bank), (self._queries, queries))
+        )
+        neighbours = nearest(bank.rows, queries.rows, k)
+        votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=len(self._bank.classes))
+        best = votes[k, KNN_TEMPERATURE]
+        return Reading({"knn_top1": accuracy(best, targets)[0]}, "knn_top1", best.top1 == targets)
+
+
+def _here(sets: Sets) -> Sets:
+    """Sets in shards as this process sees them."""
+    if isinstance(sets.train, ShardImages):
+        sets = replace(sets, train=sets.train.here())
+    held_out = sets.held_out
+    if isinstance(held_out, Subset) and isinstance(held_out.whole, ShardImages):
+        sets = replace(sets, held_out=replace(held_out, whole=held_out.whole.here()))
+    return sets
