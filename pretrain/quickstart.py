@@ -53,7 +53,8 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
     figures = {name: knn(sets, partial(features_without_network, name)) for name in WITHOUT_NETWORK}
     figures[UNTRAINED] = knn(sets, lambda images: extract(untrained, Inputs(images, preprocessing), batch=256))
     seconds_before = time.monotonic() - start
-    if code := train(recipe, sets[0], out, reporter, table=False, profile=profile):
+    # No verdict: the table below judges the run, on patches that it has not seen.
+    if code := train(recipe, sets[0], out, reporter, table=False, profile=profile, verdict=False):
         return code
     after = time.monotonic()
     trained = loading.load(out)

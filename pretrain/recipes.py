@@ -130,7 +130,7 @@ def quickstart() -> Recipe:
             "eval_crop": 48,
         },
         optim={"epochs": 12, "batch": 128, "warmup_epochs": 0.5},
-        monitor={"every_epochs": 4},
+        monitor={"every_epochs": 6},
     )
 
 
