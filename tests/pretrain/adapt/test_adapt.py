@@ -265,7 +265,7 @@ def test_lora_resumes_and_its_networks_are_ordinary(starts: dict[str, Path], ima
 
 
 def test_python_has_the_same_door(starts: dict[str, Path], images: Path, tmp_path: Path) -> None:
-    values = {
+    values: dict[str, Any] = {
         "method": {"clusters": 6, "hidden": 16, "width": 8},
         "optim": {"epochs": 1, "batch": 8},
         "efficiency": {"workers": 0, "device": "cpu"},

@@ -200,11 +200,12 @@ def test_a_steps_gradient_is_that_of_the_loss_and_the_weighted_anchor() -> None:
             "adapt.release_epochs=0",
         )
         made = trainer(small_recipe(CONV, "efficiency.precision=fp64", "optim.clip=none", *values))
+        stem = made.model.student.backbone.get_parameter("blocks.0.0.weight")
         with torch.no_grad():  # away from the start, where the anchor's gradient is none
-            made.model.student.backbone.blocks[0][0].weight.mul_(1.5)
+            stem.mul_(1.5)
         for _ in train(made, range(1)):
             pass
-        gradient = made.model.student.backbone.blocks[0][0].weight.grad
+        gradient = stem.grad
         assert gradient is not None
         gradients.append(gradient.clone())
     once, twice = gradients[1] - gradients[0], gradients[2] - gradients[0]
