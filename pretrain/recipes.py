@@ -22,6 +22,11 @@ OFFICIAL_VIEWS: dict[str, Any] = {
 OFFICIAL_CROPS: dict[str, Any] = {"global_scale": (0.26, 1.0), "local_scale": (0.05, 0.26), "scale_end": 0.14}
 
 
+# Views of small images: blur would leave little of them.
+SHARP: dict[str, Any] = {"blur": (0.0, 0.0), "blur_local": 0.0, "solarize": (0.0, 0.0)}
+# Colours closer to what they are than in the paper's views.
+NEAR_COLOURS: dict[str, Any] = SHARP | {"hue": 0.02, "grey": 0.05}
+
 # For runs of some thousand steps: the teacher follows faster, and projections are kept apart from the first steps on.
 SHORT_RUN: dict[str, Any] = {
     "hidden": 512,
@@ -87,18 +92,8 @@ def rn18_small() -> Recipe:
     return Recipe(name="rn18_small").change(
         model={"backbone": "resnet18", "options": {"zero_init_residual": False}},
         method=SHORT_RUN | {"clusters": 128, "sizes_momentum": 0.99, "contrast": 1.0},
-        views={
-            "local_views": 2,
-            "global_size": 64,
-            "local_size": 32,
-            "hue": 0.02,
-            "grey": 0.05,
-            "blur": (0.0, 0.0),
-            "blur_local": 0.0,
-            "solarize": (0.0, 0.0),
-            "eval_resize": 80,
-            "eval_crop": 80,
-        },
+        views=NEAR_COLOURS
+        | {"local_views": 2, "global_size": 64, "local_size": 32, "eval_resize": 80, "eval_crop": 80},
         optim={"epochs": 30, "batch": 64, "base_lr": 0.3, "warmup_epochs": 1.0},
         monitor={"every_epochs": 5},
     )
@@ -117,15 +112,13 @@ def quickstart() -> Recipe:
             "sizes_momentum": 0.99,
             "contrast": 1.0,
         },
-        views={
+        views=SHARP
+        | {
             "local_views": 2,
             "global_size": 32,
             "local_size": 20,
             "jitter": 0.0,
             "grey": 0.0,
-            "blur": (0.0, 0.0),
-            "blur_local": 0.0,
-            "solarize": (0.0, 0.0),
             "eval_resize": 48,
             "eval_crop": 48,
         },
@@ -190,14 +183,7 @@ def adapt() -> Recipe:
             "teacher_momentum": 0.99,
             "teacher_momentum_end": 0.999,
         },
-        views={
-            "local_views": 2,
-            "hue": 0.02,
-            "grey": 0.05,
-            "blur": (0.0, 0.0),
-            "blur_local": 0.0,
-            "solarize": (0.0, 0.0),
-        },
+        views=NEAR_COLOURS | {"local_views": 2},
         optim={
             "optimizer": "adamw",
             "epochs": 20,

@@ -12,7 +12,7 @@ from excb.console import Reporter
 from excb.distributed.machine import usable_cores
 from excb.errors import UserError
 from excb.files.atomic import check_folder, new_file
-from excb.images.decoding import BrokenImageError, open_smaller
+from excb.images.decoding import BrokenImageError, open_smaller, stored_and_upright_size
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 
@@ -43,7 +43,8 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> 
     small enough are copied as they are. The same call continues one that was stopped.
 
     Raises:
-        UserError: there are no images, a place cannot be read or written, or one folder is in the other.
+        UserError: there are no images, a place cannot be read or written, one folder is in the other, or copies of
+            another size are there.
     """
     source, target = folder.resolve(), out.resolve()
     if source.is_relative_to(target) or target.is_relative_to(source):
@@ -75,10 +76,11 @@ def _copy(images: ImageSet, index: int, out: Path, side: int) -> tuple[Path, boo
     """The copy of one image and whether it was made now; a text for one that cannot be read."""
     name, file = images.paths[index], images.file(index)
     smaller = out / (name if name.lower().endswith(JPEG) else f"{name}.jpg")
-    for place in (smaller, out / name):
-        if place.exists():
-            return place, False
     try:
+        for place in (smaller, out / name):
+            if place.exists():
+                _check_size(place, file, side)
+                return place, False
         image, (width, height) = open_smaller(file, lambda size: _divisor(min(size), side))
     except BrokenImageError as error:
         return f"{name} ({error})"
@@ -91,6 +93,13 @@ def _copy(images: ImageSet, index: int, out: Path, side: int) -> tuple[Path, boo
     with new_file(smaller) as partial:
         image.save(partial, "JPEG", quality=QUALITY, subsampling=0)
     return smaller, True
+
+
+def _check_size(copy: Path, file: Path, side: int) -> None:
+    """Raise UserError if a copy that is there has another size than one that would be made now."""
+    there, whole = (min(stored_and_upright_size(each)[1]) for each in (copy, file))
+    if there != min(whole, side):
+        raise UserError(f"{copy} has {there} pixels and not {min(whole, side)}: choose another --out for other copies")
 
 
 def _divisor(shorter: int, side: int) -> int:

@@ -160,12 +160,14 @@ def _large(number: int, device: torch.device, processes: int, reasons: list[str]
     # The contrastive term needs the whole batch at once.
     contrast = overrides.find_recipe(name).method.contrast > 0
     parts = [f"efficiency.accumulate={2**power}" for power in range(7)]
+    chosen = ""
     for smaller in [f"optim.batch={2**power}" for power in range(8, 4, -1)] if contrast else parts:
         recipe = overrides.apply(overrides.find_recipe(name), [*values, smaller])
         if recipe.optim.batch % (recipe.efficiency.accumulate * processes) == 0:
             chosen = smaller
             if step_memory(recipe, recipe.micro_batch(processes)).total < ROOM * memory:
                 break
+    require(bool(chosen), f"{processes} GPUs cannot share the batch of {name} equally: name --gpus 1, 2, 4 or 8")
     reasons.append(f"{chosen}: what fits into {memory / 2**30:.0f} GiB, by the plan's count")
     values.append(chosen)
     return name, values

@@ -74,6 +74,17 @@ def test_a_second_call_writes_what_is_missing_and_nothing_else(
     assert {file: file.stat().st_mtime_ns for file in times if file.name != "sideways.JPG"}.items() <= times.items()
 
 
+def test_copies_of_another_size_are_not_mixed(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "copies"
+    assert shrink(photographs, out, "--side", "60") == 0
+    before = {file: file.read_bytes() for file in out.rglob("*.*")}
+    assert shrink(photographs, out, "--side", "40") == 2
+    assert "has 60 pixels and not 40: choose another --out" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in before} == before
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -83,6 +83,14 @@ def test_on_a_gpu_it_follows_the_memory(
     apply(find_recipe(name), proposed)  # a recipe
 
 
+@pytest.mark.parametrize("number", [50_000, 1_300_000])
+def test_gpus_that_cannot_share_a_batch_are_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    with pytest.raises(UserError, match=r"3 GPUs cannot share the batch of .* equally: name --gpus"):
+        choice._large(number, torch.device("cuda"), 3, [])
+
+
 def test_it_follows_the_time(images: Path) -> None:
     assert int(values(3_600, images, hours=1)["optim.epochs"]) == 10  # 36,000 images in an hour
     long = values(3_600, images, hours=1_000)
