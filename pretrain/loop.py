@@ -3,7 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from .run.profiling import StepProfile
 from .run.progress import report, sum_up
 from .run.remote_mirror import Place
 from .run.run_folder import RunFolder
+from .run.watch_process import WatchProcess
 from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
@@ -40,6 +42,7 @@ from .verdict import tell
 
 T = TypeVar("T")
 CURVES_SECONDS = 30.0  # least time between two drawings of curves.png during training
+WATCH_SECONDS = 0.5  # between two looks at the process that measures checkpoints beside the run
 
 
 def train(
@@ -118,6 +121,7 @@ class Run:
         self.trainer, self.feed = self.state.trainer, self.state.feed
         self.statistics, self.progress = self.state.statistics, self.state.progress
         self.epoch_end = EpochEnd(self.state, reporter)
+        self._watch: WatchProcess | None = None
         self.profile = StepProfile(folder.path) if profile and folder is not None else None
 
     def run(self, against: Sequence[str] | None = (), *, second: SecondSignal = "exit") -> int:
@@ -128,14 +132,48 @@ class Run:
             self.reporter.note(f"the run is finished: {progress.step} steps{self._why_ended()}")
         elif progress.step:
             self.reporter.note(f"resuming from step {progress.step} (epoch {self.state.epochs_done:.2f})")
-        with StopRequest(second=second) as stop:
-            asked = (not finished and self._start_and_train(stop)) or self._finish(stop, against)
+        with StopRequest(second=second) as stop, self._watched():
+            asked = (
+                (not finished and self._start_and_train(stop))
+                or self._finish(stop, against)
+                or self._last_figures(stop)
+            )
             if asked and stop.received is not None:
                 self.reporter.note(
                     f"stopped by {stop.received.name} after step {progress.step}: repeat the command to resume"
                 )
             self._wait_for_mirror()  # a first signal that arrives meanwhile does not interrupt it
         return stop.exit_code if asked else 0
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While the block runs, `excb-eval watch` measures checkpoints beside the run, if the recipe asks for it."""
+        monitor, device = self.recipe.monitor, self.recipe.efficiency.device
+
+        def begin() -> None:
+            if monitor.protocol is not None and monitor.data is not None:
+                assert self.folder is not None
+                self._watch = WatchProcess(self.folder.path, monitor.data, monitor.protocol, device, self.reporter)
+
+        try:
+            run_on_rank0(begin)
+            yield
+        finally:
+            if self._watch is not None:
+                self._watch.close()
+
+    def _last_figures(self, stop: StopRequest) -> bool:
+        """Wait, on all ranks, until the last checkpoint is measured beside the run; whether it was asked to stop."""
+        if self.recipe.monitor.protocol is None:
+            return False
+        self.reporter.note("excb-eval watch measures the last checkpoints")
+        while run_on_rank0(lambda: self._watch is not None and self._watch.running):
+            if stop.agreed():
+                return True
+            time.sleep(WATCH_SECONDS)
+        if self._watch is not None:
+            self._watch.sum_up()
+        return False
 
     def _why_ended(self) -> str:
         """Why the run ended before its last epoch, as the end of a message; empty where it did not."""

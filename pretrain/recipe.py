@@ -243,6 +243,12 @@ class MonitorSettings:
         "with each left out, or without labels retrieval",
         source="ours",
     )
+    protocol: str | None = option(
+        None,
+        "what `excb-eval watch --protocol` measures of every checkpoint on the images of monitor.data, in a process "
+        "of its own beside the run: linear, or 'linear --protocol logreg'",
+        source="ours",
+    )
     source: str | None = option(
         None, "images of what the checkpoint of init knew, measured in the same way: is it forgotten?", source="ours"
     )
@@ -252,6 +258,10 @@ class MonitorSettings:
         require(self.every_epochs >= 1, "monitor.every_epochs must be at least 1")
         require(self.images >= 2, "monitor.images must be at least 2")
         require(self.k >= 1, "monitor.k must be at least 1")
+        require(
+            self.protocol is None or self.data is not None,
+            "monitor.protocol needs labelled images: name them with monitor.data",
+        )
         for name in ("data", "source"):
             require(getattr(self, name) != "", f"monitor.{name} is empty: name a folder (is a shell variable unset?)")
 

@@ -8,6 +8,8 @@ from excb.files import json_text
 RECIPE = "recipe.json"  # recipe and images: there since the run began
 METRICS = "metrics.jsonl"  # figures of steps and epochs, and alarms; the run alone writes it
 REPORT = "report.json"  # there once the run is finished
+WATCH_FOLDER = "watch"  # folder of `excb-eval watch`, which alone writes it
+WATCH_BEST = "best.json"  # in that folder: the best checkpoint that it measured
 OWNER = "owner.json"  # only at a URL: who sends the run there; gone once all of it is sent
 
 

@@ -86,7 +86,9 @@ class EpochEnd:
             figures["held_empty_clusters"] = int(((counts == 0) & too_large).sum())
         last = epoch == recipe.optim.epochs
         readings: dict[str, Reading] = {}
-        if last or epoch % recipe.monitor.every_epochs == 0:
+        # A frozen backbone is still the start's, which is measured.
+        changed = progress.start is None or epoch > recipe.adapt.warmup_epochs
+        if last or (changed and epoch % recipe.monitor.every_epochs == 0):
             try:
                 measured, readings = self._measure(f"epoch {epoch}", stop)
             except StoppedError:
@@ -121,8 +123,7 @@ class EpochEnd:
         progress.measurements += 1
         if better:
             progress.hits |= {f"best_{name}": reading.hits for name, reading in readings.items()}
-        if figures["epoch"] > adapt.warmup_epochs:  # before that, the backbone is the start's
-            progress.losing = 0 if better else progress.losing + 1
+        progress.losing = 0 if better else progress.losing + 1
         if adapt.patience is not None and progress.losing >= adapt.patience and not last:
             progress.ended = f"{progress.losing} measurements in a row brought nothing better (adapt.patience)"
 

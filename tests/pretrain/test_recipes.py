@@ -119,6 +119,7 @@ RESNET50: dict[str, Any] = {
     "monitor.k": 20,
     "monitor.data": None,
     "monitor.source": None,
+    "monitor.protocol": None,
     "monitor.wandb": None,
     "efficiency.device": "auto",
     "efficiency.precision": "fp32",

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from excb.files.atomic import write_text
+from excb.files.run_files import WATCH_BEST
 
 from ..protocols import kind_of
 from .log import Measurement
 from .runs import Run
-
-BEST = "best.json"
 
 
 def ranked(measured: Iterable[Measurement]) -> list[Measurement]:
@@ -59,4 +58,4 @@ def write(pointer: dict[str, Any], folder: Path) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    write_text(json.dumps(pointer, indent=2) + "\n", folder / BEST)
+    write_text(json.dumps(pointer, indent=2) + "\n", folder / WATCH_BEST)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from excb.cli import Command, Parser, local_path
 from excb.console import Reporter
 from excb.errors import is_rank0
+from excb.files.run_files import WATCH_FOLDER
 
 from ..options import add_data_options
 from ..parallel import in_parallel
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .runs import Run
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-FOLDER = "watch"  # in the run folder
 UNFINISHED = "unfinished"  # in the watch's folder, while a checkpoint is being measured
 
 DESCRIPTION = """\
@@ -77,9 +77,9 @@ def _run(args: argparse.Namespace) -> int:
 def _beside(run: str, *, remote: bool) -> Path:
     """Where figures are written if no --out says it: in the run folder, or on this machine if that is not possible."""
     if not remote and Path(run).is_dir() and os.access(run, os.W_OK):
-        return Path(run) / FOLDER
+        return Path(run) / WATCH_FOLDER
     name = run.rstrip("/").rpartition("/")[2] if remote else Path(run).resolve().name
-    return Path("runs") / f"{name}-{FOLDER}"
+    return Path("runs") / f"{name}-{WATCH_FOLDER}"
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.console import Reporter, duration
+from excb.files.run_files import WATCH_BEST
 
 from . import best, page
 from .events import Events
@@ -85,7 +86,7 @@ class Display:
             self._reporter.answer(json.dumps(summary))
         if state.pointer is not None:
             which = f"best: step {state.pointer['step']}, {state.pointer['figure']} {state.pointer['value']:.2f}"
-            self._reporter.note(f"{which}; {self._folder} holds {page.PAGE}, {best.BEST} and all figures")
+            self._reporter.note(f"{which}; {self._folder} holds {page.PAGE}, {WATCH_BEST} and all figures")
 
     def close(self) -> None:
         """Close the event file."""

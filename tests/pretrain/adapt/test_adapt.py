@@ -14,7 +14,9 @@ from excb.distributed.launch import launch
 from excb.files.run_files import read_metrics
 from excb.networks.features import Inputs, extract
 from excb.pretrain.__main__ import main
+from excb.pretrain.run import watch_process
 from excb.pretrain.run.sets import find_sets
+from excb.pretrain.run.watch_process import WatchProcess
 from excb.pretrain.training.epoch_end import EpochEnd
 from excb.transfer.cli import main as evaluate
 from excb.zoo.export import export
@@ -78,7 +80,7 @@ def test_the_start_is_epoch_0_and_the_gauge_is_the_cores_knn(
     assert [line["epoch"] for line in epochs] == [0, 1, 2, 3, 4]
     assert "loss" not in epochs[0]
     assert {"target_knn_top1", "source_knn_top1", "effective_rank"} <= epochs[0].keys()
-    assert all(line["score"] == line["target_knn_top1"] for line in epochs)
+    assert [line.get("score") for line in epochs] == [line.get("target_knn_top1") for line in epochs]
     for name, expected in ((str(starts["conv"]), epochs[0]), (str(finished / "checkpoints/step-12.pt"), epochs[4])):
         options = ["--train", f"{images}/train", "--test", f"{images}/val", "--no-cache", "--workers", "0"]
         out = tmp_path / "knn.json"
@@ -90,10 +92,9 @@ def test_the_start_is_epoch_0_and_the_gauge_is_the_cores_knn(
         assert figures["knn_top1_k3"] == pytest.approx(expected["target_knn_top1"])
 
 
-def test_in_the_warm_up_the_network_is_the_start(finished: Path) -> None:
+def test_the_warm_up_is_not_measured_as_the_network_is_the_start(finished: Path) -> None:
     epochs = [line for line in read_metrics(finished) if line["kind"] == "epoch"]
-    measured = {"effective_rank", "neighbour_agreement", "instance_retrieval", "knn_top1", "target_knn_top1"}
-    assert {name: epochs[1][name] for name in measured} == {name: epochs[0][name] for name in measured}
+    assert ["score" in line for line in epochs] == [True, False, True, True, True]
     assert epochs[1]["anchor"] == 0
     assert epochs[4]["anchor"] > 0
     steps = [line for line in read_metrics(finished) if line["kind"] == "step"]
@@ -141,7 +142,7 @@ def test_a_run_that_only_loses_stops_and_keeps_the_original(
     starts: dict[str, Path], images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    scores(monkeypatch, 50, 50, 40, 50)  # a tie is no gain; the warm-up's epoch does not count
+    scores(monkeypatch, 50, 40, 50)  # a tie is no gain; the warm-up's epoch is not measured
     line = command(starts["conv"], images, run, "adapt.patience=2")
     assert main(line) == 0
     contents = report(run)
@@ -149,7 +150,7 @@ def test_a_run_that_only_loses_stops_and_keeps_the_original(
     assert contents["best"]["step"] == 0
     assert contents["ended"].startswith("2 measurements in a row")
     assert contents["verdict"]["learned"] is False
-    assert contents["verdict"]["summary"].startswith("Keep the original: none of 3 measurements")
+    assert contents["verdict"]["summary"].startswith("Keep the original: none of 2 measurements")
     loaded, start = excb.load(run), excb.load(starts["conv"])
     assert excb.load(run / "checkpoints" / "step-9.pt").entry.step == 9
     assert loaded.entry.step == 0
@@ -165,7 +166,7 @@ def test_the_best_epoch_is_kept_loaded_and_judged(
     starts: dict[str, Path], images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    scores(monkeypatch, 50, 50, 60, 55, 58)
+    scores(monkeypatch, 50, 60, 55, 58)
     assert main(command(starts["conv"], images, run, "adapt.patience=3", "run.keep=1")) == 0
     contents = report(run)
     assert contents["best"]["checkpoint"] == "checkpoints/step-6.pt"
@@ -349,3 +350,73 @@ def test_an_older_run_resumes(starts: dict[str, Path], images: Path, tmp_path: P
     whole[whole.index(str(tmp_path / "run"))] = str(tmp_path / "whole")
     assert main([*whole, line[-1]]) == 0
     assert_same(checkpoint(tmp_path / "whole", 12), checkpoint(tmp_path / "run", 12))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Other protocols, in a process beside the run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_other_protocols_are_measured_beside_the_run(
+    starts: dict[str, Path],
+    images: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The figures are those of the same protocol by hand, after the run."""
+    monkeypatch.setattr(watch_process, "EVERY", "1s")
+    run, protocol = tmp_path / "run", "linear --epochs 2 --lr 0.1"
+    words = [word for word in command(starts["conv"], images, run, f"monitor.data={images}") if word != "--quiet"]
+    assert main([*words, f"monitor.protocol={protocol}", "run.keep=9"]) == 0
+    assert "excb-eval watch: linear_top1" in capsys.readouterr().err
+    lines = [json.loads(line) for line in (run / "watch" / "watch.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {line["step"] for line in lines} == {0, 3, 6, 9, 12}
+    best = json.loads((run / "watch" / "best.json").read_text(encoding="utf-8"))
+    assert best["value"] == max(line["figures"]["linear_top1"] for line in lines)
+    by_hand = ["linear", "--ckpt", str(run / "checkpoints/step-12.pt"), *protocol.split()[1:], "--no-cache", "--quiet"]
+    by_hand += ["--train", f"{images}/train", "--test", f"{images}/val", "--device", "cpu", "--workers", "0"]
+    assert evaluate([*by_hand, "--out", str(tmp_path / "linear.json")]) == 0
+    figures = json.loads((tmp_path / "linear.json").read_text(encoding="utf-8"))["figures"]
+    assert figures == next(line for line in lines if line["step"] == 12)["figures"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("monitor.protocol=linar", "monitor.data={images}"), "no such protocol; did you mean 'linear'?"),
+        (("monitor.protocol=linear",), "monitor.protocol needs labelled images: name them with monitor.data"),
+        (("monitor.protocol=linear --k 3", "monitor.data={images}"), "--k"),
+    ],
+)
+def test_a_protocol_that_cannot_be_measured_is_refused_before_the_first_step(
+    finished: Path,
+    images: Path,
+    capsys: pytest.CaptureFixture[str],
+    overrides: tuple[str, ...],
+    message: str,
+) -> None:
+    values = [override.format(images=images) for override in overrides]
+    out = finished.parent / "refused"
+    assert main(command(finished, images, out, *values)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(out.rglob("step-*.pt"))
+
+
+def test_what_measures_beside_a_run_ends_when_the_run_is_stopped(
+    starts: dict[str, Path], images: Path, tmp_path: Path
+) -> None:
+    run, processes = tmp_path / "run", list[WatchProcess]()
+    kept = WatchProcess.__init__
+
+    def remembered(self: WatchProcess, *rest: Any) -> None:
+        kept(self, *rest)
+        processes.append(self)
+
+    line = command(starts["conv"], images, run, f"monitor.data={images}", "monitor.protocol=knn --k 3")
+    with pytest.MonkeyPatch.context() as patch, stopped_before(5):
+        patch.setattr(WatchProcess, "__init__", remembered)
+        assert main(line) == 143
+    assert [each.running for each in processes] == [False]
