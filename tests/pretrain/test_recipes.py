@@ -415,6 +415,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "monitor.k": [0],
     "monitor.data": [""],
     "monitor.source": [""],
+    "monitor.protocol": ["", "linear"],
     "efficiency.accumulate": [0],
     "efficiency.workers": [-2],
     "efficiency.prefetch": [0],
