@@ -43,13 +43,18 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> 
     small enough are copied as they are. The same call continues one that was stopped.
 
     Raises:
-        UserError: there are no images, a place cannot be read or written, one folder is in the other, or copies of
-            another size are there.
+        UserError: there are no images, a place cannot be read or written, one folder is in the other, two images would
+            have the same copy, or copies of another size are there.
     """
     source, target = folder.resolve(), out.resolve()
     if source.is_relative_to(target) or target.is_relative_to(source):
         raise UserError(f"{out} and {folder} are one inside the other: name an --out beside {folder}")
     images = scan_folder(folder)
+    names = set(images.paths)
+    if twice := next(
+        (name for name in images.paths if _copied_name(name) != name and _copied_name(name) in names), None
+    ):
+        raise UserError(f"{twice} and {_copied_name(twice)} in {folder} would have the same copy: rename one of them")
     check_folder(out)
     written = kept = before = after = 0
     broken = []
@@ -75,7 +80,7 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> 
 def _copy(images: ImageSet, index: int, out: Path, side: int) -> tuple[Path, bool] | str:
     """The copy of one image and whether it was made now; a text for one that cannot be read."""
     name, file = images.paths[index], images.file(index)
-    smaller = out / (name if name.lower().endswith(JPEG) else f"{name}.jpg")
+    smaller = out / _copied_name(name)
     try:
         for place in (smaller, out / name):
             if place.exists():
@@ -93,6 +98,11 @@ def _copy(images: ImageSet, index: int, out: Path, side: int) -> tuple[Path, boo
     with new_file(smaller) as partial:
         image.save(partial, "JPEG", quality=QUALITY, subsampling=0)
     return smaller, True
+
+
+def _copied_name(name: str) -> str:
+    """What the smaller copy of a file is called."""
+    return name if name.lower().endswith(JPEG) else f"{name}.jpg"
 
 
 def _check_size(copy: Path, file: Path, side: int) -> None:

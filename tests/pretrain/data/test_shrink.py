@@ -103,3 +103,12 @@ def test_places_that_cannot_be(
     assert main(["shrink", "--data", *line.split()]) == 2
     assert message in capsys.readouterr().err
     assert [place.name for place in tmp_path.iterdir()] == ["photographs"]
+
+
+def test_two_photographs_never_share_a_copy(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photographs / "cats" / "large.png.jpg").write_bytes((photographs / "cats" / "sideways.JPG").read_bytes())
+    assert shrink(photographs, tmp_path / "small") == 2
+    assert "cats/large.png and cats/large.png.jpg" in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
