@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from excb.cli import Parser, command_parser, complete
+from excb.distributed.freed_memory import keep_freed_memory
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import UserError, nearest_name, run
 
@@ -50,6 +51,8 @@ The same command resumes a run that was stopped. `excb-pretrain train --help` li
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-pretrain` and return its exit code."""
+    if argv is None:  # a program of its own
+        keep_freed_memory()
     arguments = sys.argv[1:] if argv is None else list(argv)
     return run("excb-pretrain", lambda: _main(arguments))
 

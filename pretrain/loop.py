@@ -42,6 +42,7 @@ from .verdict import tell
 
 T = TypeVar("T")
 CURVES_SECONDS = 30.0  # least time between two drawings of curves.png during training
+CURVES_SHARE = 0.01  # of the time at most: a drawing may take as long as many steps of a small network
 WATCH_SECONDS = 0.5  # between two looks at the process that measures checkpoints beside the run
 
 
@@ -229,7 +230,8 @@ class Run:
             return True
         asked, last = False, schedules.steps if progress.ended is None else progress.step
         batches = prefetch_to_device(self.feed.batches(progress.step, last), self.trainer.device)
-        drawn = clock = time.monotonic()
+        clock = time.monotonic()
+        draws_from = clock + CURVES_SECONDS
         for batch in batches:
             output, norm = self._step(batch)
             now = time.monotonic()
@@ -246,9 +248,11 @@ class Run:
                 due |= epoch_due or asked
             if due:
                 self._save()
-            if now - drawn > CURVES_SECONDS and progress.step % schedules.steps_per_epoch == 0:
+            if now > draws_from and progress.step % schedules.steps_per_epoch == 0:
+                began = time.monotonic()
                 self._draw()
-                drawn = now
+                took = time.monotonic() - began
+                draws_from = began + max(CURVES_SECONDS, took / CURVES_SHARE)
             bar.advance()
             if asked or progress.ended is not None:
                 break

@@ -123,7 +123,7 @@ def quickstart() -> Recipe:
             "eval_crop": 48,
         },
         optim={"epochs": 12, "batch": 128, "warmup_epochs": 0.5},
-        monitor={"every_epochs": 6},
+        monitor={"every_epochs": 6, "images": 1_000},
     )
 
 
@@ -133,7 +133,7 @@ def conv4_tiny() -> Recipe:
         method={"clusters": 256, "contrast": 0.0},
         views={"global_size": 32, "local_size": 16, "eval_resize": 32, "eval_crop": 32},
         optim={"epochs": 40, "batch": 64, "base_lr": 0.6},
-        monitor={"every_epochs": 40},
+        monitor={"every_epochs": 40, "images": 10_000},
         run={"keep": 1},
     )
 
@@ -149,7 +149,7 @@ def photos_small() -> Recipe:
         method={"clusters": 256, "contrast": 2.0},
         views={"global_size": 64, "local_size": 32, "eval_resize": 96, "eval_crop": 80},
         optim={"epochs": 100, "batch": 64, "base_lr": 0.6},
-        monitor={"every_epochs": 10},
+        monitor={"every_epochs": 10, "images": 10_000},
         efficiency={"scaled_decoding": True},
     )
 
@@ -182,24 +182,25 @@ def adapt() -> Recipe:
             "sizes_momentum": 0.99,
             "teacher_momentum": 0.99,
             "teacher_momentum_end": 0.999,
+            "contrast": 1.0,
         },
-        views=NEAR_COLOURS | {"local_views": 2},
+        views=NEAR_COLOURS | {"local_views": 0},
         optim={
             "optimizer": "adamw",
-            "epochs": 20,
+            "epochs": 10,
             "batch": 64,
-            "base_lr": 5e-4,
-            "warmup_epochs": 1.0,
+            "base_lr": 2e-3,
+            "warmup_epochs": 0.5,
             "weight_decay": 0.04,
             "weight_decay_end": 0.04,
             "centroid_decay": 1.0,
             "clip": 3.0,
         },
         adapt={
-            "warmup_epochs": 2.0,
-            "release_epochs": 4.0,
+            "warmup_epochs": 0.5,
+            "release_epochs": 1.5,
             "layer_decay": 0.75,
-            "anchor": 1.0,
+            "anchor": 0.3,
             "anchor_end": 0.1,
             "frozen_statistics": True,
             "patience": 4,
