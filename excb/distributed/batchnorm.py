@@ -205,9 +205,10 @@ def gradients(
     of_rows = None
     if rows_needed:
         sums = sum_over_ranks(torch.cat([sum_dy, sum_dy_xmu])).split(channels)
-        of_rows = torch.empty_like(rows)
         if rows.numel():
             of_rows = native.batch_norm_backward_elemt(grad, rows, mean, invstd, weight, *sums, counts)
+        else:
+            of_rows = torch.empty_like(rows)
     return _or_empty(of_rows, rows), _or_empty(of_weight, rows), _or_empty(of_bias, rows)
 
 
