@@ -19,8 +19,6 @@ from excb.distributed.parallel import joined
 from excb.networks.activation_checkpointing import recompute_blocks
 from tests.clone import ROOT
 
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
-
 # Layers, of how many channels, and the shape of a row beside them.
 LAYERS: dict[str, tuple[Callable[[], nn.modules.batchnorm._BatchNorm], tuple[int, ...]]] = {
     "maps": (lambda: nn.BatchNorm2d(5), (3, 2)),
@@ -61,15 +59,15 @@ def passes(layer: nn.Module, name: str, mine: slice = slice(None)) -> dict[str, 
     return {"outputs": outputs, "rows": of_rows, "layer": of_layer, "state": layer.state_dict()}
 
 
-def compare(ranks: Sequence[dict[str, Any]], whole: dict[str, Any], **tolerance: float) -> None:
+def compare(ranks: Sequence[dict[str, Any]], whole: dict[str, Any]) -> None:
     """Compare what ranks have, in order, with what one BatchNorm over all rows has."""
     for name in ("outputs", "rows"):
         parts = [torch.cat(batch) for batch in zip(*(one[name] for one in ranks), strict=True)]
-        torch.testing.assert_close(parts, whole[name], **tolerance)
+        torch.testing.assert_close(parts, whole[name], rtol=1e-10, atol=1e-10)
     for one in ranks:
-        torch.testing.assert_close(one["state"], whole["state"], **tolerance)
+        torch.testing.assert_close(one["state"], whole["state"], rtol=1e-10, atol=1e-10)
     of_layer = [sum(parts) for parts in zip(*(one["layer"] for one in ranks), strict=True)]
-    torch.testing.assert_close(of_layer, whole["layer"], **tolerance)
+    torch.testing.assert_close(of_layer, whole["layer"], rtol=1e-10, atol=1e-10)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -82,7 +80,7 @@ def test_one_rank_is_batchnorm(name: str) -> None:
     plain = new_layer(name)
     ours = SyncBatchNorm(copy.deepcopy(plain))
     assert list(ours.state_dict()) == list(plain.state_dict())
-    compare([passes(ours, name)], passes(plain, name), **EXACT)
+    compare([passes(ours, name)], passes(plain, name))
     rows = batches(name)[0][0]
     torch.testing.assert_close(ours.eval()(rows), plain.eval()(rows))
 
@@ -203,7 +201,7 @@ def test_compiling_breaks_no_graph(name: str) -> None:
     compiled = copy.deepcopy(eager)
     torch._dynamo.reset()
     compiled.compile(backend="aot_eager", fullgraph=True, dynamic=False)
-    compare([passes(compiled, name)], passes(eager, name), **EXACT)
+    compare([passes(compiled, name)], passes(eager, name))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -213,7 +211,7 @@ def test_compiling_breaks_no_graph(name: str) -> None:
 
 def one_of_two(folder: Path) -> None:
     """Write what this rank has of every layer and split, and of a compiled layer."""
-    results = {}
+    results: dict[Any, dict[str, Any]] = {}
     for split in SPLITS:
         mine = slice(0, split[0]) if rank() == 0 else slice(split[0], None)
         for name in LAYERS:
@@ -232,8 +230,8 @@ def test_two_processes_are_one_batchnorm(tmp_path: Path, monkeypatch: pytest.Mon
     for name in LAYERS:
         whole = passes(new_layer(name), name)
         for split in SPLITS:
-            compare([one[name, split] for one in ranks], whole, **EXACT)
-    compare([one["compiled"] for one in ranks], passes(new_layer("maps"), "maps"), **EXACT)
+            compare([one[name, split] for one in ranks], whole)
+    compare([one["compiled"] for one in ranks], passes(new_layer("maps"), "maps"))
 
 
 if __name__ == "__main__":  # one of two processes
