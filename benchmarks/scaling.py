@@ -3,8 +3,8 @@
 Run from the clone: python -m benchmarks.scaling [--batch 64] [--steps 5] [--recipe quickstart] [section.field=value]
 
 Each process has one thread. Both numbers of processes take turns, and each one's fastest step counts: others may use
-the machine, and two processes wait for whichever is slower. Bytes are those of the all-reduces that torch's profiler
-saw, sent in rings, beside those of `excb-pretrain plan`.
+the machine, and two processes wait for whichever is slower. Bytes are those of the sums and gathers that torch's
+profiler saw, sent in rings, beside those of `excb-pretrain plan`.
 """
 
 import argparse
@@ -28,10 +28,11 @@ from excb.pretrain.recipe import Recipe
 
 TURNS = 2
 FLOAT = 4  # bytes
+EXCHANGES = ("gloo:all_reduce", "gloo:all_gather")  # two processes send each of them once
 
 
 def child(recipe: Recipe, steps: int, out: Path) -> None:
-    """Take steps as one of the processes; process 0 writes seconds of the fastest and bytes summed in one."""
+    """Take steps as one of the processes; process 0 writes seconds of the fastest and bytes sent in one."""
     torch.set_num_threads(1)
     with joined("cpu") as device:
         trainer, batch = build_trainer(recipe, device), random_batch(recipe, recipe.optim.batch // world_size())
@@ -43,9 +44,9 @@ def child(recipe: Recipe, steps: int, out: Path) -> None:
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
             trainer.step(batch, steps + 2)
         if rank() == 0:
-            sums = [event.input_shapes for event in profiler.events() if event.name == "gloo:all_reduce"]
+            sums = [event.input_shapes for event in profiler.events() if event.name in EXCHANGES]
             numbers = sum(torch.Size(shape).numel() for shapes in sums for shape in shapes)
-            out.write_text(json.dumps({"seconds": min(seconds[2:]), "summed": FLOAT * numbers, "sums": len(sums)}))
+            out.write_text(json.dumps({"seconds": min(seconds[2:]), "sent": FLOAT * numbers, "exchanges": len(sums)}))
 
 
 def main() -> None:
@@ -76,9 +77,11 @@ def main() -> None:
     print(f"{args.recipe}, {args.batch} images a step, torch {torch.__version__}")
     speeds = f"1 process {args.batch / one:.1f} images/s, 2 processes {args.batch / two:.1f}"
     print(f"{speeds}: {one / two:.2f} times as fast (2 would be all)")
-    planned = communication(recipe, count(recipe), 2, gpu=False)
-    summed, sums = measured[2][0]["summed"], int(measured[2][0]["sums"])
-    print(f"each of 2 sends {summed / 2**20:.3f} MiB a step in {sums} sums; planned {planned.total / 2**20:.3f} MiB")
+    planned = communication(recipe, count(recipe), 2)
+    sent, exchanges = measured[2][0]["sent"], int(measured[2][0]["exchanges"])
+    print(
+        f"each of 2 sends {sent / 2**20:.3f} MiB a step in {exchanges} exchanges; planned {planned.total / 2**20:.3f}"
+    )
     print("planned: " + ", ".join(f"{name} {value:,}" for name, value in asdict(planned).items()) + " (bytes; count)")
 
 

@@ -118,7 +118,7 @@ def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
     model.to(device, torch.float64 if efficiency.precision == "fp64" else None)
     if efficiency.channels_last:
         model.to(memory_format=torch.channels_last)
-    synchronise_batchnorm(model, device)
+    synchronise_batchnorm(model)
     if efficiency.compile:
         # In place, which keeps the names in the state dict. Global and local views have different shapes: two graphs.
         for network in (model.student, model.teacher):

@@ -24,10 +24,17 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
+def sum_over_ranks(value: Tensor) -> Tensor:
+    """Return the sum of `value` over all processes, equal on all of them; `value` itself may be overwritten."""
+    if world_size() > 1:
+        dist.all_reduce(value)
+    return value
+
+
 def mean_over_ranks(value: Tensor) -> Tensor:
     """Return the mean of `value` over all processes, equal on all of them; `value` itself may be overwritten."""
     if world_size() > 1:
-        dist.all_reduce(value)
+        value = sum_over_ranks(value)
         value /= world_size()
     return value
 
@@ -55,9 +62,9 @@ def gather_rows(rows: Tensor) -> Tensor:
     if world_size() == 1:
         return rows
     rows = rows.contiguous()
-    parts = [torch.empty_like(rows) for _ in range(world_size())]
-    dist.all_gather(parts, rows)
-    return torch.cat(parts)
+    gathered = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
+    dist.all_gather_into_tensor(gathered, rows)
+    return gathered
 
 
 class _GatherRows(torch.autograd.Function):

@@ -170,24 +170,21 @@ def meta_balancer(settings: MethodSettings) -> Balancer:
         return balancer(settings)
 
 
-def communication(recipe: Recipe, counts: Counts, processes: int, *, gpu: bool = True) -> Communication:
+def communication(recipe: Recipe, counts: Counts, processes: int) -> Communication:
     """What processes exchange in a step.
+
+    BatchNorm gathers mean, variance and count at once, and sums two numbers a channel in the backward pass.
 
     Args:
         recipe: the recipe.
         counts: what its networks have.
         processes: how many.
-        gpu: whether they train on GPUs, where BatchNorm gathers mean, variance and count at once, and sums two numbers
-            a channel in the backward pass; on CPUs it sums mean and variance one by one in both passes.
     """
     width, accumulate = value_bytes(recipe), recipe.efficiency.accumulate
     around = 2 * (processes - 1) / processes  # what a sum over all sends, as a share of its size
     norms = counts.norms if processes > 1 else ()
-    if gpu:
-        gathered = sum(width * (2 * channels + 1) for channels, _ in norms) * (processes - 1)
-        batchnorm = gathered + sum(width * 2 * channels for channels, student in norms if student) * around
-    else:
-        batchnorm = sum(width * channels * (4 if student else 2) for channels, student in norms) * around
+    gathered = sum(width * (2 * channels + 1) for channels, _ in norms) * (processes - 1)
+    batchnorm = gathered + sum(width * 2 * channels for channels, student in norms if student) * around
     method, student = recipe.method, dict(counts.parameters["student"])
     if not method.clustering:
         student.pop("centroids", None)  # they are not trained
@@ -200,5 +197,5 @@ def communication(recipe: Recipe, counts: Counts, processes: int, *, gpu: bool =
         sizes=round(around * width * method.clusters) * method.clustering,
         balancing=round(around * width * method.clusters * sums),
         contrast=round((around + (processes - 1) / processes) * rows),
-        exchanges=accumulate * passes * (1 if gpu else 2),
+        exchanges=accumulate * passes,
     )

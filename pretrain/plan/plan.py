@@ -70,7 +70,7 @@ def count_run(recipe: Recipe, processes: int, images: CodedImages | None) -> Rep
     size = len(images) if images is not None else IMAGENET
     steps = optim.epochs * recipe.steps_per_epoch(size)
     counts, memory = count(recipe), step_memory(recipe, share)
-    sent = communication(recipe, counts, processes, gpu=recipe.efficiency.device != "cpu")
+    sent = communication(recipe, counts, processes)
     flops = asdict(counts.flops) | {"image": counts.flops.image, "step": counts.flops.image * optim.batch}
     return {
         "recipe": recipe.name,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from excb.distributed.batchnorm import SyncBatchNorm
 from excb.errors import UserError
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.architecture import Architecture
@@ -19,7 +20,7 @@ from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.initialise import build_model
 from excb.pretrain.optim import Schedules, build_optimizer
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.step import NotFiniteError, Trainer
+from excb.pretrain.step import BufferSnapshot, NotFiniteError, Trainer
 from excb.seeding import generator
 from tests.pretrain.small_runs import OVERRIDES
 
@@ -262,6 +263,18 @@ class NumbersRead(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, _types: Any, inputs: Any = (), keywords: Any = None) -> Any:
         self.count += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
         return function(*inputs, **(keywords or {}))
+
+
+def test_statistics_over_ranks_of_a_rejected_step_are_restored() -> None:
+    layer = SyncBatchNorm(nn.BatchNorm1d(3))
+    layer(torch.randn(4, 3))
+    before = copy.deepcopy(layer.state_dict())
+    snapshot = BufferSnapshot(list(layer.buffers()))
+    snapshot.take()
+    layer(torch.full((4, 3), torch.inf))
+    assert not layer.state_dict()["running_var"].isfinite().any()
+    snapshot.restore_unless(torch.tensor(False))
+    torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
 
 
 def test_bf16_is_refused_on_cpus_where_torch_computes_wrong_numbers() -> None:

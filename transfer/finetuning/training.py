@@ -19,7 +19,7 @@ from excb import seeding
 from excb.checkpoint import run_checkpoint
 from excb.checkpoint.same_run import require_same_run
 from excb.console import Reporter
-from excb.distributed.batchnorm import MeanOverRanks, SyncBatchNorm, synchronise_batchnorm
+from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, gather_objects, mean_over_ranks, rank, run_on_rank0, world_size
 from excb.errors import UserError, require
 from excb.networks.backbone import has_batchnorm, weights_hash
@@ -160,7 +160,7 @@ class _Training:
             head.load_state_dict({"weight": start.weight, "bias": start.bias})
         head = head.to(task.device, self._dtype)
         _switch_off_drop_path(backbone)
-        self.classifier = _synchronise(nn.Sequential(OrderedDict(backbone=backbone, head=head)), task.device).train()
+        self.classifier = synchronise_batchnorm(nn.Sequential(OrderedDict(backbone=backbone, head=head))).train()
         if start is not None:
             _keep_statistics(self.classifier)
         self._has_batchnorm = has_batchnorm(backbone) and start is None
@@ -333,41 +333,3 @@ def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
     parts = [(samples, rows) for samples, rows in gather_objects((outputs.samples, best)) if rows is not None]
     order = torch.cat([samples for samples, _ in parts]).argsort()
     return torch.cat([rows for _, rows in parts])[order]
-
-
-def _synchronise(network: nn.Module, device: torch.device) -> nn.Module:
-    """Compute every BatchNorm's statistics over all ranks' images, however they are split."""
-    if world_size() == 1 or device.type == "cuda":
-        return synchronise_batchnorm(network, device)  # torch's own SyncBatchNorm counts rows
-    for parent in list(network.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm):
-                setattr(parent, name, CountingBatchNorm(child))
-    return network
-
-
-class CountingBatchNorm(SyncBatchNorm):
-    """BatchNorm with statistics over all ranks' shares, which may differ in size or be empty."""
-
-    def _normalise(self, rows: Tensor) -> Tensor:
-        if not self.training:
-            return super()._normalise(rows)
-        others = [dimension for dimension in range(rows.ndim) if dimension != 1]
-        shape = [1, -1] + [1] * (rows.ndim - 2)
-        wide = rows if rows.dtype == torch.float64 else rows.float()
-        mine = wide.new_tensor([rows.numel() // rows.shape[1]])
-        total: Tensor = MeanOverRanks.apply(torch.cat([wide.sum(others), mine]))
-        count = total[-1].detach()  # per process, on average
-        values = round(float(count) * world_size())
-        if values == 1:
-            raise ValueError("expected more than 1 value per channel")  # as torch does in one process
-        mean = total[:-1] / count
-        deviations = wide - mean.view(shape)
-        variance: Tensor = MeanOverRanks.apply(deviations.square().sum(others)) / count
-        if self.track_running_stats:
-            self._update_running(mean.detach(), variance.detach(), values)
-        scale = torch.rsqrt(variance + self.eps)
-        if self.weight is not None:
-            scale = scale * self.weight
-        normal = deviations * scale.view(shape)
-        return (normal if self.bias is None else normal + self.bias.view(shape)).to(rows.dtype)

@@ -134,31 +134,41 @@ def test_products_of_byols_loss_are_those_of_its_formula() -> None:
         ),
     ],
 )
-def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...]) -> None:
+def test_two_processes_send_what_is_counted(monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...]) -> None:
     """A second process with the same numbers is made up; all that it would receive is measured."""
     recipe = small(*values, "method.sizes_counted=balanced", "optim.batch=6")
     counts = count(recipe)  # by one process, as `plan` does
     sent: list[int] = []
     gathered: list[int] = []
+    norms: list[int] = []
 
     def all_reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
         sent.append(tensor.nbytes)
         if operation == dist.ReduceOp.SUM:
             tensor.mul_(2)
 
-    def all_gather(parts: list[Tensor], tensor: Tensor) -> None:
+    def all_gather(both: Tensor, tensor: Tensor) -> None:
         gathered.extend((tensor.nbytes, 2 * tensor.nbytes))  # the rows now, the sum of all rows' gradients afterwards
-        for part in parts:
-            part.copy_(tensor)
+        both.copy_(torch.cat([tensor, tensor]))
+
+    def gather_statistics(rows: Tensor) -> Tensor:
+        norms.append(rows.nbytes)
+        return torch.cat([rows, rows])
+
+    def sum_gradients(sums: Tensor) -> Tensor:
+        norms.append(sums.nbytes)
+        return 2 * sums
 
     for module in (collectives, batchnorm):
         monkeypatch.setattr(module, "world_size", lambda: 2)
     for module in (collectives, contrast):
         monkeypatch.setattr(module, "rank", lambda: 0)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "all_gather_into_tensor", all_gather)
+    monkeypatch.setattr(batchnorm, "gather_rows", gather_statistics)
+    monkeypatch.setattr(batchnorm, "sum_over_ranks", sum_gradients)
     model = build_model(recipe).train()
-    batchnorm.synchronise_batchnorm(model, torch.device("cpu"))
+    batchnorm.synchronise_batchnorm(model)
     views, images = recipe.views, 3
     large = torch.randn(views.global_views, images, 3, views.global_size, views.global_size)
     local = torch.randn(views.local_views, images, 3, views.local_size, views.local_size) if views.local_views else None
@@ -168,20 +178,20 @@ def test_two_processes_on_cpus_send_what_is_counted(monkeypatch: pytest.MonkeyPa
         sent.remove(size)
     exchanged, exchanges = sum(sent), len(sent)
     model.update(output.clusters, 0.9)
-    counted = communication(recipe, counts, 2, gpu=False)
+    counted = communication(recipe, counts, 2)
     by_batch = recipe.method.balancing in {"sinkhorn", "mira"}  # these balance in the forward pass
     sums = {"sinkhorn": 2 * 3, "mira": 2 * 5}.get(recipe.method.balancing, 0)
     balancing = counted.balancing if by_batch else 0
-    assert counted.batchnorm + balancing == exchanged  # of two processes, each sends once what is summed
-    assert counted.exchanges + sums == exchanges
+    assert (counted.batchnorm, counted.exchanges) == (sum(norms), len(norms))
+    assert (balancing, sums) == (exchanged, exchanges)  # of two processes, each sends once what is summed
     assert counted.sizes + counted.balancing - balancing == sum(sent) - exchanged
     gradients = sum(p.grad.nbytes for p in model.student.parameters() if p.grad is not None)
     assert counted.gradients == gradients
     assert counted.contrast == sum(gathered)
-    assert counted.total == gradients + sum(sent) + sum(gathered)
+    assert counted.total == gradients + sum(norms) + sum(sent) + sum(gathered)
 
 
-def test_gpus_gather_statistics_once_and_sum_their_gradients_once() -> None:
+def test_batchnorms_gather_statistics_once_and_sum_their_gradients_once() -> None:
     recipe = small("method.clusters=12", "efficiency.accumulate=2")
     counts = Counts({"student": {"backbone": 100}}, Flops(1, 1, 1), ((3, True), (5, False)))
     sent = communication(recipe, counts, 4)

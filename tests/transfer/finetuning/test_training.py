@@ -24,7 +24,7 @@ from excb.images.image_set import ImageSet
 from excb.seeding import Purpose, fold, generator
 from excb.transfer.data.batches import Augmentation
 from excb.transfer.finetuning import training
-from excb.transfer.finetuning.training import CountingBatchNorm, Settings
+from excb.transfer.finetuning.training import Settings
 from excb.transfer.task import Task
 from tests.clone import ROOT
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
@@ -297,23 +297,6 @@ def test_many_processes_are_one(place: Path, tmp_path: Path, processes: int, mon
         expected = torch.load(tmp_path / "one" / f"{network}.top5-0")
         for number in range(processes):
             assert torch.equal(torch.load(tmp_path / "many" / f"{network}.top5-{number}"), expected)
-
-
-@pytest.mark.parametrize("shape", [(6, 5), (4, 5, 3, 2)])
-def test_counting_batchnorm_is_batchnorm(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    plain = (nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d)(5).double()
-    nn.init.normal_(plain.weight)
-    ours = CountingBatchNorm(copy.deepcopy(plain))
-    for _ in range(2):
-        rows = (100 + torch.randn(shape, dtype=torch.float64)).requires_grad_()
-        other = rows.detach().clone().requires_grad_()
-        slopes = torch.randn(shape, dtype=torch.float64)
-        (plain(rows) * slopes).sum().backward()
-        (ours(other) * slopes).sum().backward()
-        torch.testing.assert_close(other.grad, rows.grad, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(ours.state_dict(), plain.state_dict())
-    torch.testing.assert_close(ours.eval()(rows), plain.eval()(rows))
 
 
 if __name__ == "__main__":  # one of several processes

@@ -38,7 +38,7 @@ class Training:
             raise UserError.on_all_ranks("precision=amp needs a GPU: use precision=fp32")
         model = new_detector(job).to(job.device)
         if settings.norm in ("SyncBN", "naiveSyncBN"):
-            synchronise_batchnorm(model, job.device)
+            synchronise_batchnorm(model)
         self.model, self._job, self._done = model.train(), job, 0
         self._parallel = average_gradients(model)
         self.optimizer = optimizer(model, settings)
