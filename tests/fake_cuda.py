@@ -1,9 +1,9 @@
-"""CUDA without a GPU: tensors that have device, shape and type but no values, and a record of what would launch or wait.
+"""CUDA without a GPU: tensors with device, shape and type but no values, and a record of what would launch or wait.
 
 Tensors of the CPU stay real. Those of `cuda` are torch's FakeTensors, so a mix of devices fails as on a GPU. Every
 operation that would make the CPU wait for the GPU is recorded with the function that asked for it, and so are the
-operations that would launch kernels, with the bytes that they read and write. A copy to the CPU is full of ones: finite,
-true, and the first class.
+operations that would launch kernels, with the bytes that they read and write. A copy to the CPU is full of ones, which
+are finite and true.
 
 Nothing here runs on a GPU, so nothing here is a time.
 """
@@ -43,7 +43,7 @@ PROPERTIES = SimpleNamespace(
     total_memory=80 * 2**30,
 )
 # A wait is named by the innermost function of one of these packages.
-NAMED = ("excb", "torchvision.models", "torchvision.ops", "timm", "torch.nn.modules", "torch.optim", "torch.amp", "tests")
+NAMED = re.compile(r"(excb|timm|tests|torchvision\.(models|ops)|torch\.(nn\.modules|optim|amp))\.")
 LARGE = 2**16  # weights with more elements are not drawn: a large network is built in less time, and loses them anyway
 # Operations that only allocate or describe memory, besides those that torch knows as views.
 NO_KERNEL = {
@@ -57,9 +57,9 @@ NO_KERNEL = {
     "is_pinned",
     "_local_scalar_dense",
 }
-MASKED = {aten.index.Tensor: 1, aten.index_put.default: 1, aten.index_put_.default: 1, aten._index_put_impl_.default: 1}
+INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 # The shape of what these return depends on values.
-SIZED_BY_VALUES = {"nonzero", "masked_select", "bincount", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"}
+SIZED_BY_VALUES = {"nonzero", "masked_select", "bincount", "_unique2", "unique_dim", "unique_consecutive"}
 
 
 @dataclass(frozen=True)
@@ -129,38 +129,44 @@ class FakeCuda(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:  # asked by torch itself, hundreds of times a step
             return args[0].fake_device
-        leaves = tree_leaves((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
-        device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
-        if not fake and (device is None or device.type == "cpu"):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        device = torch.device(kwargs.get("device") or CPU)
+        if device.type == "cpu" and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             return self._on_cpu(func, args, kwargs)
+        if (answer := self._waited(func, args, kwargs)) is not None:
+            return answer
+        if func in INDEXED:
+            args = (args[0], [self._index(index, args[0]) for index in args[1]], *args[2:])
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if _in_place(func):  # faster than with shapes, which the CPU's tests see, and a fused SGD has no shapes
+            mixed = [tensor for tensor in tensors if tensor.device.type != "cuda" and tensor.ndim]
+            assert not mixed or func is aten.copy_.default, (
+                f"{_place()} calls {func} with tensors of the CPU and of CUDA"
+            )
+            written, returns = _written(func, args, kwargs), len(func._schema.returns)
+            result = None if not returns else written[0] if returns == 1 else tuple(written)
+        else:
+            with self._fake:
+                result = func(*args, **kwargs)
+        if not (func.is_view or _name(func) in NO_KERNEL):
+            self._count(func, args, kwargs, tensors, result)
+        return result
+
+    def _waited(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation returns for which the CPU may wait; None if it is not one."""
         if func is aten._local_scalar_dense.default:
             self.wait("a value is read")
             return torch.ones((), dtype=args[0].dtype).item()
-        if func in (aten._to_copy.default, aten.copy_.default) and (copied := self._copy(func, args, kwargs)) is not None:
-            return copied
-        if func in MASKED:
-            args = (args[0], [self._index(index, args[0]) for index in args[1]], *args[2:])
-        name = func._schema.name.split("::")[1]
+        if func in (aten._to_copy.default, aten.copy_.default):
+            return self._copy(func, args, kwargs)
+        name = _name(func)
         if name == "equal":
             self.wait("values are compared")
             return True
         if name in SIZED_BY_VALUES:
             self.wait(f"the shape of {name} depends on values")
             return self._sized(name, *args, **kwargs)
-        if _in_place(func):  # faster than with shapes, which the CPU's tests see, and a fused SGD has no shapes
-            mixed = [tensor for tensor in tensors if tensor.device.type != "cuda" and tensor.ndim]
-            assert not mixed, f"{_place()} calls {name} with tensors of the CPU and of CUDA"
-            written = _written(func, args, kwargs)
-            returns = len(func._schema.returns)
-            result = None if not returns else written[0] if returns == 1 else tuple(written)
-        else:
-            with self._fake:
-                result = func(*args, **kwargs)
-        if not (func.is_view or name in NO_KERNEL):
-            self._count(func, args, kwargs, tensors, result)
-        return result
+        return None
 
     def _count(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], result: Any) -> None:
         read = {id(tensor): tensor for tensor in tensors if isinstance(tensor, FakeTensor)}
@@ -250,13 +256,19 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     return [value for value in given if value is not None]
 
 
+def _name(func: Any) -> str:
+    """An operation's name, without its overload."""
+    name: str = func._schema.name
+    return name.split("::")[1]
+
+
 def _place() -> str:
+    """The innermost function outside of this file and of torch's machinery, as module:function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module != __name__ and module.split(".")[0] + "." in {f"{n.split('.')[0]}." for n in NAMED}:
-            if any(module == named or module.startswith(f"{named}.") for named in NAMED):
-                return f"{module}:{frame.f_code.co_qualname}"
+        if module != __name__ and NAMED.match(module):
+            return f"{module}:{frame.f_code.co_qualname}"
         frame = frame.f_back
     return "unknown"
 

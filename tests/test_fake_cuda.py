@@ -121,7 +121,7 @@ def test_what_does_not_wait_is_not_recorded(cuda: FakeCuda) -> None:
     "work", [lambda x: x + torch.ones(3), lambda x: x.add_(torch.ones(3)), lambda x: torch.cat([x, torch.ones(4, 3)])]
 )
 def test_a_mix_of_devices_fails(cuda: FakeCuda, work: Callable[[Tensor], object]) -> None:
-    with pytest.raises((AssertionError, RuntimeError), match="two devices|of the CPU and of CUDA"):
+    with pytest.raises((AssertionError, RuntimeError), match=r"two devices|of the CPU and of CUDA"):
         work(torch.ones(4, 3, device=CUDA))
 
 

@@ -43,7 +43,6 @@ COLUMNS = (*PHASES, "rest")
 ALLOWED = {
     "excb.pretrain.step:StepCheck.read": "whether the step before this one was finite, while this one runs",
 }
-FIRST = ALLOWED | {"excb.method:ExCB._pair_weights": "weights of the pairs of views, kept for all later steps"}
 FAMILIES = {  # a recipe of every family, with the images of one GPU: the paper's runs share 1,024 among four
     "rn50_400ep": 256,
     "rn50_400ep_official": 256,
