@@ -23,6 +23,7 @@ from excb import seeding
 from excb.balancing.interface import Balancer, TeacherBatch
 from excb.balancing.table import BALANCERS
 from excb.distributed.collectives import mean_over_ranks
+from excb.distributed.machine import to_device
 from excb.errors import UserError
 from excb.heads import MLP
 from excb.networks.backbone import feature_width, has_batchnorm
@@ -330,7 +331,8 @@ class ExCB(nn.Module):
             settings = self.settings
             options = {"predictor": settings.predictor, "projector_on_local": settings.projector_on_local}
             halves = pair_weights(globals_, locals_, reduction=settings.loss_reduction, **options)
-            self._weights[key] = halves[0].to(self.sizes), halves[1].to(self.sizes)
+            projector, predictor = (to_device(half.to(self.sizes.dtype), self.sizes.device) for half in halves)
+            self._weights[key] = projector, predictor
         return self._weights[key]
 
     def _student_features(self, global_views: Tensor, local_views: Tensor | None, sample_keys: Tensor | None) -> Tensor:

@@ -49,9 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for marker in ("slow", "gpu", "detectron2", "browser"):
+    for marker in ("slow", "gpu", "fake_cuda", "detectron2", "browser"):
         marked = [item for item in items if item.get_closest_marker(marker)]
-        if marker != "gpu":
+        if marker not in ("gpu", "fake_cuda"):
             for item in marked:
                 item.add_marker(pytest.mark.timeout(0))  # long by nature, or as slow as what they start
         if marked and (reason := _reason_to_skip(marker, config)):
@@ -65,6 +65,10 @@ def _reason_to_skip(marker: str, config: pytest.Config) -> str:
         return "slow: runs with --run-slow"
     if marker == "gpu" and not _cuda_available():
         return "gpu: no CUDA device"
+    if marker == "fake_cuda":
+        from tests.fake_cuda import obstacle
+
+        return f"fake_cuda: {reason}" if (reason := obstacle()) else ""
     if marker == "detectron2" and importlib.util.find_spec("detectron2") is None:
         return "detectron2: not installed"
     if marker == "browser" and not any(map(shutil.which, CHROMIUM_NAMES)):

@@ -83,7 +83,7 @@ def stream(
         backbone: [B, 3, H, W] -> [B, D]; its mode is restored afterwards.
         inputs: the backbone's inputs.
         batches: items of `inputs` in each batch.
-        device: of the backbone.
+        device: of the backbone. From a GPU a batch is yielded once the next one runs.
         workers: worker processes of the data loader.
     """
     loader = DataLoader(
@@ -96,12 +96,36 @@ def stream(
     )
     dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
     with evaluating(backbone):
+        before: Callable[[], Features] | None = None
         for indices, stacked, bad in watch_workers(loader):
             broken = {inputs.images.paths[index]: reason for index, reason in bad}
             rows = torch.empty(0, 0)
             if stacked is not None:
-                rows = backbone(stacked.to(device, dtype, non_blocking=True)).float().cpu()
-            yield Features(rows, indices, broken)
+                rows = backbone(stacked.to(device, dtype, non_blocking=True)).float()
+            if not rows.is_cuda and before is None:
+                yield Features(rows, indices, broken)
+                continue
+            following = _copied(rows, indices, broken)
+            if before is not None:
+                yield before()
+            before = following
+        if before is not None:
+            yield before()
+
+
+def _copied(rows: Tensor, indices: Tensor, broken: dict[str, str]) -> Callable[[], Features]:
+    """Start to copy a batch's rows to the CPU, and return what waits for them: the next batch runs meanwhile."""
+    if not rows.is_cuda:
+        return lambda: Features(rows, indices, broken)
+    pinned = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> Features:
+        copied.synchronize()
+        return Features(pinned.clone(), indices, broken)  # page-locked memory is scarce
+
+    return wait
 
 
 def extract(

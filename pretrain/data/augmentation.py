@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from excb.distributed.machine import to_device
+
 from ..recipe import ViewSettings
 
 ORDERS = np.array(list(itertools.permutations(range(4))))  # of brightness, contrast, saturation, hue
@@ -45,7 +47,7 @@ def augment(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> Tensor
     """
     crops = crops.permute(0, 3, 1, 2)
     views = torch.empty(crops.shape, device=crops.device, memory_format=torch.channels_last)
-    mean, std = _to_device(torch.tensor([settings.mean, settings.std]), crops.device)[..., None, None]
+    mean, std = to_device(torch.tensor([settings.mean, settings.std]), crops.device)[..., None, None]
     apply = one_by_one if crops.device.type == "cpu" else together
     for rows, images in apply(crops, parameters, settings.blur_kernel):
         views[rows] = images.sub_(mean).div_(std)
@@ -80,8 +82,8 @@ def together(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple[s
     Arguments and yields are those of `one_by_one`.
     """
     mask = np.concatenate([parameters[:, [FLIP]].numpy() > 0, _mask(parameters.numpy())], axis=1)
-    rows = _to_device(torch.from_numpy(mask.T.nonzero()[1]), crops.device).split(mask.sum(0).tolist())
-    on_device = _to_device(parameters, crops.device)
+    rows = to_device(torch.from_numpy(mask.T.nonzero()[1]), crops.device).split(mask.sum(0).tolist())
+    on_device = to_device(parameters, crops.device)
     images = crops.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     images[rows[0]] = images[rows[0]].flip(3)
     for operation, selected in zip(_operations(kernel), rows[1:], strict=True):
@@ -106,10 +108,6 @@ def _mask(parameters: np.ndarray) -> np.ndarray:
     order = ORDERS[parameters[:, ORDER].astype(int)]
     jitter = (order[:, :, None] == np.arange(4)) & (parameters[:, JITTER] > 0)[:, None, None]
     return np.concatenate([jitter.reshape(-1, 16), parameters[:, [GREYED, SIGMA, SOLARIZE]] > 0], axis=1)
-
-
-def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def _grey(images: Tensor, out: Tensor | None = None) -> Tensor:

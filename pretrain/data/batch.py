@@ -40,9 +40,11 @@ class Batch:
     position: int = 0  # of the first image, in the epoch
 
     def pin_memory(self) -> "Batch":
-        """Move the crops to page-locked memory (called by the loader)."""
+        """Move what a step copies to the GPU to page-locked memory (called by the loader)."""
         local = self.local_crops.pin_memory() if self.local_crops is not None else None
-        return replace(self, global_crops=self.global_crops.pin_memory(), local_crops=local)
+        return replace(
+            self, global_crops=self.global_crops.pin_memory(), local_crops=local, samples=self.samples.pin_memory()
+        )
 
     def split(self, parts: int) -> list["Batch"]:
         """Equal micro-batches, in order; the first holds the list of broken files."""

@@ -78,6 +78,7 @@ class TrainingBatches:
         seed: fixes order, crops and flips.
         workers: number of data loading processes.
         chosen: indices of the images to use; all by default.
+        pin_memory: put images and labels into page-locked memory, for copies to a GPU that the CPU does not wait for.
     """
 
     def __init__(
@@ -89,10 +90,12 @@ class TrainingBatches:
         seed: int,
         workers: int,
         chosen: np.ndarray | None = None,
+        pin_memory: bool = False,
     ) -> None:
         self._images, self._augmentation = images, augmentation
         self._batch, self._seed, self._workers = batch, seed, workers
         self._chosen = np.arange(len(images)) if chosen is None else chosen
+        self._pin_memory = pin_memory
 
     @property
     def steps(self) -> int:
@@ -112,6 +115,7 @@ class TrainingBatches:
             num_workers=self._workers,
             worker_init_fn=follow_parent,
             prefetch_factor=4 if self._workers else None,
+            pin_memory=self._pin_memory,
         )
         for number, (views, samples, reasons) in enumerate(watch_workers(loader)):
             if reasons:
@@ -120,7 +124,8 @@ class TrainingBatches:
             step = number % self.steps
             whole = min(self._batch, len(self._chosen) - step * self._batch)
             assert self._images.labels is not None
-            yield Batch(views, torch.from_numpy(self._images.labels[samples.numpy()]), samples, whole)
+            labels = torch.from_numpy(self._images.labels[samples.numpy()])
+            yield Batch(views, labels.pin_memory() if self._pin_memory else labels, samples, whole)
 
 
 class _Order(Sampler[list[tuple[int, int]]]):

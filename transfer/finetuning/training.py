@@ -128,7 +128,13 @@ def run(
     reporter = reporter if rank() == 0 else Reporter(quiet=True)
     augmentation = Augmentation.like(task.preprocessing)
     batches = TrainingBatches(
-        task.train, augmentation, batch=settings.batch, seed=seed, workers=task.workers, chosen=chosen
+        task.train,
+        augmentation,
+        batch=settings.batch,
+        seed=seed,
+        workers=task.workers,
+        chosen=chosen,
+        pin_memory=task.device.type == "cuda",
     )
     assert (head is not None) == (settings.start == "frozen")
     training = _Training(task, settings, seed, head, steps=settings.epochs * batches.steps)
@@ -200,12 +206,14 @@ class _Training:
             loss.backward()
             flat[0] += loss.detach()
         flat = mean_over_ranks(flat).mul_(world_size())
-        if not bool(flat.isfinite().all()):
+        # One copy of both numbers: each copy makes the CPU wait for a GPU.
+        mean_loss, finite = torch.stack([flat[0], flat.isfinite().all().to(flat.dtype)]).cpu().tolist()
+        if not finite:
             raise UserError.on_all_ranks(
                 f"fine-tuning diverged in step {step + 1} of {self._steps}: lower the learning rates",
             )
         self._optimizer.step()
-        return float(flat[0])
+        return float(mean_loss)
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's images of each micro-batch, [b, 3, S, S] and [b]; the same micro-batches for any world_size.

@@ -15,6 +15,7 @@ from excb.checkpoint import run_checkpoint
 from excb.checkpoint.same_run import require_same_run
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, gather_numbers, rank, run_on_rank0, world_size
+from excb.distributed.machine import to_device
 from excb.errors import UserError
 from excb.networks.backbone import evaluating, weights_hash
 from excb.networks.outputs import LastClassTokens
@@ -61,7 +62,14 @@ class Probe:
     ) -> None:
         task, plan = self.task, self.plan
         augmentation = Augmentation.like(task.preprocessing)
-        batches = TrainingBatches(task.train, augmentation, batch=plan.batch, seed=self.seed, workers=task.workers)
+        batches = TrainingBatches(
+            task.train,
+            augmentation,
+            batch=plan.batch,
+            seed=self.seed,
+            workers=task.workers,
+            pin_memory=task.device.type == "cuda",
+        )
         first, steps = state.load(banks), batches.steps
         if first:
             self.reporter.note(f"resuming after epoch {first} of {plan.epochs}")
@@ -73,12 +81,12 @@ class Probe:
                 epoch, step = divmod(number, steps)
                 factor = plan.schedule_factor(epoch)
                 features = self._encode(encoder, batch.images, banks[0])
-                labels = batch.labels.to(task.device)
+                labels = batch.labels.to(task.device, non_blocking=True)
                 banks[0].step(features, labels, whole=batch.whole, scale=factor)
                 if held is not None:
-                    kept = torch.from_numpy(~held[batch.samples.numpy()])
-                    whole = int(gather_numbers([int(kept.sum())]).sum())
-                    kept = kept.to(task.device)
+                    kept = torch.from_numpy(np.flatnonzero(~held[batch.samples.numpy()]))
+                    whole = int(gather_numbers([len(kept)]).sum())
+                    kept = to_device(kept, task.device)  # indices: a GPU's mask would make the CPU wait
                     banks[1].step(features[kept], labels[kept], whole=max(1, whole), scale=factor)
                 bar.status = f"epoch {epoch + 1} of {plan.epochs}"
                 bar.advance()
@@ -91,7 +99,7 @@ class Probe:
         if not len(images):
             return bank.weight.new_empty(0, bank.width)
         dtype = next((parameter.dtype for parameter in encoder.parameters()), torch.float32)
-        parts = [encoder(part.to(self.task.device, dtype)) for part in images.split(self.task.batch)]
+        parts = [encoder(part.to(self.task.device, dtype, non_blocking=True)) for part in images.split(self.task.batch)]
         return torch.cat(parts).to(bank.weight.dtype)
 
     def on_features(self) -> Outcome:
@@ -116,7 +124,8 @@ class Probe:
                 random = seeding.generator(seeding.Purpose.TRANSFER_ORDER, self.seed, epoch)
                 for whole in torch.from_numpy(random.permutation(len(labels))).split(plan.batch):
                     mine = whole[rank() :: world_size()]
-                    features, targets = rows[mine].to(bank.weight), labels[mine].to(bank.weight.device)
+                    features, targets = (to_device(part[mine], bank.weight.device) for part in (rows, labels))
+                    features = features.to(bank.weight.dtype)
                     bank.step(features, targets, whole=len(whole), scale=plan.schedule_factor(epoch))
                 bar.advance()
         return bank

@@ -1,0 +1,103 @@
+"""The training step on a fake CUDA device: no wait, no mix of devices, and no more kernels than stated."""
+
+import pytest
+
+from excb.balancing.table import BALANCERS
+from excb.pretrain.overrides import apply, find_recipe
+from tests.pretrain.fake_steps import ALLOWED, FAMILIES, gpu_recipe, record
+
+pytestmark = [pytest.mark.fake_cuda, pytest.mark.usefixtures("one_thread")]
+
+TINY = (
+    "method.clusters=24",
+    "method.hidden=16",
+    "method.width=16",
+    "views.global_size=32",
+    "views.local_size=16",
+    "views.eval_resize=32",
+    "views.eval_crop=32",
+)
+RESNET = (
+    "model.backbone=timm:resnet10t",
+    'model.options={"channels": [8, 8, 16, 16], "stem_width": 4}',
+)
+VIT = (
+    "model.backbone=timm:vit_tiny_patch16_224",
+    'model.options={"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "img_size": 32}',
+    "model.drop_path=0.4",
+    "optim.optimizer=adamw",
+    "optim.clip=3",
+)
+COLOURS = ("views.jitter=0.8", "views.grey=0.2", "views.blur=0.5,0.5", "views.solarize=0.2,0.2")
+NO_CLUSTERS = ("method.clustering=false", "method.predictor=false", "method.teacher_statistics=averaged")
+NOT_FUSED = ALLOWED | {"excb.pretrain.optim:conditional_step": "whether to take the step"}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *[(*RESNET, f"efficiency.precision={precision}") for precision in ("fp32", "bf16", "fp16", "fp64")],
+        *[(*VIT, f"efficiency.precision={precision}") for precision in ("fp32", "bf16", "fp16")],
+        *[(*network, "efficiency.checkpointing=true", "efficiency.precision=bf16") for network in (RESNET, VIT)],
+        *[(*network, "efficiency.accumulate=2", "efficiency.precision=bf16") for network in (RESNET, VIT)],
+        *[(f"method.balancing={name}", "efficiency.precision=bf16") for name in BALANCERS],
+        *[(f"efficiency.objective={name}",) for name in ("plain", "chunked")],
+        COLOURS,
+        ("efficiency.channels_last=false",),
+        ("method.contrast=1", "method.regression=1"),
+        (*NO_CLUSTERS, "method.contrast=1"),
+        ("method.winner_gain=1.01", "method.clamp=true", "efficiency.precision=bf16"),
+        ("method.sizes_updated=before_balancing", "method.sizes_counted=raw"),
+        ("method.teacher_statistics=averaged", "method.teacher_centroids=unit"),
+        ("views.local_views=0", "optim.frozen_centroid_epochs=1"),
+    ],
+    ids=lambda overrides: " ".join(part.split(".")[-1] for part in overrides if "options" not in part),
+)
+def test_no_option_makes_a_step_wait(overrides: tuple[str, ...]) -> None:
+    recipe = apply(find_recipe("conv4_tiny"), [*TINY, *overrides])
+    assert record(recipe, 4, steps=1).unexpected(ALLOWED) == {}
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_nor_does_adapting_a_trained_backbone(lora: int) -> None:
+    if lora:
+        pytest.importorskip("peft")
+    anchored = ("adapt.warmup_epochs=0", f"adapt.lora_rank={lora}", "method.centroid_init=random")
+    recipe = apply(find_recipe("adapt"), [*TINY, *VIT, *anchored])
+    assert record(recipe, 4, steps=1).unexpected(ALLOWED) == {}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_only_an_optimizer_that_is_not_fused_waits(optimizer: str) -> None:
+    recipe = apply(find_recipe("conv4_tiny"), [*TINY, f"optim.optimizer={optimizer}", "efficiency.fused=false"])
+    done = record(recipe, 4, steps=1)
+    assert {wait.place for wait in done.unexpected(ALLOWED)} == {"excb.pretrain.optim:conditional_step"}
+    assert done.unexpected(NOT_FUSED) == {}
+
+
+# Kernels, and the gigabytes that they read and write, of one step in bf16 with the images of `FAMILIES`. A change that
+# raises them says why, and changes the table in docs/performance.md.
+BUDGETS = {
+    "rn50_400ep": (2448, 468.97),
+    "rn50_400ep_official": (2409, 465.69),
+    "rn50_400ep_2x224": (1504, 334.54),
+    "vits16_800ep": (4430, 619.16),
+    "adapt": (1717, 58.4),
+    "rn18_small": (1609, 3.9),
+    "quickstart": (528, 0.4),
+    "conv4_tiny": (479, 0.2),
+    "rn10_tiny": (755, 0.4),
+}
+LARGE = ("rn50_400ep_official", "rn50_400ep_2x224", "vits16_800ep", "adapt")  # seconds each
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in BUDGETS]
+)
+def test_a_step_stays_within_its_budget(name: str) -> None:
+    done = record(gpu_recipe(name), FAMILIES[name])
+    launches, gigabytes = BUDGETS[name]
+    costs = done.costs.values()
+    assert done.unexpected(ALLOWED) == {}
+    assert sum(cost.launches for cost in costs) == pytest.approx(launches, rel=0.02)
+    assert sum(cost.bytes for cost in costs) / 1e9 == pytest.approx(gigabytes, rel=0.05, abs=0.06)

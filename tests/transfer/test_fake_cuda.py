@@ -1,0 +1,115 @@
+"""Evaluation on a fake CUDA device: what waits is known by name, and devices never mix."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from excb.console import Reporter
+from excb.neighbours.nearest import nearest
+from excb.transfer.finetuning import training
+from excb.transfer.finetuning.training import Settings
+from excb.transfer.linear.probe import Probe
+from excb.transfer.linear.recipes import PROTOCOLS
+from excb.transfer.task import Task
+from tests.fake_cuda import FakeCuda, fake_cuda
+from tests.run_files import TINY_VIT, tiny_recipe, write_run
+from tests.transfer.labelled_images import write_folder
+
+pytestmark = [
+    pytest.mark.fake_cuda,
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor"),  # copy.deepcopy does
+]
+# What the CPU may wait for, and why.
+ALLOWED: dict[str, str] = {
+    "torch.nn.modules.module:Module.to.<locals>.convert": "weights are copied to the GPU once",
+    "excb.networks.backbone:weights_hash": "a checkpoint's identity, once",
+    "excb.networks.features:_copied.<locals>.wait": "a batch's features, while the next batch runs",
+    "excb.transfer.finetuning.training:_Training.step": "a step that diverged must change no weight",
+    "excb.transfer.linear.heads:HeadBank.__init__": "the first weights, once",
+    "excb.transfer.linear.heads:HeadBank._chunks": "features to score, thousands of rows at once",
+    "excb.transfer.linear.heads:HeadBank.score": "the scores of these",
+    "excb.transfer.linear.heads:HeadBank.top.<locals>.<listcomp>": "predictions for these",
+    "excb.transfer.linear.selection:outcome_of": "a run's figures, once",
+}
+QUIET = Reporter(quiet=True)
+
+# The exact search decides by values which rows are left to compare, a block of queries at a time.
+SEARCH = ALLOWED | dict.fromkeys(
+    (
+        "excb.neighbours.unit_rows:UnitRows.__init__",
+        "excb.neighbours.unit_rows:UnitRows._raw",
+        "excb.neighbours.unit_rows:UnitRows.raw",
+        "excb.neighbours.proposals:_floors",
+        "excb.neighbours.proposals:propose_with_torch",
+        "excb.neighbours.proposals:_Table._above_floor",
+        "excb.neighbours.proposals:_Table.add",
+        "excb.neighbours.search:Search.run",
+        "excb.neighbours.search:Search._narrow",
+        "excb.neighbours.search:Search._quick",
+        "excb.neighbours.search:Search._compare",
+        "excb.neighbours.nearest:_search",
+    ),
+    "how much there is to compare",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("evaluation")
+    for name, model in (("resnet", None), ("vit", TINY_VIT)):
+        write_run(place / name, 5, recipe=tiny_recipe(model, eval_resize=48, eval_crop=48))
+    for name in ("train", "test"):
+        write_folder(place / name, each=3)
+    return place
+
+
+def prepare(cuda: FakeCuda, place: Path, network: str = "resnet") -> Task:
+    task = Task.prepare(str(place / network), place / "train", place / "test", device="cuda", batch=4, workers=0)
+    cuda.reset()
+    return task
+
+
+@pytest.mark.parametrize("network", ["resnet", "vit"])
+def test_features_are_read_back_while_the_next_batch_runs(place: Path, network: str) -> None:
+    with fake_cuda() as cuda:
+        task = prepare(cuda, place, network)
+        rows, _ = task.features(task.train, "train", QUIET)
+    assert len(rows) == len(task.train)
+    assert cuda.record.unexpected(ALLOWED) == {}
+
+
+@pytest.mark.parametrize(("rows", "k"), [(32, 5), (8192, 1)])
+def test_neighbours_wait_for_blocks_of_queries_never_for_single_ones(rows: int, k: int) -> None:
+    with fake_cuda() as cuda:
+        nearest(torch.ones(rows, 16), torch.ones(64, 16), k, backend="torch", device="cuda")
+    assert cuda.record.unexpected(SEARCH) == {}
+    assert sum(cuda.record.waits.values()) < 64
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("network", ["resnet", "vit"])
+def test_fine_tuning_waits_once_a_step(place: Path, network: str, precision: str) -> None:
+    settings = Settings(backbone_lr=0.1, head_lr=0.1, epochs=1, batch=8, precision=precision)  # type: ignore[arg-type]
+    with fake_cuda() as cuda:
+        task = prepare(cuda, place, network)
+        training.run(task, np.arange(len(task.train)), settings, seed=0, reporter=QUIET)
+    assert cuda.record.unexpected(ALLOWED) == {}
+    steps = -(-len(task.train) // settings.batch)
+    step = f"{training.__name__}:_Training.step"
+    assert sum(count for wait, count in cuda.record.waits.items() if wait.place == step) == steps
+
+
+@pytest.mark.parametrize("name", ["resnet", "simsiam", "fast"])
+def test_linear_heads_train_without_waits(place: Path, name: str) -> None:
+    plan = replace(PROTOCOLS[name], epochs=2, batch=8, lr=(0.1, 0.3))
+    with fake_cuda() as cuda:
+        probe = Probe(prepare(cuda, place), QUIET, plan, select="holdout", seed=0)
+        if plan.augmented:
+            probe.through_backbone(None)
+        else:
+            probe.on_features()
+    assert cuda.record.unexpected(ALLOWED) == {}
