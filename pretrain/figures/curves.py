@@ -140,19 +140,26 @@ def statistics(runs: Sequence[Curves]) -> "Figure":
     """The paper's figure of training statistics: of one run, or of several overlaid.
 
     Every panel shows an epoch's mean or extreme: loss (Eq. 7), confidence (Eq. 11), smallest and largest relative
-    cluster, agreement (Eq. 12), purity. Alarms are marked where they began.
+    cluster, agreement (Eq. 12), purity; of several runs also how often images of a batch share a cluster. Alarms are
+    marked where they began.
     """
     figure = new_figure(9.6, 5.4)
-    *axes, key = figure.subplots(2, 3).ravel()
-    key.axis("off")
+    *axes, last = figure.subplots(2, 3).ravel()
     if len(runs) == 1:
+        last.axis("off")
         _one(axes, runs[0])
         return figure
     colours = [colour for colour, _ in distinct_styles(len(runs))]
     drawn = [_many(axes, run, colours[number], number) for number, run in enumerate(runs)]
     _chance(axes[LOSS], runs)
     _titles(axes)
-    key.legend(drawn, [run.label for run in runs], loc="center left", frameon=False, fontsize=9)
+    key = drawn, [run.label for run in runs]
+    if any(_points(run.kind("epoch"), "same_winner")[0] for run in runs):
+        _batches(last, runs, colours)
+        figure.legend(*key, loc="outside lower center", ncols=min(4, len(runs)), frameon=False, fontsize=9)
+    else:
+        last.axis("off")
+        last.legend(*key, loc="center left", frameon=False, fontsize=9)
     return figure
 
 
@@ -249,6 +256,20 @@ def _same_winner(agreement: Any, epochs: Sequence[dict[str, Any]]) -> None:
     right.tick_params(labelsize=8)
     right.spines["top"].set_visible(False)
     right.legend(frameon=False, fontsize=8, loc="upper right")
+
+
+def _batches(axes: Any, runs: Sequence[Curves], colours: Sequence[str]) -> None:
+    """Draw the same of several runs, on a logarithmic axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    for run, colour in zip(runs, colours, strict=True):
+        _series(axes, run.kind("epoch"), "same_winner", colour)
+    axes.axhline(1, color=GREY, linestyle=":", zorder=0)
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter("{x:g}")
+    style_axes(axes, "Same cluster in a batch, x chance", x="epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _titles(axes: Sequence[Any]) -> None:

@@ -1,8 +1,9 @@
 """Training steps on a fake CUDA device: what each phase launches, moves and waits for, recipe by recipe.
 
-`python -m tests.pretrain.fake_steps` prints the table of docs/performance.md.
+`python -m tests.pretrain.fake_steps [RECIPE ...]` prints the table of docs/performance.md.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -131,5 +132,5 @@ def gpu_recipe(name: str, *overrides: str) -> Recipe:
 
 if __name__ == "__main__":
     titles = ["recipe", "images", *COLUMNS, "launches", "GB", "waits"]
-    for cells in chain([titles, ["---", *["---:"] * (len(titles) - 1)]], rows(FAMILIES)):
+    for cells in chain([titles, ["---", *["---:"] * (len(titles) - 1)]], rows(sys.argv[1:] or FAMILIES)):
         print(f"| {' | '.join(cells)} |", flush=True)  # noqa: T201
