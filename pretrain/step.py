@@ -33,6 +33,7 @@ from .optim import (
     restore_optimizer,
     set_schedules,
 )
+from .precision import gpu_products
 from .recipe import Recipe
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -131,7 +132,7 @@ def trainer_for(model: ExCB, recipe: Recipe, device: torch.device, *, steps_per_
 
     Args:
         model: new, with the weights that the run starts from; it is prepared here (`prepare`).
-        recipe: of the run.
+        recipe: of the run, with its precision resolved (`precision.resolved`).
         device: where this rank trains.
         steps_per_epoch: of the run.
 
@@ -173,7 +174,7 @@ class Trainer:
         model: prepared (`prepare`).
         optimizer: of the student's parameters.
         schedules: of learning rates and all else that depends on the step.
-        recipe: of the run.
+        recipe: of the run, with its precision resolved (`precision.resolved`).
         device: of the model.
         release: of the backbone's layers; None where all learn from the first step.
         anchor: to the start's features, on the device; None for none.
@@ -196,6 +197,7 @@ class Trainer:
             release.apply(schedules.first_released(0))
         self._parallel = average_gradients(model)
         precision = recipe.efficiency.precision
+        assert precision != "auto"
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
         self._autocast = AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -227,6 +229,10 @@ class Trainer:
         Raises:
             NotFiniteError: the previous step was rejected; raised on all ranks.
         """
+        with gpu_products(self.recipe.efficiency, self.device):
+            return self._step(batch, step)
+
+    def _step(self, batch: Batch, step: int) -> tuple[Step, Tensor]:
         self._buffers.take()
         set_schedules(self.optimizer, self.schedules, step)
         self.optimizer.zero_grad(set_to_none=True)
