@@ -33,7 +33,7 @@ from .optim import (
     restore_optimizer,
     set_schedules,
 )
-from .precision import gpu_products
+from .precision import gpu_products, resolved
 from .recipe import Recipe
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -132,13 +132,14 @@ def trainer_for(model: ExCB, recipe: Recipe, device: torch.device, *, steps_per_
 
     Args:
         model: new, with the weights that the run starts from; it is prepared here (`prepare`).
-        recipe: of the run, with its precision resolved (`precision.resolved`).
+        recipe: of the run.
         device: where this rank trains.
         steps_per_epoch: of the run.
 
     Raises:
         UserError: as `prepare`; or low-rank updates are wanted, and the backbone takes none or peft is not installed.
     """
+    recipe = resolved(recipe, device)
     adapt, order, release = recipe.adapt, None, None
     anchor = Anchor(model.teacher.backbone) if adapt.anchored else None
     if adapt.lora_rank:

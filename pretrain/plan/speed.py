@@ -17,7 +17,6 @@ from ..data.loader import loader
 from ..data.sampler import SampleRef
 from ..data.views import ViewMaker
 from ..initialise import build_model
-from ..precision import resolved
 from ..recipe import Recipe
 from ..step import Trainer, trainer_for
 
@@ -51,7 +50,6 @@ def build_trainer(recipe: Recipe, device: torch.device) -> Trainer:
     Raises:
         UserError: no such backbone, it cannot take views of the recipe's sizes, or has no blocks to recompute.
     """
-    recipe = resolved(recipe, device)
     released = recipe.change(adapt={"warmup_epochs": 0.0, "release_epochs": 0.0})  # most steps of a run are these
     return trainer_for(build_model(released), released, device, steps_per_epoch=STEPS_PER_EPOCH)
 

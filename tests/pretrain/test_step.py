@@ -19,6 +19,7 @@ from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.initialise import build_model
 from excb.pretrain.optim import Schedules, build_optimizer
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.precision import resolved
 from excb.pretrain.step import NotFiniteError, Trainer
 from excb.seeding import generator
 from tests.pretrain.small_runs import OVERRIDES
@@ -40,6 +41,7 @@ def trainer(
 ) -> Trainer:
     """A trainer of a small recipe; `prepare` may change the student's backbone."""
     recipe = apply(find_recipe("quickstart"), [*OVERRIDES, "optim.warmup_epochs=0", *overrides])
+    recipe = resolved(recipe, torch.device(device))
     model = build_model(recipe)
     prepare(model.student.backbone)
     if recipe.efficiency.precision == "fp64":
