@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from excb import seeding
 from excb.distributed.batchnorm import synchronise_batchnorm
-from excb.distributed.collectives import all_succeed, mean_over_ranks
+from excb.distributed.collectives import all_succeed, mean_over_ranks, world_size
 from excb.distributed.parallel import average_gradients
-from excb.errors import require
+from excb.errors import UserError, require
 from excb.method import Clustered, ExCB, Step
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.backbone import strides_over_one_pixel
@@ -37,6 +37,8 @@ from .precision import gpu_products, resolved
 from .recipe import Recipe
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# The first torch seen to compile recomputed blocks under DistributedDataParallel; earlier ones raised an error.
+COMPILES_RECOMPUTED = (2, 15)
 SMALLEST_SCALE = 2.0**-10  # of the fp16 loss: gradients that overflow even at this scale are not finite
 
 
@@ -108,10 +110,15 @@ def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
     """Move a new model to its device, and apply precision, checkpointing, SyncBatchNorm and compilation to it.
 
     Raises:
-        UserError: the backbone has no blocks to recompute, or views are too small for bf16 on a CPU; raised on all
-            ranks.
+        UserError: the backbone has no blocks to recompute, views are too small for bf16 on a CPU, or this torch cannot
+            compile what is asked for; raised on all ranks.
     """
     efficiency = recipe.efficiency
+    if efficiency.compile and efficiency.checkpointing and world_size() > 1 and torch.__version__ < COMPILES_RECOMPUTED:
+        raise UserError.on_all_ranks(
+            f"torch {torch.__version__} may not compile recomputed blocks in several processes: install torch 2.15 or "
+            "newer, or switch off efficiency.compile or efficiency.checkpointing"
+        )
     if device.type == "cpu" and efficiency.precision == "bf16":
         all_succeed(lambda: _refuse_one_pixel(model, recipe))
     if efficiency.checkpointing:
