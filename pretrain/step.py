@@ -38,7 +38,7 @@ from .recipe import Recipe
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The first torch seen to compile recomputed blocks under DistributedDataParallel; earlier ones raised an error.
-COMPILES_RECOMPUTED = (2, 15)
+COMPILES_RECOMPUTED = "2.15"  # torch compares versions, not text
 SMALLEST_SCALE = 2.0**-10  # of the fp16 loss: gradients that overflow even at this scale are not finite
 
 

@@ -101,6 +101,7 @@ def test_an_older_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         step_module.prepare(build_model(recipe), recipe, torch.device("cpu"))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own look, where it goes on
 def test_a_break_would_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     from timm.models.vision_transformer import Block
 

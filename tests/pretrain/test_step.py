@@ -319,12 +319,15 @@ def test_compiled_backbones_take_the_same_steps(network: tuple[str, ...]) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.02), ("fp16", 0.01)])
+@pytest.mark.parametrize(
+    ("precision", "tf32", "tolerance"),
+    [("fp32", "false", 1e-3), ("fp32", "true", 0.01), ("bf16", "true", 0.02), ("fp16", "true", 0.01)],
+)
 @pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
-def test_a_gpu_takes_the_cpus_steps(network: tuple[str, ...], precision: str, tolerance: float) -> None:
+def test_a_gpu_takes_the_cpus_steps(network: tuple[str, ...], precision: str, tf32: str, tolerance: float) -> None:
     settings = (*network, "method.head=batchnorm", "optim.base_lr=1e-4")
     cpu = trainer(*settings)
-    gpu = trainer(*settings, f"efficiency.precision={precision}", device="cuda")
+    gpu = trainer(*settings, f"efficiency.precision={precision}", f"efficiency.tf32={tf32}", device="cuda")
     assert steps(gpu)[::2] == pytest.approx(steps(cpu)[::2], rel=tolerance)  # losses
     torch.testing.assert_close(gpu.model.sizes.cpu(), cpu.model.sizes, rtol=0, atol=0.02)
 
