@@ -22,7 +22,7 @@ def seconds_per_step() -> float:
     """Mean seconds of the quickstart's step on random views."""
     import time
 
-    recipe = quickstart()
+    recipe = quickstart().change(efficiency={"precision": "fp32"})
     model = build_model(recipe).to(memory_format=torch.channels_last).train()
     schedules = Schedules(recipe.optim, recipe.method, steps_per_epoch=STEPS)
     trainer = Trainer(model, build_optimizer(model.student, recipe.optim), schedules, recipe, torch.device("cpu"))

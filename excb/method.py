@@ -25,6 +25,7 @@ from excb.balancing.table import BALANCERS
 from excb.distributed.collectives import mean_over_ranks
 from excb.distributed.machine import to_device
 from excb.errors import UserError
+from excb.exact import similarities
 from excb.heads import MLP
 from excb.networks.backbone import feature_width, has_batchnorm
 from excb.networks.drop_path import drop_path_keys
@@ -481,7 +482,8 @@ def spherical_kmeans(samples: Tensor, clusters: int, *, iterations: int, seed: i
         empty = 0
         for _ in range(iterations):
             centroids = unit(means)
-            winners = torch.cat([(rows @ centroids.T).argmax(1) for rows in samples.split(KMEANS_TILE // clusters + 1)])
+            parts = samples.split(KMEANS_TILE // clusters + 1)
+            winners = torch.cat([similarities(rows, centroids).argmax(1) for rows in parts])
             counts = torch.bincount(winners, minlength=clusters)
             means = torch.zeros_like(means).index_add_(0, winners, samples) / counts.clamp(min=1)[:, None]
             empty = int((counts == 0).sum())

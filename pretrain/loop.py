@@ -26,6 +26,7 @@ from .data.stream_images import StreamImages
 from .data.stream_order import describe_order, reader_count
 from .figures import curves
 from .initialise import adopted, start_centroids
+from .precision import resolved
 from .recipe import Recipe
 from .run.journal import Journal
 from .run.monitor import StoppedError
@@ -96,11 +97,30 @@ def train(
     try:
         begun = place.folder / RECIPE
         recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
+        recipe = _with_precision(recipe, folder, device, reporter)
         run = Run(recipe, images, folder, reporter, device, table=table, profile=profile)
         return run.run(against if verdict else None, second=second)
     finally:
         if folder is not None:
             folder.close()
+
+
+def _with_precision(recipe: Recipe, folder: RunFolder | None, device: torch.device, reporter: Reporter) -> Recipe:
+    """The recipe with its precision resolved: that of the run in the folder, if there is one. Only rank 0 has it."""
+    if recipe.efficiency.precision != "auto":
+        return recipe
+
+    def begun() -> str | None:
+        assert folder is not None
+        return folder.precision()
+
+    so_far, here = run_on_rank0(begun), resolved(recipe, device).efficiency.precision
+    if so_far is not None and so_far != here:
+        reporter.note(
+            f"the run stays in {so_far}, in which it began, where efficiency.precision=auto would be {here} on this "
+            f"machine: efficiency.precision={here} changes it"
+        )
+    return resolved(recipe, device, begun=so_far)
 
 
 class Run:

@@ -271,10 +271,18 @@ class EfficiencySettings:
     """Options that change speed, never what is computed."""
 
     device: str = option("auto", "cpu, cuda, or auto: cuda where there is one", source="ours")
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = option(
+    precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"] = option(
         "fp32",
-        "of forward and backward passes; similarities stay fp32, fp16 scales its loss, fp64 is for exact comparisons",
+        "of forward and backward passes; similarities stay fp32, fp16 scales its loss, fp64 is for exact comparisons; "
+        "auto: bf16 on GPUs of compute capability 8.0 or newer, else fp32, chosen when a run starts",
+        paper="not stated (authors' code: fp16)",
         source="ours",
+    )
+    tf32: bool = option(
+        True, "multiply what is float32 in TF32 on GPUs (10 bits of mantissa); similarities never", source="ours"
+    )
+    cudnn_benchmark: bool = option(
+        False, "cuDNN measures its algorithms on a GPU: faster, but runs differ in the last bits", source="ours"
     )
     accumulate: int = option(
         1, "micro-batches per step: less memory, the same step but for BatchNorm's statistics", source="ours"
@@ -309,12 +317,8 @@ class EfficiencySettings:
         require_choices("efficiency", self)
         needed = BACKENDS[self.objective].precision if self.objective != AUTO else None
         require(
-            needed in (None, self.precision),
+            needed in (None, self.precision) or self.precision == "auto",
             f"efficiency.objective={self.objective} needs efficiency.precision={needed}",
-        )
-        require(
-            not (self.compile and self.checkpointing),
-            "efficiency.compile and efficiency.checkpointing exclude each other: switch one off",
         )
         require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")
         require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")

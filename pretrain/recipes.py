@@ -36,6 +36,10 @@ SHORT_RUN: dict[str, Any] = {
 }
 
 
+# Of recipes of ours. The paper's do not depend on the machine: they are in fp32 unless a run says otherwise.
+AUTO_PRECISION: dict[str, Any] = {"precision": "auto"}
+
+
 def _official(recipe: Recipe) -> Recipe:
     """The same run as the authors' code does it."""
     crops = OFFICIAL_CROPS if recipe.views.local_views else {}
@@ -96,6 +100,7 @@ def rn18_small() -> Recipe:
         | {"local_views": 2, "global_size": 64, "local_size": 32, "eval_resize": 80, "eval_crop": 80},
         optim={"epochs": 30, "batch": 64, "base_lr": 0.3, "warmup_epochs": 1.0},
         monitor={"every_epochs": 5},
+        efficiency=AUTO_PRECISION,
     )
 
 
@@ -124,6 +129,7 @@ def quickstart() -> Recipe:
         },
         optim={"epochs": 12, "batch": 128, "warmup_epochs": 0.5},
         monitor={"every_epochs": 6, "images": 1_000},
+        efficiency=AUTO_PRECISION,
     )
 
 
@@ -163,7 +169,7 @@ def photos() -> Recipe:
         method={"clusters": 4096, "projector_output_norm": True, "sizes_momentum": 0.99, "contrast": 1.0},
         views={"local_views": 4, "jitter": 0.4, "hue": 0.05},
         optim={"epochs": 200, "batch": 256, "base_lr": 0.3, "warmup_epochs": 5.0},
-        efficiency={"precision": "bf16", "scaled_decoding": True},
+        efficiency=AUTO_PRECISION | {"scaled_decoding": True},
     )
 
 
@@ -206,6 +212,7 @@ def adapt() -> Recipe:
             "patience": 4,
         },
         monitor={"every_epochs": 1},
+        efficiency=AUTO_PRECISION,
     )
 
 

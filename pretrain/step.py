@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from excb import seeding
 from excb.distributed.batchnorm import synchronise_batchnorm
-from excb.distributed.collectives import all_succeed, mean_over_ranks
+from excb.distributed.collectives import all_succeed, mean_over_ranks, world_size
 from excb.distributed.parallel import average_gradients
-from excb.errors import require
+from excb.errors import UserError, require
 from excb.method import Clustered, ExCB, Step
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.backbone import strides_over_one_pixel
@@ -33,9 +33,12 @@ from .optim import (
     restore_optimizer,
     set_schedules,
 )
+from .precision import gpu_products, resolved
 from .recipe import Recipe
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# The first torch seen to compile recomputed blocks under DistributedDataParallel; earlier ones raised an error.
+COMPILES_RECOMPUTED = "2.15"  # torch compares versions, not text
 SMALLEST_SCALE = 2.0**-10  # of the fp16 loss: gradients that overflow even at this scale are not finite
 
 
@@ -107,10 +110,15 @@ def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
     """Move a new model to its device, and apply precision, checkpointing, SyncBatchNorm and compilation to it.
 
     Raises:
-        UserError: the backbone has no blocks to recompute, or views are too small for bf16 on a CPU; raised on all
-            ranks.
+        UserError: the backbone has no blocks to recompute, views are too small for bf16 on a CPU, or this torch cannot
+            compile what is asked for; raised on all ranks.
     """
     efficiency = recipe.efficiency
+    if efficiency.compile and efficiency.checkpointing and world_size() > 1 and torch.__version__ < COMPILES_RECOMPUTED:
+        raise UserError.on_all_ranks(
+            f"torch {torch.__version__} may not compile recomputed blocks in several processes: install torch 2.15 or "
+            "newer, or switch off efficiency.compile or efficiency.checkpointing"
+        )
     if device.type == "cpu" and efficiency.precision == "bf16":
         all_succeed(lambda: _refuse_one_pixel(model, recipe))
     if efficiency.checkpointing:
@@ -138,6 +146,7 @@ def trainer_for(model: ExCB, recipe: Recipe, device: torch.device, *, steps_per_
     Raises:
         UserError: as `prepare`; or low-rank updates are wanted, and the backbone takes none or peft is not installed.
     """
+    recipe = resolved(recipe, device)
     adapt, order, release = recipe.adapt, None, None
     anchor = Anchor(model.teacher.backbone) if adapt.anchored else None
     if adapt.lora_rank:
@@ -173,7 +182,7 @@ class Trainer:
         model: prepared (`prepare`).
         optimizer: of the student's parameters.
         schedules: of learning rates and all else that depends on the step.
-        recipe: of the run.
+        recipe: of the run, with its precision resolved (`precision.resolved`).
         device: of the model.
         release: of the backbone's layers; None where all learn from the first step.
         anchor: to the start's features, on the device; None for none.
@@ -196,6 +205,7 @@ class Trainer:
             release.apply(schedules.first_released(0))
         self._parallel = average_gradients(model)
         precision = recipe.efficiency.precision
+        assert precision != "auto"
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
         self._autocast = AUTOCAST.get(precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -227,6 +237,10 @@ class Trainer:
         Raises:
             NotFiniteError: the previous step was rejected; raised on all ranks.
         """
+        with gpu_products(self.recipe.efficiency, self.device):
+            return self._step(batch, step)
+
+    def _step(self, batch: Batch, step: int) -> tuple[Step, Tensor]:
         self._buffers.take()
         set_schedules(self.optimizer, self.schedules, step)
         self.optimizer.zero_grad(set_to_none=True)

@@ -36,6 +36,8 @@ def _recompute(block: nn.Module) -> None:
     def checkpointed_forward(*inputs: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*inputs, **keywords)
+        if torch.compiler.is_compiling():  # it repeats operations of its graph: no state changes twice
+            return checkpoint(forward, *inputs, use_reentrant=False, **keywords)
         keys = [layer.row_keys for layer in drop_paths]
         return checkpoint(
             forward,

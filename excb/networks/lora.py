@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from excb.errors import UserError
+from excb.exact import exact_products
 
 # Of timm's ViTs: the linear layers of attention and of the multi-layer perceptron in every block.
 TARGETS = r"blocks\.\d+\.(attn\.(qkv|proj)|mlp\.(fc1|fc2))"
@@ -64,6 +65,10 @@ def folded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith((_DOWN, _UP)):
             continue
         layer, adapted, kind = name.rpartition(_WEIGHT)
-        update = tensors[layer + _UP] @ tensors[layer + _DOWN] if adapted and kind == "weight" else None
+        update = None
+        if adapted and kind == "weight":
+            up, down = tensors[layer + _UP], tensors[layer + _DOWN]
+            with exact_products(up.device):  # weights, which are kept: not in TF32, as during a step
+                update = up @ down
         plain[f"{layer}.{kind}" if adapted else name] = value if update is None else value + update
     return plain

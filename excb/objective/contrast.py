@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from excb.distributed.collectives import gather_rows_with_gradient, rank
+from excb.exact import similarities
 
 TILE = 2**26  # similarities held at once: 256 MiB in float32; more are computed again in the backward pass
 
@@ -53,7 +54,8 @@ def _terms(anchors: Tensor, keys: Tensor, own: Tensor, temperature: float) -> Te
     """The sum of all terms of some images: anchors [B, V, D], keys [N, G, D], the anchors' places among them [B]."""
     images, views, width = anchors.shape
     count, globals_, _ = keys.shape
-    logits = (anchors.reshape(-1, width) @ keys.reshape(-1, width).T / temperature).view(images, views, count, globals_)
+    cosines = similarities(anchors.reshape(-1, width), keys.reshape(-1, width))
+    logits = (cosines / temperature).view(images, views, count, globals_)
     same = torch.arange(count, device=own.device) == own[:, None]  # [B, N]
     negatives = logits.masked_fill(same[:, None, :, None], -torch.inf).flatten(2).logsumexp(2, keepdim=True)
     positives = logits.gather(2, own[:, None, None, None].expand(images, views, 1, globals_)).squeeze(2)  # [B, V, G]

@@ -7,6 +7,8 @@ The loss is that of "Bootstrap Your Own Latent" (Grill et al., NeurIPS 2020, Eq.
 import torch
 from torch import Tensor
 
+from excb.exact import exact_products
+
 
 def byol(predictions: Tensor, targets: Tensor) -> Tensor:
     """The mean of 2 - 2 g.t over the student's and the teacher's views of an image, a view with itself left out.
@@ -19,7 +21,8 @@ def byol(predictions: Tensor, targets: Tensor) -> Tensor:
         The mean over this rank's pairs, []; 0 to 4, and 2 where predictions and targets have nothing in common.
     """
     views, globals_ = len(predictions), len(targets)
-    similarities = torch.einsum("vbd,gbd->vgb", predictions, targets.to(predictions.dtype))
+    with exact_products(predictions.device):
+        similarities = torch.einsum("vbd,gbd->vgb", predictions, targets.to(predictions.dtype))
     others = 1 - torch.eye(views, globals_, device=predictions.device, dtype=predictions.dtype)
     pairs = max(1, globals_ * (views - 1))
     return ((2 - 2 * similarities.mean(2)) * others).sum() / pairs

@@ -22,8 +22,12 @@ def check_accelerator(device: str, precision: str, gpus: int | None) -> list[Fin
         return [Finding("GPU", "error", f"{plural(count, 'GPU')} here, but {gpus} are requested", f"--gpus {count}")]
     used = range(gpus or 1)
     checks = [_device(index) for index in used]
-    if precision == "bf16" and not all(_bf16(index) for index in used):
+    bf16 = precision not in ("auto", "bf16") or all(_bf16(index) for index in used)
+    if precision == "bf16" and not bf16:
         checks.append(Finding("bf16", "error", "this GPU does not support bf16", "efficiency.precision=fp16"))
+    elif not bf16:
+        found = "this GPU does not support bf16: efficiency.precision=auto is fp32"
+        checks.append(Finding("bf16", "warning", found, "efficiency.precision=fp16 for less time and memory"))
     return [*checks, _nccl(len(used))]
 
 

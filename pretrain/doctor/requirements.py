@@ -12,6 +12,7 @@ from excb.distributed.machine import available_memory
 from ..plan.flops import count, fake_networks, value_bytes
 from ..plan.memory import step_memory
 from ..plan.speed import measure_step
+from ..precision import resolved
 from ..recipe import Recipe
 from .finding import Finding, plural, size
 
@@ -48,7 +49,8 @@ def check_step(recipe: Recipe, device: torch.device, processes: int) -> Finding:
     Raises:
         UserError: the batch cannot be split over that many processes, or there is no such backbone.
     """
-    share, where = recipe.micro_batch(processes), device.type
+    recipe = resolved(recipe, device)
+    share, where = recipe.micro_batch(processes), f"{device.type} in {recipe.efficiency.precision}"
     if device.type == "cpu":  # a whole batch would take minutes there
         share = max(2, min(share, int(CPU_FLOPS / count(recipe).flops.image)))
         recipe = recipe.change(efficiency={"accumulate": 1})

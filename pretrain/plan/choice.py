@@ -14,6 +14,7 @@ from excb.images.decoding import BrokenImageError
 from excb.images.image_set import CodedImages
 
 from .. import overrides
+from ..precision import resolved
 from ..recipe import Recipe
 from .flops import count
 from .memory import step_memory
@@ -145,10 +146,10 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> 
 
 def _large(number: int, device: torch.device, processes: int, reasons: list[str]) -> tuple[str, list[str]]:
     """A ResNet-50 in micro-batches that fit into the GPU: the paper's recipe, or ours for fewer images."""
-    values = ["efficiency.precision=bf16"]
+    values = ["efficiency.precision=auto"]
     if number >= LARGEST:
         name = PAPER
-        reasons.append("recipe rn50: enough images for the paper's ResNet-50, in bf16")
+        reasons.append("recipe rn50: enough images for the paper's ResNet-50")
     else:
         name = MEDIUM
         clusters = min(2 ** round(math.log2(number / (2 * IMAGES_IN_CLUSTER))), 8192)
@@ -162,12 +163,14 @@ def _large(number: int, device: torch.device, processes: int, reasons: list[str]
     parts = [f"efficiency.accumulate={2**power}" for power in range(7)]
     chosen = ""
     for smaller in [f"optim.batch={2**power}" for power in range(8, 4, -1)] if contrast else parts:
-        recipe = overrides.apply(overrides.find_recipe(name), [*values, smaller])
+        recipe = resolved(overrides.apply(overrides.find_recipe(name), [*values, smaller]), device)
         if recipe.optim.batch % (recipe.efficiency.accumulate * processes) == 0:
             chosen = smaller
             if step_memory(recipe, recipe.micro_batch(processes)).total < ROOM * memory:
                 break
     require(bool(chosen), f"{processes} GPUs cannot share the batch of {name} equally: name --gpus 1, 2, 4 or 8")
+    precision = recipe.efficiency.precision
+    reasons.append(f"{precision}, which efficiency.precision=auto is on such a GPU")
     reasons.append(f"{chosen}: what fits into {memory / 2**30:.0f} GiB, by the plan's count")
     values.append(chosen)
     return name, values

@@ -14,6 +14,7 @@ from excb.distributed.workers import worker_count
 from excb.errors import require
 from excb.images.image_set import CodedImages
 
+from ..precision import resolved
 from ..recipe import Recipe
 from .devices import Gpu, hours
 from .flops import communication, count
@@ -58,10 +59,21 @@ def plan_run(
     recipe: Recipe, gpus: int | None, images: CodedImages | None, *, measure: bool, gpu: Gpu | None = None
 ) -> Report:
     """The plan of a recipe, as `--json` prints it; arguments and errors are those of `plan`."""
-    report = count_run(recipe, max(1, gpus or 1), images)
+    settled = _with_precision(recipe, gpus, gpu)
+    report = count_run(settled, max(1, gpus or 1), images)
     report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure))
-    report["estimate"] = None if gpu is None else estimate(recipe, report, gpu)
-    return report
+    report["estimate"] = None if gpu is None else estimate(settled, report, gpu)
+    return report | {"precision_asked": recipe.efficiency.precision}
+
+
+def _with_precision(recipe: Recipe, gpus: int | None, gpu: Gpu | None) -> Recipe:
+    """The recipe with the precision that `auto` will be where it runs; GPUs that are not here have bf16."""
+    device = _device(recipe, measure=True)
+    assert device is not None
+    if recipe.efficiency.precision != "auto" or (gpu is None and device.type == "cuda"):
+        return resolved(recipe, device)
+    bf16 = gpu.bf16 if gpu is not None else bool(gpus) or recipe.efficiency.device == "cuda"
+    return recipe.change(efficiency={"precision": "bf16" if bf16 else "fp32"})
 
 
 def count_run(recipe: Recipe, processes: int, images: CodedImages | None) -> Report:
@@ -164,10 +176,11 @@ def _print_estimate(report: Report, reporter: Reporter) -> None:
 
 def _print(report: Report, reporter: Reporter) -> None:
     processes, share = report["processes"], report["micro_batch"]
+    precision = report["precision"] + (" (auto)" if report["precision_asked"] == "auto" else "")
     again = ", blocks recomputed in the backward pass" if report["checkpointing"] else ""
     whose = "" if report["set_given"] else " of ImageNet (--data DIR for others)"
     reporter.answer(
-        f"{report['recipe']} on {processes} process{'es' if processes > 1 else ''}, {report['precision']}{again}: "
+        f"{report['recipe']} on {processes} process{'es' if processes > 1 else ''}, {precision}{again}: "
         f"{report['batch']:,} images a step, {share:,} in a micro-batch of a process\n"
         f"{report['steps']:,} steps with {report['set']:,} images{whose}\n"
     )

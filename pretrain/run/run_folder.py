@@ -26,6 +26,7 @@ from ..recipe import Recipe
 from .remote_mirror import Mirror, Place
 
 CURVES, DIVERGED = "curves.png", "diverged"
+PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recipe.json never says auto
 # What may change between two starts of a run, because no weight depends on it.
 RESUMABLE_CHANGES = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
 
@@ -100,6 +101,21 @@ class RunFolder:
         if self._mirror is not None:
             self._mirror.claim(RECIPE)
 
+    def precision(self) -> str | None:
+        """The precision that the run has been computed in; None for a new run, or where `begin` will refuse the folder.
+
+        Raises:
+            UserError: the URL cannot be read.
+        """
+        text: str | bytes | None = self._mirror.text(RECIPE) if self._mirror is not None else None
+        try:
+            if text is None and _has_trained(self.path):
+                text = (self.path / RECIPE).read_bytes()
+            stored = None if text is None else json_text.parse(text)["recipe"]["efficiency"]["precision"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return stored if stored in PRECISIONS else None
+
     def save(self, contents: dict[str, Any], *, step: int, keep: int, best_step: int | None) -> Path:
         """Write a checkpoint and remove those that are neither among the newest `keep` nor the best one.
 
@@ -162,10 +178,15 @@ def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any]) -> None
     Raises:
         UserError: the folder belongs to a run with another recipe or other images.
     """
-    file, metrics = folder / RECIPE, folder / METRICS
+    if _has_trained(folder):
+        _refuse_others((folder / RECIPE).read_bytes(), recipe, data, os.fspath(folder))
+
+
+def _has_trained(folder: Path) -> bool:
+    """Whether a folder holds a run that has come to results."""
+    metrics = folder / METRICS
     trained = any((folder / name).is_dir() for name in (run_checkpoint.FOLDER, DIVERGED))
-    if file.is_file() and (trained or (metrics.is_file() and metrics.stat().st_size)):
-        _refuse_others(file.read_bytes(), recipe, data, os.fspath(folder))
+    return (folder / RECIPE).is_file() and (trained or (metrics.is_file() and metrics.stat().st_size > 0))
 
 
 def _set_aside(place: Path) -> None:

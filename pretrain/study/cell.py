@@ -161,12 +161,14 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
     Raises:
         UserError: the run cannot be made, or its loss is no longer finite.
     """
-    device = choose_device(job.recipe.efficiency.device)
+    device, recipe = choose_device(job.recipe.efficiency.device), job.recipe
     training: dict[str, Any] = {}
     if job.cell not in REFERENCES:
         if code := train(job.recipe, sets.train, job.folder, reporter, device=device, table=False, verdict=False):
             return code
         training = json_text.parse((job.folder / REPORT).read_text(encoding="utf-8"))
+        begun = json_text.parse((job.folder / RECIPE).read_text(encoding="utf-8"))["recipe"]
+        recipe = recipe.change(efficiency={"precision": begun["efficiency"]["precision"]})  # what `auto` was there
     start = time.monotonic()
     if job.cell in REFERENCES:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +190,7 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
         "data_digest": sets.digest,
         "data": sets.to_dict(),
         "environment": environment() | {"threads": torch.get_num_threads(), "trained_on": device.type},
-        "recipe": job.recipe.to_dict(),
+        "recipe": recipe.to_dict(),
     }
     write_text(json.dumps(contents, indent=2) + "\n", job.folder / FILE)
     return 0

@@ -122,7 +122,9 @@ RESNET50: dict[str, Any] = {
     "monitor.protocol": None,
     "monitor.wandb": None,
     "efficiency.device": "auto",
-    "efficiency.precision": "fp32",
+    "efficiency.precision": "fp32",  # the paper states none
+    "efficiency.tf32": True,
+    "efficiency.cudnn_benchmark": False,
     "efficiency.accumulate": 1,
     "efficiency.checkpointing": False,
     "efficiency.compile": False,
@@ -510,8 +512,8 @@ def test_a_micro_batch_is_an_equal_share() -> None:
     ("changes", "cause"),
     [
         (
-            {"efficiency": {"compile": True, "checkpointing": True}},
-            r"efficiency\.compile and efficiency\.checkpointing exclude each other: switch one off",
+            {"efficiency": {"objective": "triton", "precision": "fp32"}},
+            r"efficiency\.objective=triton needs efficiency\.precision=bf16",
         ),
         ({"optim": {"batch": 9}, "efficiency": {"accumulate": 2}}, r"set optim\.batch to a multiple of 2"),
         (

@@ -20,6 +20,7 @@ from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.initialise import build_model
 from excb.pretrain.optim import Schedules, build_optimizer
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.precision import resolved
 from excb.pretrain.step import BufferSnapshot, NotFiniteError, Trainer
 from excb.seeding import generator
 from tests.pretrain.small_runs import OVERRIDES
@@ -41,6 +42,7 @@ def trainer(
 ) -> Trainer:
     """A trainer of a small recipe; `prepare` may change the student's backbone."""
     recipe = apply(find_recipe("quickstart"), [*OVERRIDES, "optim.warmup_epochs=0", *overrides])
+    recipe = resolved(recipe, torch.device(device))
     model = build_model(recipe)
     prepare(model.student.backbone)
     if recipe.efficiency.precision == "fp64":
@@ -330,12 +332,15 @@ def test_compiled_backbones_take_the_same_steps(network: tuple[str, ...]) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.02), ("fp16", 0.01)])
+@pytest.mark.parametrize(
+    ("precision", "tf32", "tolerance"),
+    [("fp32", "false", 1e-3), ("fp32", "true", 0.01), ("bf16", "true", 0.02), ("fp16", "true", 0.01)],
+)
 @pytest.mark.parametrize("network", [VIT, RESNET], ids=["vit", "resnet18"])
-def test_a_gpu_takes_the_cpus_steps(network: tuple[str, ...], precision: str, tolerance: float) -> None:
+def test_a_gpu_takes_the_cpus_steps(network: tuple[str, ...], precision: str, tf32: str, tolerance: float) -> None:
     settings = (*network, "method.head=batchnorm", "optim.base_lr=1e-4")
     cpu = trainer(*settings)
-    gpu = trainer(*settings, f"efficiency.precision={precision}", device="cuda")
+    gpu = trainer(*settings, f"efficiency.precision={precision}", f"efficiency.tf32={tf32}", device="cuda")
     assert steps(gpu)[::2] == pytest.approx(steps(cpu)[::2], rel=tolerance)  # losses
     torch.testing.assert_close(gpu.model.sizes.cpu(), cpu.model.sizes, rtol=0, atol=0.02)
 

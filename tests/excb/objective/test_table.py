@@ -86,6 +86,7 @@ def test_a_new_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("new", batch.h.float())
     recipe = apply(find_recipe("quickstart"), ["efficiency.objective=new", "efficiency.precision=fp64"])
     assert recipe.efficiency.objective == "new"
+    assert apply(recipe, ["efficiency.precision=auto"]).efficiency.objective == "new"  # until it is known
     with pytest.raises(UserError, match=r"efficiency\.objective=new needs efficiency\.precision=fp64"):
         apply(recipe, ["efficiency.precision=fp32"])
 

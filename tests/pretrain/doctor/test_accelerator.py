@@ -101,10 +101,18 @@ def test_a_gpu_that_does_not_compute(gpus: None, monkeypatch: pytest.MonkeyPatch
     assert finding.found.endswith("no kernel image is available")
 
 
+def test_auto_finds_bf16(gpus: None) -> None:
+    assert "bf16" not in judged(precision="auto")
+
+
 def test_no_bf16(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "_bf16", lambda _: False)
     assert judged()["bf16"].fix == "efficiency.precision=fp16"
     assert "bf16" not in judged(precision="fp32")
+    assert (judged(precision="auto")["bf16"].verdict, judged(precision="auto")["bf16"].fix) == (
+        "warning",
+        "efficiency.precision=fp16 for less time and memory",
+    )
 
 
 def test_no_nccl(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,10 +76,13 @@ def test_on_a_gpu_it_follows_the_memory(
 ) -> None:
     properties = SimpleNamespace(total_memory=gib * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
-    name, proposed = choice._large(number, torch.device("cuda"), 1, [])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
+    reasons: list[str] = []
+    name, proposed = choice._large(number, torch.device("cuda"), 1, reasons)
     assert name == recipe
     assert proposed[-1] == chosen
-    assert "efficiency.precision=bf16" in proposed
+    assert "efficiency.precision=auto" in proposed
+    assert "bf16, which efficiency.precision=auto is on such a GPU" in reasons
     apply(find_recipe(name), proposed)  # a recipe
 
 
@@ -87,6 +90,7 @@ def test_on_a_gpu_it_follows_the_memory(
 def test_gpus_that_cannot_share_a_batch_are_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     with pytest.raises(UserError, match=r"3 GPUs cannot share the batch of .* equally: name --gpus"):
         choice._large(number, torch.device("cuda"), 3, [])
 

@@ -33,5 +33,8 @@ def test_plan_says_that_it_is_an_estimate(capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("Estimated for 2 x h100, not measured: ") for line in lines)
     assert lines[-1].endswith("GiB at most, it fits")
+    assert lines[0].startswith("conv4_tiny on 2 processes, bf16 (auto): ")
+    assert main(["plan", "conv4_tiny", "--device", "v100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["precision"] == "fp32"  # where auto has no bf16
     assert main(["plan", "conv4_tiny", "--device", "h1000"]) == 2
     assert "did you mean 'h100'?" in capsys.readouterr().err
