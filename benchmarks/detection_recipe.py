@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
@@ -28,7 +29,7 @@ from excb.transfer.detection.torchvision.model import build
 from excb.transfer.detection.torchvision.training import losses_of, optimizer
 
 CLASSES, OBJECTS, TIMED = 80, 8, 3  # TIMED steps, of which the first warms up
-STEPS = (
+STEPS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("stock", {}),
     ("freeze_at 2 -> 0", {"freeze_at": 0}),
     ("norm FrozenBN -> BN", {"norm": "BN"}),

@@ -31,9 +31,11 @@ def measured(recipe: Recipe, images: int, computed: int, device: torch.device) -
     if device.type == "cuda" and computed > torch.cuda.get_device_properties(device).total_memory:
         return None
     try:
-        return measure_step(recipe, images, device, seconds=0.0).peak_memory
+        peak: int | None = measure_step(recipe, images, device, seconds=0.0).peak_memory
     except torch.OutOfMemoryError:
         return None
+    else:
+        return peak
     finally:
         gc.collect()
         if device.type == "cuda":

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.gpu.machine import look
 from benchmarks.gpu.parts import Part, Places
-from benchmarks.gpu.processes import GRACE, duration, last_lines, read_figures, run_limited
+from benchmarks.gpu.processes import GRACE, duration, last_lines, missing_module, read_figures, run_limited
 from benchmarks.gpu.record import FAILED, LEFT, Outcome, Record
 from benchmarks.gpu.table import write_table
 from excb.errors import UserError, printable
@@ -152,6 +152,8 @@ class _Work:
             else:
                 why = f"ended after {duration(outcome.seconds)}, {call.patience:g} times what was guessed (--patience)"
             outcome.state, outcome.error = FAILED, [*last_lines(log), why]
+            if ended.code and (module := missing_module(outcome.error[-2:])):
+                outcome.state, outcome.error = "skipped", [f"not installed: {module}"]
         self._save()
 
     def _told(self, part: Part) -> str:
@@ -162,6 +164,8 @@ class _Work:
         if outcome.state == FAILED:
             log = self.call.places.own(part.name) / "log.txt"
             return "\n    ".join([f"failed; the end of its log, {log}:", *outcome.error])
+        if outcome.state == "skipped":
+            return f"skipped: {outcome.error[0]}"
         return f"cut off by the end of this call; the next one {'continues it' if part.continues else 'begins it anew'}"
 
     def sum_up(self, command: str) -> int:

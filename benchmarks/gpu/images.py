@@ -58,7 +58,8 @@ def write_photos(folder: Path, count: int, classes: int) -> int:
 
 def write_coco(folder: Path, split: str, count: int) -> None:
     """Write images and their annotations in COCO's layout."""
-    images, annotations = [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     (folder / f"{split}2017").mkdir(parents=True, exist_ok=True)
     for number in range(1, count + 1):
         seed = len(split), number

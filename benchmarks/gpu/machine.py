@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,8 @@ def describe(device: str) -> dict[str, Any]:
     torch.ones(2, device=chosen).sum().item()
     found = {**environment(), "cores": usable_cores(), "gpus": 0}
     found["workers"] = max(1, min(MOST_WORKERS, usable_cores() - 1))
+    with suppress(metadata.PackageNotFoundError):
+        found["triton"] = metadata.version("triton")
     if chosen.type == "cuda":
         properties = torch.cuda.get_device_properties(chosen)
         found |= {"gpus": torch.cuda.device_count(), "device": properties.name, "cuda": torch.version.cuda}

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.processes import ROOT, end_with_parent, read_figures
+from benchmarks.gpu.processes import ROOT, end_with_parent, missing_module, read_figures
 from excb.files.atomic import write_text
 
 LIMIT = 200.0  # seconds of one file; pytest-timeout cannot end a test that hangs inside a driver
@@ -35,13 +35,15 @@ class Recorder:
         if report.failed:
             self.outcomes["failed"][report.nodeid] = _last_line(report.longreprtext)
         elif report.skipped and isinstance(report.longrepr, tuple):
-            self.outcomes["skipped"][report.nodeid] = report.longrepr[2]
+            self.outcomes["skipped"][report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
         elif report.passed and report.when == "call":
             self.outcomes["passed"].append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a file that could not be imported."""
-        if report.failed:
+        if report.failed and (module := missing_module([report.longreprtext])):
+            self.outcomes["skipped"][report.nodeid] = f"not installed: {module}"
+        elif report.failed:
             self.outcomes["failed"][report.nodeid] = _last_line(report.longreprtext)
 
 
@@ -53,7 +55,8 @@ def run_file(file: str, out: Path) -> int:
     """Run a file's marked tests in this process; write how they ended, and return pytest's exit code."""
     recorder = Recorder()
     code = pytest.main(["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", file], plugins=[recorder])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not recorder.outcomes["failed"]:
+    told = recorder.outcomes["failed"] or recorder.outcomes["skipped"]
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not told:
         recorder.outcomes["failed"][file] = f"pytest ended with {code!r}"
     write_text(json.dumps(recorder.outcomes), out)
     return int(code)

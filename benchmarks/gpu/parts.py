@@ -176,7 +176,7 @@ PARTS = (
         f"-m {DETECTION} --engine torchvision --run {{own}}/run --out {{figures}}",
         results.detection,
         tiny=TINY_DETECTION,
-        needs=("pycocotools",),
+        needs=("pycocotools", "tensorboard"),
         continues=True,
     ),
     Part(
@@ -186,7 +186,7 @@ PARTS = (
         f"-m {DETECTION} --engine detectron2 --run {{own}}/run --out {{figures}}",
         results.detection,
         tiny=TINY_DETECTION,
-        needs=("pycocotools", "detectron2"),
+        needs=("pycocotools", "tensorboard", "detectron2"),
         continues=True,
     ),
     Part(

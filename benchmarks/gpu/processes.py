@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]  # of the clone
 GRACE = 15.0  # seconds from SIGTERM, at which a run saves, to SIGKILL
 REPORTED = 10.0  # seconds between two reports of progress
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '((?!excb|benchmarks|tests)\w+)")
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,12 @@ def last_lines(log: Path, *, lines: int = 12, width: int = 300) -> list[str]:
         file.seek(max(0, log.stat().st_size - 2**16))
         text = file.read().decode(errors="replace")
     return [line[:width] for line in text.splitlines() if line.strip()][-lines:]
+
+
+def missing_module(lines: Sequence[str]) -> str:
+    """The package whose absence the end of a log tells of; empty if it does not."""
+    match = _MISSING.search("\n".join(lines))
+    return "" if match is None else match[1]
 
 
 def read_figures(file: Path) -> Any:

@@ -40,6 +40,8 @@ print("first line")
 if deed == "fail" or (deed == "fail-once" and total == 1):
     print("CUDA error: an illegal | memory access")
     sys.exit(7)
+if deed == "import":
+    import no_such_module.inside
 if deed == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if deed in ("hang", "deaf") or (deed == "hang-once" and total == 1):
@@ -58,6 +60,7 @@ elif deed != "silent":
 DRIVER = """
 import os, signal, sys
 from pathlib import Path
+from benchmarks.gpu.record import Record
 from tests.benchmarks.test_gpu import call_of, look, run_call
 
 out, deaths, *deeds = sys.argv[1:]
@@ -247,6 +250,8 @@ def test_what_a_part_needs_and_is_not_here_is_a_reason_to_skip_it(out: Path) -> 
     assert states(out) == {"module": "skipped", "two": "skipped", "here": "done"}
     assert parts_of(out)["module"]["error"] == ["not installed: no_such_module"]
     assert parts_of(out)["two"]["error"] == ["it needs 2 GPUs, and here is 1"]
+    assert run(call_of(out, *parts, "import")) == ALL_DONE  # nobody knew that it needs one
+    assert parts_of(out)["import"]["error"] == ["not installed: no_such_module"]
     parts[0] = part("work", out, name="module", needs=("json",))  # it was installed since
     assert run(call_of(out, *parts)) == ALL_DONE
     assert states(out)["module"] == "done"
