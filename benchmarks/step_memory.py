@@ -30,16 +30,14 @@ def measured(recipe: Recipe, images: int, computed: int, device: torch.device) -
     """Bytes that torch allocated at most in two steps; None on a CPU, and where they do not fit."""
     if device.type == "cuda" and computed > torch.cuda.get_device_properties(device).total_memory:
         return None
+    gc.collect()  # what the last one held, which its error may have kept alive
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     try:
         peak: int | None = measure_step(recipe, images, device, seconds=0.0).peak_memory
     except torch.OutOfMemoryError:
         return None
-    else:
-        return peak
-    finally:
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    return peak
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.gpu.processes import ROOT, end_with_parent, missing_module, read_figures
 from excb.files.atomic import write_text
 
-LIMIT = 200.0  # seconds of one file; pytest-timeout cannot end a test that hangs inside a driver
+LIMIT = 240.0  # seconds of one file; pytest-timeout cannot end a test that hangs inside a driver
 Outcomes = dict[str, Any]  # passed: names; failed and skipped: the reason by name; seconds
 
 

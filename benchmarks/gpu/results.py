@@ -33,7 +33,7 @@ def loss_head(figures: Figures) -> str:
         f"{max(figures['gradients_apart'].values()):.0e} from those of the hoisted form"
     )
     if "of_peak" in figures:
-        text += f"; {figures['flops_per_second'] / 1e12:.0f} TFLOP/s, {figures['of_peak']:.0%} of the matrix peak"
+        text += f"; {figures['flops_per_second'] / 1e12:.0f} TFLOP/s, {100 * figures['of_peak']:.0f} % of the matrix peak"
     return text
 
 
@@ -44,13 +44,13 @@ def whole_step(figures: Figures) -> str:
 
 def _step(of: Figures) -> str:
     ours, plain = of["ours"], of["plain"]
-    pairs = [f"{ours[key]:,.0f} against {plain[key]:,.0f} images/s" for key in ("alone", "with_loader")]
+    pairs = [f"{ours[key]:,.1f} against {plain[key]:,.1f} images/s" for key in ("alone", "with_loader")]
     alone, together = (ours[key] / plain[key] for key in ("alone", "with_loader"))
     share = ours["alone"] * of["flops_per_image"] / of["peak"]
     memory = "" if ours["memory"] is None else f"{ours['memory']:.1f} against {plain['memory']:.1f} GiB; "
     return (
         f"with {of['images']} images: {alone:.2f} times as fast alone ({pairs[0]}), {together:.2f} times with "
-        f"{of['workers']} workers ({pairs[1]}); {memory}{share:.0%} of the matrix peak; first losses "
+        f"{of['workers']} workers ({pairs[1]}); {memory}{100 * share:.0f} % of the matrix peak; first losses "
         f"{ours['loss']:.4f} and {plain['loss']:.4f}"
     )
 
@@ -91,7 +91,7 @@ def _gibibytes(each: Figures) -> str:
 def extraction(figures: Figures) -> str:
     """Of `benchmarks.extraction`."""
     speed = figures["images_per_second"]
-    pair = f"{speed['ours']:,.0f} against {speed['plain']:,.0f}; the network alone {speed['network']:,.0f}"
+    pair = f"{speed['ours']:,.1f} against {speed['plain']:,.1f}; the network alone {speed['network']:,.1f}"
     return f"{speed['ours'] / speed['plain']:.2f} times the images/s ({pair}), features {figures['apart']:.0e} apart"
 
 
@@ -100,7 +100,7 @@ def knn(figures: Figures) -> str:
     naive, ours = figures["naive"], figures["torch"]
     return (
         f"{naive['wall'] / ours['wall']:.2f} times as fast ({ours['wall']:.2f} s against {naive['wall']:.2f}), "
-        f"{naive['same']:.2%} of the neighbours in the same place"
+        f"{100 * naive['same']:.2f} % of the neighbours in the same place"
     )
 
 

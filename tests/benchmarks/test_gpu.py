@@ -318,6 +318,27 @@ def test_the_memory_table_has_a_column_for_each_precision() -> None:
     assert lines[5] == "| 1,024 | - (3.0) | - (3.0) | - (3.0) | - (3.0) |"
 
 
+def test_figures_of_a_gpu_read_as_one_line() -> None:
+    # The scripts write some of them only there.
+    way = {"seconds": 0.002, "wall": 0.002, "bytes": 80 * 10**6}
+    plain = {"seconds": 0.005, "wall": 0.005, "bytes": 1600 * 10**6}
+    loss = {"ways": {"ours": way, "published": plain, "hoisted": plain}, "gradients_apart": {"h": 2e-3, "g": 1e-3}}
+    line = results.loss_head(loss | {"flops_per_second": 3.5e14, "of_peak": 0.5})
+    assert line.startswith(
+        "2.5 times as fast as the published form and 2.5 times as its hoisted one (2.0, 5.0, 5.0 ms); 80 MB"
+    )
+    assert line.endswith("350 TFLOP/s, 50 % of the matrix peak")
+    step = {"alone": 1000.0, "with_loader": 900.0, "memory": 36.5, "loss": 11.0, "operations": []}
+    steps = {"ours": step, "plain": step | {"alone": 500.0, "memory": 60.0}}
+    line = results.whole_step({"rn50": steps | {"flops_per_image": 1e11, "peak": 8e14, "images": 256, "workers": 12}})
+    assert "2.00 times as fast alone (1,000.0 against 500.0 images/s)" in line
+    assert "36.5 against 60.0 GiB; 12 % of the matrix peak" in line
+    row = {"seconds": 0.1, "kept": 100, "peak": 2**32}
+    line = results.detection_cost({"stock": row, "extra_norm": row | {"seconds": 0.2}})
+    assert line.startswith("2.00 times the time of a step (200 ms against 100)")
+    assert line.endswith("4.0 GiB at most")
+
+
 def test_every_part_has_a_name_a_command_and_needs_no_place_of_this_machine(tmp_path: Path) -> None:
     assert len({each.name for each in PARTS}) == len(PARTS)
     assert sum(each.seconds for each in PARTS) < 30 * 60  # the lease of a GPU that this was made for
