@@ -33,7 +33,8 @@ def loss_head(figures: Figures) -> str:
         f"{max(figures['gradients_apart'].values()):.0e} from those of the hoisted form"
     )
     if "of_peak" in figures:
-        text += f"; {figures['flops_per_second'] / 1e12:.0f} TFLOP/s, {100 * figures['of_peak']:.0f} % of the matrix peak"
+        rate, share = figures["flops_per_second"] / 1e12, 100 * figures["of_peak"]
+        text += f"; {rate:.0f} TFLOP/s, {share:.0f} % of the matrix peak"
     return text
 
 
