@@ -1,6 +1,7 @@
 """Cost of each option of the `ssl` detection recipe: a training step from Detectron2's stock recipe to ours.
 
 Run: python benchmarks/detection_recipe.py [--engine detectron2] [--short 800] [--batch 2] [--rois 512] [--turns 5]
+           [--json FILE]
 On a CPU: python benchmarks/detection_recipe.py --engine torchvision --short 256 --batch 1 --rois 64 --turns 3
 
 Options are changed one after the other, and each row keeps those above it. Forward, backward and SGD's update are timed
@@ -10,21 +11,25 @@ pass. "peak" is the allocator's peak on a GPU.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor, nn
 
+from excb.files.atomic import write_text
 from excb.transfer.detection.setup.samples import Sample
 from excb.transfer.detection.setup.settings import DetectionSettings, settings_for
 from excb.transfer.detection.torchvision.model import build
 from excb.transfer.detection.torchvision.training import losses_of, optimizer
 
 CLASSES, OBJECTS, TIMED = 80, 8, 3  # TIMED steps, of which the first warms up
-STEPS = (
+STEPS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("stock", {}),
     ("freeze_at 2 -> 0", {"freeze_at": 0}),
     ("norm FrozenBN -> BN", {"norm": "BN"}),
@@ -119,6 +124,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     for name, default in (("short", 800), ("batch", 2), ("rois", 512), ("turns", 5), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     sizes = {"min_sizes": (args.short,), "max_size": args.short * 4 // 3, "test_size": args.short}
@@ -139,6 +145,10 @@ def main() -> None:
     for name, (seconds, kept, peak) in measured.items():
         times = f"{seconds:10.3f}{seconds / first_seconds:10.2f}{kept / 1e6:10.0f}{kept / first_kept:10.2f}"
         print(f"{name:28}{times}{peak / 1e6 if peak else float('nan'):10.0f}")
+    if args.json:
+        names = ("seconds", "kept", "peak")
+        figures = {row: dict(zip(names, values, strict=True)) for row, values in measured.items()}
+        write_text(json.dumps(figures, indent=2) + "\n", args.json)
 
 
 if __name__ == "__main__":

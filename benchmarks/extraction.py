@@ -1,17 +1,18 @@
 """Speed of feature extraction in images/s, and the part of the time that goes into reading the images.
 
-Run: python benchmarks/extraction.py [--arch resnet50] [--images 64] [--batch 32] [--workers 0] [--turns 3]
-     python benchmarks/extraction.py --device cuda --images 4096 --batch 256 --workers 12
+Run: python benchmarks/extraction.py [--arch resnet50] [--images 64] [--batch 32] [--workers 0] [--turns 3] [--data DIR]
+     python benchmarks/extraction.py --device cuda --images 4096 --batch 256 --workers 12 [--json FILE]
 
 Images are the photographs of scikit-image and scikit-learn at ImageNet's usual size, 500 x 375, as JPEG files that the
-system holds in memory; weights are random. "plain" is what evaluation scripts do: torchvision's ImageFolder, Resize,
-CenterCrop, ToTensor, Normalize and a DataLoader. "ours" is `excb.networks.features.extract`, as `excb-eval` calls it.
-"network" passes prepared inputs through the same network. Ways take turns, and the fastest turn counts, because others
-may use the machine.
+system holds in memory, or the first ones below DIR, which has a sub-folder for each class; weights are random. "plain"
+is what evaluation scripts do: torchvision's ImageFolder, Resize, CenterCrop, ToTensor, Normalize and a DataLoader.
+"ours" is `excb.networks.features.extract`, as `excb-eval` calls it. "network" passes prepared inputs through the same
+network. Ways take turns, and the fastest turn counts, because others may use the machine.
 """
 
 import argparse
 import copy
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,9 +21,11 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, transforms
 
+from excb.files.atomic import write_text
+from excb.images.image_set import ImageSet
 from excb.images.photographs import PHOTOGRAPHS, photograph
 from excb.images.scanning import scan_folder
 from excb.networks.architecture import Architecture
@@ -47,6 +50,8 @@ def main() -> None:
     for name, default in (("images", 64), ("batch", 32), ("workers", 0), ("turns", 3), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="images (default: photographs of scikit-image)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
@@ -55,8 +60,11 @@ def main() -> None:
     faster = copy.deepcopy(network).to(memory_format=layout)
     preprocessing = Preprocessing()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_photographs(folder, args.images)
+        folder = args.data or Path(name)
+        if not args.data:
+            write_photographs(folder, args.images)
+        found = scan_folder(folder)
+        count = min(args.images, len(found))
         transform = transforms.Compose(
             [
                 transforms.Resize(256),
@@ -65,9 +73,10 @@ def main() -> None:
                 transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
             ]
         )
-        loader = DataLoader(datasets.ImageFolder(folder, transform), batch_size=args.batch, num_workers=args.workers)
-        inputs = Inputs(scan_folder(folder), preprocessing)
-        ready = torch.stack([preprocessing(inputs.images.open(index)) for index in range(args.images)])
+        files = Subset(datasets.ImageFolder(folder, transform), range(count))
+        loader = DataLoader(files, batch_size=args.batch, num_workers=args.workers)
+        inputs = Inputs(ImageSet(found.root, found.paths[:count]), preprocessing)
+        ready = torch.stack([preprocessing(inputs.images.open(index)) for index in range(count)])
 
         @torch.no_grad()
         def plain() -> Tensor:
@@ -90,9 +99,12 @@ def main() -> None:
                 least[way] = min(least[way], time.perf_counter() - start)
     print(f"torch {torch.__version__}, {device}, {args.threads} thread(s), {args.workers} workers; {args.arch}")
     for way, seconds in least.items():
-        print(f"{way:8}{args.images / seconds:9.1f} images/s{least['plain'] / seconds:7.2f} of plain")
+        print(f"{way:8}{count / seconds:9.1f} images/s{least['plain'] / seconds:7.2f} of plain")
     apart = ((rows["ours"] - rows["plain"]).norm() / rows["plain"].norm()).item()
     print(f"features of ours and plain: {apart:.1e} apart")
+    if args.json:
+        figures = {"images_per_second": {way: count / seconds for way, seconds in least.items()}, "apart": apart}
+        write_text(json.dumps(figures, indent=2) + "\n", args.json)
 
 
 if __name__ == "__main__":

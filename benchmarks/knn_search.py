@@ -3,23 +3,30 @@
 Run: python benchmarks/knn_search.py [--bank 200000] [--queries 4000] [--width 384] [--k 200] [--threads 1] [--turns 2]
      python benchmarks/knn_search.py --memory --bank 1000000
      python benchmarks/knn_search.py --check --bank 20000
+     python benchmarks/knn_search.py --device cuda --bank 1281167 --queries 10000 [--json FILE]
 
 Features are random unit rows in float32. "naive" multiplies 256 queries at a time with the whole bank and keeps the
 best of each row. All ways take turns; processor time and wall time are each way's least, as others may use the machine.
 --memory searches once, with torch, and prints the most memory that the process ever held, its libraries included.
+On a GPU features lie there, neighbours end on the CPU, and only the wall time says something.
 --check compares all neighbours and votes with scikit-learn's brute force in float64.
 """
 
 import argparse
+import json
 import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from excb.distributed.machine import choose_device
 from excb.errors import UserError
+from excb.files.atomic import write_text
 from excb.neighbours.backends import available_backend
 from excb.neighbours.knn import vote
 from excb.neighbours.memory import plan
@@ -37,18 +44,20 @@ def unit_rows(rows: int, width: int, seed: int) -> Tensor:
 def naive(bank: Tensor, queries: Tensor, k: int) -> Neighbours:
     """The usual way."""
     parts = [(some @ bank.T).topk(k) for some in queries.split(256)]
-    return Neighbours(torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts]))
+    indices, values = torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
+    return Neighbours(indices.cpu(), values.cpu())
 
 
-def compare(bank: Tensor, queries: Tensor, k: int, turns: int) -> None:
-    """Print seconds and ratios, and whether the answers agree."""
+def compare(bank: Tensor, queries: Tensor, k: int, turns: int) -> dict[str, Any]:
+    """Print seconds and ratios, and whether the answers agree; the same figures by way."""
     ways: dict[str, Callable[[], Neighbours]] = {
         "naive": lambda: naive(bank, queries, k),
         "torch": lambda: nearest(bank, queries, k, backend="torch"),
     }
     try:
-        available_backend("faiss")
-        ways["FAISS"] = lambda: nearest(bank, queries, k, backend="faiss")
+        if not bank.is_cuda:
+            available_backend("faiss")
+            ways["FAISS"] = lambda: nearest(bank, queries, k, backend="faiss")
     except UserError as error:
         print(error)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
@@ -63,10 +72,14 @@ def compare(bank: Tensor, queries: Tensor, k: int, turns: int) -> None:
     for name, (processor, wall) in least.items():
         ratios = least["naive"][0] / processor, least["naive"][1] / wall
         print(f"{name:8}{processor:12.2f}{ratios[0]:12.2f}{wall:12.2f}{ratios[1]:12.2f}")
+    figures: dict[str, Any] = {}
     for name, answer in answers.items():
         apart = (answer.similarities.double() - answers["torch"].similarities).abs().max().item()
         same = (answer.indices == answers["torch"].indices).double().mean().item()
         print(f"{name} against torch: similarities {apart:.1g} apart, indices {100 * same:.4f} % equal")
+        processor, wall = least[name]
+        figures[name] = {"processor": processor, "wall": wall, "apart": apart, "same": same}
+    return figures
 
 
 def memory(bank: Tensor, queries: Tensor, k: int) -> None:
@@ -109,16 +122,22 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(plan(options.bank, options.width, options.queries, options.k).text)
     bank, queries = unit_rows(options.bank, options.width, 0), unit_rows(options.queries, options.width, 1)
+    device = choose_device(options.device)
+    bank, queries = bank.to(device), queries.to(device)
     if options.memory:
         memory(bank, queries, options.k)
     elif options.check:
         check(bank, queries, options.k)
     else:
-        compare(bank, queries, options.k, options.turns)
+        figures = compare(bank, queries, options.k, options.turns)
+        if options.json:
+            write_text(json.dumps(figures, indent=2) + "\n", options.json)
 
 
 if __name__ == "__main__":

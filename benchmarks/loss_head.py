@@ -1,7 +1,7 @@
 """Cost of the loss, forward and backward: whole matrices of rows x clusters against centroids streamed in tiles.
 
 Run: python benchmarks/loss_head.py [--batch 64] [--clusters 65536] [--width 256] [--threads 1] [--turns 3]
-     python benchmarks/loss_head.py --device cuda --batch 256 [--backend auto]
+     python benchmarks/loss_head.py --device cuda --batch 256 [--backend auto] [--json FILE]
 
 The input is what the heads return: unit rows of 2 global and 6 local views from projector and predictor, unit rows of
 the teacher, unit centroids. "published" is the plain form of the equations as published code writes them: B on the
@@ -17,17 +17,20 @@ not count.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from excb.files.atomic import write_text
 from excb.method import balancing, pair_weights
 from excb.objective.loss import assign, cross_entropy
 
@@ -121,6 +124,18 @@ def seconds(work: Callable[[], object], device: str) -> tuple[float, float]:
     return (wall if device == "cuda" else time.process_time() - processor), wall
 
 
+def fastest(
+    step: Callable[[str], object], ways: Iterable[str], turns: int, device: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The least of each of the two times of `seconds`, by way; ways take turns."""
+    taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for _ in range(turns):
+        for way, times in taken.items():
+            times.append(seconds(lambda way=way: step(way), device))  # type: ignore[misc]
+    processor, wall = ({way: min(time[i] for time in times) for way, times in taken.items()} for i in range(2))
+    return processor, wall
+
+
 def most_memory(work: Callable[[], object], device: str) -> int:
     """By how many bytes memory grows at most."""
     if device == "cuda":
@@ -146,6 +161,12 @@ def grown(way: str) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def distances(ours: list[Tensor], theirs: list[Tensor]) -> dict[str, float]:
+    """How far each gradient is from the other way's, relative to its length."""
+    pairs = zip(("h", "g", "centroids"), ours, theirs, strict=True)
+    return {name: float((one - other).norm() / other.norm()) for name, one, other in pairs}
+
+
 def matrix_peak() -> float:
     """Operations a second of a large product in bfloat16."""
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -159,6 +180,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--backend", default="auto", help="of excb.objective.loss: auto, triton, chunked or plain")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     parser.add_argument("--memory-of", help="measure this way's memory and nothing else")
     options = parser.parse_args()
     device = options.device
@@ -185,23 +207,25 @@ def main() -> None:
     losses, gradients = {}, {}
     for way in ways:
         losses[way], gradients[way] = step(way).double(), batch.gradients()
-    turns: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for _ in range(options.turns):
-        for way in ways:
-            turns[way].append(seconds(lambda way=way: step(way), device))  # type: ignore[misc]
-    taken, wall = ({way: min(turn[i] for turn in turns[way]) for way in ways} for i in range(2))
+    taken, wall = fastest(step, ways, options.turns, device)
     held = {way: grown(way) for way in ways}
     print(f"{'':10}{'seconds':>10}{'/ ours':>8}{'wall':>10}{'/ ours':>8}{'MB':>8}{'/ ours':>8}{'loss':>12}")
     for way in ways:
         measures = (taken, "10.4f", 1.0), (wall, "10.4f", 1.0), (held, "8.0f", 1e-6)
         figures = [f"{of[way] * unit:{layout}}{of[way] / of['ours']:8.1f}" for of, layout, unit in measures]
         print(f"{way:10}{''.join(figures)}{losses[way]:12.7f}")
-    for name, ours_, theirs in zip(("h", "g", "centroids"), gradients["ours"], gradients["hoisted"], strict=True):
-        print(f"gradient of {name}: {(ours_ - theirs).norm() / theirs.norm():.1e} from hoisted")
+    ways_of = {way: {"seconds": taken[way], "wall": wall[way], "bytes": held[way]} for way in ways}
+    record: dict[str, Any] = {"ways": ways_of, "losses": {way: float(loss) for way, loss in losses.items()}}
+    record["gradients_apart"] = distances(gradients["ours"], gradients["hoisted"])
+    for name, apart in record["gradients_apart"].items():
+        print(f"gradient of {name}: {apart:.1e} from hoisted")
     if device == "cuda":
         rows = options.batch * (2 * GLOBALS + 4 * VIEWS)  # z_t, dL/dC; z_h, z_g and dL/d of both
         rate = 2 * rows * options.clusters * options.width / taken["ours"]
-        print(f"ours: {rate / 1e12:.0f} TFLOP/s, {100 * rate / matrix_peak():.0f} % of the matrix peak")
+        record |= {"flops_per_second": rate, "of_peak": (share := rate / matrix_peak())}
+        print(f"ours: {rate / 1e12:.0f} TFLOP/s, {100 * share:.0f} % of the matrix peak")
+    if options.json:
+        write_text(json.dumps(record, indent=2) + "\n", options.json)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def write(folder: Path, shards: Path, *, images: int, count: int, side: int) -> 
 def private() -> float:
     """Memory of the worker processes, or of this one where there are none, that no other process shares, MiB."""
     total = 0
-    for process in [child.pid for child in multiprocessing.active_children()] or ["self"]:
+    for process in [str(child.pid) for child in multiprocessing.active_children()] or ["self"]:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines()
         total += sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
     return total / 1024

@@ -53,7 +53,8 @@ def main() -> None:
         backbone = Backbone(network, preprocessing, Entry("", Architecture("")))
         device = choose_device("auto")
         task = Task(backbone.to(device).eval(), preprocessing, bank, queries, device, 64, 2)
-        return protocol.evaluate(task, quiet, ks=[K], table=False).figures[f"knn_top1_k{K}"]
+        figures: dict[str, float] = protocol.evaluate(task, quiet, ks=[K], table=False).figures
+        return figures[f"knn_top1_k{K}"]
 
     rows = []
     for seed in args.seeds:

@@ -1,7 +1,7 @@
 """A whole training step at 224 + 96 pixels, ours against a plain one: images/s, memory, FLOP utilisation, its parts.
 
 Run from the clone: python -m benchmarks.whole_step [--recipes rn50_100ep vits16_300ep] [--batch 256] [--workers 8]
-    [--data DIR] [--steps 20] [--device cuda] [section.field=value ...]      values are for both ways
+    [--data DIR] [--steps 20] [--device cuda] [--json FILE] [section.field=value ...]      values are for both ways
 On a CPU, with small networks and views: python -m benchmarks.whole_step --device cpu --tiny
 
 "plain" (`benchmarks.plain_step`) is the same mathematics as published codes write it: eager, with the same autocast to
@@ -15,12 +15,14 @@ rate of a product of two square matrices in this run.
 import argparse
 import gc
 import itertools
+import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -28,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.input_pipeline import write_photographs
 from benchmarks.plain_step import Plain, plain_batches
 from excb.distributed.machine import choose_device
+from excb.files.atomic import write_text
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 from excb.pretrain.data.batch import Batch
@@ -59,7 +62,7 @@ class Figures:
 
     loss: float  # of the first step
     alone: float  # images/s
-    memory: float  # GiB of tensors at most; on a CPU not known
+    memory: float | None  # GiB of tensors at most; on a CPU not known
     with_loader: float  # images/s
     operations: list[tuple[str, float]]  # share of the time of each, the longest first
 
@@ -102,7 +105,7 @@ def measure(step: Step, batch: object, batches: Iterator[object], recipe: Recipe
         torch.cuda.reset_peak_memory_stats(device)
     loss = step(batch, 0)
     alone = images / min(seconds_of_steps(step, itertools.repeat(batch), device, steps))
-    memory = torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else float("nan")
+    memory = torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None
     operations = longest(step, batch, device)
     with_loader = images / statistics.mean(seconds_of_steps(step, batches, device, steps))
     return Figures(loss, alone, memory, with_loader, operations)
@@ -162,6 +165,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="images (default: photographs of scikit-image, 500 x 375)")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     parser.add_argument("--tiny", action="store_true", help="small networks and views, two workers, two steps")
     args = parser.parse_intermixed_args()
     device = choose_device(args.device)
@@ -172,6 +176,7 @@ def main() -> None:
     side, dtype = PEAK[device.type]
     product = f"{peak / 1e12:.3g} TFLOP/s in a product of {side}^3 in {str(dtype).removeprefix('torch.')}"
     print(f"{name}, torch {torch.__version__}; {product}; {workers} workers, {size} images a step")
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         there = scan_folder(args.data) if args.data else write_photographs(Path(folder), quality=95, large=False)
         for title in args.recipes:
@@ -188,13 +193,17 @@ def main() -> None:
             header = ("images/s alone", "of the peak", "GiB", "with loader", "first loss")
             print(f"{'':8}" + "".join(f"{column:>16}" for column in header))
             for way, of in timings.items():
-                columns = f"{of.alone:16.1f}{of.alone * flops / peak:16.1%}{of.memory:16.2f}"
+                columns = f"{of.alone:16.1f}{of.alone * flops / peak:16.1%}{of.memory or float('nan'):16.2f}"
                 print(f"{way:8}{columns}{of.with_loader:16.1f}{of.loss:16.4f}")
             ours, plain = timings["ours"], timings["plain"]
             alone, together = ours.alone / plain.alone, ours.with_loader / plain.with_loader
             print(f"ours is {alone:.2f} times as fast alone, {together:.2f} times with the loader; its time goes to:")
             for operation, share in ours.operations:
                 print(f"  {share:6.1%}  {operation[:100]}")
+            of_recipe: dict[str, Any] = {way: asdict(of) for way, of in timings.items()}
+            figures[title] = of_recipe | {"flops_per_image": flops, "peak": peak, "images": size, "workers": workers}
+    if args.json:
+        write_text(json.dumps(figures, indent=2) + "\n", args.json)
 
 
 if __name__ == "__main__":
