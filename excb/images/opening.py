@@ -42,12 +42,14 @@ def training_images(data: str | None, listed: Path | None, note: Note = lambda _
 def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
     """The images that a text names: a folder of images, or shards. A folder train/ inside either is used instead.
 
+    Inside a folder that is called train itself, it is a class.
+
     Raises:
         UserError: there are none, or they cannot be used.
     """
     if not is_shards(text):
         inside = Path(text) / "train"
-        if not inside.is_dir():
+        if not inside.is_dir() or Path(text).name == "train":
             return scan_folder(text)
         return open_shards(str(inside), note) if is_shards(str(inside)) else scan_folder(inside)
     if byte_ranges.is_remote(text) and not names_tars(text) and holds_shards(inside_url := f"{text.rstrip('/')}/train"):

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from excb.errors import UserError
-from excb.images.opening import read_list
+from excb.images.opening import open_images, read_list
 
 
 def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
@@ -63,3 +64,14 @@ def test_a_repeat_at_the_end_of_a_long_list_is_named_at_once(tmp_path: Path) -> 
     file.write_text("".join(f"{number}.jpg\n" for number in range(300_000)) + "299999.jpg", encoding="utf-8")
     with pytest.raises(UserError, match=r"names 299999\.jpg more than once"):
         read_list(file)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    """As COCO's means of transport is: only a folder that is not `train` itself is replaced by the one inside."""
+    for name in ("bus/1.png", "train/2.png"):
+        (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "train" / name)
+    for place in (tmp_path, tmp_path / "train"):
+        images = open_images(str(place))
+        assert images.classes is not None
+        assert list(images.classes) == ["bus", "train"]
