@@ -98,7 +98,7 @@ class _Work:
         if missing := [name for name in part.needs if importlib.util.find_spec(name) is None]:
             return f"not installed: {', '.join(missing)}"
         if part.gpus > max(1, self.machine["gpus"]):
-            return f"it needs {part.gpus} GPUs, and here is {self.machine['gpus']}"
+            return f"it needs {part.gpus} GPUs, and this machine has {self.machine['gpus']}"
         return ""
 
     def run(self) -> None:

@@ -249,7 +249,7 @@ def test_what_a_part_needs_and_is_not_here_is_a_reason_to_skip_it(out: Path) -> 
     assert run(call_of(out, *parts)) == ALL_DONE
     assert states(out) == {"module": "skipped", "two": "skipped", "here": "done"}
     assert parts_of(out)["module"]["error"] == ["not installed: no_such_module"]
-    assert parts_of(out)["two"]["error"] == ["it needs 2 GPUs, and here is 1"]
+    assert parts_of(out)["two"]["error"] == ["it needs 2 GPUs, and this machine has 1"]
     assert run(call_of(out, *parts, "import")) == ALL_DONE  # nobody knew that it needs one
     assert parts_of(out)["import"]["error"] == ["not installed: no_such_module"]
     parts[0] = part("work", out, name="module", needs=("json",))  # it was installed since
