@@ -154,4 +154,5 @@ def test_outside_of_it_nothing_has_changed() -> None:
     assert not torch.cuda.is_available()
     x = torch.ones(2, requires_grad=True)
     x.sum().backward()
+    assert x.grad is not None
     assert torch.equal(x.grad, torch.ones(2))

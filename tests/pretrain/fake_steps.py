@@ -72,9 +72,9 @@ def batch_of(recipe: Recipe, images: int, *, seed: int = 3) -> Batch:
         torch.zeros(len(part), images, side, side, 3, dtype=torch.uint8)
         for part, side in zip(parameters, (views.global_size, views.local_size), strict=False)
     ]
-    local = (crops[1], parameters[1]) if views.local_views else (None, None)
+    local_crops, local_parameters = (crops[1], parameters[1]) if views.local_views else (None, None)
     samples = torch.arange(images)
-    return Batch(crops[0], parameters[0], *local, samples, samples, []).pin_memory()
+    return Batch(crops[0], parameters[0], local_crops, local_parameters, samples, samples, []).pin_memory()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_neighbours_wait_for_blocks_of_queries_never_for_single_ones(rows: int, 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("network", ["resnet", "vit"])
 def test_fine_tuning_waits_once_a_step(place: Path, network: str, precision: str) -> None:
-    settings = Settings(backbone_lr=0.1, head_lr=0.1, epochs=1, batch=8, precision=precision)  # type: ignore[arg-type]
+    settings = Settings(backbone_lr=0.1, head_lr=0.1, epochs=1, batch=8, precision=cast(Any, precision))
     with fake_cuda() as cuda:
         task = prepare(cuda, place, network)
         training.run(task, np.arange(len(task.train)), settings, seed=0, reporter=QUIET)
