@@ -19,12 +19,12 @@ class Finding:
     names: tuple[str, ...] = ()  # every file or class concerned, for programs; the table shows the first few
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, in the keys that programs expect."""
+        """Plain values for JSON."""
         return {
             "name": self.name,
             "verdict": self.verdict,
             "found": self.found,
-            "mend": self.fix,
+            "fix": self.fix,
             "names": list(self.names),
         }
 

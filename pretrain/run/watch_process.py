@@ -70,7 +70,7 @@ class WatchProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet. One that failed is named once; the run goes on."""
+        """Whether it has not ended yet. One that failed is reported once; the run continues."""
         code = self._process.poll()
         if code and not self._warned:
             self._warned = True
