@@ -156,7 +156,7 @@ def test_torchrun_starts_the_same_run(images: Path, undisturbed: Path, tmp_path:
         (["model.backbone=timm:resnet19t"], "did you mean"),
         (["init=nowhere"], "nowhere"),
         (["efficiency.device=meta"], "device 'meta'"),
-        (["efficiency.compile=true", "efficiency.checkpointing=true"], "exclude each other"),
+        (["efficiency.objective=triton", "efficiency.precision=auto"], "needs efficiency.precision=bf16"),
     ],
 )
 def test_a_mistake_is_reported_once(

@@ -130,7 +130,6 @@ def test_measuring_leaves_torchs_random_numbers_alone(capsys: pytest.CaptureFixt
         (("plan", "quickstart", "--gpus", "-1"), "--gpus takes 0"),
         (("plan", "quickstart", "--data", "nowhere"), "nowhere"),
         (("plan", "quickstart", "model.backbone=resnet51"), "resnet51"),
-        (("plan", "rn50_100ep", "efficiency.compile=true", "efficiency.checkpointing=true"), "exclude each other"),
         (("show", "quickstart", "--measure"), "unrecognized arguments: --measure"),
     ],
 )
