@@ -49,7 +49,7 @@ def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
     """
     if not is_shards(text):
         inside = Path(text) / "train"
-        if not inside.is_dir() or Path(text).name == "train":
+        if not inside.is_dir() or Path(text).absolute().name == "train":
             return scan_folder(text)
         return open_shards(str(inside), note) if is_shards(str(inside)) else scan_folder(inside)
     if byte_ranges.is_remote(text) and not names_tars(text) and holds_shards(inside_url := f"{text.rstrip('/')}/train"):

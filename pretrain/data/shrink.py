@@ -51,10 +51,9 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> 
         raise UserError(f"{out} and {folder} are one inside the other: name an --out beside {folder}")
     images = scan_folder(folder)
     names = set(images.paths)
-    if twice := next(
-        (name for name in images.paths if _copied_name(name) != name and _copied_name(name) in names), None
-    ):
-        raise UserError(f"{twice} and {_copied_name(twice)} in {folder} would have the same copy: rename one of them")
+    for name in images.paths:
+        if (copied := _copied_name(name)) != name and copied in names:
+            raise UserError(f"{name} and {copied} in {folder} would have the same copy: rename one of them")
     check_folder(out)
     written = kept = before = after = 0
     broken = []

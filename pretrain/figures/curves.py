@@ -260,26 +260,27 @@ def _same_winner(agreement: Any, epochs: Sequence[dict[str, Any]]) -> None:
 
 def _batches(axes: Any, runs: Sequence[Curves], colours: Sequence[str]) -> None:
     """Draw the same of several runs, on a logarithmic axis."""
-    from matplotlib.ticker import MaxNLocator
-
     for run, colour in zip(runs, colours, strict=True):
         _series(axes, run.kind("epoch"), "same_winner", colour)
     axes.axhline(1, color=GREY, linestyle=":", zorder=0)
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:g}")
-    style_axes(axes, "Same cluster in a batch, x chance", x="epoch")
+    _by_epoch(axes, "Same cluster in a batch, x chance")
+
+
+def _by_epoch(axes: Any, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    style_axes(axes, title, x="epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _titles(axes: Sequence[Any]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     names = ["Loss", "Teacher confidence $c_{avg}$", "Cluster sizes, relative to 1/K"]
     names += ["Agreement between views $a_{avg}$", "Purity of clusters", "Frozen features of the teacher"]
     for panel, name in zip(axes, names, strict=False):
-        style_axes(panel, name, x="epoch")
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        _by_epoch(panel, name)
     for panel in (CONFIDENCE, AGREEMENT, PURITY):
         axes[panel].set_ylim(0, 1 if len(axes) > FROZEN else None)  # curves.png of different runs stay comparable
     axes[SIZES].axhline(1, color=GREY, linestyle=":", zorder=0)

@@ -20,7 +20,7 @@ from excb.checkpoint import run_checkpoint
 from excb.checkpoint.same_run import require_same_run
 from excb.console import Reporter
 from excb.distributed.batchnorm import synchronise_batchnorm
-from excb.distributed.collectives import all_succeed, gather_objects, mean_over_ranks, rank, run_on_rank0, world_size
+from excb.distributed.collectives import all_succeed, gather_objects, rank, run_on_rank0, sum_over_ranks, world_size
 from excb.errors import UserError, require
 from excb.networks.backbone import has_batchnorm, weights_hash
 from excb.networks.drop_path import SampleDropPath
@@ -205,7 +205,7 @@ class _Training:
             loss = self._loss(images, labels) / batch.whole
             loss.backward()
             flat[0] += loss.detach()
-        flat = mean_over_ranks(flat).mul_(world_size())
+        flat = sum_over_ranks(flat)
         # One copy of both numbers: each copy makes the CPU wait for a GPU.
         mean_loss, finite = torch.stack([flat[0], flat.isfinite().all().to(flat.dtype)]).cpu().tolist()
         if not finite:

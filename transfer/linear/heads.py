@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from excb import seeding
-from excb.distributed.collectives import mean_over_ranks, rank, world_size
+from excb.distributed.collectives import rank, sum_over_ranks
 
 TRUST, EPSILON = 0.001, 1e-8  # of LARS, as SimSiam's linear evaluation sets apex's LARC
 SCORES_AT_ONCE = 1 << 24  # logits that scoring holds: 64 MiB in float32
@@ -97,14 +97,14 @@ class HeadBank:
     def _move(self, parameter: Tensor, velocity: Tensor, grad: Tensor, inputs: Tensor, scale: float) -> None:
         """SGD with momentum on views [H * C, D] of all heads; `grad` [H * C, B] is by the logits, inputs are [B, D]."""
         if self._rule == "lars":
-            gradient = _all_reduce(grad @ inputs)
+            gradient = sum_over_ranks(grad @ inputs)
             self._adapt(self._by_head(parameter), self._by_head(gradient))
             velocity.mul_(self._momentum).add_(gradient)
         else:
             # One fused product instead of two passes over large tensors. Velocities are summed over ranks, so only
             # rank 0 contributes the old one.
             velocity.addmm_(grad, inputs, beta=self._momentum if rank() == 0 else 0)
-            velocity.copy_(_all_reduce(velocity))
+            velocity.copy_(sum_over_ranks(velocity))
             if self._decays:
                 self._by_head(velocity).addcmul_(self._by_head(parameter), self._weight_decay.view(-1, 1, 1))
         rates = (self._lr * scale).view(-1, 1, 1)
@@ -162,7 +162,3 @@ class HeadBank:
         size = self._rows_at_once
         for rows, targets in zip(features.split(size), labels.split(size), strict=True):
             yield rows.to(self.weight), targets.to(self.weight.device)
-
-
-def _all_reduce(value: Tensor) -> Tensor:
-    return mean_over_ranks(value).mul_(world_size())
