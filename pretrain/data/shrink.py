@@ -52,8 +52,8 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> 
     images = scan_folder(folder)
     names = set(images.paths)
     for name in images.paths:
-        if (copied := _copied_name(name)) != name and copied in names:
-            raise UserError(f"{name} and {copied} in {folder} would have the same copy: rename one of them")
+        if (shared := _copied_name(name)) != name and shared in names:
+            raise UserError(f"{name} and {shared} in {folder} would have the same copy: rename one of them")
     check_folder(out)
     written = kept = before = after = 0
     broken = []
