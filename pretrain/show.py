@@ -27,8 +27,15 @@ def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: 
         "learned, except for run.seed. A default names its source.\n"
     )
     table = [
-        [row["field"], _text(row["value"]), row["from"], SPEED if row["speed_only"] else "", row["paper"], row["doc"]]
-        for row in rows
+        [
+            each["field"],
+            value_text(each["value"]),
+            each["from"],
+            SPEED if each["speed_only"] else "",
+            each["paper"],
+            each["doc"],
+        ]
+        for each in rows
     ]
     reporter.table(recipe.name, ["field", "value", "from", "changes", "paper", "what it is"], table)
     return 0
@@ -58,7 +65,8 @@ def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
     return [dict(zip(KEYS, row, strict=True)) for row in rows]
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A value of a recipe as it is written on the command line."""
     if isinstance(value, tuple):
         return ",".join(f"{item:g}" for item in value)
     if isinstance(value, dict):

@@ -101,6 +101,8 @@ def train(
 ) -> Run:
     """Pretrain on images without labels, or resume the run in `out`: what `excb-pretrain RECIPE` does, in this process.
 
+    ::
+
         run = excb.train("rn18_small", data="photos", out="runs/a", optim={"epochs": 50})
 
     An interrupt (Ctrl-C, or a notebook's stop button) lets the step finish, saves, and raises KeyboardInterrupt: the

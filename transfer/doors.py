@@ -33,6 +33,8 @@ def embed(
 ) -> "Embeddings":
     """A vector for every image, labelled or not: what `excb-eval embed` does, in this process.
 
+    ::
+
         found = excb.embed("runs/a", "photos").search("query.jpg", k=5)
 
     Vectors of files are kept in the cache (`excb-eval cache`): the same call gives them at once, and an interrupted one

@@ -144,7 +144,9 @@ def evaluate(
 ) -> Result:
     """Evaluate a checkpoint or a network by a protocol, as `excb-eval PROTOCOL` does, in this process.
 
-        excb.evaluate("runs/a", 'knn', data="photos", k=[20]).figures["knn_top1_k20"]
+    ::
+
+        excb.evaluate("runs/a", "knn", data="photos", k=[20]).figures["knn_top1_k20"]
 
     Args:
         ckpt: anything that `excb.load` takes; or a Backbone, or an `nn.Module` [B, 3, H, W] -> [B, D] with the

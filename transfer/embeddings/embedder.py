@@ -19,6 +19,8 @@ VECTOR, ERROR = "vector", "error"
 class Embedder:
     """Adds a vector to every row of a batch of images; each worker loads the network once.
 
+    ::
+
         photos = ray.data.read_parquet("s3://bucket/photos")
         options = {"ckpt": "rn50_400ep", "column": "bytes"}
         actors = ray.data.ActorPoolStrategy(size=8)

@@ -1,0 +1,44 @@
+"""Settings of the documentation site: `sphinx-build -W docs docs/_build/html` builds it (extra `docs`)."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from excb.version import __version__
+
+project = "excb"
+author = "The ExCB maintainers"
+copyright = author
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "from_code",  # beside this file
+]
+exclude_patterns = ["_build"]
+html_show_sourcelink = False
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3  # links to headings, as GitHub has them
+
+default_role = "code"  # docstrings have names in single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = f"excb {__version__}"
+html_show_sphinx = False
+html_copy_source = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"  # from_code.py: browsers draw it themselves, without a network
+copybutton_prompt_text = r">>> |\$ "
+copybutton_prompt_is_regexp = True
