@@ -1,5 +1,6 @@
-"""`python -m excb`: the three programs by one name; `python -m excb eval knn ...` is `excb-eval knn ...`."""
+"""`python -m excb`: the three programs by one name, such as `python -m excb eval knn ...`; `--report` for bugs."""
 
+import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -21,7 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Self-supervised image encoders: pretrain, evaluate, share.\n")
         for word, (program, _, text) in PROGRAMS.items():
             print(f"  python -m excb {word:<8}  or {program:<13}  {text}")
+        print("\n  python -m excb --report   versions and hardware, for a bug report (--json: as JSON)")
         print('\nIn Python: `import excb; excb.load("conv4_grocery")`.')
+        return 0
+    if words in (["--report"], ["--report", "--json"], ["--json", "--report"]):
+        facts = import_module("excb.report").report()
+        print(json.dumps(facts, indent=2) if "--json" in words else "\n".join(f"{k}: {v}" for k, v in facts.items()))
         return 0
     if words[0] not in PROGRAMS:
         close = nearest_name(words[0], PROGRAMS)

@@ -28,14 +28,7 @@ SCRIPTS: dict[str, str] = PYPROJECT["project"]["scripts"]
 MOST_MODULES = 15  # in one folder, `__init__.py` apart
 VAGUE_NAMES = {"common", "misc", "util", "utils"}
 HEAVY_MODULES = {"detectron2", "faiss", "matplotlib", "skimage", "sklearn", "timm", "torch", "torchvision"}
-# Words of a dialect that this project once had, and what a PyTorch engineer says.
-DIALECT = {
-    r"from_first": "run_on_rank0",
-    r"moved_ahead": "prefetch_to_device",
-    r"may not be had|to be had": "is not available",
-    r"of whom": "whose",
-    r"such as it is": "as it is",
-}
+WORDS: dict[str, str] = tomllib.loads((ROOT / "docs" / "words.toml").read_text(encoding="utf-8"))
 
 PRINT_MODULES_AFTER_IMPORT = """
 import sys
@@ -177,7 +170,7 @@ def test_no_file_or_folder_has_a_vague_name() -> None:
     assert [where(path) for path in paths if path.stem.lower() in VAGUE_NAMES] == []
 
 
-@pytest.mark.parametrize(("word", "better"), DIALECT.items())
+@pytest.mark.parametrize(("word", "better"), WORDS.items())
 def test_words_of_the_old_dialect_are_gone(word: str, better: str) -> None:
     files = [*sources(CORE, *LEAVES), *documents()]
     offences = [where(file) for file in files if re.search(rf"\b({word})\b", file.read_text(encoding="utf-8"))]
@@ -239,3 +232,9 @@ def test_command_answers_help_without_torch(target: str) -> None:
     result = run_python(ASK_FOR_HELP, target)
     assert result.returncode == 0, result.stderr
     assert "usage" in result.stdout.lower()
+
+
+def test_the_reference_names_every_environment_variable_of_ours() -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    read = {name for file in sources(CORE, *LEAVES) for name in re.findall(r"\bEXCB_[A-Z_]+", file.read_text("utf-8"))}
+    assert sorted(read - {"EXCB_LAUNCHER"}) == sorted(set(re.findall(r"\bEXCB_[A-Z_]+", page)))  # that one is internal
