@@ -292,7 +292,7 @@ class EfficiencySettings:
     objective: str = option(
         AUTO,
         "how the loss is computed: plain (the equations, whole matrices of rows x clusters), chunked (in tiles) or "
-        "triton (kernels for bf16 on CUDA); auto: triton where it can run, else chunked",
+        "triton (kernels for CUDA, fp64 excepted); auto: triton where it can run, else chunked",
         source="ours",
         choices=lambda: (AUTO, *BACKENDS),
     )
@@ -315,10 +315,10 @@ class EfficiencySettings:
             "efficiency.objective=flex was removed: set efficiency.objective=auto (a run may change it and resume)",
         )
         require_choices("efficiency", self)
-        needed = BACKENDS[self.objective].precision if self.objective != AUTO else None
+        taken = BACKENDS[self.objective].precisions if self.objective != AUTO else ()
         require(
-            needed in (None, self.precision) or self.precision == "auto",
-            f"efficiency.objective={self.objective} needs efficiency.precision={needed}",
+            not taken or self.precision in (*taken, "auto"),
+            f"efficiency.objective={self.objective} needs efficiency.precision={' or '.join(taken)}",
         )
         require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")
         require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")

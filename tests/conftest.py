@@ -12,8 +12,10 @@ import importlib.util
 import shutil
 import warnings
 from collections.abc import Iterator
+from importlib import metadata
 
 import pytest
+from packaging.version import Version
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -56,9 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for marker in ("slow", "gpu", "fake_cuda", "detectron2", "browser"):
+    for marker in ("slow", "gpu", "fake_cuda", "kernels", "detectron2", "browser"):
         marked = [item for item in items if item.get_closest_marker(marker)]
-        if marker not in ("gpu", "fake_cuda"):
+        if marker not in ("gpu", "fake_cuda", "kernels"):
             for item in marked:
                 item.add_marker(pytest.mark.timeout(0))  # long by nature, or as slow as what they start
         if marked and (reason := _reason_to_skip(marker, config)):
@@ -80,7 +82,17 @@ def _reason_to_skip(marker: str, config: pytest.Config) -> str:
         return "detectron2: not installed"
     if marker == "browser" and not any(map(shutil.which, CHROMIUM_NAMES)):
         return "browser: no Chromium"
-    return ""
+    return _no_compiler() if marker == "kernels" else ""
+
+
+def _no_compiler() -> str:
+    """Why the kernels' tiles cannot be checked here; empty where they can."""
+    try:
+        found = Version(metadata.version("triton"))
+    except metadata.PackageNotFoundError:
+        return "kernels: Triton is not installed"
+    # Which tiles spill depends on the compiler. They were chosen with this one.
+    return f"kernels: Triton {found} is older than 3.9" if found < Version("3.9") else ""
 
 
 def _cuda_available() -> bool:

@@ -88,7 +88,8 @@ def resolve(backend: str, rows: Tensor) -> str:
 
     Args:
         backend: `plain` holds whole matrices; `chunked` is plain PyTorch in tiles and works everywhere; `triton` is our
-            kernels, for bfloat16 on CUDA; `auto` is the first of the table that can run: triton, else chunked.
+            kernels, for CUDA and all types but float64; `auto` is the first of the table that can run: triton, else
+            chunked.
         rows: rows to be scored, [..., D].
 
     Raises:

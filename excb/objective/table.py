@@ -19,7 +19,7 @@ class Backend:
     # It has the functions of `excb.objective.scores.Operations` (plain has its own). Where it cannot score all rows it
     # also has `obstacle(rows)`, which says why.
     module: str
-    precision: str | None = None  # the only `efficiency.precision` that it takes; None: any
+    precisions: tuple[str, ...] = ()  # that it takes, of `efficiency.precision`; empty: all
 
 
 LOSSES = {
@@ -28,7 +28,7 @@ LOSSES = {
 
 AUTO = "auto"  # the first backend of the table that can run
 BACKENDS = {
-    "triton": Backend("excb.objective.triton", precision="bf16"),
+    "triton": Backend("excb.objective.triton", precisions=("bf16", "fp16", "fp32")),
     "chunked": Backend("excb.objective.chunked"),
     "plain": Backend("excb.objective.plain"),
 }

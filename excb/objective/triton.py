@@ -1,8 +1,8 @@
 """The streamed loss by our Triton kernels, for CUDA: no score ever leaves the chip.
 
 Few rows would leave most of a GPU idle, so the clusters are split into groups, each with programs of its own. Their
-averages are then merged by their normalisers, which is exact. Rows and centroids are bfloat16. (In float32 the kernels
-are correct too, as interpreted in tests, but they spill registers, so `obstacle` refuses it.)
+averages are then merged by their normalisers, which is exact. Rows and centroids are bfloat16 or float32, which is
+multiplied as three products of TF32; float16 is widened to it.
 
 Importing this file needs no Triton.
 """
@@ -21,23 +21,43 @@ from excb.objective.scores import Average, CentroidGradient, Scores
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile of scores of one program, and how it is compiled."""
+    """The tile of scores of one program."""
 
     kept: int  # its side along what one program keeps: rows in `average`, clusters in `centroid_gradient`
     walked: int  # its side along what the program walks over
-    warps: int
-    stages: int  # of the pipeline that loads what it walks over; where that is two tensors, one fewer
+    step: int | None = None  # columns of which scores are summed at a time; None: all, which then stay on the chip
 
 
-# By the shared memory of a program, in bytes: tiles with which the compiled kernels neither exceed it nor, but for the
-# teacher's on compute capabilities 8 and 10, spill registers.
-_TILES = {200_000: Tile(128, 64, 8, 3), 110_000: Tile(128, 32, 8, 3), 0: Tile(64, 32, 4, 3)}
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of both kernels."""
+
+    average: Tile
+    gradient: Tile
+
+
+_WARPS = 8
+_MERGED = 8  # rows that one program merges
+# By compute capability and type: large tiles with which no kernel spills registers or exceeds the shared memory of a
+# program. They were compiled (`python -m benchmarks.kernels`), not timed.
+TILES = {
+    ((8, 0), torch.bfloat16): Tiles(Tile(64, 64), Tile(64, 64)),
+    ((9, 0), torch.bfloat16): Tiles(Tile(128, 64), Tile(128, 64)),
+    ((10, 0), torch.bfloat16): Tiles(Tile(64, 64), Tile(128, 64)),
+    ((12, 0), torch.bfloat16): Tiles(Tile(64, 32), Tile(64, 32)),
+    ((8, 0), torch.float32): Tiles(Tile(32, 32, step=32), Tile(32, 32, step=32)),
+    ((9, 0), torch.float32): Tiles(Tile(32, 32, step=32), Tile(32, 32, step=32)),
+    ((10, 0), torch.float32): Tiles(Tile(64, 64, step=32), Tile(64, 64, step=32)),
+    ((12, 0), torch.float32): Tiles(Tile(32, 32, step=32), Tile(32, 32, step=32)),
+}
+_SMALLEST = (12, 0)  # in 99 KiB of shared memory, which every GPU from 8.0 on has
+_TYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
 def obstacle(rows: Tensor) -> str:
     """Why our kernels cannot score these rows, [..., D]; empty where they can."""
-    if rows.dtype != torch.bfloat16:
-        return f"takes bfloat16 rows, not {str(rows.dtype).removeprefix('torch.')} (efficiency.precision=bf16)"
+    if rows.dtype not in _TYPES:
+        return f"takes bfloat16, float16 and float32 rows, not {str(rows.dtype).removeprefix('torch.')}"
     if rows.shape[-1] > 256:
         return f"takes rows of width 256 at most, not {rows.shape[-1]}"
     if rows.device.type != "cuda":
@@ -51,13 +71,14 @@ def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
     """Average `values` by softmax(scores): see `excb.objective.scores.Operations`."""
     from excb.objective import triton_kernels as kernels
 
-    rows, centroids = scores.rows.contiguous(), scores.centroids.contiguous()
-    (R, D), K, tile = rows.shape, len(centroids), _tile(rows.device)
+    rows, centroids = _operand(scores.rows), _operand(scores.centroids)
+    (R, D), K, tile = rows.shape, len(centroids), _tiles(rows).average
     programs, steps = max(1, _ceil(R, tile.kept)), _ceil(K, tile.walked)
     group = tile.walked * _ceil(steps, _groups(programs, steps, rows.device))
     groups = _ceil(K, group)
     others = values is not None and values is not scores.centroids
-    flags = {"D": D, "WIDTH": _width(D), "WINNERS": winners, "VALUES": 0 if values is None else 1 + others}
+    width = _width(D)
+    flags = {"D": D, "WIDTH": width, "WINNERS": winners, "VALUES": 0 if values is None else 1 + others}
 
     def memory(*lines: int, integer: torch.dtype) -> tuple[Tensor, ...]:
         """Memory for mean, peak, total, winner, raw peak and raw winner."""
@@ -73,7 +94,7 @@ def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
             kernels.average[programs, groups](
                 rows,
                 centroids,
-                values.contiguous() if values is not None and others else None,
+                _operand(values) if values is not None and others else None,
                 *_balancing(scores),
                 *of_groups,
                 R,
@@ -85,11 +106,12 @@ def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
                 BALANCED=scores.balance is not None,
                 ROWS=tile.kept,
                 CLUSTERS=tile.walked,
-                num_warps=tile.warps,
-                num_stages=tile.stages - others,
+                STEP=_step(tile, width),
+                num_warps=_WARPS,
+                num_stages=_stages(tile, 1 + others),
                 enable_fp_fusion=True,
             )
-            kernels.merge[(_ceil(R, 16),)](
+            kernels.merge[(_ceil(R, _MERGED),)](
                 *of_groups,
                 mean,
                 peak,
@@ -100,7 +122,7 @@ def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
                 R,
                 _factor(scores),
                 **flags,
-                ROWS=16,
+                ROWS=_MERGED,
                 enable_fp_fusion=True,
             )
     return Average(mean, peak, total, winner, raw_winner)
@@ -110,33 +132,36 @@ def centroid_gradient(student: CentroidGradient, teacher: CentroidGradient) -> T
     """Sum softmax(scores)^T vectors over student and teacher: see `excb.objective.scores.Operations`."""
     from excb.objective import triton_kernels as kernels
 
-    (K, D), tile = student.scores.centroids.shape, _tile(student.peak.device)
-    out = torch.empty(K, D, device=student.peak.device)
+    rows, centroids, teacher_rows = map(_operand, (student.scores.rows, student.scores.centroids, teacher.scores.rows))
+    (K, D), tile = centroids.shape, _tiles(rows).gradient
+    width = _width(D)
+    out = torch.empty(K, D, device=rows.device)
     with _on(out.device):
         kernels.centroid_gradient[(_ceil(K, tile.kept),)](
             out,
-            student.scores.centroids.contiguous(),
-            student.scores.rows.contiguous(),
+            centroids,
+            rows,
             student.peak,
             student.weights.contiguous(),
             len(student.peak),
             _factor(student.scores),
-            teacher.scores.centroids.contiguous(),
-            teacher.scores.rows.contiguous(),
+            _operand(teacher.scores.centroids),
+            teacher_rows,
             teacher.peak,
             teacher.weights.contiguous(),
-            teacher.vectors.to(student.scores.rows.dtype).contiguous(),
+            teacher.vectors.to(rows.dtype).contiguous(),
             len(teacher.peak),
             _factor(teacher.scores),
             *_balancing(teacher.scores),
             K,
             **_switches(teacher.scores),
             D=D,
-            WIDTH=_width(D),
+            WIDTH=width,
             ROWS=tile.walked,
             CLUSTERS=tile.kept,
-            num_warps=tile.warps,
-            num_stages=tile.stages - 1,
+            STEP=_step(tile, width),
+            num_warps=_WARPS,
+            num_stages=_stages(tile, 2),
             enable_fp_fusion=True,
         )
     return out
@@ -166,12 +191,28 @@ def _width(D: int) -> int:
     return max(16, 1 << (D - 1).bit_length())
 
 
-def _tile(device: torch.device) -> Tile:
-    """The largest tile that fits."""
-    room = 110_000  # where kernels are interpreted
-    if device.type == "cuda":
-        room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return next(tile for least, tile in _TILES.items() if room >= least)
+def _operand(vectors: Tensor) -> Tensor:
+    """The vectors in a type that kernels multiply."""
+    return (vectors if vectors.dtype == torch.bfloat16 else vectors.float()).contiguous()
+
+
+def _tiles(rows: Tensor) -> Tiles:
+    """The tiles for these rows on their device."""
+    capability = _SMALLEST  # where kernels are interpreted
+    if rows.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(rows.device)
+        capability = (major, minor if major == 8 else 0)  # 8.6 and 8.9 have less shared memory than 8.0
+    return TILES.get((capability, rows.dtype)) or TILES[_SMALLEST, rows.dtype]
+
+
+def _step(tile: Tile, width: int) -> int:
+    """Columns of which scores are summed at a time."""
+    return min(tile.step or width, width)
+
+
+def _stages(tile: Tile, tensors: int) -> int:
+    """Of the pipeline that loads what a program walks over. Where scores are summed in steps, those have their own."""
+    return 1 if tile.step else 4 - tensors
 
 
 def _groups(programs: int, most: int, device: torch.device) -> int:

@@ -15,6 +15,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.exact import exact_products
 from excb.images.scanning import scan_folder
+from excb.objective import table
 from excb.pretrain import loop, precision
 from excb.pretrain import step as step_module
 from excb.pretrain.overrides import apply, find_recipe
@@ -64,9 +65,10 @@ def test_all_ranks_need_a_gpu_with_bf16(
     assert resolved(AUTO, CUDA).efficiency.precision == "fp32"
 
 
-def test_a_loss_backend_that_needs_another_precision_is_one_line() -> None:
-    recipe = AUTO.change(efficiency={"objective": "triton"})
-    with pytest.raises(UserError, match=r"efficiency\.objective=triton needs efficiency\.precision=bf16"):
+def test_a_loss_backend_that_needs_another_precision_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(table.BACKENDS, "new", table.Backend("a_new_backend", precisions=("bf16",)))
+    recipe = AUTO.change(efficiency={"objective": "new"})
+    with pytest.raises(UserError, match=r"efficiency\.objective=new needs efficiency\.precision=bf16"):
         resolved(recipe, CPU)
 
 

@@ -512,8 +512,8 @@ def test_a_micro_batch_is_an_equal_share() -> None:
     ("changes", "cause"),
     [
         (
-            {"efficiency": {"objective": "triton", "precision": "fp32"}},
-            r"efficiency\.objective=triton needs efficiency\.precision=bf16",
+            {"efficiency": {"objective": "triton", "precision": "fp64"}},
+            r"efficiency\.objective=triton needs efficiency\.precision=bf16 or fp16 or fp32",
         ),
         ({"optim": {"batch": 9}, "efficiency": {"accumulate": 2}}, r"set optim\.batch to a multiple of 2"),
         (

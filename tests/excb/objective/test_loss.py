@@ -3,11 +3,6 @@
 import dataclasses
 import importlib
 import importlib.util
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from excb.errors import UserError
 from excb.objective import chunked, streamed
 from excb.objective.loss import assign, cross_entropy, resolve
-from excb.objective.scores import Average, CentroidGradient, Scores
-from tests.clone import ROOT
 from tests.excb.objective.batches import (
     CLUSTERS,
     EXTRAS,
     OFFICIAL,
     TAU_S,
     TAU_T,
-    Batch,
     apart,
     assert_equal,
     assigned,
@@ -255,135 +247,15 @@ def test_backends_are_chosen_by_device_and_type() -> None:
     rows = torch.zeros(1, 16)
     assert resolve("auto", rows) == resolve("chunked", rows) == resolve("auto", rows.bfloat16()) == "chunked"
     assert resolve("plain", rows) == "plain"
-    with pytest.raises(UserError, match=r"backend triton takes bfloat16 rows, not float32 \(.*\): choose auto"):
-        resolve("triton", rows)
-    with pytest.raises(UserError, match="needs a CUDA device"):
-        resolve("triton", rows.bfloat16())
+    with pytest.raises(UserError, match="triton takes bfloat16, float16 and float32 rows, not float64: choose auto"):
+        resolve("triton", rows.double())
+    for taken in (rows, rows.half(), rows.bfloat16()):
+        with pytest.raises(UserError, match="needs a CUDA device"):
+            resolve("triton", taken)
     with pytest.raises(UserError, match="width 256 at most, not 257"):
         resolve("triton", torch.zeros(1, 257, dtype=torch.bfloat16))
     with pytest.raises(UserError, match="no loss backend 'fast': choose auto, triton, chunked, plain"):
         resolve("fast", rows)
-
-
-def run_apart(function: str, cache: Path, **environment: str) -> None:
-    """Call a function of this file in a process of its own."""
-    subprocess.run(
-        [sys.executable, "-c", f"from tests.excb.objective import test_loss; test_loss.{function}()"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_CACHE_DIR": str(cache)} | environment,
-        check=True,
-        timeout=600,
-    )
-
-
-@needs_triton
-def test_interpreted_kernels_equal_the_chunked_backend(tmp_path: Path) -> None:
-    run_apart("interpret_kernels", tmp_path, TRITON_INTERPRET="1")
-
-
-def interpret_kernels() -> None:
-    """Compare all kernels with the chunked backend in float32."""
-    from excb.objective import triton as objective_triton
-
-    torch.manual_seed(0)
-    vars(objective_triton)["_tile"] = {torch.device("cpu"): objective_triton.Tile(16, 16, 4, 2)}.get
-    for K, D, R, extras in [(37, 16, 5, {}), (70, 24, 18, OFFICIAL), (1, 5, 1, {"winner_gain": 0.6})]:
-        batch = batch_of(K, views=(1, 1), images=R, width=D, extras=extras).to(torch.float32, torch.float32)
-        student, teacher = student_of(batch), teacher_scores(batch)
-        assert (teacher.replaced is not None) == ("winner_gain" in extras)
-        averages = []
-        for scores, values, winners in [
-            (student, batch.centroids, False),
-            (teacher, batch.centroids, True),
-            (dataclasses.replace(teacher, replaced=None), None, True),
-        ]:
-            actual, expected = (each.average(scores, values, winners=winners) for each in (objective_triton, chunked))
-            for field in ("mean", "peak", "total"):
-                assert apart(getattr(actual, field), getattr(expected, field).double()) < 2e-6, field
-            assert not winners or torch.equal(actual.winners, expected.winners)
-            assert not winners or torch.equal(actual.raw_winners, expected.raw_winners)
-            averages.append(expected)
-        terms = (term_of(student, averages[0], batch.h[1]), term_of(teacher, averages[1], batch.g[0]))
-        assert apart(objective_triton.centroid_gradient(*terms), chunked.centroid_gradient(*terms).double()) < 2e-6
-    nothing = objective_triton.average(dataclasses.replace(student, rows=student.rows[:0]), None, winners=False)
-    assert nothing.peak.shape == (0,)
-
-
-def teacher_scores(batch: Batch) -> Scores:
-    assignment = assigned(batch)
-    assert isinstance(assignment, streamed.Assignment)
-    return assignment.scores
-
-
-def student_of(batch: Batch) -> Scores:
-    return Scores(batch.h[1], batch.centroids, TAU_S)
-
-
-def term_of(scores: Scores, average: Average, vectors: Tensor) -> CentroidGradient:
-    return CentroidGradient(scores, average.peak, torch.rand(len(vectors)) / average.total, vectors)
-
-
-@needs_triton
-@pytest.mark.slow
-def test_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
-    run_apart("compile_kernels", tmp_path)
-
-
-def compile_kernels() -> None:
-    """Compile every kernel as it is launched, and check that it fits the shared memory of its GPU."""
-    from excb.objective import triton as objective_triton
-    from excb.objective import triton_kernels
-
-    kernels = {name: getattr(triton_kernels, name) for name in ("average", "merge", "centroid_gradient")}
-    batch = batch_of(300, views=(1, 1), images=32, width=256, extras=OFFICIAL)
-    wide = batch.to(torch.float32, torch.float32)
-    teacher = teacher_scores(wide)
-    averages = [chunked.average(s, wide.centroids, winners=False) for s in (student_of(wide), teacher)]
-    low = batch.to(torch.bfloat16, torch.float32)
-    student, teacher = student_of(low), dataclasses.replace(teacher, rows=low.queries, centroids=low.teacher)
-    for capability, room in ((80, 166_912), (89, 101_376), (90, 232_448)):
-        for name, kernel in kernels.items():
-            setattr(triton_kernels, name, CompiledOnly(kernel, capability, room))
-        tile = next(tile for least, tile in objective_triton._TILES.items() if room >= least)
-        vars(objective_triton)["_tile"] = {torch.device("cpu"): tile}.get
-        objective_triton.average(student, student.centroids, winners=False)
-        objective_triton.average(teacher, student.centroids, winners=True)
-        objective_triton.average(dataclasses.replace(teacher, bounds=None, replaced=None), None, winners=True)
-        objective_triton.centroid_gradient(
-            term_of(student, averages[0], low.h[1]), term_of(teacher, averages[1], low.g[0])
-        )
-
-
-@dataclass(frozen=True)
-class CompiledOnly:
-    """A Triton kernel that is compiled for a GPU when it is launched, and not run."""
-
-    kernel: Any
-    capability: int
-    room: int  # bytes of shared memory
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return self.compile
-
-    def compile(self, *arguments: Any, **named: Any) -> None:
-        triton, compiler, backends = map(
-            importlib.import_module, ("triton", "triton.compiler", "triton.backends.compiler")
-        )
-        names = self.kernel.arg_names
-        given = dict(zip(names, arguments, strict=False)) | {n: named.pop(n) for n in names if n in named}
-        signature, constants, aligned = {}, {}, {}
-        for number, name in enumerate(names):
-            value = given[name]
-            if isinstance(value, Tensor):
-                kind = str(value.dtype).removeprefix("torch.").replace("float", "fp").replace("int", "i")
-                signature[name], aligned[(number,)] = f"*{kind.replace('bfp', 'bf')}", [["tt.divisibility", 16]]
-            elif (name.isupper() and name not in {"R", "K"}) or value is None:
-                signature[name], constants[(number,)] = "constexpr", value
-            else:
-                signature[name] = "fp32" if isinstance(value, float) else "i32"
-        source = compiler.ASTSource(fn=self.kernel, signature=signature, constexprs=constants, attrs=aligned)
-        compiled = triton.compile(source, target=backends.GPUTarget("cuda", self.capability, 32), options=named)
-        assert compiled.metadata.shared <= self.room
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -416,3 +288,13 @@ def test_kernels_on_a_gpu_are_as_exact_as_their_inputs(width: int, clusters: int
     assert apart(actual.confidence, expected.confidence) < 1e-4
     assert (actual.winners.cpu() == expected.winners).double().mean() > 0.97
     assert (actual.raw_winners.cpu() == expected.raw_winners).double().mean() > 0.97
+
+
+@pytest.mark.gpu
+@needs_triton
+@pytest.mark.parametrize("extras", [{}, OFFICIAL], ids=str)
+@pytest.mark.parametrize("clusters", [*CLUSTERS, 65_536])
+@pytest.mark.parametrize("width", [24, 256])
+def test_kernels_on_a_gpu_are_exact_in_float32(width: int, clusters: int, extras: dict[str, Any]) -> None:
+    batch = batch_of(clusters, views=(2, 6), images=19, width=width, extras=extras)
+    assert_equal(batch.to(torch.float32, torch.float32, "cuda"), 4e-6, backend="triton")

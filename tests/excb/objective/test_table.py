@@ -78,7 +78,7 @@ def test_a_new_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         obstacle=lambda rows: "" if rows.dtype == torch.float64 else "takes float64 rows only",
     )
     monkeypatch.setitem(sys.modules, "a_new_backend", module)
-    monkeypatch.setitem(BACKENDS, "new", Backend("a_new_backend", precision="fp64"))
+    monkeypatch.setitem(BACKENDS, "new", Backend("a_new_backend", precisions=("fp64",)))
     batch = batch_of(9)
     assert torch.equal(outcome(batch, 2, "new").loss, outcome(batch, 2, "chunked").loss)
     assert calls
