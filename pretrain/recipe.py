@@ -302,8 +302,10 @@ class EfficiencySettings:
     )
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
     prefetch: int = option(2, "batches that each of these processes reads ahead", source="ours")
-    decoder: Literal["torchvision", "pillow"] = option(
-        "torchvision", "decoder of JPEGs; both give the same pixels, torchvision in less time", source="ours"
+    decoder: Literal["auto", "simplejpeg", "torchvision", "pillow"] = option(
+        "auto",
+        "decoder of JPEGs, all of the same pixels, from the fastest to the slowest; auto: the first that is installed",
+        source="ours",
     )
     scaled_decoding: bool = option(
         False, "decode JPEGs much larger than every crop smaller: less time, pixels differ a little", source="ours"

@@ -1,50 +1,138 @@
-"""JPEG files straight to arrays: torchvision's decoder where it gives Pillow's pixels, in less time."""
+"""JPEG files straight to arrays: faster decoders where they give Pillow's pixels, bit for bit."""
 
 import warnings
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
 
+from excb.errors import UserError
 from excb.files.regular import refuse_special
-from excb.images.decoding import DAMAGE, Source
+from excb.images.decoding import DAMAGE, Shrink, Source
 
 try:
-    from torchvision.io import ImageReadMode, decode_jpeg
-except ImportError:  # torchvision plans to move decoding to another package
-    decode_jpeg = None  # type: ignore[assignment]
+    import simplejpeg
+except ImportError:  # the extra `fast`
+    simplejpeg = None
 
 UPRIGHT = 1  # of EXIF's orientations
 
+Decoder = Literal["auto", "simplejpeg", "torchvision", "pillow"]
+Decode = Callable[[bytes, tuple[int, int], int], np.ndarray | None]  # file, width and height, divisor of both
 
-def pixels(source: Source) -> np.ndarray | None:
+
+def require_installed(decoder: Decoder) -> None:
+    """Refuse a decoder that is not installed; the others fall back to Pillow. Raises UserError."""
+    if decoder == "simplejpeg" and simplejpeg is None:
+        raise UserError(
+            "efficiency.decoder=simplejpeg needs simplejpeg: run `pip install 'excb[fast]'`, or set "
+            "efficiency.decoder=auto for the same pixels by another decoder"
+        )
+
+
+def pixels(source: Source, decoder: Decoder = "auto") -> np.ndarray | None:
     """Decode an upright JPEG in colour or grey, bit-exact with `excb.images.decoding.open_image`.
 
-    Both decoders are libjpeg-turbo's. Pixels may differ by rounding where they are built from different versions of it.
-    A stream is read from its beginning and left open.
+    All decoders are libjpeg-turbo's. Pixels may differ by rounding where they are built from different versions of it,
+    which `excb-pretrain doctor` compares. A stream is read from its beginning and left open.
+
+    Args:
+        source: any file.
+        decoder: "auto" is simplejpeg where it is installed, then torchvision; "simplejpeg" is the same, which
+            `require_installed` checks; "torchvision" is it alone; "pillow" is neither.
 
     Returns:
         RGB [H, W, 3] uint8, or None where the file is damaged or anything else: `open_image` then handles it.
     """
-    if decode_jpeg is None:
+    decoded = smaller_pixels(source, lambda _size: 1, decoder)
+    return None if decoded is None else decoded[0]
+
+
+def smaller_pixels(
+    source: Source, shrink: Shrink, decoder: Decoder = "auto"
+) -> tuple[np.ndarray, tuple[int, int]] | None:
+    """Decode as `pixels` does, at reduced size where wanted, bit-exact with `excb.images.decoding.open_smaller`.
+
+    Only simplejpeg reduces; what it does not decode is left to Pillow.
+
+    Args:
+        source: any file.
+        shrink: see `open_smaller`.
+        decoder: see `pixels`.
+
+    Returns:
+        RGB [h, w, 3] uint8 with the full width and height, or None: `open_smaller` then handles the file.
+    """
+    decoders = _decoders(decoder)
+    if not decoders:
         return None
     try:
         if isinstance(source, (str, Path)):
             refuse_special(source)
             with Path(source).open("rb") as stream:
-                return pixels(stream)
+                return smaller_pixels(stream, shrink, decoder)
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
             # Not subclasses, such as stereo cameras' files. So far Pillow has read no more than the header.
             plain = type(image) is JpegImageFile and image.mode in ("RGB", "L")
             if not plain or image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
                 return None
+            size, divisor = image.size, _pillows_divisor(image.size, shrink(image.size))
             source.seek(0)
-            coded = torch.frombuffer(bytearray(source.read()), dtype=torch.uint8)
-            decoded = cast(torch.Tensor, decode_jpeg(coded, ImageReadMode.RGB))
-            array: np.ndarray = decoded.permute(1, 2, 0).numpy()
-            return array
+            coded = source.read()
+            for decode in decoders:
+                if (array := decode(coded, size, divisor)) is not None:
+                    return array, size
     except DAMAGE:
+        pass
+    return None
+
+
+def _decoders(decoder: Decoder) -> list[Decode]:
+    """What to try, in order, before Pillow."""
+    decoders: list[Decode] = []
+    if decoder in ("auto", "simplejpeg") and simplejpeg is not None:
+        decoders.append(_by_simplejpeg)
+    if decoder != "pillow":
+        decoders.append(_by_torchvision)
+    return decoders
+
+
+def _pillows_divisor(size: tuple[int, int], divisor: int) -> int:
+    """The divisor that Pillow takes for the sides that `open_smaller` asks for: small images allow less."""
+    possible = min(side // max(1, side // divisor) for side in size)
+    return max(factor for factor in (1, 2, 4, 8) if factor <= possible)
+
+
+def _by_simplejpeg(coded: bytes, size: tuple[int, int], divisor: int) -> np.ndarray | None:
+    """None for all of which libjpeg warns, which `strict` makes an error, and for processes that TurboJPEG lacks."""
+    width, height = (-(-side // divisor) for side in size)
+    try:
+        array: np.ndarray = simplejpeg.decode_jpeg(
+            coded, "RGB", min_width=width, min_height=height, min_factor=divisor, strict=True
+        )
+    except ValueError:
         return None
+    return array if array.shape == (height, width, 3) else None
+
+
+def _by_torchvision(coded: bytes, size: tuple[int, int], divisor: int) -> np.ndarray | None:  # noqa: ARG001 - one form
+    """None where a smaller image is wanted, or without torchvision. Raises one of DAMAGE where libjpeg stops."""
+    if divisor > 1 or (decode := _torchvision()) is None:
+        return None
+    array: np.ndarray = decode(torch.frombuffer(bytearray(coded), dtype=torch.uint8)).permute(1, 2, 0).numpy()
+    return array
+
+
+@cache
+def _torchvision() -> Callable[[torch.Tensor], Any] | None:
+    """Import torchvision's decoder where it is needed: that costs each worker seconds and 160 MB. None without it."""
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except ImportError:  # torchvision plans to move decoding to another package
+        return None
+    return partial(decode_jpeg, mode=ImageReadMode.RGB)

@@ -54,11 +54,14 @@ class TrainingViews(Dataset[Item]):
     def _open(self, source: Source, ref: SampleRef) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded at a reduced size, and its full size."""
         if not self._scaled:
-            array = jpeg.pixels(source) if self._decoder == "torchvision" else None
+            array = jpeg.pixels(source, self._decoder)
             if array is None:
                 array = np.asarray(open_image(source))
             return array, (array.shape[1], array.shape[0])
-        image, size = open_smaller(source, partial(self._maker.shrink, epoch=ref.epoch, sample=ref.sample))
+        shrink = partial(self._maker.shrink, epoch=ref.epoch, sample=ref.sample)
+        if (decoded := jpeg.smaller_pixels(source, shrink, self._decoder)) is not None:
+            return decoded
+        image, size = open_smaller(source, shrink)
         return np.asarray(image), size
 
 

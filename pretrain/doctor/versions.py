@@ -3,6 +3,7 @@
 import io
 import platform
 import warnings
+from collections.abc import Callable
 from importlib import metadata
 from typing import cast
 
@@ -66,11 +67,11 @@ def _unmet(have: dict[str, str]) -> list[str]:
 
 
 def _decoders() -> Finding:
-    """Check that Pillow and torchvision decode a JPEG to the same pixels, as `efficiency.decoder` promises."""
+    """Check that all decoders of a JPEG give the same pixels, as `efficiency.decoder` promises."""
     turbo = features.version_feature("libjpeg_turbo") if features.check_feature("libjpeg_turbo") else None
     found = f"Pillow's libjpeg-turbo {turbo}" if turbo else "Pillow uses a libjpeg other than libjpeg-turbo"
     try:
-        difference = _largest_difference()
+        difference = _largest_difference(_by_torchvision)
     except (ImportError, RuntimeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
         found = f"{found}; torchvision's decoder does not run ({reason})"
@@ -81,19 +82,40 @@ def _decoders() -> Finding:
             "harmless within a run; for bit-exact results across machines, set efficiency.decoder=pillow on all of them"
         )
         return Finding("JPEG decoders", "warning", f"{found}; torchvision differs by up to {difference} of 255", fix)
-    return Finding("JPEG decoders", "ok", f"{found}; torchvision gives the same pixels")
+    found = f"{found}; torchvision gives the same pixels"
+    if (version := installed("simplejpeg")) is None:
+        return Finding("JPEG decoders", "ok", found)
+    try:
+        difference = _largest_difference(_by_simplejpeg)
+    except (ImportError, ValueError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        fix = "pip install -U simplejpeg, or set efficiency.decoder=torchvision"
+        return Finding("JPEG decoders", "error", f"{found}; simplejpeg {version} does not run ({reason})", fix)
+    if difference:
+        fix = "pip install -U simplejpeg; for bit-exact results across machines, efficiency.decoder=torchvision on all"
+        found = f"{found}; simplejpeg {version} differs by up to {difference} of 255"
+        return Finding("JPEG decoders", "warning", found, fix)
+    return Finding("JPEG decoders", "ok", f"{found}, simplejpeg {version} too")
 
 
-def _largest_difference() -> int:
-    """Largest difference between both decoders on a noisy picture, in grey levels."""
-    from torchvision.io import ImageReadMode, decode_jpeg
-
+def _largest_difference(decode: Callable[[bytes], np.ndarray]) -> int:
+    """Largest difference between Pillow and a decoder on a noisy picture, in grey levels."""
     coarse = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
     stream = io.BytesIO()
     Image.fromarray(coarse).resize((160, 121), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=85)
-    coded = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
     ours = np.asarray(Image.open(stream).convert("RGB")).astype(np.int16)
+    return int(np.abs(ours - decode(stream.getvalue()).astype(np.int16)).max())
+
+
+def _by_torchvision(coded: bytes) -> np.ndarray:
+    from torchvision.io import ImageReadMode, decode_jpeg
+
     with warnings.catch_warnings(action="ignore"):  # as in excb.images.jpeg: a deprecation
-        decoded = cast(torch.Tensor, decode_jpeg(coded, ImageReadMode.RGB))
-    theirs = decoded.permute(1, 2, 0).numpy().astype(np.int16)
-    return int(np.abs(ours - theirs).max())
+        decoded = decode_jpeg(torch.frombuffer(bytearray(coded), dtype=torch.uint8), ImageReadMode.RGB)
+    return cast(torch.Tensor, decoded).permute(1, 2, 0).numpy()
+
+
+def _by_simplejpeg(coded: bytes) -> np.ndarray:
+    import simplejpeg
+
+    return np.asarray(simplejpeg.decode_jpeg(coded, "RGB", strict=True))

@@ -6,6 +6,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0, world_size
 from excb.errors import UserError
+from excb.images import jpeg
 from excb.images.image_set import CodedImages
 from excb.method import ExCB
 
@@ -25,8 +26,9 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
 
     Raises:
         UserError: there are too few images, or batch, processes and micro-batches do not fit each other, or k-means
-            would have too few views, or there is no backbone to adapt.
+            would have too few views, or there is no backbone to adapt, or the decoder is not installed.
     """
+    jpeg.require_installed(recipe.efficiency.decoder)
     if recipe.adapt.active and recipe.init is None:
         raise UserError(
             "this recipe continues from a trained backbone: name one, as in `excb-pretrain adapt NAME` or init=NAME "

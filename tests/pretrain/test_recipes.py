@@ -133,7 +133,7 @@ RESNET50: dict[str, Any] = {
     "efficiency.fused": True,
     "efficiency.workers": -1,
     "efficiency.prefetch": 2,
-    "efficiency.decoder": "torchvision",
+    "efficiency.decoder": "auto",
     "efficiency.scaled_decoding": False,
     "run.seed": 0,
     "run.save_epochs": 1,

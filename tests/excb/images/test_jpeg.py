@@ -1,16 +1,21 @@
-"""JPEGs decoded by torchvision: Pillow's pixels to the bit, and everything else is left to Pillow."""
+"""JPEGs decoded by simplejpeg or torchvision: Pillow's pixels bit for bit, and everything else is left to Pillow."""
 
 import io
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from excb.errors import UserError
 from excb.images import jpeg
-from excb.images.decoding import BrokenImageError, open_image
+from excb.images.decoding import BrokenImageError, open_image, open_smaller
 from excb.images.photographs import PHOTOGRAPHS, photograph
+from tests.clone import ROOT
+from tests.excb.images.odd_jpegs import odd_jpegs, whole
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,7 +93,95 @@ def test_what_it_reads_of_damaged_files_is_what_pillow_reads(tmp_path: Path) -> 
     assert read > 20  # else this shows nothing
 
 
-def test_without_torchvisions_decoder_pillow_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FAST: tuple[jpeg.Decoder, ...] = ("simplejpeg", "torchvision", "auto")
+
+
+def pillows(data: bytes) -> np.ndarray | None:
+    """Pixels of Pillow alone, or None where it refuses the file."""
+    try:
+        return np.asarray(open_image(io.BytesIO(data)))
+    except BrokenImageError:
+        return None
+
+
+def compare(count: int, seed: int) -> dict[str, int]:
+    """Check that every decoder gives Pillow's pixels, or leaves the file to it; how many each decoded."""
+    read = dict.fromkeys(("files", "pillow", *FAST), 0)
+    for name, data in odd_jpegs(count, seed):
+        expected = pillows(data)
+        read["files"] += 1
+        read["pillow"] += expected is not None
+        for decoder in FAST:
+            found = jpeg.pixels(io.BytesIO(data), decoder)
+            read[decoder] += found is not None
+            assert found is None or (expected is not None and np.array_equal(found, expected)), (decoder, name)
+    return read
+
+
+def test_odd_files_have_pillows_pixels_or_its_refusal() -> None:
+    pytest.importorskip("simplejpeg")
+    read = compare(400, seed=0)
+    assert read["simplejpeg"] == read["auto"] >= read["torchvision"] > 150  # what it refuses, torchvision may decode
+    assert read["files"] - read["pillow"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_thousands_of_odd_files_have_pillows_pixels_or_its_refusal(seed: int) -> None:
+    pytest.importorskip("simplejpeg")
+    compare(5000, seed)
+
+
+@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411"])
+def test_every_subsampling_of_simplejpegs_own_encoder(subsampling: str) -> None:
+    simplejpeg = pytest.importorskip("simplejpeg")
+    data = simplejpeg.encode_jpeg(np.ascontiguousarray(picture()), colorsubsampling=subsampling)
+    expected = pillows(data)
+    assert expected is not None
+    for decoder in FAST:
+        found = jpeg.pixels(io.BytesIO(data), decoder)
+        assert found is not None
+        assert np.array_equal(found, expected)
+
+
+def test_simplejpeg_decodes_what_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("simplejpeg")
+    monkeypatch.setattr(jpeg, "_torchvision", lambda: None)
+    assert jpeg.pixels(io.BytesIO(coded(picture()))) is not None
+    assert jpeg.pixels(io.BytesIO(coded(picture())), "torchvision") is None
+
+
+def test_smaller_pixels_are_pillows() -> None:
+    pytest.importorskip("simplejpeg")
+    draw, read = random.Random(0), 0
+    for number in range(300):
+        data, divisor = whole(draw), (1, 2, 4, 8)[number % 4]
+
+        def shrink(_size: tuple[int, int], divisor: int = divisor) -> int:
+            return divisor
+
+        found = jpeg.smaller_pixels(io.BytesIO(data), shrink)
+        if found is not None:
+            image, size = open_smaller(io.BytesIO(data), shrink)
+            assert found[1] == size
+            assert np.array_equal(found[0], np.asarray(image))
+            read += 1
+    assert read > 150
+
+
+def test_without_fast_decoders_pillow_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture().save(tmp_path / "1.jpg")
-    monkeypatch.setattr(jpeg, "decode_jpeg", None)
+    assert jpeg.pixels(tmp_path / "1.jpg", "pillow") is None
+    monkeypatch.setattr(jpeg, "simplejpeg", None)
+    assert jpeg.pixels(tmp_path / "1.jpg") is not None
+    monkeypatch.setattr(jpeg, "_torchvision", lambda: None)
     assert jpeg.pixels(tmp_path / "1.jpg") is None
+    jpeg.require_installed("auto")
+    with pytest.raises(UserError, match=r"needs simplejpeg: run `pip install 'excb\[fast\]'`"):
+        jpeg.require_installed("simplejpeg")
+
+
+def test_workers_do_not_import_torchvision() -> None:
+    """Its import takes each of them two seconds and 150 MB."""
+    code = "import sys, excb.pretrain.data.loader; sys.exit('torchvision' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

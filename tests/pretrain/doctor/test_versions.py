@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision.io
@@ -85,3 +86,20 @@ def test_a_decoder_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = check_versions()[1]
     assert finding.verdict == "error"
     assert "does not exist)" in finding.found
+
+
+def test_a_simplejpeg_that_disagrees_or_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    simplejpeg = pytest.importorskip("simplejpeg")
+    decode: Callable[..., Any] = simplejpeg.decode_jpeg
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *given, **options: decode(*given, **options) // 2)
+    finding = check_versions()[1]
+    assert finding.verdict == "warning"
+    assert "differs by up to" in finding.found
+
+    def old(*_: object) -> np.ndarray:
+        raise TypeError("unexpected")
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", old)
+    finding = check_versions()[1]
+    assert finding.verdict == "error"
+    assert "simplejpeg" in finding.found
