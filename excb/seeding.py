@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     SPLIT = 14
     BOOTSTRAP = 15
     STREAM = 16
+    PATCHES = 17
 
 
 def _signed(value: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from excb.cli import command_parser
 
 from .clusters.cli import CLUSTERS
+from .dense.cli import DENSE
 from .detection.cli import DETECTION
 from .finetuning.cli import FINETUNE, SEMISUP
 from .knn.cli import KNN
@@ -18,6 +19,7 @@ PROTOCOLS: tuple[Protocol, ...] = (
     KNN,
     RETRIEVAL,
     LINEAR,
+    DENSE,
     SEMISUP,
     FINETUNE,
     DETECTION,

@@ -152,15 +152,27 @@ def _stages(network: Any) -> list[_Stage]:
 
 
 class FeatureMap(_Maps):
-    """The last stage, or a ViT's normed patch tokens: -> [B, D, H / s, W / s]. Raises UserError if it gives no map."""
+    """The last stage, or a ViT's normed patch tokens: -> [B, D, H / s, W / s].
 
-    def __init__(self, network: nn.Module) -> None:
+    Args:
+        network: gives maps.
+        stride: of the map, in pixels: the last stage of that stride; by default the last stage of all.
+
+    Raises:
+        UserError: the network gives no map, or none of that stride.
+    """
+
+    def __init__(self, network: nn.Module, stride: int | None = None) -> None:
         super().__init__(network)
-        self.width, self.strides = self.stages[-1].width, (self.stages[-1].stride,)
+        stages = [stage for stage in self.stages if stride in (None, stage.stride)]
+        known = ", ".join(map(str, sorted({stage.stride for stage in self.stages})))
+        require(bool(stages), f"this {type(network).__name__} has no map of stride {stride}: its strides are {known}")
+        self._index = stages[-1].index
+        self.width, self.strides = stages[-1].width, (stages[-1].stride,)
 
     def forward(self, images: Tensor) -> Tensor:
         """The map of normalised images."""
-        return self.maps(images, [self.stages[-1].index])[0]
+        return self.maps(images, [self._index])[0]
 
 
 class Pyramid(_Maps):

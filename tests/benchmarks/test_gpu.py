@@ -384,7 +384,7 @@ def test_images_are_made_on_the_spot_and_equal_each_time(tmp_path: Path) -> None
 
 def test_the_set_in_cocos_format_is_one(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
-    from excb.transfer.detection.coco.reading import open_coco
+    from excb.transfer.coco.reading import open_coco
 
     for split in ("train", "val"):
         write_coco(tmp_path, split, 3)

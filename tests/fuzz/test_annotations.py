@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from excb.transfer.cli import main
-from excb.transfer.detection.coco.reading import open_coco
-from excb.transfer.detection.coco.scoring import score
+from excb.transfer.coco.reading import open_coco
+from excb.transfer.coco.scoring import score
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz
-from tests.transfer.detection.tiny_coco import write_coco
+from tests.transfer.tiny_coco import write_coco
 
 FILE = "annotations/instances_{}2017.json"
 CODES = (

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from excb.results.result import Result
 
+    from ..coco.annotations import CocoSet
     from ..published.claim import ClaimImages
     from ..task import Task
-    from .coco.annotations import CocoSet
     from .request import Request
 
 _FIGURE = re.compile(r"(bbox|segm|voc)_(AP\w*)")
@@ -139,7 +139,7 @@ def _request_of(args: argparse.Namespace) -> "Request":
 def _open_images(args: argparse.Namespace) -> "tuple[CocoSet, CocoSet]":
     from excb.distributed.collectives import all_succeed
 
-    from .coco.reading import open_coco
+    from ..coco.reading import open_coco
 
     names = ("train_json", "train_images", "val_json", "val_images", "check_all")
     return all_succeed(lambda: open_coco(args.data, **{name: getattr(args, name) for name in names}))
@@ -203,7 +203,7 @@ def _steps(task: "Task", args: argparse.Namespace, depends_on: Mapping[str, Any]
 def _fingerprints(folder: Path) -> dict[str, str]:
     from excb.distributed.collectives import all_succeed
 
-    from .coco.reading import open_coco
+    from ..coco.reading import open_coco
 
     train, val = all_succeed(lambda: open_coco(folder))
     return {"train": train.fingerprint, "val": val.fingerprint}

@@ -14,8 +14,8 @@ from excb.files import json_text
 from excb.files.atomic import write_bytes, write_text
 from excb.results.result import Result
 
+from ..coco import scoring
 from . import drawing
-from .coco import scoring
 from .engines import open_engine
 from .preflight import preflight
 from .request import Request

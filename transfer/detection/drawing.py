@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from excb.files.atomic import write_bytes
 
-from .coco.annotations import CocoSet, decoded
+from ..coco.annotations import CocoSet, decoded
 
 SHEET = "sheet.png"
 LEAST, MOST = 0.5, 20  # smallest score and largest number of drawn detections

@@ -15,7 +15,7 @@ from excb.errors import require
 from excb.hub.backbone import Backbone
 from excb.hub.loading import load
 
-from .coco.annotations import CocoSet
+from ..coco.annotations import CocoSet
 from .engines import open_engine
 from .setup.job import Job
 from .setup.settings import OVERFIT_IMAGES, SCHEDULES, DetectionSettings, settings_for

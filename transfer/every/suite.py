@@ -31,6 +31,7 @@ _WORDS = {
     "command": "its settings",
     "version": "the version of excb",
     "images": "the images of --coco",
+    "masks": "the images of --masks",
     "untrained": "--untrained",
 }
 

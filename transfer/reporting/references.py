@@ -16,7 +16,8 @@ from .predictions import Predictions
 if TYPE_CHECKING:
     from ..task import Task
 
-TITLES = {NETWORK: "untrained", MAJORITY: "majority class", CHANCE: "chance"}
+PIXELS = "pixels"
+TITLES = {NETWORK: "untrained", PIXELS: "raw pixels", MAJORITY: "majority class", CHANCE: "chance"}
 _MOST = 12  # rows of the table in a terminal
 
 

@@ -16,13 +16,13 @@ from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.cli import main
+from excb.transfer.coco.annotations import CocoSet
+from excb.transfer.coco.reading import open_coco
 from excb.transfer.detection import command, engines, request
 from excb.transfer.detection import preflight as preflights
-from excb.transfer.detection.coco.annotations import CocoSet
-from excb.transfer.detection.coco.reading import open_coco
 from excb.transfer.detection.setup.job import Job
 from excb.transfer.detection.setup.settings import OVERFIT_IMAGES
-from tests.transfer.detection.tiny_coco import change, contents, write_coco
+from tests.transfer.tiny_coco import change, contents, write_coco
 
 pytest.importorskip("pycocotools", reason="COCO's tools are not installed")
 

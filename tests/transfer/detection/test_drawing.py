@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from excb.errors import UserError
-from excb.transfer.detection.coco.annotations import CocoSet
-from excb.transfer.detection.coco.reading import open_coco
-from excb.transfer.detection.coco.scoring import as_results
+from excb.transfer.coco.annotations import CocoSet
+from excb.transfer.coco.reading import open_coco
+from excb.transfer.coco.scoring import as_results
 from excb.transfer.detection.drawing import FEW, LEAST, MOST, colour, draw, sheet, write_pictures
-from tests.transfer.detection.tiny_coco import write_coco
+from tests.transfer.tiny_coco import write_coco
 
 pytest.importorskip("pycocotools")
 

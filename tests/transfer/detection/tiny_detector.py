@@ -13,7 +13,7 @@ from torchvision.models.resnet import Bottleneck, ResNet
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
-from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.coco.reading import open_coco
 from excb.transfer.detection.setup.job import Job
 from excb.transfer.detection.setup.settings import settings_for
 from excb.transfer.detection.torchvision import engine, model

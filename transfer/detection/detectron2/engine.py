@@ -19,7 +19,7 @@ from excb.distributed.signals import StopRequest
 from excb.errors import UserError, require
 from excb.files.atomic import write_text
 
-from ..coco.annotations import CocoSet
+from ...coco.annotations import CocoSet
 from ..setup.job import Job
 from ..setup.samples import evaluation_samples, training_sample
 from ..setup.settings import DetectionSettings, rescaled

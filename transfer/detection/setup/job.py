@@ -14,7 +14,7 @@ from excb.distributed.collectives import rank
 from excb.distributed.signals import StopRequest
 from excb.networks.backbone import weights_hash
 
-from ..coco.annotations import CocoSet
+from ...coco.annotations import CocoSet
 from .settings import DetectionSettings
 
 # Settings that do not affect training, so that a resumed run may change them.

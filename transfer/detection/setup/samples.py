@@ -16,7 +16,7 @@ from excb import seeding
 from excb.distributed.workers import follow_parent, watch_workers
 from excb.errors import UserError
 
-from ..coco.annotations import CocoSet
+from ...coco.annotations import CocoSet
 from .settings import DetectionSettings
 
 

@@ -15,8 +15,8 @@ from excb.distributed.collectives import all_succeed, gather_objects, rank, run_
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 
-from ..coco.annotations import CocoSet
-from ..coco.scoring import as_results
+from ...coco.annotations import CocoSet
+from ...coco.scoring import as_results
 from ..setup.job import Job
 from ..setup.samples import Loader, Sample, evaluation_samples, training_sample
 from .model import Detector

@@ -16,11 +16,11 @@ from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
-from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.coco.reading import open_coco
 from excb.transfer.detection.engines import open_engine
 from excb.transfer.detection.setup.job import Job
 from excb.transfer.detection.setup.settings import DetectionSettings
-from tests.transfer.detection.tiny_coco import CATEGORIES, write_coco
+from tests.transfer.tiny_coco import CATEGORIES, write_coco
 
 pytest.importorskip("detectron2.modeling", reason="detectron2: not installed")  # quiet about what it imports
 from excb.transfer.detection.detectron2 import engine as detectron2_engine

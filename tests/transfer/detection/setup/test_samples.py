@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from excb.errors import UserError
-from excb.transfer.detection.coco.annotations import CocoSet, decoded
-from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.coco.annotations import CocoSet, decoded
+from excb.transfer.coco.reading import open_coco
 from excb.transfer.detection.setup.samples import (
     Loader,
     Sample,
@@ -24,7 +24,7 @@ from excb.transfer.detection.setup.samples import (
     training_sample,
 )
 from excb.transfer.detection.setup.settings import DetectionSettings, settings_for
-from tests.transfer.detection.tiny_coco import write_coco
+from tests.transfer.tiny_coco import write_coco
 
 pytest.importorskip("pycocotools")
 from pycocotools.coco import COCO

@@ -18,7 +18,7 @@ from excb.distributed.collectives import rank
 from excb.distributed.launch import launch
 from excb.distributed.parallel import joined
 from excb.errors import UserError
-from excb.transfer.detection.coco.scoring import score
+from excb.transfer.coco.scoring import score
 from excb.transfer.detection.engines import open_engine
 from excb.transfer.detection.setup.job import Job
 from excb.transfer.detection.setup.samples import Loader
@@ -26,8 +26,8 @@ from excb.transfer.detection.torchvision import engine as torchvision_engine
 from excb.transfer.detection.torchvision import model
 from excb.transfer.detection.torchvision.training import Training, learning_rate
 from tests.clone import ROOT
-from tests.transfer.detection.tiny_coco import write_coco
 from tests.transfer.detection.tiny_detector import make_job, narrow, newest, small_networks, train
+from tests.transfer.tiny_coco import write_coco
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from excb.transfer.detection.setup.samples import Loader
 from excb.transfer.detection.setup.settings import settings_for
 from excb.transfer.detection.torchvision import model
 from excb.transfer.detection.torchvision.training import Training, learning_rate, optimizer
-from tests.transfer.detection.tiny_coco import write_coco
 from tests.transfer.detection.tiny_detector import make_job, small_networks, train
+from tests.transfer.tiny_coco import write_coco
 
 
 @pytest.fixture(autouse=True)

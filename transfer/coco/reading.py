@@ -62,6 +62,18 @@ def open_coco(
     return train, val
 
 
+def read_coco(file: Path, folder: Path) -> CocoSet:
+    """Read one annotation file, and check that its images exist; they are not opened.
+
+    Raises:
+        UserError: something is missing, broken or inconsistent.
+    """
+    require(find_spec("pycocotools") is not None, "pycocotools is not installed: run `pip install pycocotools`")
+    images = _read(file, folder)
+    _check_files(images)
+    return images
+
+
 def _find(data: Path | str | None, split: str, file: Path | str | None, folder: Path | str | None) -> tuple[Path, Path]:
     """The annotation file and the image folder of a split; both exist."""
     if data is None and (file is None or folder is None):
@@ -93,6 +105,7 @@ def _read(file: Path, folder: Path) -> CocoSet:
         if not isinstance(contents, dict) or not isinstance(contents.get(kind), list):
             raise UserError(f"{file} has no list of '{kind}': name a file of COCO's instance annotations")
     categories = dict(sorted(_entries(file, contents, "categories", lambda c: (_whole(c["id"]), str(c["name"])))))
+    parents = {entry["id"]: str(entry.get("supercategory") or entry["name"]) for entry in contents["categories"]}
     images = {image.id: image for image in sorted(_entries(file, contents, "images", _image), key=lambda i: i.id)}
     for kind, count in (("categories", len(categories)), ("images", len(images))):
         if count < len(contents[kind]):
@@ -111,6 +124,7 @@ def _read(file: Path, folder: Path) -> CocoSet:
         tuple(categories),
         tuple(categories.values()),
         hashlib.sha256(text).hexdigest(),
+        tuple(map(parents.__getitem__, categories)),
     )
 
 

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from excb.errors import UserError
-from excb.transfer.detection.coco.annotations import decoded
-from excb.transfer.detection.coco.reading import open_coco
-from tests.transfer.detection.tiny_coco import change, contents, write_coco
+from excb.transfer.coco.annotations import decoded
+from excb.transfer.coco.reading import open_coco
+from tests.transfer.tiny_coco import change, contents, write_coco
 
 pytest.importorskip("pycocotools")
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from excb.errors import UserError
-from excb.transfer.detection.coco.annotations import CocoSet, decoded
-from excb.transfer.detection.coco.reading import open_coco
-from excb.transfer.detection.coco.scoring import as_results, score, write_predictions
+from excb.transfer.coco.annotations import CocoSet, decoded
+from excb.transfer.coco.reading import open_coco
+from excb.transfer.coco.scoring import as_results, score, write_predictions
 from tests.clone import SHARED
-from tests.transfer.detection.tiny_coco import run_length, write_coco
+from tests.transfer.tiny_coco import run_length, write_coco
 
 pytest.importorskip("pycocotools")
 from pycocotools import mask as coco

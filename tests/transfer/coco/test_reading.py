@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from excb.errors import UserError
-from excb.transfer.detection.coco import reading
-from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.coco import reading
+from excb.transfer.coco.reading import open_coco
 from tests.clone import ROOT, SHARED
-from tests.transfer.detection.tiny_coco import CATEGORIES, change, contents, write_coco
+from tests.transfer.tiny_coco import CATEGORIES, change, contents, write_coco
 
 pytest.importorskip("pycocotools")
 from pycocotools.coco import COCO
@@ -23,7 +23,7 @@ VAL = "annotations/instances_val2017.json"
 
 IMPORT_AND_READ = """
 import sys
-from excb.transfer.detection.coco.reading import open_coco
+from excb.transfer.coco.reading import open_coco
 train, val = open_coco(sys.argv[1])
 print(len(train), len(val), "torch" in sys.modules, "detectron2" in sys.modules)
 """

@@ -88,6 +88,7 @@ class CocoSet:
     category_ids: tuple[int, ...]  # the file's category ids, ascending; label i is category_ids[i]
     classes: tuple[str, ...]  # category names, in the same order
     fingerprint: str  # SHA-256 of the annotation file and of the selection of images
+    supercategories: tuple[str, ...] = ()  # of every class; the class's own name where the file has none
 
     def __len__(self) -> int:
         """Number of images."""

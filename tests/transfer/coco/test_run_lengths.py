@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from excb.transfer.detection.coco.run_lengths import run_lengths
-from tests.transfer.detection.tiny_coco import run_length
+from excb.transfer.coco.run_lengths import run_lengths
+from tests.transfer.tiny_coco import run_length
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,74 @@
+"""Tests of segmentation metrics: by hand, and against a loop over pixels and scikit-learn."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import jaccard_score
+
+from excb.transfer.dense.patches.metrics import MEASURES, Areas, areas_of, interval, stacked
+
+VOID = -1
+
+
+def test_iou_by_hand() -> None:
+    true = np.array([[0, 0, 1, 1], [0, 0, 1, VOID]])
+    predicted = np.array([[0, 1, 1, 1], [0, 0, 0, 2]])
+    areas = stacked([areas_of(predicted, true, 4)])
+    # class 0: 3 right of 4 predicted and 4 true; class 1: 2 right of 3 and 3; classes 2 and 3 have no pixel that counts
+    assert areas.iou()[:2].tolist() == pytest.approx([3 / 5, 2 / 4])
+    assert np.isnan(areas.iou()[2:]).all()
+    assert areas.miou() == pytest.approx(100 * (3 / 5 + 2 / 4) / 2)
+    assert areas.pixel_accuracy() == pytest.approx(100 * 5 / 7)
+
+
+def test_pixels_without_a_class_count_nowhere_whatever_is_predicted() -> None:
+    true = np.array([0, 1, VOID, VOID])
+    some = [areas_of(np.array([0, 1, *guess]), true, 3) for guess in ((0, 0), (1, 2), (2, 2))]
+    assert all((each == some[0]).all() for each in some)
+    assert stacked(some[:1]).miou() == 100
+
+
+def test_a_predicted_class_without_a_true_pixel_counts_as_zero() -> None:
+    areas = stacked([areas_of(np.array([0, 0, 2]), np.array([0, 0, 0]), 3)])
+    assert areas.iou().tolist() == pytest.approx([2 / 3, math.nan, 0], nan_ok=True)
+    assert areas.miou() == pytest.approx(100 * (2 / 3 + 0) / 2)
+
+
+def test_pixels_without_a_prediction_do_not_count() -> None:
+    areas = stacked([areas_of(np.array([VOID, 0, 1]), np.array([0, 0, 0]), 2)])
+    assert (areas.true.tolist(), areas.predicted.tolist(), areas.right.tolist()) == ([[2, 0]], [[1, 1]], [[1, 0]])
+
+
+def test_figures_are_of_all_pixels_together_as_scikit_learn_has_them() -> None:
+    random = np.random.default_rng(0)
+    pairs = [(random.integers(0, 5, shape), random.integers(-1, 5, shape)) for shape in ((7, 9), (12, 3), (1, 40))]
+    areas = stacked([areas_of(predicted, true, 5) for predicted, true in pairs])
+    predicted, true = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
+    expected = jaccard_score(true[true >= 0], predicted[true >= 0], average="macro", labels=range(5))
+    assert areas.miou() == pytest.approx(100 * expected)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_intervals_hold_the_figure_and_are_those_of_a_loop(measure: str) -> None:
+    random = np.random.default_rng(1)
+    images = []
+    for image in range(30):
+        true = random.integers(0, 4, 200)
+        predicted = np.where(random.random(200) < image / 30, true, random.integers(0, 4, 200))
+        images.append(areas_of(predicted, true, 4))
+    areas = stacked(images)
+    low, high = interval([areas], measure)
+    assert low < getattr(areas, measure)() < high
+    draws = []
+    for _ in range(2000):
+        chosen = random.integers(0, 30, 30)
+        draws.append(getattr(Areas(areas.right[chosen], areas.predicted[chosen], areas.true[chosen]), measure)())
+    assert (low, high) == pytest.approx(np.percentile(draws, [2.5, 97.5]), abs=1.0)
+    assert interval([areas, areas], measure) == pytest.approx((low, high))
+
+
+def test_classes_that_a_resample_lacks_do_not_count_in_it() -> None:
+    # Class 1 is in the first image only, and right there: without that image the mean is of class 0 alone.
+    images = [areas_of(np.array([0, 1]), np.array([0, 1]), 2), areas_of(np.array([0, 0]), np.array([0, 0]), 2)]
+    assert interval([stacked(images)], "miou") == (100, 100)

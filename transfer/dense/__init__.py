@@ -1,0 +1,1 @@
+"""Dense evaluation: semantic segmentation by neighbours and linear heads on frozen maps."""

@@ -1,0 +1,76 @@
+"""The files of a dense result: areas of every image, from which all figures follow, and a sheet of masks."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from excb.distributed.collectives import run_on_rank0
+from excb.files.atomic import write_bytes, write_text
+from excb.results.result import Result
+
+from .patches.metrics import Areas
+from .pictures import sheet
+from .protocol import Measured
+from .setup import DenseTask
+
+
+@dataclass(frozen=True)
+class DenseFiles:
+    """Writes a result with what it was made of."""
+
+    dense: DenseTask
+    measured: Measured
+
+    def __call__(self, result: Result, file: Path) -> list[Path]:
+        """Write FILE.json, and beside it FILE.areas.json and FILE.masks.png; rank 0 does, for all.
+
+        Returns:
+            The files, JSON first.
+
+        Raises:
+            UserError: one cannot be written, or a pictured image cannot be read.
+        """
+        return run_on_rank0(lambda: self._write(result, file))
+
+    def _write(self, result: Result, file: Path) -> list[Path]:
+        stem, files = file.name.removesuffix(".json"), [file]
+        areas = file.with_name(f"{stem}.areas.json")
+        text = json.dumps(self._areas(), separators=(",", ":")) + "\n"
+        write_text(text, areas)
+        files.append(areas)
+        if self.measured.masks:
+            files.append(file.with_name(f"{stem}.masks.png"))
+            write_bytes(self._picture(), files[-1])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        result = replace(result, predictions={"file": areas.name, "sha256": digest})
+        write_text(result.to_json() + "\n", file)  # last: the files that it names exist
+        return files
+
+    def _areas(self) -> dict[str, Any]:
+        """By run and seed, for every image the classes that occur: class -> right, predicted and true pixels."""
+        images = self.dense.test.images
+        runs = {run: [_by_image(areas) for areas in seeds] for run, seeds in self.measured.areas.items()}
+        return {"classes": list(images.classes), "images": list(images.paths), "areas": runs}
+
+    def _picture(self) -> bytes:
+        images, masks = self.dense.test.images, self.measured.masks
+        size = self.dense.scoring.mask_size
+        rows = []
+        for image in next(iter(masks.values())):
+            view = self.dense.test.of(image).start
+            whole = size == "original"
+            picture = images.open(image) if whole else self.dense.test.open(view)
+            true = images.mask(image) if whole else self.dense.test.mask(view)
+            predicted: Mapping[str, np.ndarray] = {head: masks[head][image] for head in masks}
+            rows.append((picture, {"true": true, **predicted}))
+        return sheet(rows, len(images.classes))
+
+
+def _by_image(areas: Areas) -> list[dict[int, list[int]]]:
+    whole = np.stack([areas.right, areas.predicted, areas.true], axis=2)  # [N, C, 3]
+    return [{label: image[label].tolist() for label in np.flatnonzero(image.any(1)).tolist()} for image in whole]

@@ -1,0 +1,93 @@
+"""Recipes of linear heads, and the settings that papers have, by name.
+
+What no recipe here can have are random crops, scales and flips of train images: features are computed once.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from excb.errors import nearest_name, require
+
+
+@dataclass(frozen=True)
+class LinearRecipe:
+    """How a 1x1 convolution is trained, by AdamW."""
+
+    lr: float
+    weight_decay: float
+    schedule: Literal["cosine", "linear"]  # from `lr` to 0
+    input: Literal["standardised", "batchnorm"]  # by the statistics of all patches, or a BatchNorm that is trained
+    loss: Literal["patches", "pixels"]  # cross-entropy with the shares of a patch's pixels, or of upsampled scores
+    batch: int  # patches or images, as `loss` says
+    steps: int = 0  # at least
+    epochs: int = 0  # at least
+    warmup: int = 0  # steps in which the rate rises linearly from nearly 0
+    dropout: float = 0.0  # of whole channels
+
+
+@dataclass(frozen=True)
+class LogisticRecipe:
+    """Which logistic regressions are fitted; the best on held-out train images is kept."""
+
+    strengths: tuple[float, ...]  # C, inverse strengths of the L2 penalty
+    steps: int = 1000  # of L-BFGS, at most
+    most: int | None = None  # patches, evenly spread; None takes all
+
+
+LINEAR: dict[str, LinearRecipe] = {
+    # Our own, minutes on a CPU. On held-out train images of a small sample of COCO, 300 steps were best of 30 to 1,000.
+    "fast": LinearRecipe(1e-3, 1e-2, "cosine", "standardised", "patches", batch=1024, steps=300, epochs=10),
+    # DINOv2's linear head on its last layer (MMSegmentation's BNHead).
+    "dinov2": LinearRecipe(1e-3, 1e-4, "linear", "batchnorm", "pixels", batch=16, steps=40_000, warmup=1500),
+    # DINOv3, config-ade20k-linear-training.yaml of facebookresearch/dinov3.
+    "dinov3": LinearRecipe(
+        1e-3, 1e-3, "cosine", "batchnorm", "pixels", batch=16, steps=40_000, warmup=1500, dropout=0.1
+    ),
+}
+LOGISTIC: dict[str, LogisticRecipe] = {
+    "fast": LogisticRecipe((1e-4, 1e-3, 1e-2), steps=200, most=50_000),
+    # CAPI, eval_segmentation.py: eight values from 1e-6 to 1e5.
+    "capi": LogisticRecipe(tuple(10.0 ** (-6 + 11 * number / 7) for number in range(8))),
+}
+
+DEFAULTS: dict[str, Any] = {
+    "heads": ["knn", "linear"],
+    "mode": "resize",
+    "size": None,  # the checkpoint's
+    "resize": None,  # as `size`
+    "step": None,  # two thirds of `size`
+    "interpolation": None,  # the checkpoint's
+    "mask_size": "original",
+    "upsampling": "bilinear",
+    "k": 30,
+    "temperature": 0.02,
+    "linear": "fast",
+    "logistic": "fast",
+}
+_WINDOWS = {"mode": "window", "size": 512, "resize": 512, "step": 341}
+# What `--settings NAME` changes of them; what the user names goes first.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "hummingbird": {"heads": ["knn"], "mode": "crop", "size": 512, "resize": 512, "mask_size": "input"},
+    "dinov2": {"heads": ["linear"], "linear": "dinov2", **_WINDOWS},
+    "dinov3": {"heads": ["linear"], "linear": "dinov3", **_WINDOWS},
+    "capi": {
+        "heads": ["logreg"],
+        "size": 224,
+        "interpolation": "bicubic",
+        "mask_size": "input",
+        "upsampling": "nearest",
+        "logistic": "capi",
+    },
+}
+
+
+def options(given: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """Every option of `DEFAULTS`: as given, else as the named settings have it, else the default.
+
+    Raises:
+        UserError: there are no settings of that name.
+    """
+    if name is not None:
+        require(name in SETTINGS, f"--settings {name}: there are {', '.join(SETTINGS)}{nearest_name(name, SETTINGS)}")
+    named = SETTINGS[name] if name is not None else {}
+    return DEFAULTS | named | {key: given[key] for key in DEFAULTS if given.get(key) is not None}

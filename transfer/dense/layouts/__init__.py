@@ -1,0 +1,1 @@
+"""Layouts of sets with a class per pixel, one file each."""

@@ -1,0 +1,41 @@
+"""Folders of images and masks: SPLIT/images/NAME.jpg, SPLIT/masks/NAME.png, and the names of the classes."""
+
+from pathlib import Path, PurePosixPath
+
+from excb.errors import UserError, require
+
+from .masks import IGNORED, Layout, MaskFiles, Split, in_folders
+
+NAMES = "classes.txt"
+VOID = 255  # the value of pixels that do not count, unless there are as many classes
+_FOLDERS = {"train": ("train",), "test": ("test", "val")}
+
+
+def _open(root: Path, split: Split) -> MaskFiles:
+    place = next((root / name for name in _FOLDERS[split] if (root / name).is_dir()), None)
+    require(place is not None, f"{root} has no {' or '.join(_FOLDERS[split])}/ with images/ and masks/ inside")
+    assert place is not None
+    names = _names(root / NAMES)
+    paths, masks = in_folders(place, "images", "masks", lambda path: str(PurePosixPath(path).with_suffix(".png")))
+    meaning = {VOID: IGNORED} | {number: number for number in range(len(names))}
+    return MaskFiles(place, paths, masks, names, meaning)
+
+
+def _names(file: Path) -> tuple[str, ...]:
+    try:
+        names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"cannot read {file} ({error}): it holds the names of the classes, a line each; the first is value 0"
+        ) from None
+    require(len(names) > 1, f"{file} names {len(names)} classes: it takes two at least, a line each")
+    return names
+
+
+LAYOUT = Layout(
+    name="folders",
+    title=f"{{train,test}}/images, {{train,test}}/masks (PNG of the same names) and {NAMES}",
+    ignored=f"value {VOID}",
+    matches=lambda root: (root / "train" / "masks").is_dir(),
+    open=_open,
+)

@@ -1,0 +1,170 @@
+"""Images with a class per pixel: what every layout gives, and the one form of those whose masks are files."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from PIL import Image
+
+from excb.errors import UserError
+from excb.files.regular import refuse_special
+from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
+from excb.images.image_set import EXTENSIONS, Images
+
+IGNORED = -1  # of pixels without a class: they are neither learned nor scored
+Split = Literal["train", "test"]
+
+
+class MaskedImages(Images, Protocol):
+    """Images with a fixed order and a mask each. `labels` is None, `classes` names the classes of pixels."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Width and height of one image, without decoding it. Raises UserError if it cannot be read."""
+
+    def mask(self, index: int) -> np.ndarray:
+        """The classes [height, width] int16 of one image's pixels; `IGNORED` has none.
+
+        Raises:
+            UserError: the mask cannot be read, is of another size than its image, or holds an unknown value.
+        """
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which a set lies on the disk."""
+
+    name: str  # what `--layout` calls it
+    title: str  # one line for people
+    ignored: str  # which pixels do not count
+    matches: Callable[[Path], bool]  # whether a folder has this layout
+    open: Callable[[Path, Split], MaskedImages]  # a split of the folder; raises UserError if it is not usable
+
+
+@dataclass(frozen=True)
+class MaskFiles:
+    """Images whose masks are files of one channel: image i is `root / paths[i]`, its mask `root / masks[i]`."""
+
+    root: Path
+    paths: tuple[str, ...]  # POSIX paths below root
+    masks: tuple[str, ...]
+    classes: tuple[str, ...]
+    meaning: Mapping[int, int]  # the class of every value that a mask may hold; `IGNORED` for pixels that do not count
+    labels: None = None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the lists of files, the classes and what values mean, whatever their root."""
+        parts = [*self.paths, "", *self.masks, "", *self.classes, "", *(f"{v} {c}" for v, c in self.meaning.items())]
+        return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def stamp(self, index: int) -> str:
+        """Sizes and modification times of an image and its mask; "none" if one is missing."""
+        try:
+            both = [(self.root / path).stat() for path in (self.paths[index], self.masks[index])]
+        except (OSError, ValueError):  # ValueError: a zero byte in the name
+            return "none"
+        return " ".join(f"{status.st_size} {status.st_mtime_ns}" for status in both)
+
+    def open(self, index: int) -> Image.Image:
+        """See `Images.open`."""
+        return open_image(self.root / self.paths[index])
+
+    def size(self, index: int) -> tuple[int, int]:
+        """See `MaskedImages.size`."""
+        file = self.root / self.paths[index]
+        try:
+            return stored_and_upright_size(file)[1]
+        except BrokenImageError as error:
+            raise UserError(f"{file} cannot be read ({error}): fix it, or remove it with its mask") from None
+
+    def mask(self, index: int) -> np.ndarray:
+        """See `MaskedImages.mask`."""
+        file = self.root / self.masks[index]
+        values, (width, height) = _values(file), self.size(index)
+        if values.shape != (height, width):
+            raise UserError(
+                f"{file} has {values.shape[1]} x {values.shape[0]} pixels and its image {width} x {height}: a mask "
+                "must be as large as its image"
+            )
+        present = np.unique(values)
+        if unknown := sorted(set(present.tolist()) - self.meaning.keys()):
+            raise UserError(f"{file} holds the value {unknown[0]}, which is no class of {self.root}: name its class")
+        table = np.full(int(present[-1]) + 1, IGNORED, np.int16)
+        table[present] = [self.meaning[value] for value in present.tolist()]
+        classes: np.ndarray = table[values]
+        return classes
+
+
+def _values(file: Path) -> np.ndarray:
+    """The values [height, width] of a mask as they are stored. Raises UserError if it has none."""
+    try:
+        refuse_special(file)
+        with Image.open(file) as image:
+            if image.mode not in ("P", "L", "1", "I;16", "I"):
+                raise UserError(
+                    f"{file} is an image of mode {image.mode}: a mask has one channel, whose values are classes"
+                )
+            return np.asarray(image).astype(np.int64)
+    except DAMAGE as error:
+        raise UserError(f"cannot read the mask {file} ({type(error).__name__}: {error})") from None
+
+
+def listed(root: Path, names: Path, image: str, mask: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Images and masks of a list with a name per line, by the patterns of their paths, such as "JPEGImages/{}.jpg".
+
+    Raises:
+        UserError: the list cannot be read or is empty, or a file is missing.
+    """
+    try:
+        lines = [line.split()[0] for line in names.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the list of images {names} ({error})") from None
+    if not lines:
+        raise UserError(f"{names} names no image")
+    return existing(root, [image.format(name) for name in lines], [mask.format(name) for name in lines])
+
+
+def existing(root: Path, paths: list[str], masks: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The lists as they are. Raises UserError if a file is missing."""
+    missing = [path for path in (*paths, *masks) if not (root / path).is_file()]
+    if missing:
+        raise UserError(f"{len(missing)} files are not in {root}, such as {missing[0]}: add them, or shorten the list")
+    return tuple(paths), tuple(masks)
+
+
+def in_folders(
+    root: Path, images: str, masks: str, pair: Callable[[str], str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All images below a folder and their masks below another, at any depth.
+
+    Args:
+        root: of both folders.
+        images: the folder of the images.
+        masks: the folder of the masks.
+        pair: path of an image below its folder -> path of its mask below the other.
+
+    Raises:
+        UserError: there is no image, or one without a mask.
+    """
+    place = root / images
+    if not place.is_dir():
+        raise UserError(f"no folder {place}: it holds the images")
+    found = sorted(
+        file.relative_to(place).as_posix()
+        for file in place.rglob("*")
+        if file.name.lower().endswith(EXTENSIONS) and not file.name.startswith(".")
+    )
+    if not found:
+        raise UserError(f"no image below {place}")
+    return existing(root, [f"{images}/{path}" for path in found], [f"{masks}/{pair(path)}" for path in found])

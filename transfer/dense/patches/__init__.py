@@ -1,0 +1,1 @@
+"""Images cut into views and patches: their features, their classes, and what predictions of pixels are worth."""

@@ -1,0 +1,95 @@
+"""Metrics of semantic segmentation from areas: IoU of every class, their mean, pixel accuracy; bootstrap over images.
+
+Letters: N images, C classes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from excb.seeding import Purpose, generator
+
+from ...reporting.scoring import RESAMPLES, percentiles
+from ..layouts.masks import IGNORED
+
+_AT_ONCE = 2**22  # most weights of a block of resamples: 32 MiB
+
+
+@dataclass(frozen=True)
+class Areas:
+    """Numbers of pixels of every image and class, [N, C] int64 each. Pixels without a true class are in none."""
+
+    right: np.ndarray  # predicted as their true class
+    predicted: np.ndarray  # predicted as the class
+    true: np.ndarray  # of the class
+
+    def iou(self) -> np.ndarray:
+        """Intersection over union of every class, all images together, [C] float64; NaN of a class without a pixel."""
+        return _iou(self.right.sum(0), self.predicted.sum(0), self.true.sum(0))
+
+    def miou(self) -> float:
+        """The mean of `iou` over the classes that are true or predicted anywhere, in percent."""
+        return 100 * float(np.nanmean(self.iou()))
+
+    def pixel_accuracy(self) -> float:
+        """The share of all pixels that are right, in percent."""
+        return 100 * int(self.right.sum()) / int(self.true.sum())
+
+
+# Each measure of resampled areas [resamples, C] (right, predicted, true), as a share of 1.
+MEASURES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
+    "miou": lambda right, predicted, true: np.nanmean(_iou(right, predicted, true), axis=-1),
+    "pixel_accuracy": lambda right, _predicted, true: right.sum(-1) / true.sum(-1),
+}
+
+
+def areas_of(predicted: np.ndarray, true: np.ndarray, classes: int) -> np.ndarray:
+    """The areas of one image: right, predicted and true pixels of every class.
+
+    Args:
+        predicted: [H, W] classes; `IGNORED` where nothing was predicted.
+        true: [H, W] classes; `IGNORED` where there is none.
+        classes: C.
+
+    Returns:
+        [3, C] int64. Pixels without a true class, or without a prediction, are in none.
+    """
+    counted = (true != IGNORED) & (predicted != IGNORED)
+    predicted, true = predicted[counted], true[counted]
+    kinds = (true[predicted == true], predicted, true)
+    return np.stack([np.bincount(kind, minlength=classes) for kind in kinds])
+
+
+def stacked(images: Sequence[np.ndarray]) -> Areas:
+    """The areas of all images, of [3, C] each."""
+    return Areas(*np.stack(images).transpose(1, 0, 2))
+
+
+def interval(runs: Sequence[Areas], measure: str) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of a measure's mean over runs, in percent.
+
+    Images are drawn with replacement, the same ones for every run and every figure. A measure of a resample is that of
+    all its pixels together, so a class without a pixel in a resample does not count in it.
+
+    Args:
+        runs: of the same images, such as those of several seeds.
+        measure: one of `MEASURES`.
+    """
+    images = len(runs[0].true)
+    random, draws = generator(Purpose.BOOTSTRAP, images), list[np.ndarray]()
+    step = max(1, _AT_ONCE // images)
+    for start in range(0, RESAMPLES, step):
+        number = min(step, RESAMPLES - start)
+        # float64 holds these counts exactly up to 2^53 pixels, and is multiplied faster than integers.
+        weights = random.multinomial(images, np.full(images, 1 / images), size=number).astype(np.float64)
+        values = [MEASURES[measure](*(weights @ part for part in (run.right, run.predicted, run.true))) for run in runs]
+        draws.append(np.mean(values, axis=0))
+    resampled = np.concatenate(draws)
+    return percentiles(resampled[~np.isnan(resampled)])
+
+
+def _iou(right: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
+    union = predicted + true - right
+    shares: np.ndarray = np.divide(right, union, out=np.full(union.shape, np.nan), where=union > 0)
+    return shares
