@@ -12,12 +12,13 @@ The balancing operator is affine per cluster, so balanced logits are one linear 
 that, and an identity of the cross-entropy, to compute the loss without a matrix of size R x K.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import register_pytree_node
 
 from excb import seeding
 from excb.balancing.interface import Balancer, TeacherBatch
@@ -205,6 +206,16 @@ class Step:
     regression: Tensor | None  # [] BYOL's loss; None where its weight is 0
     features: Tensor | None = None  # [V * B, D] of the student's backbone, view by view, for terms besides the method's
     anchor: Tensor | None = None  # [] such a term: the distance from the features of a run's start
+
+
+def _fields(values: Any) -> tuple[list[Any], None]:
+    return [getattr(values, part.name) for part in fields(values)], None
+
+
+# DistributedDataParallel looks for tensors in what a pass returns: without this, a static graph would not average the
+# first step's gradients, and say nothing.
+register_pytree_node(Clustered, _fields, lambda values, _: Clustered(*values))
+register_pytree_node(Step, _fields, lambda values, _: Step(*values))
 
 
 class ExCB(nn.Module):

@@ -300,6 +300,16 @@ class EfficiencySettings:
     fused: bool = option(
         True, "one kernel for the optimizer's update of all tensors; without, steps wait for the norm", source="ours"
     )
+    compression: Literal["none", "bf16", "fp16", "powersgd"] = option(
+        "none",
+        "how gradients travel between processes: whole, rounded, or as matrices of rank 4 from step 1,000 on "
+        "(powersgd, which cannot resume: what it leaves out of a step is in no checkpoint)",
+        source="ours",
+    )
+    static_graph: bool = option(
+        False, "several processes: every step uses the same parameters, which DDP learns in the first", source="ours"
+    )
+    bucket_mb: float = option(25.0, "MiB of gradients that are sent together, during the backward pass", source="ours")
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
     prefetch: int = option(2, "batches that each of these processes reads ahead", source="ours")
     decoder: Literal["auto", "simplejpeg", "torchvision", "pillow"] = option(
@@ -322,6 +332,22 @@ class EfficiencySettings:
             not taken or self.precision in (*taken, "auto"),
             f"efficiency.objective={self.objective} needs efficiency.precision={' or '.join(taken)}",
         )
+        require(
+            self.compression != "powersgd" or self.precision != "fp16",
+            "efficiency.compression=powersgd would keep the overflows of efficiency.precision=fp16 in its error "
+            "feedback: use efficiency.precision=bf16, or efficiency.compression=fp16",
+        )
+        require(
+            not (self.static_graph and self.compile),
+            "efficiency.static_graph and efficiency.compile exclude each other: a compiled network is split at DDP's "
+            "buckets, which a static graph does not have in its first step",
+        )
+        require(
+            not self.static_graph or self.accumulate == 1,
+            "efficiency.static_graph needs a backward pass that averages gradients in every part of a step: set "
+            "efficiency.accumulate=1",
+        )
+        require(self.bucket_mb > 0, "efficiency.bucket_mb must be above 0")
         require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")
         require(self.workers >= -1, "efficiency.workers must be -1 (automatic), 0 or more")
         require(self.prefetch >= 1, "efficiency.prefetch must be at least 1")

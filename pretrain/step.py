@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from excb import seeding
@@ -203,7 +204,7 @@ class Trainer:
         self.recipe, self.device, self.anchor, self._release = recipe, device, anchor, release
         if release is not None:  # before k-means, which must see the frozen backbone
             release.apply(schedules.first_released(0))
-        self._parallel = average_gradients(model)
+        self._parallel = self._averaging()
         precision = recipe.efficiency.precision
         assert precision != "auto"
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
@@ -212,6 +213,15 @@ class Trainer:
         self._buffers = BufferSnapshot(list(model.buffers()))
         self._valid = torch.ones((), dtype=torch.bool, device=device)  # no step was rejected so far
         self._check: StepCheck | None = None  # of the newest step
+
+    def _averaging(self) -> DistributedDataParallel | None:
+        efficiency = self.recipe.efficiency
+        return average_gradients(
+            self.model,
+            compression=efficiency.compression,
+            static_graph=efficiency.static_graph,
+            bucket_mb=efficiency.bucket_mb,
+        )
 
     def views(self, crops: Tensor | None, parameters: Tensor | None) -> Tensor | None:
         """Augment crops [V, B, S, S, 3] into views [V, B, 3, S, S] on the device."""
@@ -245,7 +255,7 @@ class Trainer:
         set_schedules(self.optimizer, self.schedules, step)
         self.optimizer.zero_grad(set_to_none=True)
         if self._release is not None and self._release.apply(self.schedules.first_released(step)):
-            self._parallel = average_gradients(self.model)  # it expects gradients of what learns, and of nothing else
+            self._parallel = self._averaging()  # it expects gradients of what learns, and of nothing else
         parts = batch.split(self.recipe.efficiency.accumulate)
         outputs = []
         for number, part in enumerate(parts):

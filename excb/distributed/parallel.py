@@ -12,11 +12,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from excb.distributed.collectives import join_store, world_size
@@ -30,6 +31,10 @@ _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRem
 
 # How long a process waits for another one. Rank 0 may take this long to scan a large folder on a slow disk.
 TIMEOUT = timedelta(minutes=30)
+
+Compression = Literal["none", "bf16", "fp16", "powersgd"]
+POWERSGD_RANK = 4  # of the matrices that stand for a gradient
+POWERSGD_START = 1000  # steps at first whose gradients travel whole, since they change fastest (torch's default)
 
 
 class LostProcessError(Exception):
@@ -152,12 +157,33 @@ def _once(work: Callable[[torch.device], int], place: torch.device) -> int:
         raise
 
 
-def average_gradients(model: nn.Module) -> DistributedDataParallel | None:
-    """Wrap a module so that its backward pass averages gradients over all ranks. None in a run of one process."""
+def average_gradients(
+    model: nn.Module, *, compression: Compression = "none", static_graph: bool = False, bucket_mb: float = 25.0
+) -> DistributedDataParallel | None:
+    """Wrap a module so that its backward pass averages gradients over all ranks. None in a run of one process.
+
+    A bucket of gradients travels while the backward pass computes those of earlier layers; nothing else overlaps.
+
+    Args:
+        model: the module, on its device.
+        compression: how gradients travel: as they are, rounded to 16 bits, or as matrices of low rank (PowerSGD, whose
+            error feedback stays in this process).
+        static_graph: every step uses the same parameters in the same order.
+        bucket_mb: MiB of gradients that travel together, at most.
+    """
     if world_size() == 1:
         return None
     # Buffers are equal on all ranks anyway. torch 2.15 renames the option that would broadcast them.
     parameters = inspect.signature(DistributedDataParallel).parameters
     option = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
-    options: dict[str, Any] = {option: False}
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
+    options: dict[str, Any] = {option: False, "static_graph": static_graph, "bucket_cap_mb": bucket_mb}
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
+    if compression == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_START
+        )
+        parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif compression != "none":
+        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        parallel.register_comm_hook(None, hooks[compression])
+    return parallel

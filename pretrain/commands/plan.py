@@ -13,7 +13,9 @@ def add_options(parser: Parser) -> None:
     add_recipe(parser)
     add_run(parser)
     parser.add_argument(
-        "--device", metavar="GPU", help=f"estimate hours on another GPU, and whether it fits: {', '.join(GPUS)}"
+        "--device",
+        metavar="GPU",
+        help=f"estimate hours on another GPU, whether it fits, and steps on several: {', '.join(GPUS)}",
     )
     parser.add_argument("--measure", action="store_true", help="measure on the CPU where there is no GPU")
 

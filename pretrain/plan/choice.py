@@ -19,6 +19,7 @@ from ..recipe import Recipe
 from .flops import count
 from .memory import step_memory
 from .speed import measure_step
+from .trace import Trace, trace_step
 
 LOOKED_AT = 64  # images whose size is read
 FEWEST = 32  # images that a run can be proposed for
@@ -162,11 +163,13 @@ def _large(number: int, device: torch.device, processes: int, reasons: list[str]
     contrast = overrides.find_recipe(name).method.contrast > 0
     parts = [f"efficiency.accumulate={2**power}" for power in range(7)]
     chosen = ""
+    trace: Trace | None = None
     for smaller in [f"optim.batch={2**power}" for power in range(8, 4, -1)] if contrast else parts:
         recipe = resolved(overrides.apply(overrides.find_recipe(name), [*values, smaller]), device)
         if recipe.optim.batch % (recipe.efficiency.accumulate * processes) == 0:
             chosen = smaller
-            if step_memory(recipe, recipe.micro_batch(processes)).total < ROOM * memory:
+            trace = trace or trace_step(recipe)  # the batch changes, and the trace has none
+            if step_memory(recipe, recipe.micro_batch(processes), trace).total < ROOM * memory:
                 break
     require(bool(chosen), f"{processes} GPUs cannot share the batch of {name} equally: name --gpus 1, 2, 4 or 8")
     precision = recipe.efficiency.precision

@@ -77,16 +77,16 @@ def fake_networks(recipe: Recipe) -> tuple[FakeTensorMode, ExCB]:
         UserError: no such backbone, or it cannot take views of the recipe's sizes.
     """
     # With the pseudo-code's order of updates, a pass would need the values of assignments. Balancers other than B are
-    # counted by what they state.
+    # counted by what they state. The plain loss has no tiles, whose number would depend on the images.
     method = {"clusters": FEW, "sizes_updated": "after_loss", "balancing": "linear"}
-    few = recipe.change(method=method, efficiency={"objective": "auto"})
+    few = recipe.change(method=method, efficiency={"objective": "plain"})
     with torch.device("meta"):
         model = build_model(few).train()
     if value_bytes(recipe) == 8:
         model.double()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake:
-        model.to_empty(device="cpu")
+    with fake:  # as `to_empty` does, which is slower: it makes fakes of the meta tensors first
+        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))  # type: ignore[no-untyped-call]
     return fake, model
 
 

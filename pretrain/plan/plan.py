@@ -17,9 +17,12 @@ from excb.images.image_set import CodedImages
 from ..precision import resolved
 from ..recipe import Recipe
 from .devices import Gpu, hours
-from .flops import communication, count
+from .flops import Counts, communication, count
 from .memory import NOT_COUNTED, Memory, plain_loss_head, step_memory
+from .peaks import PEAKS
+from .scaling import print_scaling, scaling
 from .speed import measure_loader, measure_step
+from .trace import Trace, trace_step
 
 IMAGENET = 1_281_167  # training images of ImageNet-1k, where no folder is named
 ROOM = 0.9  # of a GPU's memory that a run may fill
@@ -47,7 +50,7 @@ def plan(
     Raises:
         UserError: the recipe cannot run with this number of processes, or on these images.
     """
-    report = plan_run(recipe, gpus, images, measure=measure, gpu=gpu)
+    report = plan_run(recipe, gpus, images, measure=measure, gpu=gpu, reporter=reporter)
     if as_json:
         reporter.answer(json.dumps(report, indent=2))
     else:
@@ -56,13 +59,26 @@ def plan(
 
 
 def plan_run(
-    recipe: Recipe, gpus: int | None, images: CodedImages | None, *, measure: bool, gpu: Gpu | None = None
+    recipe: Recipe,
+    gpus: int | None,
+    images: CodedImages | None,
+    *,
+    measure: bool,
+    gpu: Gpu | None = None,
+    reporter: Reporter | None = None,
 ) -> Report:
     """The plan of a recipe, as `--json` prints it; arguments and errors are those of `plan`."""
     settled = _with_precision(recipe, gpus, gpu)
-    report = count_run(settled, max(1, gpus or 1), images)
+    with (reporter or Reporter(quiet=True)).progress("tracing the networks", 2) as bar:  # seconds each
+        counts = count(settled)
+        bar.advance()
+        trace = trace_step(settled)
+        bar.advance()
+    report = count_run(settled, counts, trace, max(1, gpus or 1), images)
     report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure))
     report["estimate"] = None if gpu is None else estimate(settled, report, gpu)
+    peaks = None if gpu is None else PEAKS.get(gpu.name)
+    report["model"] = None if peaks is None else scaling(settled, counts, trace, peaks)
     return report | {"precision_asked": recipe.efficiency.precision}
 
 
@@ -76,12 +92,12 @@ def _with_precision(recipe: Recipe, gpus: int | None, gpu: Gpu | None) -> Recipe
     return recipe.change(efficiency={"precision": "bf16" if bf16 else "fp32"})
 
 
-def count_run(recipe: Recipe, processes: int, images: CodedImages | None) -> Report:
+def count_run(recipe: Recipe, counts: Counts, trace: Trace, processes: int, images: CodedImages | None) -> Report:
     """The report without measurements: everything that needs no run."""
     share, optim = recipe.micro_batch(processes), recipe.optim
     size = len(images) if images is not None else IMAGENET
     steps = optim.epochs * recipe.steps_per_epoch(size)
-    counts, memory = count(recipe), step_memory(recipe, share)
+    memory = step_memory(recipe, share, trace)
     sent = communication(recipe, counts, processes)
     flops = asdict(counts.flops) | {"image": counts.flops.image, "step": counts.flops.image * optim.batch}
     return {
@@ -204,6 +220,8 @@ def _print(report: Report, reporter: Reporter) -> None:
     reporter.answer(f"the equations as written would hold {plain} of rows x clusters at least")
     _print_communication(report, reporter)
     _print_measured(report, reporter)
+    if report["model"] is not None:
+        print_scaling(report["model"], report["batch"], report["estimate"]["device"], reporter)
     if report["estimate"] is not None:
         _print_estimate(report, reporter)
 

@@ -1,5 +1,7 @@
 """The start of a run: refuse what cannot train, then build a new run or restore an unfinished one."""
 
+from typing import Any
+
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -57,7 +59,7 @@ def start(
         UserError: recipe, images and folder do not fit each other, or `init` cannot be loaded.
     """
 
-    def resume() -> dict[str, object] | None:
+    def resume() -> dict[str, Any] | None:
         assert folder is not None
         folder.begin(recipe, images)
         return folder.resume(reporter.warn)
@@ -68,6 +70,8 @@ def start(
     if contents is None and recipe.init is not None:
         reporter.note(run_on_rank0(lambda: start_from(model, recipe, images)))
     trainer = trainer_for(model, recipe, device, steps_per_epoch=recipe.steps_per_epoch(len(images)))
+    if contents is not None:
+        refuse_lost_feedback(recipe, contents, steps=trainer.schedules.steps)
     samples = trainer.schedules.steps_per_epoch * recipe.optim.batch // world_size()
     statistics = EpochStatistics(images, recipe, samples=samples, device=device)
     state = RunState(recipe, images, trainer, statistics, feed)
@@ -77,6 +81,15 @@ def start(
     if trainer.anchor is not None:
         broadcast(trainer.anchor.state_dict().values())
     return state
+
+
+def refuse_lost_feedback(recipe: Recipe, contents: dict[str, Any], *, steps: int) -> None:
+    """Refuse to continue with PowerSGD: what it left out so far is another one in each process, and not saved."""
+    if recipe.efficiency.compression == "powersgd" and world_size() > 1 and contents.get("step") != steps:
+        raise UserError.on_all_ranks(
+            "a run with efficiency.compression=powersgd cannot resume as it was: its error feedback is in no "
+            "checkpoint; continue with efficiency.compression=none or bf16"
+        )
 
 
 def _build(recipe: Recipe) -> ExCB:

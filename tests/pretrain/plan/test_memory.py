@@ -13,8 +13,9 @@ from excb.pretrain.initialise import build_model
 from excb.pretrain.optim import build_optimizer
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.flops import FEW
-from excb.pretrain.plan.memory import HEAD_MATRICES, Alive, plain_loss_head, step_memory
+from excb.pretrain.plan.memory import HEAD_MATRICES, plain_loss_head, step_memory
 from excb.pretrain.plan.speed import build_trainer, random_batch
+from excb.pretrain.plan.trace import Alive
 from excb.pretrain.recipe import Recipe
 from tests.pretrain.small_runs import OVERRIDES
 
@@ -169,12 +170,12 @@ def test_alive_counts_storages_once_from_making_to_end() -> None:
         there.add_(1)
         a = torch.zeros(1000)
         view = a[10:]
-        assert alive.now == 4000
+        assert alive.now.at(1) == 4000
         b = a + 1
-        assert (alive.now, alive.highest) == (8000, 8000)
+        assert (alive.now.at(1), alive.highest) == (8000, 8000)
         del a
-        assert alive.now == 8000  # the view holds it
+        assert alive.now.at(1) == 8000  # the view holds it
         del view, b
-        assert (alive.now, alive.highest) == (0, 8000)
+        assert (alive.now.at(1), alive.highest) == (0, 8000)
         torch.zeros(1500)
-        assert (alive.now, alive.highest) == (0, 8000)
+        assert (alive.now.at(1), alive.highest) == (0, 8000)

@@ -1,0 +1,50 @@
+"""A traced step: sizes for any number of images, and counts against those of fake CUDA tensors."""
+
+import pytest
+
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.plan import trace as tracing
+from excb.pretrain.plan.flops import FEW
+from excb.pretrain.plan.trace import Growth, trace_step
+from excb.pretrain.plan.work import step_work
+from excb.pretrain.recipe import Recipe
+from tests.pretrain.small_runs import OVERRIDES
+
+# Launches and GB of a step, by the table in docs/performance.md, which counts them on fake CUDA tensors.
+COUNTED = {"conv4_tiny": (479, 0.2), "rn10_tiny": (755, 0.4)}
+
+
+def small(*values: str) -> Recipe:
+    return apply(find_recipe("quickstart"), [*OVERRIDES, f"method.clusters={FEW}", *values])
+
+
+def test_a_size_says_how_it_grows() -> None:
+    prime = tracing.IMAGES
+    sizes = (Growth.of(0), Growth.of(640), Growth.of(3 * prime), Growth.of(4 * prime**2))
+    assert sizes == (Growth(), Growth(fixed=640), Growth(image=3), Growth(pair=4))
+    total = sum(sizes, Growth())
+    assert (total.at(prime), total.at(10)) == (640 + 3 * prime + 4 * prime**2, 640 + 30 + 400)
+    assert total - sizes[1] == Growth(0, 3, 4)
+
+
+@pytest.mark.parametrize("values", [(), ("method.contrast=0.5",)])
+def test_another_number_of_images_gives_the_same_sizes(
+    monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...]
+) -> None:
+    first = trace_step(small(*values))
+    monkeypatch.setattr(tracing, "IMAGES", 499)
+    second = trace_step(small(*values))
+    for name in ("forward", "backward", "views", "saved", "buffers"):
+        assert getattr(first, name) == getattr(second, name)
+    assert [first.highest(images) for images in (2, 64)] == [second.highest(images) for images in (2, 64)]
+    assert bool(first.forward.product_bytes.pair) == ("method.contrast=0.5" in values)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_launches_and_bytes_are_near_those_on_fake_cuda(name: str) -> None:
+    recipe = apply(find_recipe(name), ["efficiency.precision=bf16"])
+    work = step_work(recipe, trace_step(recipe), recipe.optim.batch, weights=10**6)
+    parts = (work.forward, work.backward, work.views, work.update)
+    launches, moved = COUNTED[name]
+    assert sum(part.launches for part in parts) == pytest.approx(launches, rel=0.1)
+    assert sum(part.product_bytes + part.other_bytes for part in parts) / 1e9 == pytest.approx(moved, rel=0.35)
