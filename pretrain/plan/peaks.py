@@ -34,7 +34,7 @@ _A100 = "data sheet of the A100 80 GB SXM as public pages quote it, HDR InfiniBa
 _HOPPER = "data sheet of the {} SXM as public pages quote it, network of DGX {} (NVIDIA DGX BasePOD)"
 # Public pages agree on bf16 and NVLink only: fp32 is 75 to 80, TF32 1,100 to 1,125, fp64 35 to 40, memory 7.7 to 8.
 _B200 = (
-    "NVIDIA's Blackwell brief for HGX B200 as public pages quote it, which differ by up to 8 %; network of DGX B200 "
+    "NVIDIA's Blackwell brief for HGX B200 as public pages quote it, which differ by up to 14 %; network of DGX B200 "
     "(NVIDIA DGX BasePOD)"
 )
 _RTX4090 = "Ada architecture paper as public pages quote it, PCIe 4.0 x16; network assumed"

@@ -1,6 +1,17 @@
 """Recipes of linear heads, and the settings that papers have, by name.
 
 What no recipe here can have are random crops, scales and flips of train images: features are computed once.
+
+Where the papers' settings come from:
+
+- hummingbird: github.com/vpariza/open-hummingbird-eval at 5e79da2 (hbird_eval.py, transforms.py, README): images and
+  masks resized to a square, k = 30, temperature 0.02, bilinear upsampling of label shares, figures at 512 pixels and
+  up to 1024 x 10^4 patches. Not confirmed: how Balazevic et al. (2023) themselves resize and crop.
+- dinov2: BNHead is in github.com/facebookresearch/dinov2 at b8931f7. Its training configuration is not; optimizer,
+  schedule and windows are from copies of it in other public repositories. Not confirmed: the batch of 16.
+- dinov3: config-ade20k-linear-training.yaml, linear_head.py and transforms.py of github.com/facebookresearch/dinov3 at
+  6876159.
+- capi: eval_segmentation.py and default_eval_config.yaml of github.com/facebookresearch/capi at 98b4fa1.
 """
 
 from dataclasses import dataclass
@@ -37,16 +48,16 @@ class LogisticRecipe:
 LINEAR: dict[str, LinearRecipe] = {
     # Our own, minutes on a CPU. On held-out train images of a small sample of COCO, 300 steps were best of 30 to 1,000.
     "fast": LinearRecipe(1e-3, 1e-2, "cosine", "standardised", "patches", batch=1024, steps=300, epochs=10),
-    # DINOv2's linear head on its last layer (MMSegmentation's BNHead).
+    # DINOv2's linear head on its last layer (BNHead in MMSegmentation), which has no dropout.
     "dinov2": LinearRecipe(1e-3, 1e-4, "linear", "batchnorm", "pixels", batch=16, steps=40_000, warmup=1500),
-    # DINOv3, config-ade20k-linear-training.yaml of facebookresearch/dinov3.
+    # DINOv3's: 2 images on each of 8 GPUs.
     "dinov3": LinearRecipe(
         1e-3, 1e-3, "cosine", "batchnorm", "pixels", batch=16, steps=40_000, warmup=1500, dropout=0.1
     ),
 }
 LOGISTIC: dict[str, LogisticRecipe] = {
     "fast": LogisticRecipe((1e-4, 1e-3, 1e-2), steps=200, most=50_000),
-    # CAPI, eval_segmentation.py: eight values from 1e-6 to 1e5.
+    # CAPI's eight values from 1e-6 to 1e5.
     "capi": LogisticRecipe(tuple(10.0 ** (-6 + 11 * number / 7) for number in range(8))),
 }
 
@@ -67,9 +78,9 @@ DEFAULTS: dict[str, Any] = {
 _WINDOWS = {"mode": "window", "size": 512, "resize": 512, "step": 341}
 # What `--settings NAME` changes of them; what the user names goes first.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "hummingbird": {"heads": ["knn"], "mode": "crop", "size": 512, "resize": 512, "mask_size": "input"},
+    "hummingbird": {"heads": ["knn"], "size": 512, "interpolation": "bilinear", "mask_size": "input"},
     "dinov2": {"heads": ["linear"], "linear": "dinov2", **_WINDOWS},
-    "dinov3": {"heads": ["linear"], "linear": "dinov3", **_WINDOWS},
+    "dinov3": {"heads": ["linear"], "linear": "dinov3", "interpolation": "bilinear", **_WINDOWS},
     "capi": {
         "heads": ["logreg"],
         "size": 224,

@@ -177,6 +177,8 @@ def test_named_settings_change_defaults_and_options_change_both() -> None:
     assert options({"k": None, "unknown": 3}, None) == DEFAULTS
     capi = options({"size": 448}, "capi")
     assert (capi["size"], capi["mask_size"], capi["heads"]) == (448, "input", ["logreg"])
+    hummingbird = options({}, "hummingbird")  # images are resized to a square, not cropped
+    assert [hummingbird[name] for name in ("mode", "size", "interpolation")] == ["resize", 512, "bilinear"]
     with pytest.raises(UserError, match=r"--settings dinov1: there are .*did you mean 'dinov"):
         options({}, "dinov1")
     for name, changed in SETTINGS.items():
