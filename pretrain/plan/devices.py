@@ -8,7 +8,7 @@ CORE_TFLOPS = 0.025  # of one CPU core on small networks: about what the studies
 CORES = 4  # of the machine that `excb-pretrain list` estimates hours for
 GPU = "a100"  # and its GPU
 # What of a data sheet's rate training reaches: convolutions of small networks and crops wait for memory.
-REACHED = {"fp32": 0.35, "half": 0.15}
+REACHED = {"fp32": 0.35, "tensor": 0.15}
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,16 @@ class Gpu:
     memory: float  # GiB
     fp32: float  # TFLOP/s
     half: float  # TFLOP/s in bf16 or fp16, dense, on tensor cores
-    bf16: bool = True  # whether it computes in bf16
+    bf16: bool = True  # whether it computes in bf16, and in TF32 at half that rate: compute capability 8.0 or newer
 
-    def rate(self, precision: str) -> float:
-        """Estimated TFLOP/s of a training step."""
+    def rate(self, precision: str, *, tf32: bool = False) -> float:
+        """Estimated TFLOP/s of a training step; `tf32`: whether networks in fp32 multiply in TF32."""
         if precision in ("bf16", "fp16"):
-            return self.half * REACHED["half"]
-        return self.fp32 * REACHED["fp32"] * (0.5 if precision == "fp64" else 1.0)
+            return self.half * REACHED["tensor"]
+        plain = self.fp32 * REACHED["fp32"]
+        if precision == "fp32" and tf32 and self.bf16:
+            return max(plain, self.half / 2 * REACHED["tensor"])
+        return plain * (0.5 if precision == "fp64" else 1.0)
 
 
 _ALL = (

@@ -165,7 +165,7 @@ def estimate(recipe: Recipe, counted: Mapping[str, Any], gpu: Gpu) -> Report:
     require(
         precision != "bf16" or gpu.bf16, f"a {gpu.name} does not compute in bf16: set efficiency.precision=fp16 or fp32"
     )
-    rate = gpu.rate(precision)
+    rate = gpu.rate(precision, tf32=recipe.efficiency.tf32)
     return {
         "device": gpu.name,
         "measured": False,

@@ -151,4 +151,7 @@ def test_gpus_by_name() -> None:
     assert find_gpu("A100") is GPUS["a100"]
     with pytest.raises(UserError, match=r"no GPU is called so; did you mean 'a100'\?"):
         find_gpu("a1000")
-    assert GPUS["h100"].rate("bf16") > GPUS["h100"].rate("fp32") > GPUS["h100"].rate("fp64")
+    h100, v100 = GPUS["h100"], GPUS["v100"]
+    rates = [h100.rate("bf16"), h100.rate("fp32", tf32=True), h100.rate("fp32"), h100.rate("fp64", tf32=True)]
+    assert rates == sorted(set(rates), reverse=True)
+    assert v100.rate("fp32", tf32=True) == v100.rate("fp32")  # which has no TF32
