@@ -4,7 +4,7 @@ import copy
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -147,10 +147,12 @@ def run(
     with reporter.progress(f"fine-tuning, seed {seed}", last, done=first) as bar:
         for step in range(first, last):
             loss = training.step(all_succeed(lambda: next(views)), step)
+            if (step + 1) % batches.steps == 0:
+                loss = training.finish()
+                if state is not None:
+                    training.save(state, identity, epochs=(step + 1) // batches.steps)
             bar.status = f"loss {loss:.3f}"
             bar.advance()
-            if state is not None and (step + 1) % batches.steps == 0:
-                training.save(state, identity, epochs=(step + 1) // batches.steps)
     return _top5(task, training.classifier, reporter)
 
 
@@ -175,10 +177,15 @@ class _Training:
             {"params": [w for w in part.parameters() if w.requires_grad], "peak": peak}
             for part, peak in ((backbone, settings.backbone_lr), (head, head_lr))
         ]
+        # A fused optimizer skips a step by a value that stays on the GPU. On the CPU there is nothing to wait for.
+        self._fused = task.device.type == "cuda"
         self._optimizer = torch.optim.SGD(
-            groups, lr=0.0, momentum=settings.momentum, weight_decay=settings.weight_decay
+            groups, lr=0.0, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=self._fused
         )
         self._loss_and_gradients = self._lay_out()
+        self._valid = torch.ones((), dtype=torch.bool, device=task.device)  # whether all steps so far were finite
+        self._pending: Callable[[], float] | None = None  # reads the newest step's loss, if that is still to do
+        self._mean_loss = math.nan  # the newest that was read
         self._task, self._settings, self._seed, self._steps = task, settings, seed, steps
 
     def _lay_out(self) -> Tensor:
@@ -191,10 +198,10 @@ class _Training:
         return flat
 
     def step(self, batch: Batch, step: int) -> float:
-        """Take one step on all ranks' images, and return their mean loss.
+        """Take one step on all ranks' images, and return their mean loss: on a GPU that of the step before.
 
         Raises:
-            UserError: the loss or a gradient is not finite; no weight has changed then.
+            UserError: the loss or a gradient is not finite, or was in the step before; no weight has changed since.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = group["peak"] * (1 + math.cos(math.pi * step / self._steps)) / 2
@@ -206,14 +213,48 @@ class _Training:
             loss.backward()
             flat[0] += loss.detach()
         flat = sum_over_ranks(flat)
-        # One copy of both numbers: each copy makes the CPU wait for a GPU.
-        mean_loss, finite = torch.stack([flat[0], flat.isfinite().all().to(flat.dtype)]).cpu().tolist()
-        if not finite:
-            raise UserError.on_all_ranks(
-                f"fine-tuning diverged in step {step + 1} of {self._steps}: lower the learning rates",
-            )
+        self._valid = self._valid & flat.isfinite().all()
+        newest = self._reading(torch.stack([flat[0], self._valid.to(flat.dtype)]), step)
+        if not self._fused:
+            self._mean_loss = newest()
+            self._optimizer.step()
+            return self._mean_loss
+        # This is how torch's GradScaler makes a fused optimizer skip a step.
+        self._optimizer.found_inf = (~self._valid).float()  # type: ignore[attr-defined]
         self._optimizer.step()
-        return float(mean_loss)
+        self.finish()
+        self._pending = newest
+        return self._mean_loss
+
+    def finish(self) -> float:
+        """Wait for the newest step if nothing has yet, and return its mean loss.
+
+        Raises:
+            UserError: the step diverged.
+        """
+        if self._pending is not None:
+            self._mean_loss, self._pending = self._pending(), None
+        return self._mean_loss
+
+    def _reading(self, values: Tensor, step: int) -> Callable[[], float]:
+        """Start to copy a step's mean loss and whether it was finite to the CPU; what is returned waits for them."""
+        copied = None
+        if values.is_cuda:
+            values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+
+        def read() -> float:
+            if copied is not None:
+                copied.synchronize()
+            mean_loss, valid = values.tolist()
+            if not valid:
+                raise UserError.on_all_ranks(
+                    f"fine-tuning diverged in step {step + 1} of {self._steps}: lower the learning rates",
+                )
+            return float(mean_loss)
+
+        return read
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's images of each micro-batch, [b, 3, S, S] and [b]; the same micro-batches for any world_size.
@@ -262,6 +303,8 @@ class _Training:
             return 0
         self.classifier.load_state_dict(contents["model"])
         self._optimizer.load_state_dict(contents["optimizer"])
+        for group in self._optimizer.param_groups:
+            group["fused"] = self._fused  # the file may come from another device
         return int(contents["epochs"])
 
 

@@ -22,7 +22,7 @@ from excb.distributed.parallel import joined
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.seeding import Purpose, fold, generator
-from excb.transfer.data.batches import Augmentation
+from excb.transfer.data.batches import Augmentation, TrainingBatches
 from excb.transfer.finetuning import training
 from excb.transfer.finetuning.training import Settings
 from excb.transfer.task import Task
@@ -201,6 +201,26 @@ def test_settings_out_of_range(changes: dict[str, Any], words: str) -> None:
 def test_divergence_is_told(place: Path) -> None:
     with pytest.raises(UserError, match=r"diverged in step \d of 9: lower the learning rates"):
         run(prepare(place, "vit"), replace(SETTINGS, backbone_lr=1e30, head_lr=1e30))
+
+
+def test_a_late_verdict_leaves_the_weights_as_they_were(place: Path) -> None:
+    """As on a GPU: a fused optimizer skips the step that diverged, and all until the loss has been read."""
+    task = prepare(place, "vit")
+    batches = TrainingBatches(task.train, Augmentation.like(task.preprocessing), batch=8, seed=0, workers=0)
+    late = training._Training(task, SETTINGS, 0, None, steps=9)
+    late._fused = late._optimizer.param_groups[0]["fused"] = late._optimizer.param_groups[1]["fused"] = True
+    views = batches.run(first=0, last=2)
+    assert math.isnan(late.step(next(views), 0))
+    first = late.step(next(views), 1)
+    assert first == late._mean_loss > 0
+    before = [weight.clone() for weight in late.classifier.parameters()]
+    hook = late.classifier.register_forward_hook(lambda _module, _inputs, scores: scores * math.inf)
+    late.step(next(views), 2)
+    hook.remove()
+    with pytest.raises(UserError, match="diverged in step 3 of 9"):
+        late.step(next(views), 3)
+    for weight, old in zip(late.classifier.parameters(), before, strict=True):
+        assert torch.equal(weight, old)
 
 
 def test_a_single_image_is_too_little_for_batchnorm(place: Path) -> None:
