@@ -202,7 +202,7 @@ def refused(uploads: list[dict[str, Any]], zoo: Path) -> Callable[..., str]:
 
 
 def test_untrained_network(run: Path, refused: Callable[..., str]) -> None:
-    assert "no better than random ones do" in refused(run)
+    assert "hardly better than random ones" in refused(run)
 
 
 def test_untested_weights_are_published_with_the_reason_on_their_card(
