@@ -1,11 +1,16 @@
 """Settings of the documentation site: `sphinx-build -W docs docs/_build/html` builds it (extra `docs`)."""
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from excb.version import __version__
+
+# What notebooks compute does not come from the builder's cache, and leaves nothing there.
+os.environ["EXCB_CACHE"] = tempfile.mkdtemp(prefix="excb-docs-")
 
 project = "excb"
 author = "The ExCB maintainers"
@@ -13,7 +18,7 @@ copyright = author
 version = release = __version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # Markdown as well as notebooks
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
@@ -25,6 +30,13 @@ html_show_sourcelink = False
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3  # links to headings, as GitHub has them
+
+# Notebooks are kept without outputs and run when the site is built; one that fails, fails the build.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300  # seconds for a cell; a whole notebook takes some 20 on an idle core
+nb_merge_streams = True
 
 default_role = "code"  # docstrings have names in single backticks
 autodoc_member_order = "bysource"

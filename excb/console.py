@@ -1,5 +1,6 @@
 """Output for people: progress with ETA, tables and notes; colour on a terminal, plain lines in a pipe or a notebook."""
 
+import importlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,7 +110,7 @@ class Reporter:
         """A line of a notebook's cell that can be changed; None elsewhere."""
         if self.quiet or not _in_notebook():
             return None
-        from IPython.display import display
+        display: Any = importlib.import_module("IPython.display").display  # untyped, where it is installed
 
         return display({"text/plain": title}, raw=True, display_id=True)
 

@@ -78,20 +78,30 @@ def patches(name: str, split: str, count: int, side: int = SIDE) -> Iterator[Ima
         yield whole.crop((left, top, left + side, top + side))
 
 
-def write_patches(folder: Path, progress: Callable[[int], None] = lambda _done: None) -> None:
-    """Write the patches as `folder/train/CLASS/N.png` and `folder/test/CLASS/N.png`, unless they are complete.
+def write_patches(
+    folder: str | Path,
+    progress: Callable[[int], None] = lambda _done: None,
+    *,
+    train: int = TRAIN,
+    test: int = TEST,
+) -> None:
+    """Write patches as `folder/train/CLASS/N.png` and `folder/test/CLASS/N.png`, unless the folder is complete.
 
-    `progress` is called with 1 for every patch.
+    Args:
+        folder: one for each choice of counts.
+        progress: called with 1 for every patch.
+        train: train patches per photograph.
+        test: test patches per photograph.
 
     Raises:
         UserError: a photograph is not installed, or the folder cannot be written.
     """
-    done = folder / ".complete"
+    done = Path(folder) / ".complete"
     if done.exists():
         return
     for name in PHOTOGRAPHS:
-        for split, count in zip(SPLITS, (TRAIN, TEST), strict=True):
-            target = folder / split / name
+        for split, count in zip(SPLITS, (train, test), strict=True):
+            target = Path(folder) / split / name
             try:
                 target.mkdir(parents=True, exist_ok=True)
                 for number, patch in enumerate(patches(name, split, count)):
