@@ -184,7 +184,8 @@ def _patches(backbone: Backbone, *, altered: bool) -> tuple[Tensor, Tensor]:
     crop = backbone.transform.crop
     side = next((side for side in SIDES if side < crop and _takes(backbone.network, side)), crop)
     transform = replace(backbone.transform, resize=side, crop=side)
-    bank, queries = [], []
+    bank: list[Tensor] = []
+    queries: list[Tensor] = []
     for number, name in enumerate(PHOTOGRAPHS):
         black, white = (photographs.patches(name, *cut, PATCH) for cut in zip(SPLITS, (BANK, QUERIES), strict=True))
         bank += [transform(patch) for patch in black]

@@ -131,13 +131,14 @@ def test_what_is_pulled_is_what_was_pushed(
     assert ("PUT /_lfs/" in requests) == (path == "lfs")
     assert ("xet-write-token" in requests) == (path == "xet")
     stored = hub.repositories[repo]
-    assert stored.tags == {"v0.1.0-step7": stored.refs["main"]}
+    tag = f"v{excb.__version__}-step7"
+    assert stored.tags == {tag: stored.refs["main"]}
     assert entry["locations"] == [f"hf-hub:{repo}@{stored.refs['main']}"]
     weights = stored.commits[stored.refs["main"]][WEIGHTS]
     assert entry["digest"] == f"sha256:{weights.oid}"
     assert (weights.xet is not None) == (path == "xet")
     loaded = excb.load(run)
-    for revision in ("@v0.1.0-step7", f"@{stored.refs['main']}", ""):
+    for revision in (f"@{tag}", f"@{stored.refs['main']}", ""):
         known, found, transform = process.submit(pull, f"hf-hub:{repo}{revision}", tmp_path / "second").result()
         assert torch.equal(found, features(loaded, pictures()))
         assert transform == loaded.transform.to_dict()

@@ -27,6 +27,7 @@ from excb.zoo import push as module
 from excb.zoo.push import push
 from tests.run_files import TINY_RESNET, features, pictures, tiny_recipe, write_run
 
+TAG = f"v{excb.__version__}-step7"
 COMMIT = "c" * 40
 OTHERS = Checkpoint(
     name="theirs",
@@ -103,7 +104,7 @@ def test_everything_is_uploaded_at_once(run: Path, uploads: list[dict[str, Any]]
     result = result_file(run, tmp_path / "out" / "k-NN on mine.json")
     quietly(run, results=[result], private=True)
     (upload,) = uploads
-    assert (upload["repo"], upload["tag"], upload["private"]) == ("tester/tiny", "v0.1.0-step7", True)
+    assert (upload["repo"], upload["tag"], upload["private"]) == ("tester/tiny", TAG, True)
     folder: Path = upload["folder"]
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {
         "config.json",
@@ -133,11 +134,11 @@ def test_card_and_config_tell_of_this_very_upload(run: Path, uploads: list[dict[
     header = yaml.safe_load(text.split("\n---\n")[0])
     assert header["license"] == "cc-by-4.0"
     assert header["model-index"][0]["results"][0]["metrics"][0]["value"] == 57.25
-    assert 'excb.load("hf-hub:tester/tiny@v0.1.0-step7")' in text
+    assert f'excb.load("hf-hub:tester/tiny@{TAG}")' in text
     assert "| number of images | 2 |" in text  # of the pretraining
     block = json.loads((folder / "config.json").read_text(encoding="utf-8"))["excb"]
     row = Checkpoint.from_dict(block["checkpoint"])
-    assert row.locations == ("hf-hub:tester/tiny@v0.1.0-step7",)
+    assert row.locations == (f"hf-hub:tester/tiny@{TAG}",)
     assert row.licence == "CC BY 4.0"
     assert block["training"] == {"data": "images", "images": 2, "fingerprint": "0" * 64, "seconds": 1.0}
 
