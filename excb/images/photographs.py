@@ -82,16 +82,16 @@ def write_patches(
     folder: str | Path,
     progress: Callable[[int], None] = lambda _done: None,
     *,
-    train: int = TRAIN,
-    test: int = TEST,
+    train: int | None = None,
+    test: int | None = None,
 ) -> None:
     """Write patches as `folder/train/CLASS/N.png` and `folder/test/CLASS/N.png`, unless the folder is complete.
 
     Args:
         folder: one for each choice of counts.
         progress: called with 1 for every patch.
-        train: train patches per photograph.
-        test: test patches per photograph.
+        train: train patches per photograph, by default `TRAIN`.
+        test: test patches per photograph, by default `TEST`.
 
     Raises:
         UserError: a photograph is not installed, or the folder cannot be written.
@@ -99,8 +99,9 @@ def write_patches(
     done = Path(folder) / ".complete"
     if done.exists():
         return
+    counts = (TRAIN if train is None else train, TEST if test is None else test)
     for name in PHOTOGRAPHS:
-        for split, count in zip(SPLITS, (train, test), strict=True):
+        for split, count in zip(SPLITS, counts, strict=True):
             target = Path(folder) / split / name
             try:
                 target.mkdir(parents=True, exist_ok=True)

@@ -79,6 +79,11 @@ def test_patches_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.png")}
 
 
+def test_patches_are_as_many_as_asked_for(tmp_path: Path) -> None:
+    photographs.write_patches(tmp_path, train=2, test=1)
+    assert {split: len(scan_folder(tmp_path / split)) for split in photographs.SPLITS} == {"train": 26, "test": 13}
+
+
 def test_patches_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "train").touch()
     with pytest.raises(UserError, match="cannot write"):
