@@ -1,0 +1,105 @@
+"""Every script of `examples/` runs as its first lines say, on a few patches of photographs."""
+
+import io
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from excb.images import photographs
+from tests.clone import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples") / "photos"
+    photographs.write_patches(folder, train=8, test=3)
+    return folder
+
+
+def run(program: str, *arguments: object, folder: Path) -> str:
+    """What a script prints."""
+    command = [sys.executable, EXAMPLES / program, *arguments]
+    inherited = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*map(str, command)], cwd=folder, env=inherited, capture_output=True, check=False, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_each_script_is_tested() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert [file.name for file in EXAMPLES.iterdir() if file.is_file() and file.stem not in text] == []
+
+
+def test_a_sklearn_pipeline(photos: Path, tmp_path: Path) -> None:
+    lines = run("sklearn_pipeline.py", "--data", photos, folder=tmp_path).splitlines()
+    reached, majority = (float(line.rpartition(" ")[2].rstrip("%")) for line in lines[1:])
+    assert lines[0].startswith("chosen on train images: {")
+    assert majority == pytest.approx(100 / 13, abs=0.1)
+    assert reached > 50
+
+
+@pytest.mark.parametrize(
+    ("script", "package"), [("lightning_finetune.py", "lightning"), ("transformers_trainer.py", "transformers")]
+)
+def test_fine_tuning(script: str, package: str, photos: Path, tmp_path: Path) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    printed = run(script, "--data", photos, "--epochs", 1, folder=tmp_path)
+    assert "accuracy" in printed
+
+
+def test_the_search_service(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("fastapi", "httpx", "python_multipart"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    from fastapi.testclient import TestClient
+
+    monkeypatch.setenv("PHOTOS", str(photos / "test"))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import search_service
+
+    query = photos / "test" / "cat" / "000.png"
+    with TestClient(search_service.app) as client:
+        found = client.post("/search", params={"k": 3}, files={"image": query.read_bytes()}).json()
+        assert [match["path"] for match in found][:1] == ["cat/000.png"]
+        assert found[0]["cosine"] == pytest.approx(1, abs=1e-6)
+        assert len(found) == 3
+        refused = client.post("/search", files={"image": io.BytesIO(b"no image").read()})
+        assert (refused.status_code, "not an image" in refused.text) == (422, True)
+        assert client.post("/search", params={"k": 0}, files={"image": query.read_bytes()}).status_code == 422
+
+
+def test_the_slurm_job(photos: Path, tmp_path: Path) -> None:
+    """Where Slurm's two programs are stand-ins, the job trains in two processes and evaluates."""
+    stand_ins = tmp_path / "bin"
+    stand_ins.mkdir()
+    for name, script in (("srun", 'exec "$@"'), ("scontrol", "echo localhost")):
+        (stand_ins / name).write_text(f"#!/bin/bash\n{script}\n")
+        (stand_ins / name).chmod(0o755)
+    job = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PROCESSES": "2"}
+    job |= {"RECIPE": "quickstart", "DATA": str(photos / "train"), "OUT": "runs/job", "LABELLED": str(photos)}
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        job["PORT"] = str(probe.getsockname()[1])
+    small = (
+        "optim.epochs=1 optim.batch=26 method.clusters=16 efficiency.workers=0 efficiency.device=cpu monitor.images=26"
+    )
+    path = f"{stand_ins}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    inherited = os.environ | job | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPTIONS": small}
+    done = subprocess.run(
+        ["bash", EXAMPLES / "slurm_job.sh"],
+        cwd=tmp_path,
+        env=inherited,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "job" / "knn.json").is_file()
