@@ -124,7 +124,7 @@ def _fields(result: Result, figure: str) -> Fields:
     """What defines a figure, among the settings of its result; the leaderboard ranks within equal ones."""
     settings = json.loads(json.dumps(result.settings))
     protocol, kind = protocols.of_result(result.protocol), protocols.kind_of(figure)
-    return named(settings) if protocol is None or kind is None else protocol.result_fields(settings, kind)
+    return named(settings) if protocol is None or kind is None else protocol.fields_of(settings, kind)
 
 
 def _pairs(a: Scored, b: Scored, figure: str | None) -> list[tuple[str, str]]:

@@ -73,6 +73,12 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
     add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
     add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
+    add(
+        "--feature-precision",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="of passes through the frozen network; bf16 is autocast, for GPUs (default: fp32)",
+    )
     add("--batch-size", type=_batch, default=64, metavar="B", help="images at once, or auto (default: 64)")
     add("--workers", type=int, default=None, metavar="N", help="processes that read images")
     add("--cache", type=Path, metavar="DIR", help="keeps features (default: $EXCB_CACHE, else ~/.cache/excb)")

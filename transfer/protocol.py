@@ -139,6 +139,11 @@ class Protocol(Command):
     missing: Callable[[argparse.Namespace], str] = lambda _args: ""
     in_suite: InSuite | None = None
 
+    def fields_of(self, settings: Fields, kind: FigureKind) -> Fields:
+        """What defines a measured figure: `result_fields`, and the precision of the features where it is stated."""
+        precision = {name: settings[name] for name in ("feature_precision",) if name in settings}
+        return {**self.result_fields(settings, kind), **precision}
+
     def made(self, protocol: str) -> bool:
         """Whether a result's `protocol` is this one: it has this name, or one that begins with it (linear_fast)."""
         return protocol == self.name or protocol.startswith((f"{self.name}_", f"{self.name}-"))

@@ -29,6 +29,7 @@ from excb.references import untrained
 from .data.classes import labelled, with_classes_of
 from .features.cache import CachedFeatures
 from .features.extraction import Extraction, features_of
+from .features.precision import Precision, check
 from .published.subjects import Subject
 
 CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
@@ -47,6 +48,7 @@ class Task:
     batch: int  # images at once
     workers: int  # processes that read images
     cache: Path | None = None  # where features are kept; None keeps none
+    precision: Precision = "fp32"  # of passes through the frozen backbone
 
     @classmethod
     def prepare(
@@ -64,6 +66,7 @@ class Task:
         rename: Mapping[str, str] | None = None,
         cache: Path | None = None,
         heads: bool = False,
+        precision: Precision = "fp32",
     ) -> "Task":
         """Load and check everything before any work starts.
 
@@ -80,9 +83,11 @@ class Task:
             rename: see `with_classes_of`.
             cache: where features are kept, such as `excb.remote.home.cache_root()`; None keeps none.
             heads: load projector and centroids as well, as `backbone.heads`.
+            precision: of passes through the frozen backbone; "bf16" is autocast.
 
         Raises:
-            UserError: checkpoint, images or device cannot be used.
+            UserError: checkpoint, images or device cannot be used; or features would leave the bound of
+                `features.precision.check`.
         """
         if (batch != "auto" and batch < 1) or (workers is not None and workers < 0):
             raise UserError("--batch-size must be at least 1 and --workers at least 0")
@@ -105,7 +110,8 @@ class Task:
         if where.type == "cpu":  # convolutions of this layout take two thirds of the time there
             backbone.to(memory_format=torch.channels_last)
         size = automatic_batch(backbone, preprocessing.crop, where) if batch == "auto" else batch
-        return cls(backbone, preprocessing, train_set, test_set, where, size, count, cache)
+        check(backbone, precision, train_set, preprocessing)
+        return cls(backbone, preprocessing, train_set, test_set, where, size, count, cache, precision)
 
     def untrained(self) -> "Task":
         """The same evaluation of the same architecture with random weights; all ranks call this.
@@ -132,13 +138,27 @@ class Task:
         return self
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What figures depend on beside a protocol's own settings, where it is not the default."""
+        return {} if self.precision == "fp32" else {"feature_precision": self.precision}
+
+    @property
     def is_untrained(self) -> bool:
         """Whether the backbone has random weights."""
         return self.backbone.entry.network == untrained.NETWORK
 
     def extraction(self, images: Images, kind: Kind = "pooled") -> Extraction:
         """What it takes to compute the features of a set."""
-        return Extraction(self.backbone, self.preprocessing, images, kind, self.device, self.batch, self.workers)
+        return Extraction(
+            self.backbone,
+            self.preprocessing,
+            images,
+            kind,
+            self.device,
+            self.batch,
+            self.workers,
+            precision=self.precision,
+        )
 
     def stored(self, images: Images, name: str, reporter: Reporter, *, kind: Kind = "pooled") -> CachedFeatures:
         """Features of a set that are read as they are needed, for banks larger than memory; all ranks call this.
@@ -201,7 +221,7 @@ class Task:
             "recipe": entry.recipe.get("name"),
             "pretraining": {name: getattr(subject, name) for name in ("method", "epochs", "batch", "crops")},
             "preprocessing": self.preprocessing.to_dict(),
-        }
+        } | self.settings
 
     def describe(self) -> dict[str, Any]:
         """Checkpoint and data, for the result."""

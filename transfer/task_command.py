@@ -204,6 +204,7 @@ def prepared(
             workers=args.workers,
             cache=None if args.no_cache else args.cache or cache_root(),
             heads=heads,
+            precision=args.feature_precision,
         )
     )
     return task.calibrated()

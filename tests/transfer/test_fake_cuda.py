@@ -11,6 +11,7 @@ import torch
 
 from excb.console import Reporter
 from excb.neighbours.nearest import nearest
+from excb.transfer.features.precision import Precision
 from excb.transfer.finetuning import training
 from excb.transfer.finetuning.training import Settings
 from excb.transfer.linear.probe import Probe
@@ -69,16 +70,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def prepare(cuda: FakeCuda, place: Path, network: str = "resnet") -> Task:
+def prepare(cuda: FakeCuda, place: Path, network: str = "resnet", precision: Precision = "fp32") -> Task:
     task = Task.prepare(str(place / network), place / "train", place / "test", device="cuda", batch=4, workers=0)
+    task = replace(task, precision=precision)  # fake features have no values to check
     cuda.reset()
     return task
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("network", ["resnet", "vit"])
-def test_features_are_read_back_while_the_next_batch_runs(place: Path, network: str) -> None:
+def test_features_are_read_back_while_the_next_batch_runs(place: Path, network: str, precision: Precision) -> None:
     with fake_cuda() as cuda:
-        task = prepare(cuda, place, network)
+        task = prepare(cuda, place, network, precision)
         rows, _ = task.features(task.train, "train", QUIET)
     assert len(rows) == len(task.train)
     assert cuda.record.unexpected(ALLOWED) == {}

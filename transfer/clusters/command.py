@@ -139,7 +139,8 @@ def evaluate(
             "assignment": "argmax of z, without balancing",
             "duplicates_above": options.duplicates,
             "preprocessing": checkpoint.get("preprocessing"),
-        },
+        }
+        | {name: checkpoint[name] for name in ("feature_precision",) if name in checkpoint},
         checkpoint=dict(checkpoint),
         data=describe(images),
         seconds=round(time.monotonic() - start, 1),

@@ -121,6 +121,7 @@ def _opened(args: argparse.Namespace, device: "torch.device", reporter: Reporter
             reporter=reporter,
             device=device,
             batch=args.batch_size,
+            precision=args.feature_precision,
             cache=None if args.no_cache else args.cache or cache_root(),
             **same,
         )

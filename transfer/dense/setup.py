@@ -19,6 +19,7 @@ from excb.hub.loading import load
 from excb.networks.backbone import REFUSALS
 
 from ..features.extraction import features_of
+from ..features.precision import Precision, check
 from ..task import Task, automatic_batch
 from .layouts.masks import Layout
 from .layouts.table import layout_of, train_and_test
@@ -82,7 +83,7 @@ class DenseTask:
             "grid": [self.grid.height, self.grid.width],
             "mask_size": self.scoring.mask_size,
             "upsampling": self.scoring.upsampling,
-        }
+        } | self.task.settings
 
 
 def prepare(
@@ -98,6 +99,7 @@ def prepare(
     batch: int | str = 64,
     workers: int | None = None,
     cache: Path | None = None,
+    precision: Precision = "fp32",
 ) -> DenseTask:
     """Load and check everything before any work starts.
 
@@ -113,9 +115,11 @@ def prepare(
         batch: views at once, or "auto".
         workers: processes that read images.
         cache: where features are kept; None keeps none.
+        precision: of passes through the frozen backbone; "bf16" is autocast.
 
     Raises:
-        UserError: checkpoint, images, device or options cannot be used.
+        UserError: checkpoint, images, device or options cannot be used; or maps would leave the bound of
+            `features.precision.check`.
     """
     require((batch == "auto" or int(batch) >= 1) and (workers or 0) >= 0, "--batch-size is at least 1, --workers 0")
     found = layout_of(data, layout)
@@ -147,7 +151,8 @@ def prepare(
         ) from None
     size = automatic_batch(backbone, side, where) if batch == "auto" else int(batch)
     plain = replace(transform, resize=side, crop=side)
-    task = Task(backbone, plain, train, test, where, size, count, cache)
+    check(reader, precision, train, plain)
+    task = Task(backbone, plain, train, test, where, size, count, cache, precision)
     return DenseTask(task, found, train, test, grid, scoring)
 
 

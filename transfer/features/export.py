@@ -109,7 +109,7 @@ def _seconds_per_image(extraction: Extraction) -> float:
     few = range(0, len(images), max(1, len(images) // TIMED))[:TIMED]  # spread over all classes: sizes may differ
     inputs = Inputs(images, extraction.preprocessing, chosen=few)
     batches = in_batches(range(len(few)), extraction.batch)
-    for part in stream(extraction.reader, inputs, batches[:1], device=device):  # warms up, and opens the files
+    for part in stream(extraction.network, inputs, batches[:1], device=device):  # warms up, and opens the files
         if part.broken:
             path, reason = next(iter(part.broken.items()))
             raise UserError(f"{path} cannot be read ({reason}): fix or remove it")
@@ -119,7 +119,7 @@ def _seconds_per_image(extraction: Extraction) -> float:
     good = torch.stack([item for item in items if isinstance(item, torch.Tensor)])[: extraction.batch].to(device)
     start = time.perf_counter()
     with torch.no_grad():
-        extraction.reader(good).cpu()
+        extraction.network(good).cpu()
     # Workers read while the network computes, so that the slower of the two counts. Without workers they alternate.
     compute = (time.perf_counter() - start) * len(few) / len(good)
     return (max(read, compute) if extraction.workers else read + compute) / len(few)

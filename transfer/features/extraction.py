@@ -27,6 +27,7 @@ from excb.networks.preprocessing import Preprocessing
 
 from . import cache
 from .cache import CachedFeatures, Store
+from .precision import Precision, in_precision
 
 CODE_VERSION = 2  # raise it with every change of the code that changes features
 GATHERED = 4  # batches of each rank between two exchanges of rows
@@ -71,6 +72,7 @@ class Extraction:
     workers: int  # number of data loading processes
     # What an unreadable image does: figures over the others would not compare, but embeddings of the others are of use.
     unreadable: Literal["refuse", "nan"] = "refuse"
+    precision: Precision = "fp32"  # of the pass
 
     @property
     def reader(self) -> nn.Module:
@@ -81,6 +83,11 @@ class Extraction:
         """
         require(self.kind in get_args(Kind), f"features are {' or '.join(get_args(Kind))}, not '{self.kind}'")
         return self.backbone if self.kind == "pooled" else LastClassTokens(self.backbone.network)
+
+    @property
+    def network(self) -> nn.Module:
+        """The reader, in the precision of the pass."""
+        return in_precision(self.reader, self.precision)
 
     @property
     def width(self) -> int:
@@ -98,6 +105,7 @@ class Extraction:
         dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
         other: dict[str, Any] = {} if backbone.features == "pool" else {"returns": backbone.features}
         other |= {} if self.unreadable == "refuse" else {"unreadable": self.unreadable}
+        other |= {} if self.precision == "fp32" else {"autocast": self.precision}
         return other | {
             "code": CODE_VERSION,
             "weights": weights_hash(backbone.network),
@@ -174,7 +182,7 @@ class Extraction:
     def _pass(self, batches: Sequence[range]) -> Iterator[Features]:
         inputs = Inputs(self.images, self.preprocessing)
         try:
-            yield from stream(self.reader, inputs, batches, device=self.device, workers=self.workers)
+            yield from stream(self.network, inputs, batches, device=self.device, workers=self.workers)
         except torch.OutOfMemoryError:
             raise UserError(
                 f"{self.batch} images at once do not fit into the memory of {self.device}: use a smaller --batch-size"

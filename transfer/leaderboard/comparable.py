@@ -29,7 +29,7 @@ def of_result(result: Result, kind: FigureKind) -> Fields:
     """Every field that defines a measured figure, in the order in which people ask for them; values as in JSON."""
     settings = json.loads(json.dumps(result.settings))
     protocol = protocols.of_result(result.protocol)
-    fields = named(settings) if protocol is None else protocol.result_fields(settings, kind)
+    fields = named(settings) if protocol is None else protocol.fields_of(settings, kind)
     images = result.checkpoint.get("preprocessing") or {}
     sides = _sides(images.get("resize"), images.get("crop"))
     return fields | sides | {"train images": images_of_result(result).train}

@@ -21,6 +21,7 @@ from excb.networks.backbone import evaluating, weights_hash
 from excb.networks.outputs import LastClassTokens
 
 from ..data.batches import Augmentation, TrainingBatches
+from ..features.precision import in_precision
 from ..task import Task
 from .heads import HeadBank
 from .recipes import LinearProtocol
@@ -99,7 +100,8 @@ class Probe:
         if not len(images):
             return bank.weight.new_empty(0, bank.width)
         dtype = next((parameter.dtype for parameter in encoder.parameters()), torch.float32)
-        parts = [encoder(part.to(self.task.device, dtype, non_blocking=True)) for part in images.split(self.task.batch)]
+        network = in_precision(encoder, self.task.precision)
+        parts = [network(part.to(self.task.device, dtype, non_blocking=True)) for part in images.split(self.task.batch)]
         return torch.cat(parts).to(bank.weight.dtype)
 
     def on_features(self) -> Outcome:

@@ -43,7 +43,7 @@ def report(
     result = Result(
         protocol=protocol,
         figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
-        settings=settings,
+        settings=settings | task.settings,
         checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
         data=described["data"],
         seconds=round(seconds, 1),

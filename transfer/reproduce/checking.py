@@ -21,7 +21,7 @@ from .runs import EvaluationRun, claims_of, plan
 from .verdicts import Verdict, Word, judge, other_images
 
 # Options of this machine, which every protocol that has them takes from `reproduce`.
-_OF_MACHINE = ("workers", "batch_size", "cache", "no_cache", "quiet")
+_OF_MACHINE = ("workers", "batch_size", "feature_precision", "cache", "no_cache", "quiet")
 
 
 def reproduce(args: argparse.Namespace, device: torch.device, reporter: Reporter) -> set[Word]:

@@ -1,0 +1,65 @@
+"""Passes of frozen networks in half precision, taken only where the features stay within a stated bound."""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from excb.errors import require
+from excb.images.image_set import Images
+from excb.networks.features import Inputs, extract
+from excb.networks.preprocessing import Preprocessing
+from excb.references.untrained import spread
+
+Precision = Literal["fp32", "bf16"]  # fp32 is the precision that the weights have
+BOUND = 1e-3  # on 1 - cosine between an image's features in half and in full precision
+PROBED = 64  # images at most that are compared, evenly spread over the set
+
+
+class _HalfPrecision(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self._network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16):
+            rows: Tensor = self._network(images)
+        return rows.float()
+
+
+def in_precision(network: nn.Module, precision: Precision) -> nn.Module:
+    """The network itself for fp32, else one that passes images through it under autocast and returns float32."""
+    return network if precision == "fp32" else _HalfPrecision(network)
+
+
+def check(network: nn.Module, precision: Precision, images: Images, preprocessing: Preprocessing) -> None:
+    """Compare features in this precision with those in full precision, on a few images of the set.
+
+    Args:
+        network: [B, 3, H, W] -> [B, D] float32, on its device.
+        precision: wanted.
+        images: of which `PROBED` are read; unreadable ones are left to the evaluation.
+        preprocessing: of every image.
+
+    Raises:
+        UserError: there is no such precision; the weights are not float32; or 1 - cosine exceeds `BOUND`, or is not a
+            number, for one of the images.
+    """
+    require(precision in get_args(Precision), f"precision is {' or '.join(get_args(Precision))}, not '{precision}'")
+    if precision == "fp32":
+        return
+    parameter = next(network.parameters(), torch.empty(0))
+    require(parameter.dtype == torch.float32, f"--feature-precision bf16 is for float32 weights, not {parameter.dtype}")
+    inputs = Inputs(spread(images, PROBED), preprocessing)
+    rows, halved = (
+        extract(in_precision(network, each), inputs, device=parameter.device).rows.double()
+        for each in ("fp32", precision)
+    )
+    error = 1 - functional.cosine_similarity(rows, halved)
+    worst = float(error.max()) if len(error) else 0.0
+    require(
+        worst <= BOUND,  # false for NaN
+        f"--feature-precision {precision} changes the features of this network by 1 - cosine = {worst:.1e} here, "
+        f"more than {BOUND:.0e}: use --feature-precision fp32",
+    )
