@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from excb.transfer.linear.heads import HeadBank
+from excb.transfer.probes.heads import HeadBank
 
 
 def bank(heads: int, classes: int, width: int, device: str) -> HeadBank:

@@ -11,6 +11,7 @@ from .dense.cli import DENSE
 from .detection.cli import DETECTION
 from .finetuning.cli import FINETUNE, SEMISUP
 from .knn.cli import KNN
+from .layers.cli import LAYERS
 from .linear.cli import LINEAR
 from .protocol import Family, FigureKind, Protocol
 from .retrieval.cli import RETRIEVAL
@@ -19,6 +20,7 @@ PROTOCOLS: tuple[Protocol, ...] = (
     KNN,
     RETRIEVAL,
     LINEAR,
+    LAYERS,
     DENSE,
     SEMISUP,
     FINETUNE,

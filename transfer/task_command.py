@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from excb.networks.features import Kind
     from excb.results.result import Result
 
+    from .features.extraction import Extraction
     from .reporting.predictions import Scored
     from .task import Task
 
@@ -34,6 +35,7 @@ class Work:
     kind: "Kind" = "pooled"  # of these features
     then: tuple[str, ...] = ()  # what is computed beside them, a line each
     passes: float = 0.0  # images that pass through the network beside them, which nothing keeps; backward counts as two
+    extract: "Callable[[Images], Extraction] | None" = None  # of these features, where they are of no `kind`
 
 
 def _features_of_both(_args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
@@ -51,6 +53,8 @@ class TaskCommand:
     work: "Callable[[argparse.Namespace, Task, Reporter], Work]" = _features_of_both
     # what happens to test images of classes that train lacks, for the warning about them
     unknown: str = "count as wrong"
+    # what writes a result, given what was said of every image; by default `reporting.report.ScoredFiles`
+    files: "Callable[[Scored], Callable[[Result, Path], list[Path]]] | None" = None
 
     @property
     def run(self) -> Callable[[argparse.Namespace], int]:
@@ -102,7 +106,7 @@ class TaskCommand:
             result = self._beside_untrained(result, args, task, reporter)
         if table:
             print_references(result, reporter)
-        return result, ScoredFiles(scored)
+        return result, (self.files or ScoredFiles)(scored)
 
     def _beside_untrained(
         self, result: "Result", args: argparse.Namespace, task: "Task", reporter: Reporter
@@ -122,8 +126,9 @@ def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
     """Answer --dry-run: what an evaluation computes and takes; all ranks call this."""
     from .features.export import describe, plan
 
-    sets = {name: task.extraction(images, work.kind) for name, images in work.features.items()}
-    planned = plan(sets, task.cache, timed=task.extraction(task.train, work.kind), passes=work.passes)
+    extract = work.extract or partial(task.extraction, kind=work.kind)
+    sets = {name: extract(images) for name, images in work.features.items()}
+    planned = plan(sets, task.cache, timed=extract(task.train), passes=work.passes)
     if is_rank0():
         reporter.answer(f"it can run: about {duration(planned['seconds'])} here, by the time of a few images")
         reporter.answer(describe(planned, work.then))

@@ -3,7 +3,9 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import isqrt, prod
+from operator import mul
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from excb.errors import UserError, require
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width
+from excb.networks.conv4 import Conv4
 from excb.networks.preprocessing import Preprocessing
 
 Output = Literal["pool", "last4", "map", "pyramid"]
@@ -93,7 +96,7 @@ class LastClassTokens(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Stage:
+class Stage:
     """A map inside a network: the output of a stage, or the patch tokens after a block."""
 
     index: int
@@ -101,8 +104,12 @@ class _Stage:
     stride: int
 
 
-class _Maps(nn.Module):
-    """A network that returns maps. Raises UserError unless it is a ResNet of torchvision, or of timm with maps."""
+class Maps(nn.Module):
+    """A network that returns maps.
+
+    Raises:
+        UserError: it is no ResNet of torchvision, no conv4, and no network of timm with maps.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -125,23 +132,31 @@ class _Maps(nn.Module):
                 images, indices=list(indices), norm=self._norm, output_fmt="NCHW", intermediates_only=True
             )
             return cast("list[Tensor]", outputs)
-        tensor, maps = network.maxpool(network.relu(network.bn1(network.conv1(images)))), []
-        for index, layer in enumerate((network.layer1, network.layer2, network.layer3, network.layer4)):
+        tensor, layers, maps = images, getattr(network, "blocks", None), []  # conv4's
+        if layers is None:
+            tensor = network.maxpool(network.relu(network.bn1(network.conv1(images))))
+            layers = (network.layer1, network.layer2, network.layer3, network.layer4)
+        for index, layer in enumerate(layers):
             tensor = layer(tensor)
             if index in indices:
                 maps.append(tensor)
         return maps
 
 
-def _stages(network: Any) -> list[_Stage]:
+def _stages(network: Any) -> list[Stage]:
     from torchvision.models import ResNet
 
     if isinstance(network, ResNet):
         width = feature_width(network)
         finest = network.conv1.stride[0] * (1 if isinstance(network.maxpool, nn.Identity) else 2)
-        return [_Stage(index, width >> 3 - index, finest << index) for index in range(4)]
+        return [Stage(index, width >> 3 - index, finest << index) for index in range(4)]
+    if isinstance(network, Conv4):
+        convolutions: list[Any] = [block[0] for block in cast("Any", network.blocks)]
+        strides = accumulate((layer.stride[0] for layer in convolutions), mul)
+        layers = zip(convolutions, strides, strict=True)
+        return [Stage(index, layer.out_channels, stride) for index, (layer, stride) in enumerate(layers)]
     information = getattr(network, "feature_info", ()) if hasattr(network, "forward_intermediates") else ()
-    stages = [_Stage(index, entry["num_chs"], entry["reduction"]) for index, entry in enumerate(information)]
+    stages = [Stage(index, entry["num_chs"], entry["reduction"]) for index, entry in enumerate(information)]
     same = len({stage.stride for stage in stages}) == 1
     # Blocks of one stride are a ViT's. Its patches must be square, and its tokens must have a final norm.
     patch = getattr(getattr(network, "patch_embed", None), "patch_size", 1)
@@ -151,7 +166,7 @@ def _stages(network: Any) -> list[_Stage]:
     return stages
 
 
-class FeatureMap(_Maps):
+class FeatureMap(Maps):
     """The last stage, or a ViT's normed patch tokens: -> [B, D, H / s, W / s].
 
     Args:
@@ -175,7 +190,7 @@ class FeatureMap(_Maps):
         return self.maps(images, [self._index])[0]
 
 
-class Pyramid(_Maps):
+class Pyramid(Maps):
     """Four maps of strides 4, 8, 16 and 32: [B, 3, H, W] -> four times [B, D_i, H / s_i, W / s_i].
 
     ResNets and other networks with stages return these. A plain ViT has one stride, that of its patches. Its maps are

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.results.result import Result
-from excb.transfer.linear.recipes import PROTOCOLS
+from excb.transfer.probes.recipes import PROTOCOLS
 
 IMAGENET = {"classes": 1000, "train": 1_281_167, "test": 50_000}
 HOSTILE = "</script><img src=x onerror='window.hurt=5'>\u202egnp.|*`"

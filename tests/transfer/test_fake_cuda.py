@@ -15,7 +15,7 @@ from excb.transfer.features.precision import Precision
 from excb.transfer.finetuning import training
 from excb.transfer.finetuning.training import Settings
 from excb.transfer.linear.probe import Probe
-from excb.transfer.linear.recipes import PROTOCOLS
+from excb.transfer.probes.recipes import PROTOCOLS
 from excb.transfer.task import Task
 from tests.fake_cuda import FakeCuda, fake_cuda
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
@@ -32,11 +32,11 @@ ALLOWED: dict[str, str] = {
     "excb.networks.backbone:weights_hash": "a checkpoint's identity, once",
     "excb.networks.features:_copied.<locals>.wait": "a batch's features, while the next batch runs",
     "excb.transfer.finetuning.training:_Training._reading.<locals>.read": "a step's loss, while the next step runs",
-    "excb.transfer.linear.heads:HeadBank.__init__": "the first weights, once",
-    "excb.transfer.linear.heads:HeadBank._chunks": "features to score, thousands of rows at once",
-    "excb.transfer.linear.heads:HeadBank.score": "the scores of these",
-    "excb.transfer.linear.heads:HeadBank.top.<locals>.<listcomp>": "predictions for these",
-    "excb.transfer.linear.selection:outcome_of": "a run's figures, once",
+    "excb.transfer.probes.heads:HeadBank.__init__": "the first weights, once",
+    "excb.transfer.probes.heads:HeadBank._chunks": "features to score, thousands of rows at once",
+    "excb.transfer.probes.heads:HeadBank.score": "the scores of these",
+    "excb.transfer.probes.heads:HeadBank.top.<locals>.<listcomp>": "predictions for these",
+    "excb.transfer.probes.heads:HeadBank.finite": "a run's figures, once",
 }
 QUIET = Reporter(quiet=True)
 

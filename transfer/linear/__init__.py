@@ -1,1 +1,1 @@
-"""Linear probing: recipes, heads, selection, logistic regression."""
+"""Linear probing: the protocols of the field, and logistic regression."""

@@ -11,10 +11,10 @@ from excb.console import Reporter
 from excb.errors import UserError
 
 from ..options import add_task_options
+from ..probes.recipes import PROTOCOLS, LinearProtocol, choose
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
 from ..task_command import TaskCommand, Work
-from .recipes import PROTOCOLS, LinearProtocol, choose
 
 if TYPE_CHECKING:
     from excb.results.result import Result
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 def _add_options(parser: Parser) -> None:
     add_task_options(parser)
     add = parser.add_argument
-    add("--protocol", dest="recipe", default="fast", metavar="NAME", help="resnet, vit, moco, simsiam, fast, logreg")
+    add(
+        "--protocol",
+        dest="recipe",
+        default="fast",
+        metavar="NAME",
+        help="resnet, vit, moco, simsiam, fast, logreg, attentive",
+    )
     add("--epochs", type=int, metavar="N", help="instead of the protocol's")
     add("--train-batch", type=int, metavar="B", help="images per step, instead of the protocol's")
     add("--lr", type=float, nargs="+", metavar="LR", help="learning rates to try, instead of the protocol's")
@@ -57,6 +63,14 @@ def _work(args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
         return Work(both, then=(f"logistic regressions on these features: {len(chosen)}",))
     heads, each_epoch = len(chosen.lr) * len(chosen.weight_decay), len(task.train)
     many = f"{heads} head{'s' if heads > 1 else ''}"
+    if chosen.features == "patches":
+        from ..features.parts import Part
+        from ..probes.rows import part_extraction, shapes_of
+
+        shapes = shapes_of(task)
+        last = [Part("patches", len(shapes.maps) - 1)]
+        then = (f"{many} on these patches for {chosen.epochs} epochs",)
+        return Work(both, then=then, extract=lambda images: part_extraction(task, images, last, shapes))
     if not chosen.augmented:
         return Work(both, chosen.features, then=(f"{many} on these features for {chosen.epochs} epochs",))
     line = (

@@ -12,9 +12,9 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import rank, run_on_rank0
 
+from ..probes.heads import HeadBank
+from ..probes.selection import HeadSettings, Outcome, Rows, choose_on_features
 from ..task import Task
-from .heads import HeadBank
-from .selection import HeadSettings, Outcome, choose_on_features
 
 STEPS = 1000  # of lbfgs, at most
 
@@ -37,7 +37,8 @@ def logistic_regression(
     classes = len(task.train.classes or ())
     notes: list[str] = []
 
-    def fit(rows: Tensor, labels: Tensor, tried: Sequence[HeadSettings]) -> HeadBank:
+    def fit(source: Rows, every: Tensor, among: Tensor, tried: Sequence[HeadSettings]) -> HeadBank:
+        rows, labels = source[among], every[among]
         bank = HeadBank(classes, rows.shape[1], lr=[0] * len(tried), weight_decay=[0] * len(tried), dtype=torch.float64)
         with reporter.progress("logistic regression", len(tried)) as bar:
             for head, one in enumerate(tried):

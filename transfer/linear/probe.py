@@ -4,28 +4,32 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excb import seeding
 from excb.checkpoint import run_checkpoint
 from excb.checkpoint.same_run import require_same_run
 from excb.console import Reporter
-from excb.distributed.collectives import all_succeed, broadcast, gather_numbers, rank, run_on_rank0, world_size
+from excb.distributed.collectives import all_succeed, broadcast, gather_numbers, run_on_rank0
 from excb.distributed.machine import to_device
 from excb.errors import UserError
 from excb.networks.backbone import evaluating, weights_hash
 from excb.networks.outputs import LastClassTokens
 
 from ..data.batches import Augmentation, TrainingBatches
+from ..features.parts import Part
 from ..features.precision import in_precision
+from ..probes.attentive import queries_of
+from ..probes.heads import HeadBank
+from ..probes.recipes import LinearProtocol
+from ..probes.rows import part_rows, shapes_of
+from ..probes.selection import Choice, Outcome, choose_among, choose_on_features, held_out, outcome_of
+from ..probes.training import attentive_bank, fitting, linear_bank, scaled, scaled_rows, tried
 from ..task import Task
-from .heads import HeadBank
-from .recipes import LinearProtocol
-from .selection import Choice, HeadSettings, Outcome, choose_on_features, held_out, outcome_of
 
 
 @dataclass(frozen=True)
@@ -42,20 +46,24 @@ class Probe:
         """Train on new crops every epoch; those heads that choose see the same batches without the held-out images."""
         labels = self.task.train.labels
         assert labels is not None
-        kind, tried, held = self.plan.features, self._tried, None
-        if len(tried) > 1 and self.select == "holdout":
+        kind, heads, held = self.plan.features, tried(self.plan), None
+        assert kind != "patches"
+        if len(heads) > 1 and self.select == "holdout":
             held = all_succeed(lambda: held_out(labels, self.seed))
         encoder = self.task.backbone if kind == "pooled" else LastClassTokens(self.task.backbone.network)
         test, targets = self.task.features(self.task.test, "test", self.reporter, kind=kind)  # fail early
-        banks = [self._bank(tried, encoder.width) for _ in range(1 if held is None else 2)]
+        banks = [
+            linear_bank(self.task, self.plan, heads, encoder.width, seed=self.seed)
+            for _ in range(1 if held is None else 2)
+        ]
         self._train_through(encoder, banks, held, _State.of(self, state))
         if held is not None:
             kept = torch.from_numpy(held)
             rows, _ = self.task.features(self.task.train, "train", self.reporter, kind=kind)
             scores = banks[1].score(rows[kept], torch.from_numpy(labels)[kept])
-            choice = Choice.among(tried, *scores, images=int(held.sum()), select="holdout")
+            choice = Choice.among(heads, *scores, images=int(held.sum()), select="holdout")
         else:
-            choice = Choice.on_test(tried, banks[0], test, targets)
+            choice = Choice.on_test(heads, banks[0], test, targets)
         return outcome_of(banks[0], choice.head, test, choice, asdict(self.plan))
 
     def _train_through(
@@ -106,60 +114,50 @@ class Probe:
 
     def on_features(self) -> Outcome:
         """Train on precomputed features."""
+        assert self.plan.features != "patches"
+        width = self.task.extraction(self.task.train, self.plan.features).width
+        make = partial(linear_bank, self.task, self.plan, width=width, seed=self.seed)
         return choose_on_features(
             self.task,
             self.reporter,
-            self._tried,
+            tried(self.plan),
             scaled,
-            self._train_on,
+            fitting(make, self.plan, self.reporter, what="linear heads", seed=self.seed),
             settings=asdict(self.plan),
             kind=self.plan.features,
             select=self.select,
             seed=self.seed,
         )
 
-    def _train_on(self, rows: Tensor, labels: Tensor, tried: Sequence[HeadSettings]) -> HeadBank:
-        """Heads on features [N, D]: each batch is strided by rank."""
-        plan, bank = self.plan, self._bank(tried, rows.shape[1])
-        with self.reporter.progress(f"linear heads ({len(tried)})", plan.epochs) as bar:
-            for epoch in range(plan.epochs):
-                random = seeding.generator(seeding.Purpose.TRANSFER_ORDER, self.seed, epoch)
-                for whole in torch.from_numpy(random.permutation(len(labels))).split(plan.batch):
-                    mine = whole[rank() :: world_size()]
-                    features, targets = (to_device(part[mine], bank.weight.device) for part in (rows, labels))
-                    features = features.to(bank.weight.dtype)
-                    bank.step(features, targets, whole=len(whole), scale=plan.schedule_factor(epoch))
-                bar.advance()
-        return bank
+    def on_patches(self) -> Outcome:
+        """Train attentive probes on the patches of the last map, which are kept on disk and read as they are needed.
 
-    @property
-    def _tried(self) -> list[HeadSettings]:
-        return [{"lr": lr, "wd": decay} for lr in self.plan.lr for decay in self.plan.weight_decay]
-
-    def _bank(self, tried: Sequence[HeadSettings], width: int) -> HeadBank:
-        """A head for each of what is tried, where the backbone is; float64 if the backbone is."""
-        dtype = next((parameter.dtype for parameter in self.task.backbone.parameters()), torch.float32)
-        return HeadBank(
-            len(self.task.train.classes or ()),
-            width,
-            lr=[one["lr"] * self.plan.lr_factor for one in tried],
-            weight_decay=[one["wd"] for one in tried],
-            seed=self.seed,
-            rule=self.plan.rule,
-            device=self.task.device,
-            dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+        Raises:
+            UserError: the backbone gives no maps, or as `on_features`.
+        """
+        task, shapes = self.task, shapes_of(self.task)
+        last = [Part("patches", len(shapes.maps) - 1)]
+        channels, *grid = shapes.maps[-1]
+        rows, test = (
+            part_rows(task, images, last, shapes, self.reporter, name=name)(last)
+            for images, name in ((task.train, "train"), (task.test, "test"))
         )
-
-
-def scaled(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Features [N, D] and [Q, D] by the one number that makes the train features' mean square 1.
-
-    Then the same learning rates suit any backbone, and heads are those of the raw features. Of MobileNetV2 on
-    grocery128 `fast` makes 63.4 % so, 62.7 % of features that are standardised dimension by dimension, and 63.4 % of
-    features of length 1: with 2,485 test images, a standard error of 1 point, no difference.
-    """
-    size = train.square().mean(dtype=torch.float64).sqrt().float().clamp(min=torch.finfo(torch.float32).tiny)
-    return train / size, test / size
+        assert task.train.labels is not None
+        assert task.test.labels is not None
+        labels, targets = torch.from_numpy(task.train.labels), torch.from_numpy(task.test.labels)
+        rows, test = scaled_rows(rows, test)
+        make = partial(attentive_bank, task, self.plan, channels=channels, seed=self.seed)
+        fit = fitting(make, self.plan, self.reporter, what="attentive probes", seed=self.seed)
+        settings = asdict(self.plan) | {"queries": queries_of(channels), "grid": grid}
+        return choose_among(
+            tried(self.plan),
+            (rows, labels),
+            (test, targets),
+            fit,
+            settings=settings,
+            select=self.select,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from excb.distributed.collectives import all_succeed, rank
 from excb.errors import require
 from excb.results.result import Result
 
+from ..probes.recipes import LinearProtocol, choose
+from ..probes.selection import as_text, held_out
 from ..reporting.predictions import Predictions
 from ..reporting.report import report
 from ..task import Task
 from .logreg import logistic_regression
 from .probe import Probe
-from .recipes import LinearProtocol, choose
-from .selection import as_text, held_out
 
 
 def evaluate(
@@ -72,7 +72,8 @@ def evaluate(
     else:
         plan = _fitted(chosen, task, reporter)
         probe = Probe(task, reporter, plan, select, seed)
-        outcome = probe.through_backbone(state) if plan.augmented else probe.on_features()
+        kept = probe.on_patches if plan.features == "patches" else probe.on_features
+        outcome = probe.through_backbone(state) if plan.augmented else kept()
     predictions = Predictions.of(task, {"linear_{}": outcome.top5})
     result = report(
         task,

@@ -16,7 +16,7 @@ from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.features.precision import BOUND, check
 from excb.transfer.linear.probe import Probe
-from excb.transfer.linear.recipes import PROTOCOLS
+from excb.transfer.probes.recipes import PROTOCOLS
 from excb.transfer.task import Task
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder

@@ -20,12 +20,12 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.data.batches import Augmentation, TrainingBatches
-from excb.transfer.linear.heads import HeadBank
 from excb.transfer.linear.logreg import standardised
-from excb.transfer.linear.probe import Probe, scaled
 from excb.transfer.linear.protocol import evaluate
-from excb.transfer.linear.recipes import PROTOCOLS, choose
-from excb.transfer.linear.selection import held_out
+from excb.transfer.probes.heads import HeadBank
+from excb.transfer.probes.recipes import PROTOCOLS, choose
+from excb.transfer.probes.selection import held_out
+from excb.transfer.probes.training import linear_bank, scaled, train
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
 from tests.clone import ROOT
@@ -236,7 +236,7 @@ def test_protocols_have_the_authors_rates() -> None:
     assert rates["simsiam"] == [pytest.approx(1.6)]
     assert (len(rates["vit"]), rates["vit"][0], rates["vit"][-1]) == (58, 0.0005, 0.029)
     assert len(PROTOCOLS["fast"].lr) * len(PROTOCOLS["fast"].weight_decay) == 50
-    assert all(plan.weight_decay == (0.0,) for name, plan in PROTOCOLS.items() if name != "fast")
+    assert all(plan.weight_decay == (0.0,) for name, plan in PROTOCOLS.items() if name not in ("fast", "attentive"))
 
 
 def test_tenth_of_every_class_is_held_out() -> None:
@@ -415,8 +415,10 @@ def test_learns(place: Path) -> None:
     """Features of an untrained network: far above chance on the images that the head saw."""
     prepared = task(place)
     rows, labels = prepared.features(prepared.train, "train", Reporter(quiet=True))
-    probe = Probe(prepared, Reporter(quiet=True), choose("fast", epochs=200), "holdout", 0)
     rows, _ = scaled(rows, rows)
-    right, loss = probe._train_on(rows, labels, [{"lr": 1.0, "wd": 0.0}]).score(rows, labels)
+    plan = choose("fast", epochs=200)
+    bank = linear_bank(prepared, plan, [{"lr": 1.0, "wd": 0.0}], rows.shape[1], seed=0)
+    train(bank, rows, labels, torch.arange(len(labels)), plan, seed=0)
+    right, loss = bank.score(rows, labels)
     assert int(right[0]) > len(labels) / 2
     assert float(loss[0]) < math.log(7) / 1.5

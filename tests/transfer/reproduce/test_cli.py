@@ -261,7 +261,7 @@ def test_what_cannot_be_fetched_cannot_be_checked(place: Path, reproduce: Callab
 
 def test_every_command_that_would_run_is_one_that_can(capsys: pytest.CaptureFixture[str]) -> None:
     """The parser takes each, and so do the protocols: what a plan prints may be copied."""
-    from excb.transfer.linear.recipes import choose
+    from excb.transfer.probes.recipes import choose
     from excb.transfer.protocols import parse
 
     assert main(["reproduce", "--list", "--json", "--status", "runnable"]) == 0

@@ -153,6 +153,10 @@ class HeadBank:
         ]
         return torch.cat(rows)
 
+    def finite(self, head: int) -> bool:
+        """Whether all weights of a head are finite."""
+        return bool(self.weight[head].isfinite().all())
+
     @property
     def _rows_at_once(self) -> int:
         return max(1, SCORES_AT_ONCE // self.bias.numel())

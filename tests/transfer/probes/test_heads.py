@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from excb.transfer.linear import heads
-from excb.transfer.linear.heads import HeadBank
+from excb.transfer.probes import heads
+from excb.transfer.probes.heads import HeadBank
 
 C, D, B = 5, 12, 16
 LR = (0.003, 0.03, 0.3, 1.0)

@@ -1,0 +1,265 @@
+"""The layers protocol: cells judged on held-out train images, the best one and the default on the test images."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from excb.console import Reporter
+from excb.distributed.collectives import all_succeed, rank
+from excb.errors import UserError, require
+from excb.results.result import Result
+
+from ..features.parts import GEM_POWER, Part, PartRows, Shapes
+from ..probes.recipes import LinearProtocol, choose
+from ..probes.rows import part_rows, shapes_of
+from ..probes.selection import HELD_OUT, held_out
+from ..reporting import resampling
+from ..reporting.predictions import Predictions
+from ..reporting.report import report
+from ..task import Task
+from .cells import Cell, blocks_of, cells_of, parts_of
+from .judging import Heads, Judged, Votes, best_of
+from .poolings import ATTENTIVE, DEFAULT
+
+LR, WEIGHT_DECAY = (0.01, 0.03, 0.1, 0.3, 1.0), (0.0, 0.001)  # of the linear heads of a cell: a part of `fast`'s grid
+FIGURE, BESIDE = "layers_{}", "layers_default_{}"
+K, TEMPERATURE = 20, 0.07  # of votes
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is compared, and how."""
+
+    blocks: tuple[int, ...] | None = None  # counted from 1; None takes all
+    poolings: tuple[str, ...] | None = None  # of `poolings.POOLINGS`; None takes all that the backbone has
+    # blocks with attentive probes, counted from 1; "best" takes the best one with linear heads, and the last one
+    attentive: tuple[int, ...] | Literal["best", "all"] = "best"
+    probe: Literal["linear", "knn"] = "linear"
+    epochs: int | None = None  # instead of the heads' own
+    lr: tuple[float, ...] | None = None  # of the linear heads
+    wd: tuple[float, ...] | None = None  # of the linear heads
+    seed: int = 0
+
+    def plans(self, images: int) -> tuple[LinearProtocol, LinearProtocol]:
+        """How linear heads and attentive probes are trained on so many images.
+
+        Raises:
+            UserError: a setting is out of range.
+        """
+        both = (
+            choose("fast", epochs=self.epochs, lr=self.lr or LR, weight_decay=self.wd or WEIGHT_DECAY),
+            choose(ATTENTIVE, epochs=self.epochs),
+        )
+        # Of few images a batch holds all, and learning rates stay as they are.
+        linear, attentive = (
+            replace(plan, batch=images, lr_batch=images) if images < plan.batch else plan for plan in both
+        )
+        return linear, attentive
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `evaluate` computes."""
+
+    shapes: Shapes
+    cells: list[Cell]  # those judged on the first pass over the train images
+    linear: LinearProtocol
+    attentive: LinearProtocol
+
+    @property
+    def parts(self) -> list[Part]:
+        """What that pass keeps."""
+        return parts_of(self.cells)
+
+    @property
+    def width(self) -> int:
+        """Numbers that it keeps of an image."""
+        return sum(map(self.shapes.width, self.parts))
+
+    @property
+    def widest(self) -> int:
+        """Numbers of an image that are in memory at once: those of a cell; patches are read batch by batch."""
+        read = [cell for cell in self.cells if cell.pooling != ATTENTIVE]
+        return max(sum(map(self.shapes.width, cell.parts)) for cell in read)
+
+
+def check(task: Task, request: Request) -> Plan:
+    """What `evaluate` computes; it refuses what `evaluate` refuses.
+
+    Raises:
+        UserError: the backbone has no blocks to read, or no such ones; or a setting is out of range.
+    """
+    votes = request.probe == "knn"
+    attentive = request.attentive
+    trained = [request.epochs, request.lr, request.wd]
+    require(not votes or trained == [None] * 3, "--probe knn trains nothing: leave out --epochs, --lr and --wd")
+    require(
+        not votes or attentive in ("best", ()), "attentive probes are trained: leave out --attentive, or --probe knn"
+    )
+    shapes = all_succeed(lambda: _shapes(task))
+    cells = cells_of(shapes, blocks=request.blocks, poolings=request.poolings)
+    if not votes and attentive not in ("best", ()):
+        numbers = blocks_of(shapes, None if isinstance(attentive, str) else attentive, option="--attentive")
+        cells += [Cell(number - 1, ATTENTIVE) for number in numbers]
+    assert task.train.labels is not None
+    labels = task.train.labels
+    all_succeed(lambda: held_out(labels, request.seed))
+    return Plan(shapes, cells, *all_succeed(lambda: request.plans(len(labels))))
+
+
+def _shapes(task: Task) -> Shapes:
+    try:
+        return shapes_of(task)
+    except UserError as error:
+        raise UserError(f"{str(error).partition(':')[0]}, so no layers: evaluate it by linear or knn") from None
+
+
+def evaluate(
+    task: Task, reporter: Reporter, request: Request | None = None, *, table: bool = True
+) -> tuple[Result, Predictions]:
+    """Judge every cell on held-out train images; the best one and the default are judged on the test images.
+
+    A seeded tenth of every class's train images is held out. Heads of all cells are trained on the others, and the held
+    out images choose a head for each cell, and the cell. The chosen cell's head is trained again on all train images.
+    So is the default's, which is what the backbone itself returns. The test images choose nothing.
+
+    One pass over the train images keeps the pooled vectors of all blocks, in the cache on disk. A cell's are in memory
+    at a time. Patches of all blocks would be a hundred times as much, so by default attentive probes come after the
+    linear heads: a second pass keeps the patches of two blocks, the best one so far and the last. `attentive` names
+    blocks instead, whose patches the first pass keeps.
+
+    Args:
+        task: backbone and images.
+        reporter: prints notes, progress and tables.
+        request: what is compared, and how.
+        table: print the figures and the cells.
+
+    Returns:
+        Figures `layers_top1` and `layers_top5` of the chosen cell and `layers_default_top1` and `_top5`, with all cells
+        in the settings' sweep, and the test images' predictions.
+
+    Raises:
+        UserError: as `check`, or an image cannot be read.
+    """
+    start = time.monotonic()
+    request = request or Request()
+    plan = check(task, request)
+    probe: Heads | Votes
+    if request.probe == "knn":
+        probe = Votes(task, K, TEMPERATURE, request.seed)
+    else:
+        probe = Heads(task, plan.linear, plan.attentive, plan.shapes, request.seed)
+    reporter.note(storage(task, plan))
+    rows = part_rows(task, task.train, plan.parts, plan.shapes, reporter, name="train")
+    judged = _judged(probe, plan.cells, rows, reporter)
+    sources = dict.fromkeys(plan.cells, rows)
+    if request.probe == "linear" and request.attentive == "best":
+        later = [Cell(block, ATTENTIVE) for block in sorted({best_of(judged).cell.block, len(plan.shapes.maps) - 1})]
+        patches = part_rows(task, task.train, parts_of(later), plan.shapes, reporter, name="train, patches")
+        judged += _judged(probe, later, patches, reporter)
+        sources |= dict.fromkeys(later, patches)
+    best, default = best_of(judged), judged[0]
+    both = list(dict.fromkeys((best.cell, default.cell)))
+    test = part_rows(task, task.test, parts_of(both), plan.shapes, reporter, name="test")
+    guesses = {}
+    with reporter.progress("heads of all train images", len(both)) as bar:
+        for each in (default, best)[: len(both)]:
+            parts = each.cell.parts
+            guesses[each.cell] = probe.predict(each, sources[each.cell](parts), test(parts))
+            bar.advance()
+    predictions = Predictions.of(task, {FIGURE: guesses[best.cell], BESIDE: guesses[default.cell]})
+    result = report(
+        task,
+        protocol=f"layers_{request.probe}",
+        settings=_settings(request, plan, judged, best),
+        scored=predictions,
+        seconds=time.monotonic() - start,
+        notes=[_difference(best, predictions)],
+    )
+    if table and rank() == 0:
+        _print(result, reporter)
+    return result, predictions
+
+
+def storage(task: Task, plan: Plan) -> str:
+    """What a pass keeps, for people."""
+    images, where = len(task.train), "in memory" if task.cache is None else "in the cache"
+    return (
+        f"{len(plan.shapes.maps)} blocks, {len(plan.cells)} cells: one pass over {images:,} train images keeps "
+        f"{4 * images * plan.width / 1e9:.3g} GB {where}; {4 * images * plan.widest / 1e9:.3g} GB of it at a time are "
+        "read into memory"
+    )
+
+
+def _judged(probe: Heads | Votes, cells: Sequence[Cell], rows: Any, reporter: Reporter) -> list[Judged]:
+    judged = []
+    with reporter.progress("blocks and poolings", len(cells)) as bar:
+        for cell in cells:
+            wanted: PartRows = rows(cell.parts)
+            judged.append(probe.judge(cell, wanted))
+            bar.advance()
+    return judged
+
+
+def _settings(request: Request, plan: Plan, judged: Sequence[Judged], best: Judged) -> dict[str, Any]:
+    vectors = [cell for cell in plan.cells if cell.pooling not in (DEFAULT, ATTENTIVE)]
+    heads: dict[str, Any] = {"k": K, "temperature": TEMPERATURE}
+    if request.probe == "linear":
+        heads = {"heads": asdict(plan.linear), "attentive_heads": asdict(plan.attentive)}
+        heads |= {"attentive": request.attentive if isinstance(request.attentive, str) else list(request.attentive)}
+    return heads | {
+        "blocks": sorted({cell.block + 1 for cell in vectors}),
+        "poolings": sorted({cell.pooling for cell in vectors}),
+        "gem_power": GEM_POWER,
+        "maps": [list(each) for each in plan.shapes.maps],
+        "held_out": HELD_OUT,
+        "select": "holdout",
+        "select_images": best.images,
+        "chosen": best.row(),
+        "sweep": [each.row() for each in judged],
+        "seed": request.seed,
+    }
+
+
+def _difference(best: Judged, predictions: Predictions) -> str:
+    """A sentence on the chosen cell beside the default."""
+    if best.cell.pooling == DEFAULT:
+        return "the held-out images choose what the backbone itself returns: both figures are the same"
+    hits = predictions.hits(within=1)
+    difference = hits[FIGURE.format("top1")].to(torch.float64) - hits[BESIDE.format("top1")].to(torch.float64)
+    low, high = resampling.interval(difference)
+    return (
+        f"{best.cell.text} is chosen on {best.images:,} held-out train images; on the test images it is "
+        f"{100 * float(difference.mean()):+.2f} points from what the backbone itself returns "
+        f"(95 %: {low:+.2f} to {high:+.2f}, paired)"
+    )
+
+
+def _print(result: Result, reporter: Reporter) -> None:
+    """The held-out accuracy of every cell, and the figures."""
+    settings, sweep = result.settings, result.settings["sweep"]
+    poolings = list(dict.fromkeys(each["pooling"] for each in sweep))
+    cells = {(each["block"], each["pooling"]): f"{each['holdout_top1']:.2f}" for each in sweep}
+    chosen = settings["chosen"]["block"], settings["chosen"]["pooling"]
+    cells[chosen] += " *"
+    lines = [
+        [
+            f"{block}",
+            " x ".join(map(str, settings["maps"][block - 1])),
+            *(cells.get((block, name), "") for name in poolings),
+        ]
+        for block in sorted({block for block, _ in cells})
+    ]
+    title = f"Top-1 % on {settings['select_images']:,} held-out train images (* chosen)"
+    reporter.table(title, ["block", "map", *poolings], lines)
+    rows = [
+        [name, f"{result.figures[figure]:.2f}", "{:.1f} to {:.1f}".format(*result.intervals[figure]), top5]
+        for name, template in ((f"chosen: block {chosen[0]}, {chosen[1]}", FIGURE), ("default", BESIDE))
+        for figure, top5 in ((template.format("top1"), f"{result.figures[template.format('top5')]:.2f}"),)
+    ]
+    reporter.table("On the test images", ["", "top-1 %", "95 % interval", "top-5 %"], rows)
+    for note in result.notes:
+        reporter.note(note)

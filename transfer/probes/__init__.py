@@ -1,0 +1,1 @@
+"""Heads on frozen features: training them together, and choosing among them on images that they never saw."""

@@ -1,0 +1,221 @@
+"""Which of several classifiers the figures are of: chosen on images that none of them saw, or on the test's."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb import seeding
+from excb.console import Reporter
+from excb.distributed.collectives import all_succeed
+from excb.errors import UserError
+from excb.networks.features import Kind
+
+from ..features.parts import PartRows
+from ..task import Task
+from .attentive import AttentiveBank
+from .heads import HeadBank
+
+HELD_OUT = 0.1  # share of every class's train images on which heads are chosen
+
+READ = 1024  # images whose patches are in memory at once
+
+HeadSettings = dict[str, float]  # settings of one head, such as {"lr": 0.3, "wd": 0.0}
+Bank = HeadBank | AttentiveBank
+Rows = Tensor | PartRows  # features in memory, or read when they are needed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained classifier's guesses for the test images [Q, 5 or fewer], and what a reader must know of it."""
+
+    top5: Tensor
+    settings: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Which train images are kept for choosing: a tenth of every class, at least one, never a class's only image.
+
+    Args:
+        labels: [N] class indices.
+        seed: names the choice.
+
+    Returns:
+        [N] bool.
+
+    Raises:
+        UserError: no class has two images.
+    """
+    held = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(len(members) - 1, max(1, round(HELD_OUT * len(members))))
+        held[seeding.generator(seeding.Purpose.SPLIT, seed, int(label)).permutation(members)[:count]] = True
+    if not held.any():
+        raise UserError(
+            "no class has two train images, so none can be held out: try one setting only (one --lr and one --wd, or "
+            "one --C), or choose on the test images with --select test"
+        )
+    return held
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of several heads the figures are of, and why."""
+
+    head: int
+    settings: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def on_test(cls, tried: Sequence[HeadSettings], bank: Bank, test: Rows, targets: Tensor) -> "Choice":
+        """The only head, or the one that is best on the test images."""
+        if len(tried) == 1:
+            return cls(0, {"chosen": tried[0]})
+        return cls.among(tried, *scores_of(bank, test, targets), images=len(targets), select="test")
+
+    @classmethod
+    def among(cls, tried: Sequence[HeadSettings], right: Tensor, loss: Tensor, *, images: int, select: str) -> "Choice":
+        """The head with most right answers [H]; among equals the one of least loss [H], then the first."""
+        head = max(range(len(tried)), key=lambda one: (int(right[one]), -float(loss[one])))
+        percent = [round(100 * int(count) / images, 4) for count in right]
+        sweep = [settings | {f"{select}_top1": value} for settings, value in zip(tried, percent, strict=True)]
+        how = {"select": select, "select_images": images, "chosen": tried[head], "sweep": sweep}
+        if select == "holdout":
+            return cls(head, how)
+        best = f"the best of {len(tried)} heads on the test images themselves"
+        return cls(head, how, (f"{best}, as authors report it: an optimistic figure",))
+
+
+def outcome_of(bank: Bank, head: int, test: Rows, choice: Choice, settings: dict[str, Any]) -> Outcome:
+    """The guesses of one head for the test images' features [Q, D].
+
+    Raises:
+        UserError: its weights are not finite.
+    """
+    if not bank.finite(head):
+        raise UserError.on_all_ranks(
+            f"the head trained with {as_text(choice.settings['chosen'])} diverged: name a lower --lr",
+        )
+    top5 = torch.cat([bank.top(part, head) for part, _ in _parts(test)])
+    return Outcome(top5, settings | choice.settings, choice.notes)
+
+
+def scores_of(bank: Bank, rows: Rows, labels: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What `HeadBank.score` returns, of the images with the numbers `among` [n], by default of all.
+
+    Rows that are read when they are needed are never all in memory.
+    """
+    if isinstance(rows, Tensor):
+        return bank.score(rows, labels) if among is None else bank.score(rows[among], labels[among])
+    right, loss = torch.zeros(len(bank), dtype=torch.int64), torch.zeros(len(bank), dtype=torch.float64)
+    known = 0
+    for part, numbers in _parts(rows, among):
+        each, own = bank.score(part, labels[numbers]), int((labels[numbers] < bank.classes).sum())
+        right, loss, known = right + each[0], loss + each[1] * own, known + own
+    return right, loss / max(1, known)
+
+
+def _parts(rows: Rows, among: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows and their numbers, a piece at a time; rows in memory are one piece."""
+    numbers = torch.arange(len(rows)) if among is None else among
+    for part in numbers.split(len(rows) if isinstance(rows, Tensor) else READ):
+        yield rows[part], part
+
+
+def as_text(tried: HeadSettings) -> str:
+    """Settings of a head as a reader takes them: "lr 0.3, wd 0"."""
+    return ", ".join(f"{name} {value:g}" for name, value in tried.items())
+
+
+def choose_on_features(
+    task: Task,
+    reporter: Reporter,
+    tried: Sequence[HeadSettings],
+    prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    fit: "Fit",
+    *,
+    settings: dict[str, Any],
+    kind: Kind,
+    select: str,
+    seed: int,
+) -> Outcome:
+    """Choose among heads on features of the backbone, as `choose_among` does.
+
+    Args:
+        task: backbone and images.
+        reporter: prints notes, progress and tables.
+        tried: settings of the heads.
+        prepare: train and test features [N, D], [Q, D] -> the same as heads take them.
+        fit: see `Fit`.
+        settings: of the protocol, for the result.
+        kind: of features.
+        select: "holdout" or "test".
+        seed: names the held-out images.
+
+    Raises:
+        UserError: no image can be held out, or the chosen head is not finite.
+    """
+    rows, labels = task.features(task.train, "train", reporter, kind=kind)
+    test, targets = task.features(task.test, "test", reporter, kind=kind)
+    rows, test = prepare(rows, test)
+    return choose_among(tried, (rows, labels), (test, targets), fit, settings=settings, select=select, seed=seed)
+
+
+# Features [N, D], labels [N], numbers of the images to train on [n], and settings -> trained heads.
+Fit = Callable[[Rows, Tensor, Tensor, Sequence[HeadSettings]], Bank]
+
+
+def choose_among(
+    tried: Sequence[HeadSettings],
+    train: tuple[Rows, Tensor],
+    test: tuple[Rows, Tensor],
+    fit: Fit,
+    *,
+    settings: dict[str, Any],
+    select: str,
+    seed: int,
+) -> Outcome:
+    """Fit heads on prepared features; what is chosen on held-out images is fitted again on all train images.
+
+    Args:
+        tried: settings of the heads.
+        train: features [N, D] and labels [N] int64 of the train images.
+        test: features [Q, D] and labels [Q] int64 of the test images.
+        fit: see `Fit`.
+        settings: of the protocol, for the result.
+        select: "holdout" or "test".
+        seed: names the held-out images.
+
+    Raises:
+        UserError: no image can be held out, or the chosen head is not finite.
+    """
+    everything = torch.arange(len(train[1]))
+    if len(tried) == 1 or select == "test":
+        bank = fit(*train, everything, tried)
+        choice = Choice.on_test(tried, bank, *test)
+        return outcome_of(bank, choice.head, test[0], choice, settings)
+    choice, _ = choose_held_out(tried, *train, fit, seed=seed)
+    return outcome_of(fit(*train, everything, [tried[choice.head]]), 0, test[0], choice, settings)
+
+
+def choose_held_out(
+    tried: Sequence[HeadSettings], rows: Rows, labels: Tensor, fit: Fit, *, seed: int
+) -> tuple[Choice, tuple[int, float]]:
+    """Fit heads without the held-out images, and choose one on these; arguments as of `choose_among`.
+
+    Returns:
+        The choice, and right answers and mean loss of the chosen head on the held-out images.
+
+    Raises:
+        UserError: no image can be held out.
+    """
+    held = torch.from_numpy(all_succeed(lambda: held_out(labels.numpy(), seed)))
+    bank = fit(rows, labels, (~held).nonzero()[:, 0], tried)
+    right, loss = scores_of(bank, rows, labels, held.nonzero()[:, 0])
+    choice = Choice.among(tried, right, loss, images=int(held.sum()), select="holdout")
+    return choice, (int(right[choice.head]), float(loss[choice.head]))
