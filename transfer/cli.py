@@ -14,6 +14,7 @@ from .embeddings.cli import EMBED, SEARCH
 from .every.cli import ALL
 from .feature_commands import CACHE, FEATURES
 from .leaderboard.cli import LEADERBOARD
+from .overlap.cli import OVERLAP
 from .parallel import PROGRAM
 from .protocols import PROTOCOLS
 from .reproduce.cli import REPRODUCE
@@ -33,6 +34,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval watch runs/rn18_small --data DIR --every 10m            each new checkpoint of a run, while it continues
   excb-eval embed --ckpt rn50_400ep --data PHOTOS --out photos.npz  a vector for every image, labelled or not
   excb-eval search --ckpt rn50_400ep --data PHOTOS --query a.jpg --out page.html    the nearest images; near-duplicates
+  excb-eval overlap --train PHOTOS --test DIR --ckpt rn50_400ep     test images that were trained on; k-NN without them
   excb-eval linear ... --slurm partition=gpu,gpus=8,time=4:00:00    as a Slurm job
   excb-eval compare a.json b.json                                   is the difference real?
   excb-eval reproduce table1/excb --data DIR                        do published figures hold? PASS, FAIL or CANNOT
@@ -70,7 +72,7 @@ COMPARE = Command(
         "compare a.json b.json --figure knn_top1_k20",
     ),
 )
-COMMANDS = (*PROTOCOLS, ALL, WATCH, EMBED, SEARCH, FEATURES, COMPARE, REPRODUCE, LEADERBOARD, CACHE)
+COMMANDS = (*PROTOCOLS, ALL, WATCH, EMBED, SEARCH, FEATURES, COMPARE, OVERLAP, REPRODUCE, LEADERBOARD, CACHE)
 
 
 def program() -> Parser:

@@ -1,0 +1,169 @@
+"""The audit: pairs of train and test images that are almost the same, and the k-NN figure with and without them."""
+
+import csv
+import io
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.distributed.collectives import world_size
+from excb.images.image_set import Images
+from excb.neighbours.knn import vote
+from excb.neighbours.nearest import nearest
+from excb.networks.backbone import weights_hash
+from excb.results.result import Result
+
+from ..reporting import statistics
+from ..task import Task
+from . import calibration
+from .altered import KINDS, QUALITY, SIDES, mirrored
+from .calibration import Calibration
+from .descriptors import FLOOR, WIDTH, Descriptor, Hashes, WhitenedFeatures, Whitening
+from .hashing import bits_of
+from .matching import Pair, Rows, pairs
+
+NEIGHBOURS, TEMPERATURE = 20, 0.07  # of the k-NN figure: DINO's
+SHARE, ALL, WITHOUT, ONLY = "overlap_images", "overlap_knn_all", "overlap_knn_without", "overlap_knn_only"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found.
+
+    Attributes:
+        train: the train images that could be read.
+        test: the test images that could be read.
+        pairs: the most alike first.
+        calibration: the thresholds, and what they find.
+        result: figures with intervals.
+    """
+
+    train: Images
+    test: Images
+    pairs: list[Pair]
+    calibration: Calibration
+    result: Result
+
+    def to_csv(self) -> str:
+        """A line for each pair, the most alike first."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(["test", "train", "cosine", "bits", "by", "mirrored"])
+        for pair in self.pairs:
+            writer.writerow(list(self.describe(pair).values()))
+        return stream.getvalue()
+
+    def describe(self, pair: Pair) -> dict[str, Any]:
+        """A pair with the names of its images, for JSON; the cosine is None without a checkpoint."""
+        cosine = pair.similarities.get("features")
+        return {
+            "test": self.test.paths[pair.test],
+            "train": self.train.paths[pair.train],
+            "cosine": None if cosine is None else round(cosine, 4),
+            "bits": bits_of(pair.similarities["hash"]),
+            "by": "+".join(pair.by),
+            "mirrored": pair.mirrored,
+        }
+
+
+def audit(
+    task: Task | None,
+    hashing: Task,
+    reporter: Reporter,
+    *,
+    thresholds: Mapping[str, float],
+    k: int = 3,
+    planted: int = calibration.PLANTED,
+    by_class: bool = False,
+) -> Audit:
+    """Find the test images that are almost the same as a train image; all ranks call this together.
+
+    Args:
+        task: backbone, train and test images; None compares hashes only.
+        hashing: the same with a `PerceptualHash` as the backbone. If both sets have labels, they are of the same
+            classes, and `task` gives the k-NN figure.
+        reporter: prints notes and progress.
+        thresholds: cosines that the user chose, by descriptor; the others are calibrated.
+        k: train images that are compared with each test image, by each descriptor.
+        planted: see `calibrate`.
+        by_class: likewise.
+
+    Raises:
+        UserError: no image of a set can be read, or as `calibrate`.
+    """
+    start = time.monotonic()
+    hashes = Hashes(hashing)
+    train, (own, _) = hashes.readable(hashing.train, "train", reporter)
+    test, sides = hashes.readable(hashing.test, "test", reporter)
+    descriptors: dict[str, Descriptor] = {"hash": hashes}
+    rows = {"hash": Rows(own, *sides)}
+    if task is not None:
+        task = replace(task, train=train, test=test)
+        bank, queries = task.stored(train, "train", reporter), task.stored(test, "test", reporter)
+        features = WhitenedFeatures(task, Whitening.fit(bank))
+        flipped = features.rows(mirrored(test), "test, mirrored", reporter)
+        descriptors = {"features": features, **descriptors}
+        rows = {"features": Rows(features.whitening(bank), features.whitening(queries), flipped), **rows}
+    banks = {name: each.train for name, each in rows.items()}
+    chosen = {name: each for name, each in thresholds.items() if name in descriptors}
+    calibrated = calibration.calibrate(train, banks, descriptors, chosen, reporter, planted=planted, by_class=by_class)
+    near = {}
+    for name, each in rows.items():
+        reporter.note(f"{name}: {each.plan(k)}")
+        with reporter.progress(f"neighbours by {name}", 2 * len(test)) as bar:
+            near[name] = each.near(calibrated.thresholds[name], k, (task or hashing).device, bar.advance)
+    found = pairs(rows, calibrated.thresholds, near)
+    calibrated = calibrated.with_either()
+    overlapping = torch.zeros(len(test), dtype=torch.bool)
+    overlapping[torch.tensor([pair.test for pair in found], dtype=torch.int64)] = True
+    scores = {SHARE: overlapping}
+    if task is not None and train.labels is not None and test.labels is not None:
+        hits = _hits(task, bank.all(), queries.all(), reporter)
+        parts = {ALL: hits, WITHOUT: hits[~overlapping], ONLY: hits[overlapping]}
+        scores |= {name: part for name, part in parts.items() if len(part)}
+    compared = task or replace(hashing, train=train, test=test)
+    result = _result(compared, scores, calibrated, k=k, planted=planted)
+    return Audit(train, test, found, calibrated, replace(result, seconds=round(time.monotonic() - start, 1)))
+
+
+def _hits(task: Task, bank: Tensor, queries: Tensor, reporter: Reporter) -> Tensor:
+    """Whether k-NN classifies each test image rightly, [Q] bool."""
+    assert task.train.labels is not None
+    assert task.test.labels is not None
+    k = min(NEIGHBOURS, len(bank))
+    with reporter.progress("neighbours that vote", len(queries)) as bar:
+        neighbours = nearest(bank, queries, k, share=world_size() > 1, device=task.device, progress=bar.advance)
+    labels, targets = torch.from_numpy(task.train.labels), torch.from_numpy(task.test.labels)
+    votes = vote(neighbours, labels, ks=[k], temperatures=[TEMPERATURE], classes=len(task.train.classes or ()))
+    return votes[k, TEMPERATURE].top1 == targets
+
+
+def _result(task: Task, scores: dict[str, Tensor], found: Calibration, *, k: int, planted: int) -> Result:
+    for name, by_kind in found.found.items():
+        scores |= {f"planted_{name}_{kind}": each for kind, each in by_kind.items()}
+        scores[f"planted_{name}_false"] = found.alarms[name]
+    return Result(
+        protocol="overlap",
+        figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
+        intervals={name: statistics.interval(each) for name, each in scores.items()},
+        settings={
+            "cosine": found.thresholds.get("features"),
+            "bits": bits_of(found.thresholds["hash"]),
+            "k": k,
+            "whitened": {"width": WIDTH, "floor": FLOOR},
+            "planted": {"images": planted, "sides": SIDES, "quality": QUALITY, "kinds": list(KINDS)},
+            "false_alarms": f"among {'other classes' if found.by_class else 'all other train images'}",
+            "vote": {"k": NEIGHBOURS, "temperature": TEMPERATURE},
+        },
+        checkpoint=task.describe_checkpoint() | {"weights_sha256": weights_hash(task.backbone.network)},
+        data={
+            name: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
+            for name, images in (("train", task.train), ("test", task.test))
+        },
+        seconds=0.0,
+    )
