@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from excb.images import photographs
+from excb.results.result import Result
+from excb.transfer.cli import main
 from tests.clone import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -44,6 +46,17 @@ def test_a_sklearn_pipeline(photos: Path, tmp_path: Path) -> None:
     assert lines[0].startswith("chosen on train images: {")
     assert majority == pytest.approx(100 / 13, abs=0.1)
     assert reached > 50
+
+
+def test_a_set_of_copies(photos: Path, tmp_path: Path) -> None:
+    printed = run("make_copies.py", photos / "train", "copies", "--queries", 20, folder=tmp_path)
+    assert printed.startswith("20 queries, 4 of them without a reference, ")
+    out = tmp_path / "out" / "copies.json"
+    words = ["instances", "--ckpt", "conv4_grocery", "--data", tmp_path / "copies", "--out", out, "--device", "cpu"]
+    assert main([*map(str, words), "--no-cache", "--workers", "0", "--json", "--quiet"]) == 0
+    result = Result.read(out)
+    assert set(result.per_class["copies_mAP"]) == {"crop", "flip", "jpeg", "strong"}
+    assert result.figures["copies_mAP"] > 20
 
 
 @pytest.mark.parametrize(

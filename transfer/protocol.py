@@ -108,7 +108,8 @@ class Protocol(Command):
         families: of its figures, in the order of their tables.
         kind_of: what a figure's name says, where it is not FAMILY_top1 or FAMILY_top5; None for any other name.
         open: see `OpenEvaluation`.
-        labels: what the images need: a class each, boxes, or masks. With boxes a protocol resizes images by itself.
+        labels: what the images need: a class each, boxes, masks, or queries with ground truth. With boxes a protocol
+            resizes images by itself.
         headline: the figure that pages show first where a result has it; by default its first.
         state: the option that keeps an unfinished evaluation; empty where it starts anew.
         state_suffix: what `all` and `watch` append to the name of that file or folder.
@@ -126,7 +127,7 @@ class Protocol(Command):
     families: tuple[Family, ...]
     open: OpenEvaluation
     kind_of: Callable[[str], FigureKind | None] = lambda _figure: None
-    labels: Literal["classes", "boxes", "masks"] = "classes"
+    labels: Literal["classes", "boxes", "masks", "queries"] = "classes"
     headline: str = ""
     state: str = ""
     state_suffix: str = ""

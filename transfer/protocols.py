@@ -10,6 +10,7 @@ from .clusters.cli import CLUSTERS
 from .dense.cli import DENSE
 from .detection.cli import DETECTION
 from .finetuning.cli import FINETUNE, SEMISUP
+from .instances.cli import INSTANCES
 from .knn.cli import KNN
 from .layers.cli import LAYERS
 from .linear.cli import LINEAR
@@ -19,6 +20,7 @@ from .retrieval.cli import RETRIEVAL
 PROTOCOLS: tuple[Protocol, ...] = (
     KNN,
     RETRIEVAL,
+    INSTANCES,
     LINEAR,
     LAYERS,
     DENSE,

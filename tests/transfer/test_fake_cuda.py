@@ -14,6 +14,7 @@ from excb.neighbours.nearest import nearest
 from excb.transfer.features.precision import Precision
 from excb.transfer.finetuning import training
 from excb.transfer.finetuning.training import Settings
+from excb.transfer.instances.ranking import positions
 from excb.transfer.linear.probe import Probe
 from excb.transfer.probes.recipes import PROTOCOLS
 from excb.transfer.task import Task
@@ -92,6 +93,24 @@ def test_neighbours_wait_for_blocks_of_queries_never_for_single_ones(rows: int, 
     with fake_cuda() as cuda:
         nearest(torch.ones(rows, 16), torch.ones(64, 16), k, backend="torch", device="cuda")
     assert cuda.record.unexpected(SEARCH) == {}
+    assert sum(cuda.record.waits.values()) < 64
+
+
+def test_ranks_wait_for_blocks_of_queries_never_for_single_ones() -> None:
+    judged = [np.arange(query % 5) for query in range(64)]
+    with fake_cuda() as cuda:
+        positions(torch.ones(1000, 16), torch.ones(64, 16), judged, device=torch.device("cuda"))
+    allowed = dict.fromkeys(
+        ("excb.neighbours.unit_rows:UnitRows.__init__", "excb.neighbours.unit_rows:UnitRows._raw"), "rows, span by span"
+    ) | dict.fromkeys(
+        (
+            "excb.neighbours.unit_rows:UnitRows.raw",
+            "excb.transfer.instances.ranking:_judged_keys.<locals>.<genexpr>",
+            "excb.transfer.instances.ranking:positions",
+        ),
+        "which images are judged, and their ranks, a block of queries at a time",
+    )
+    assert cuda.record.unexpected(allowed) == {}
     assert sum(cuda.record.waits.values()) < 64
 
 

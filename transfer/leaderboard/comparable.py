@@ -68,7 +68,7 @@ def _short(images: Mapping[str, Any]) -> str:
 
 @cache
 def _registered(labels: str) -> list[ClaimImages]:
-    """The registry's image sets that have these labels: classes, boxes or masks."""
+    """The registry's image sets that have these labels: classes, boxes, masks or queries."""
     sets = {claim.data.name: claim.data for claim in claims() if _labels_of(claim) == labels}
     return [images for images in sets.values() if images.test is not None]
 

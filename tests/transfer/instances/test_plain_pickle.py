@@ -1,0 +1,89 @@
+"""Tests of pickles of plain values: every protocol reads alike, and nothing in a file is run."""
+
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from excb.errors import UserError
+from excb.transfer.instances.plain_pickle import numbers, read
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_plain_values_and_arrays_are_read(tmp_path: Path, protocol: int) -> None:
+    values = {
+        "text": ["a", "ü"],
+        "lists": [[1, 2.5], (3,), []],
+        "arrays": [np.array([4, 5]), np.array([6.5], np.float32), np.array([7], ">i4"), np.array([], np.int64)],
+        "scalars": [np.float64(8.5), np.int32(9)],
+        "table": np.array([[1, 2], [3, 4]], np.uint8),
+    }
+    file = tmp_path / "a.pkl"
+    file.write_bytes(pickle.dumps(values, protocol=protocol))
+    found = read(file)
+    assert found["text"] == ["a", "ü"]
+    assert [numbers(each) for each in found["lists"]] == [[1, 2.5], [3], []]
+    assert [numbers(each) for each in found["arrays"]] == [[4, 5], [6.5], [7], []]
+    assert numbers(found["scalars"]) == [8.5, 9]
+    assert numbers(found["table"]) == [1, 2, 3, 4]
+
+
+class Harmful:
+    """Runs a function when it is unpickled."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+def test_a_file_that_would_run_code_is_refused_in_one_line(tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    file = tmp_path / "gnd.pkl"
+    for protocol in range(6):
+        file.write_bytes(pickle.dumps({"gnd": Harmful(Path.touch, witness)}, protocol=protocol))
+        with pytest.raises(UserError, match="refused, since reading it could run code") as caught:
+            read(file)
+        assert "\n" not in str(caught.value)
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"\x80\x04garbage",
+        pickle.dumps([1, 2])[:-1],
+        b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b".",  # a memo of 32 GB
+        b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b".",  # a terabyte of bytes
+        pickle.dumps(np.array([None, "text"], object), protocol=2),
+        pickle.dumps(np.array(["text"]), protocol=2),
+        b"cnumpy\ndtype\n(VO8\ntRcnumpy.core.multiarray\nscalar\n(NVx\ntR.",
+    ],
+    ids=["empty", "garbage", "cut", "memo", "bytes", "objects", "texts", "scalar"],
+)
+def test_damage_is_one_line(tmp_path: Path, packed: bytes) -> None:
+    file = tmp_path / "gnd.pkl"
+    file.write_bytes(packed)
+    with pytest.raises(UserError, match="is damaged or no pickle of plain values") as caught:
+        read(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_too_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="cannot read"):
+        read(tmp_path / "none.pkl")
+    monkeypatch.setattr("excb.transfer.instances.plain_pickle.LARGEST", 3)
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps([1, 2, 3]))
+    with pytest.raises(UserError, match="more than any ground truth"):
+        read(tmp_path / "a.pkl")
+
+
+def test_other_values_are_no_numbers() -> None:
+    for wrong in ("text", [True], ["1"], {"a": 1}, None):
+        with pytest.raises(ValueError, match="where"):
+            numbers(wrong)

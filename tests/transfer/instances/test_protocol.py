@@ -1,0 +1,448 @@
+"""Tests of instance retrieval: figures against loops written from the papers, options, references, files, commands."""
+
+import csv
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+import excb
+from excb.console import Reporter
+from excb.distributed.launch import launch
+from excb.errors import UserError
+from excb.results.result import Result
+from excb.transfer.cli import main
+from excb.transfer.compare import compare
+from excb.transfer.instances.descriptors import Descriptor, Pooling
+from excb.transfer.instances.protocol import Measured, Request, evaluate
+from excb.transfer.instances.setup import InstanceTask, Reading, _reader, prepare
+from excb.transfer.leaderboard.submission import check
+from excb.transfer.protocols import headline, kind_of, title
+from tests.run_files import TINY_VIT, tiny_recipe, write_run
+from tests.transfer.instances.sets import QUERY_BOX, picture, save, write_copydays, write_pairs, write_revisited
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUIET = Reporter(quiet=True)
+SIDE = 64  # of the runs' preprocessing
+SCALES = (1, 0.5**0.5, 2**0.5)
+ENTRIES: list[dict[str, Any]] = [
+    {"bbx": list(QUERY_BOX), "easy": [0, 5], "hard": [10, 2], "junk": [3, 1]},
+    {"bbx": list(QUERY_BOX), "easy": [6, 8], "hard": [], "junk": []},
+    {"bbx": list(QUERY_BOX), "easy": [], "hard": [7, 9, 4], "junk": [0, 11, 2, 5]},
+    {"bbx": list(QUERY_BOX), "easy": [], "hard": [], "junk": [1]},
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CNN, a ViT, and a set in each layout."""
+    place = tmp_path_factory.mktemp("instances")
+    write_run(place / "run", 5, recipe=tiny_recipe())
+    write_run(place / "vit", 5, recipe=tiny_recipe(TINY_VIT))
+    write_revisited(place / "revisited", ENTRIES)
+    write_copydays(place / "copydays")
+    write_pairs(place / "pairs")
+    for index in range(9):
+        save(picture(70 + index, noise=20, width=40 + index), place / "others" / f"{index}.jpg")
+    return place
+
+
+def task(place: Path, data: str, reading: Reading | None = None, **given: Any) -> InstanceTask:
+    usual: dict[str, Any] = {"reporter": QUIET, "device": "cpu", "batch": 4, "workers": 0}
+    return prepare(str(place / given.pop("run", "run")), place / data, reading or Reading(), **usual, **given)
+
+
+def measured(
+    place: Path, data: str, reading: Reading | None = None, *, candidates: int = 10, **given: Any
+) -> tuple[Result, Measured]:
+    return evaluate(task(place, data, reading, **given), Request(candidates), QUIET, table=False)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Figures
+# ---------------------------------------------------------------------------------------------------------------------
+
+Embed = Callable[[Image.Image], np.ndarray]
+
+
+def embedder(place: Path, *, longer: bool = False, gem: float | None = None, scales: Sequence[float] = (1,)) -> Embed:
+    """One image at a time: resized by Pillow, and pooled as the papers say."""
+    backbone = excb.load(place / "run", features="pool" if gem is None else "map")
+
+    def embed(image: Image.Image) -> np.ndarray:
+        size = (SIDE, SIDE)
+        if longer and max(image.size) <= SIDE:
+            size = image.size
+        pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR)) / np.float32(255)
+        normalised = (pixels - np.array(backbone.transform.mean, np.float32)) / np.array(
+            backbone.transform.std, np.float32
+        )
+        whole = torch.from_numpy(normalised).permute(2, 0, 1)[None]
+        total = 0.0
+        for scale in scales:
+            inputs = whole if scale == 1 else F.interpolate(whole, scale_factor=scale, mode="bilinear")
+            with torch.no_grad():
+                row = backbone(inputs)[0].double()
+            if gem is not None:
+                row = row.clamp(min=1e-6).pow(gem).mean((1, 2)).pow(1 / gem)
+            total = total + row / row.norm()
+        return np.asarray(total)
+
+    return embed
+
+
+def cosines(embed: Embed, queries: Sequence[Image.Image], gallery: Sequence[Image.Image]) -> np.ndarray:
+    left, right = (np.stack([embed(image) for image in images]) for images in (queries, gallery))
+    left, right = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (left, right))
+    return np.asarray(left @ right.T)
+
+
+def images_of(folder: Path, pattern: str) -> list[Image.Image]:
+    return [Image.open(file).convert("RGB") for file in sorted(folder.glob(pattern))]
+
+
+def revisited_by_loop(similarities: np.ndarray) -> dict[str, float]:
+    """ROxford's evaluation: positions from 0, lowered by the junk before them; one image at a time."""
+    wanted = {
+        "medium": (["easy", "hard"], ["junk"]),
+        "hard": (["hard"], ["junk", "easy"]),
+        "easy": (["easy"], ["junk", "hard"]),
+    }
+    figures = {}
+    for name, (right, ignored) in wanted.items():
+        scores = []
+        for entry, own in zip(ENTRIES, similarities, strict=True):
+            answers = [image for part in right for image in entry[part]]
+            junk = [image for part in ignored for image in entry[part]]
+            if not answers:
+                continue
+            order = [image for image in np.argsort(-own, kind="stable").tolist() if image not in junk]
+            places = sorted(order.index(image) for image in answers)
+            precision = 0.0
+            for number, position in enumerate(places):
+                before = 1.0 if position == 0 else number / position
+                precision += (before + (number + 1) / (position + 1)) / 2 / len(answers)
+            at = []
+            for k in (1, 5, 10):
+                depth = min(max(places) + 1, k)
+                at.append(sum(position < depth for position in places) / depth)
+            scores.append([precision, *at])
+        means = 100 * np.mean(scores, axis=0)
+        figures[f"revisited_mAP_{name}"] = means[0]
+        figures |= {f"revisited_mP_at_{k}_{name}": value for k, value in zip((1, 5, 10), means[1:], strict=True)}
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        (Reading(), {}),
+        (Reading("longer"), {"longer": True}),
+        (Reading("longer", pooling="gem", scales=SCALES), {"longer": True, "gem": 3, "scales": SCALES}),
+        (Reading(pooling="gem", power=4.5), {"gem": 4.5}),
+    ],
+    ids=["resize", "longer", "multi-scale GeM", "GeM"],
+)
+def test_figures_of_roxford_are_those_of_the_loop(place: Path, reading: Reading, words: dict[str, Any]) -> None:
+    result, made = measured(place, "revisited", reading)
+    root = place / "revisited" / "jpg"
+    queries = [image.crop(QUERY_BOX) for image in images_of(root, "gate_*.jpg")]
+    expected = revisited_by_loop(cosines(embedder(place, **words), queries, images_of(root, "hall_*.jpg")))
+    assert result.figures == pytest.approx(expected, abs=1e-3)
+    assert list(result.figures) == list(expected)
+    assert all(0 < value < 100 for name, value in result.figures.items() if "mAP" in name)
+    assert made.scored.values["revisited_mAP_hard"].isnan().tolist() == [False, True, False, True]
+    assert result.notes == [
+        "1 of 4 queries have no relevant image: they are left out",
+        "revisited_mAP_hard: 2 queries have no relevant image of this difficulty and do not count",
+        "revisited_mAP_easy: 2 queries have no relevant image of this difficulty and do not count",
+    ]
+    for name, (low, high) in result.intervals.items():
+        assert low <= result.figures[name] <= high
+    assert result.per_class == {"revisited_mAP_medium": {"gate": result.figures["revisited_mAP_medium"]}}
+    assert headline(result.figures) == "revisited_mAP_medium"
+
+
+def test_a_vit_takes_images_of_any_proportions(place: Path) -> None:
+    reading = Reading("longer", pooling="gem", scales=(1, 0.5))
+    whole = task(place, "revisited", reading, run="vit")
+    image = whole.instances.gallery.open(0)  # 48 x 36 pixels, in patches of 16
+    assert list(whole.task.preprocessing(image).shape) == [3, 32, 48]
+    result, _ = evaluate(whole, Request(), QUIET, table=False)
+    assert 0 < result.figures["revisited_mAP_medium"] < 100
+
+
+def test_both_poolings_stand_side_by_side(place: Path) -> None:
+    whole = task(place, "pairs", Reading(pooling="both"))
+    poolings: tuple[Pooling, ...] = ("own", "gem", "both")
+    rows = {each: task(place, "pairs", Reading(pooling=each)).descriptors(QUIET)[1] for each in poolings}
+    assert torch.equal(rows["both"], torch.cat([rows["own"], rows["gem"]], 1))
+    assert whole.extraction(whole.instances.queries).width == rows["both"].shape[1]
+
+
+def test_figures_of_copies_are_those_of_the_loop(place: Path) -> None:
+    result, _ = measured(place, "pairs", candidates=12)
+    images = [images_of(place / "pairs" / folder, "*.jpg") for folder in ("queries", "references")]
+    similarities = cosines(embedder(place), *images)
+    pairs = sorted(((-value, q == r and q < 6) for q, own in enumerate(similarities) for r, value in enumerate(own)))
+    right, area, best = 0, 0.0, 0.0
+    for seen, (_, good) in enumerate(pairs, 1):
+        right += good
+        area += good * right / seen / 6
+        best = max(best, right / 6 if right / seen >= 0.9 else 0)
+    assert result.figures["copies_muAP"] == pytest.approx(100 * area, abs=1e-3)
+    assert result.figures["copies_recall_at_p90"] == pytest.approx(100 * best, abs=1e-3)
+    ranks = [1 + int((own > own[q]).sum()) for q, own in enumerate(similarities[:6])]
+    single = [1.0 if rank == 1 else 1 / rank / 2 for rank in ranks]  # precision before the image is 0
+    assert result.figures["copies_mAP"] == pytest.approx(100 * np.mean(single), abs=1e-3)
+    assert list(result.figures) == ["copies_mAP", "copies_muAP", "copies_recall_at_p90"]
+    assert all(0 < value < 100 for value in result.figures.values())
+    alone = "they count only in muAP, where all that is found for them is wrong"
+    assert result.notes == [f"3 of 9 queries have no relevant image: {alone}"]
+
+
+def test_pairs_that_are_no_candidates_are_not_found(place: Path) -> None:
+    """With one candidate for each query, muAP is that of the nearest references alone."""
+    result, made = measured(place, "pairs", candidates=1)
+    assert made.candidates.images.shape == (9, 1)
+    whole, _ = measured(place, "pairs", candidates=12)
+    assert result.figures["copies_muAP"] < whole.figures["copies_muAP"]
+    assert result.figures["copies_mAP"] == whole.figures["copies_mAP"]
+
+
+def test_copydays_has_a_figure_for_each_kind_of_copies(place: Path) -> None:
+    result, made = measured(place, "copydays")
+    kinds = ["copies_mAP_strong", "copies_mAP_crops", "copies_mAP_jpeg"]
+    assert list(result.figures) == [*kinds, "copies_muAP", "copies_recall_at_p90"]
+    assert [int((~made.scored.values[kind].isnan()).sum()) for kind in kinds] == [2, 5, 5]
+    assert result.figures["copies_mAP_jpeg"] > result.figures["copies_mAP_crops"]
+    assert result.per_class["copies_mAP_crops"] == {
+        "strong": None,
+        "crops/30": result.figures["copies_mAP_crops"],
+        "jpeg/10": None,
+    }
+    assert made.candidates.positives.tolist() == [1] * 12
+
+
+def test_distractors_are_images_of_the_gallery_that_answer_nothing(place: Path, tmp_path: Path) -> None:
+    result, _ = measured(place, "revisited", distractors=str(place / "others"))
+    joined = write_revisited(tmp_path / "joined", ENTRIES)
+    truth = pickle.loads((joined / "gnd_roxford5k.pkl").read_bytes())
+    for index, file in enumerate(sorted((place / "others").glob("*.jpg"))):
+        (joined / "jpg" / f"more_{index}.jpg").write_bytes(file.read_bytes())
+        truth["imlist"].append(f"more_{index}")
+    (joined / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(truth))
+    whole, _ = evaluate(task(tmp_path, "joined", run=place / "run"), Request(), QUIET, table=False)
+    assert result.figures == whole.figures
+    without, _ = measured(place, "revisited")
+    assert result.figures["revisited_mAP_medium"] < without.figures["revisited_mAP_medium"]
+    assert result.data["train"]["images"] == without.data["train"]["images"] + 9
+    assert result.data["train"]["fingerprint"] != without.data["train"]["fingerprint"]
+    assert (result.protocol_hash, result.data["test"]) == (without.protocol_hash, without.data["test"])
+
+
+def test_whitening_is_learned_on_other_images(place: Path) -> None:
+    result, made = measured(place, "pairs", Reading(whitened=4), whiten=str(place / "others"))
+    rows = {
+        folder: np.stack([embedder(place)(image) for image in images_of(place / folder, "*.jpg")])
+        for folder in ("others", "pairs/queries", "pairs/references")
+    }
+    mean = rows["others"].mean(0)
+    _, deviations, axes = np.linalg.svd((rows["others"] - mean) / 3, full_matrices=False)  # 9 images
+    left, right = ((rows[f"pairs/{name}"] - mean) @ axes[:4].T / deviations[:4] for name in ("queries", "references"))
+    left, right = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (left, right))
+    expected = -np.sort(-(left @ right.T), axis=1)[:, :10]
+    assert made.candidates.similarities == pytest.approx(expected, abs=1e-4)
+    assert result.settings["whitening"]["width"] == 4
+
+
+def test_references_stand_beside_the_figures(place: Path) -> None:
+    whole = task(place, "copydays")
+    result, _ = evaluate(whole, Request(), QUIET, untrained=True, pixels=True, table=False)
+    assert set(result.references) == {"untrained", "pixels"}
+    assert all(values.keys() == result.figures.keys() for values in result.references.values())
+    alone, _ = evaluate(whole.untrained(), Request(), QUIET, table=False)
+    assert result.references["untrained"] == alone.figures
+    assert alone.notes[0].startswith("random weights")
+    pixels = result.references["pixels"]
+    assert pixels["copies_mAP_jpeg"] == 100 > pixels["copies_mAP_crops"]
+
+
+def test_all_settings_are_in_the_hash(place: Path) -> None:
+    def hashed(reading: Reading, **given: Any) -> str:
+        return measured(place, "pairs", reading, **given)[0].protocol_hash
+
+    hashes = [
+        hashed(Reading()),
+        hashed(Reading("longer")),
+        hashed(Reading("crop")),
+        hashed(Reading(size=48)),
+        hashed(Reading(scales=(1, 2))),
+        hashed(Reading(pooling="gem")),
+        hashed(Reading(pooling="gem", power=4)),
+        hashed(Reading(), candidates=3),
+        hashed(Reading(), whiten=str(place / "others")),
+        hashed(Reading(whitened=2), whiten=str(place / "others")),
+    ]
+    assert len(set(hashes)) == len(hashes)
+    assert hashed(Reading(power=4)) == hashes[0]  # without GeM its power has no effect
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# As a command
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def command(place: Path, data: str, *words: str) -> list[str]:
+    usual = ["--ckpt", str(place / "run"), "--data", str(place / data), "--workers", "0", "--device", "cpu"]
+    return ["instances", *usual, "--no-cache", *words]
+
+
+def test_files_are_written_and_checked(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    teacher, student = tmp_path / "teacher.json", tmp_path / "student.json"
+    assert main(command(place, "pairs", "--out", str(teacher), "--pixels")) == 0
+    printed = capsys.readouterr().out
+    assert "Instances, 9 queries in a gallery of 12 images" in printed
+    assert "pixels" in printed
+    assert main(command(place, "pairs", "--out", str(student), "--network", "student", "--quiet")) == 0
+    names = [f"teacher{ending}" for ending in (".html", ".json", ".npz", ".pairs.csv")]
+    assert sorted(file.name for file in tmp_path.glob("teacher*")) == names
+    assert check(teacher)[-1] == "1 figures recounted from 9 predictions"
+    with (tmp_path / "teacher.pairs.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 9 * 10
+    assert rows[0].keys() == {"query_id", "reference_id", "score"}
+    assert {row["query_id"] for row in rows} == {f"Q{index:03}" for index in range(9)}
+    page = (tmp_path / "teacher.html").read_text(encoding="utf-8")
+    assert page.count("<section") == 9
+    assert 0 < page.count("<b>right") <= 6
+    assert compare(teacher, student, QUIET, table=False)["figures"].keys() == {"copies_mAP"}
+    values = json.loads(teacher.read_text(encoding="utf-8"))
+    values["figures"]["copies_mAP"] -= 0.01
+    values["intervals"]["copies_mAP"][0] -= 1
+    teacher.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(UserError, match=r"copies_mAP is .*, and its predictions give"):
+        check(teacher)
+
+
+def test_junk_is_marked_on_the_page_and_the_leaderboard_has_a_table(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "results" / "mine.json"
+    assert main(command(place, "revisited", "--out", str(file), "--quiet", "--distractors", str(place / "others"))) == 0
+    page = file.with_suffix(".html").read_text(encoding="utf-8")
+    assert page.count("<b>junk") > 0
+    assert not list(file.parent.glob("*.csv"))
+    assert check(file)[-1] == "12 figures recounted from 4 predictions"
+    assert main(["leaderboard", str(file.parent), "--out", str(tmp_path / "board"), "--quiet"]) == 0
+    text = (tmp_path / "board" / "leaderboard.md").read_text(encoding="utf-8")
+    table = text.partition("## Retrieval of landmarks: ROxford and RParis")[2].partition("\n## ")[0]
+    assert "| mAP medium |" in table
+
+
+def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    words = ("--whiten", str(place / "others"), "--quiet", "--out")
+    assert main(command(place, "copydays", *words, str(one))) == 0
+    assert launch("excb.transfer.cli", command(place, "copydays", *words, str(two)), 2) == 0
+    first, second = (Result.read(file) for file in (one, two))
+    assert (first.figures, first.intervals) == (second.figures, second.intervals)
+    assert first.predictions["sha256"] == second.predictions["sha256"]
+    pairs = [file.with_suffix(".pairs.csv").read_bytes() for file in (one, two)]
+    assert pairs[0] == pairs[1]
+
+
+def test_cached_descriptors_are_used_again(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in command(place, "revisited", "--cache", str(tmp_path)) if word != "--no-cache"]
+    assert main([*words, "--json"]) == 0
+    first = capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    second = capsys.readouterr()
+    assert "features of queries: 4 rows from" in second.err
+    assert json.loads(first.out)["figures"] == json.loads(second.out)["figures"]
+
+
+def test_a_dry_run_says_what_it_takes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(place, "revisited", "--dry-run", "--untrained")) == 0
+    printed = capsys.readouterr().out
+    assert "gallery: 12 images, none cached" in printed
+    assert "layout revisited" in printed
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "told"),
+    [
+        ("none", [], "no folder"),
+        ("others", [], "has none of the layouts"),
+        ("pairs", ["--layout", "revisted"], "did you mean 'revisited'"),
+        ("pairs", ["--candidates", "0"], "--candidates is a number of images"),
+        ("pairs", ["--scales", "0"], "--scales lie between 0 and 4"),
+        ("pairs", ["--gem-power", "0"], "--gem-power must be above 0"),
+        ("pairs", ["--size", "0"], "--size 0 is a side in pixels"),
+        ("pairs", ["--whiten-width", "4"], "needs the images to learn it on: --whiten"),
+        ("pairs", ["--batch-size", "0"], "--batch-size is at least 1"),
+        ("pairs", ["--whiten", "{place}/others", "--whiten-width", "99"], "9 images of 32 features whiten to 1 to 8"),
+        ("pairs", ["--ckpt", "untrained:timm:mixer_s32_224", "--mode", "longer"], "choose --mode resize"),
+        ("pairs", ["--out", "{place}/pairs/references/a.json"], "is among the images"),
+    ],
+)
+def test_mistakes_are_one_line(
+    place: Path, capsys: pytest.CaptureFixture[str], data: str, words: list[str], told: str
+) -> None:
+    assert main(command(place, data, *(word.format(place=place) for word in words))) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("error:") == 1
+    assert "Traceback" not in error
+
+
+def test_a_malicious_ground_truth_is_one_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_revisited(tmp_path / "set", ENTRIES)
+    file = tmp_path / "set" / "gnd_roxford5k.pkl"
+    file.write_bytes(b"cposix\nsystem\n(Vtouch " + str(tmp_path / "witness").encode() + b"\ntR.")
+    assert main([*command(place, "pairs")[:3], "--data", str(tmp_path / "set"), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "names posix.system" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "witness").exists()
+
+
+def test_python_evaluates_it_too(place: Path) -> None:
+    usual: dict[str, Any] = {"device": "cpu", "workers": 0, "no_cache": True, "quiet": True}
+    named = excb.evaluate(place / "run", "instances", data=place / "pairs", **usual)
+    held = excb.evaluate(excb.load(place / "run"), "instances", data=place / "pairs", **usual)
+    assert named.figures == held.figures
+    assert len(named.predictions()["path"]) == 9
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    network.transform = lambda image: torch.zeros(3, 1, 1)  # type: ignore[assignment]
+    with pytest.raises(UserError, match="instance retrieval resizes images by itself"):
+        excb.evaluate(network, "instances", data=place / "pairs", **usual)
+
+
+def test_kinds_of_figures() -> None:
+    for figure, family, metric in (
+        ("revisited_mAP_medium", "revisited", "mAP medium"),
+        ("revisited_mP_at_10_hard", "revisited", "mP@10 hard"),
+        ("copies_muAP", "copies", "muAP"),
+        ("copies_recall_at_p90", "copies", "recall at 90 % precision"),
+        ("copies_mAP_strong", "copies", "mAP strong"),
+        ("copies_mAP", "copies", "mAP"),
+    ):
+        kind = kind_of(figure)
+        assert kind is not None
+        assert (kind.family, kind.metric) == (family, metric)
+    assert kind_of("revisited_mAP_harder") is None
+    assert title("copies_muAP") == "copies muAP"
+
+
+def test_gem_needs_a_map() -> None:
+    backbone: Any = SimpleNamespace(network=nn.Flatten())
+    with pytest.raises(UserError, match="choose --pooling own .this Flatten gives no maps"):
+        _reader(backbone, Descriptor(pooling="gem"))

@@ -1,0 +1,56 @@
+"""INRIA Copydays: photographs, and crops, JPEG copies and strong alterations of each, which look for the original."""
+
+from pathlib import Path
+
+import numpy as np
+
+from excb.errors import UserError
+from excb.images.image_set import ImageSet
+from excb.images.scanning import scan_folder
+
+from .instance_set import InstanceSet, Layout, Truth
+
+ORIGINALS = "original"
+KINDS = {"strong": "strong", "crops": "crops", "jpeg": "jpeg", "jpegqual": "jpeg"}  # folder -> kind of copies
+_PREFIX = 4  # first characters of a name that a photograph and its copies share, such as 2001 of 200100.jpg
+
+
+def _open(root: Path, named: Path | None) -> InstanceSet:
+    if named is not None:
+        raise UserError(
+            "--ground-truth is of the layouts revisited and pairs: Copydays has its truth in names of files"
+        )
+    gallery = scan_folder(root / ORIGINALS)
+    paths = [
+        f"{folder}/{path}" for folder in KINDS if (root / folder).is_dir() for path in scan_folder(root / folder).paths
+    ]
+    if not paths:
+        raise UserError(f"{root} has no folder of copies: it needs {', '.join(KINDS)} beside {ORIGINALS}/")
+    originals: dict[str, list[int]] = {}
+    for index, path in enumerate(gallery.paths):
+        originals.setdefault(_key(path), []).append(index)
+    if alone := [path for path in paths if _key(path) not in originals]:
+        raise UserError(
+            f"{len(alone)} copies in {root} have no original, such as {alone[0]}: one in {ORIGINALS}/ must share the "
+            f"first {_PREFIX} characters of its name"
+        )
+    kinds = [KINDS[path.partition("/")[0]] for path in paths]
+    found = [Truth(np.array(originals[_key(path)], np.int64)) for path in paths]
+    truth = {
+        kind: [each if own == kind else Truth() for each, own in zip(found, kinds, strict=True)]
+        for kind in dict.fromkeys(kinds)
+    }
+    groups = [path.rpartition("/")[0] for path in paths]  # "strong", "crops/10", "jpegqual/3"
+    return InstanceSet("copies", ImageSet(root, paths), gallery, truth, groups)
+
+
+def _key(path: str) -> str:
+    return path.rpartition("/")[2][:_PREFIX]
+
+
+LAYOUT = Layout(
+    name="copydays",
+    title="Copydays: original/, and strong/, crops/*/ or jpegqual/*/",
+    matches=lambda root: (root / ORIGINALS).is_dir() and any((root / folder).is_dir() for folder in KINDS),
+    open=_open,
+)

@@ -1,0 +1,63 @@
+"""The files of a result: scores of every query, candidate pairs as a challenge takes them, and a page to look at."""
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from excb.distributed.collectives import run_on_rank0
+from excb.files.atomic import write_text
+from excb.results.result import Result
+
+from ..reporting import report
+from ..reporting.predictions import ImageScores
+from .page import render
+from .protocol import Measured
+from .setup import InstanceTask, names_of
+
+
+@dataclass(frozen=True)
+class InstanceFiles:
+    """Writes a result with what it was made of."""
+
+    instances: InstanceTask
+    measured: Measured
+
+    @property
+    def scored(self) -> ImageScores:
+        """Scores of every query."""
+        return self.measured.scored
+
+    def __call__(self, result: Result, file: Path) -> list[Path]:
+        """Write FILE.json, and beside it FILE.npz, FILE.html and, of copies, FILE.pairs.csv; rank 0 does, for all.
+
+        Returns:
+            The files, JSON first.
+
+        Raises:
+            UserError: one cannot be written.
+        """
+        others = run_on_rank0(lambda: self._write_others(result, file))
+        return [*report.write(result, self.measured.scored, file), *others]  # JSON last: the files exist
+
+    def _write_others(self, result: Result, file: Path) -> list[Path]:
+        stem = file.name.removesuffix(".json")
+        texts = {file.with_name(f"{stem}.html"): render(self.instances, self.measured, result)}
+        if self.instances.instances.family == "copies":
+            texts[file.with_name(f"{stem}.pairs.csv")] = self._pairs()
+        for place, text in texts.items():
+            write_text(text, place)
+        return list(texts)
+
+    def _pairs(self) -> str:
+        """All candidate pairs, as the Image Similarity Challenge takes them: names of files without endings."""
+        queries = self.instances.instances.queries.paths
+        gallery = names_of(self.instances.instances.gallery, self.instances.distractors)
+        found = self.measured.candidates
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["query_id", "reference_id", "score"])
+        for query, (images, similarities) in enumerate(zip(found.images, found.similarities, strict=True)):
+            for image, similarity in zip(images.tolist(), similarities.tolist(), strict=True):
+                writer.writerow([Path(queries[query]).stem, Path(gallery[image]).stem, f"{similarity:.9f}"])
+        return text.getvalue()
