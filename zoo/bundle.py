@@ -29,7 +29,7 @@ from excb.remote.home import folder_of, home
 INDEX, FORMAT, VERSION = "index.json", "excb-bundle", 1
 _INDEX_BYTES, _CHUNK, _MB = 2**24, 2**20, 1_000_000
 # The files of a checkpoint's folder: an archive can write nothing else below home().
-_FILES = "|".join(map(re.escape, sorted(exported.FILES - {exported.RESULTS})))
+_FILES = "|".join(map(re.escape, sorted(exported.FILES - {exported.RESULTS, exported.EVAL_RESULTS})))
 _FILE = re.compile(rf"{_FILES}|{exported.RESULTS}/[A-Za-z0-9][A-Za-z0-9._-]*\.json")
 
 Index = dict[str, dict[str, dict[str, Any]]]  # checkpoint -> file -> sha256 and size

@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from excb.checkpoint.exported import EVAL_RESULTS
 from excb.errors import UserError
 from excb.remote.hashes import hashes_of
 from excb.remote.hf_repository import FILES, HUB, endpoint, offline
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
+_OURS = (*FILES, f"{EVAL_RESULTS}/*.yaml")  # what an export of ours has in a repository
 _NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")  # valid for git, the hub and our catalogue
 
 
@@ -75,7 +77,7 @@ def publish(folder: Path, repo: str, *, tag: str, private: bool, message: str) -
         if private and not info.private:
             raise UserError(f"{repo} exists and is public: name another one, or leave --private out")
         head = info.sha
-        there = [path for path in api.list_repo_files(repo, revision=head) if any(fnmatch(path, own) for own in FILES)]
+        there = [path for path in api.list_repo_files(repo, revision=head) if any(fnmatch(path, own) for own in _OURS)]
         done = api.create_commit(
             repo,
             [
@@ -96,7 +98,7 @@ def _content(api: "HfApi", repo: str, revision: str) -> dict[str, str]:
     return {
         entry.path: f"sha256:{entry.lfs.sha256}" if entry.lfs else f"git:{entry.blob_id}"
         for entry in api.list_repo_tree(repo, revision=revision, recursive=True)
-        if isinstance(entry, RepoFile) and any(fnmatch(entry.path, own) for own in FILES)
+        if isinstance(entry, RepoFile) and any(fnmatch(entry.path, own) for own in _OURS)
     }
 
 

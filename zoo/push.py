@@ -23,6 +23,7 @@ from excb.remote.home import home, recorded
 from excb.results.result import Result, folder_name
 
 from .card import card
+from .eval_results import eval_results
 from .export import export
 from .measured import results_of
 from .publish import check_access, publish
@@ -130,7 +131,7 @@ def package(
     entry = _entry(row, backbone, measured, name=folder.name, licence=licence, sha256=sha256)
     if repo is not None:
         entry = replace(entry, locations=(f"hf-hub:{repo}@{revision}",))
-    _describe(folder, entry, stored, measured, untested)
+    _describe(folder, entry, stored, measured, untested, repo=repo)
     return entry, revision
 
 
@@ -221,9 +222,15 @@ def _images(result: Result) -> str:
 
 
 def _describe(
-    folder: Path, entry: Checkpoint, stored: Stored, results: Mapping[str, Result], untested: str | None
+    folder: Path,
+    entry: Checkpoint,
+    stored: Stored,
+    results: Mapping[str, Result],
+    untested: str | None,
+    *,
+    repo: str | None,
 ) -> None:
-    """Add the row and facts of the training to config.json, and write results and card."""
+    """Add the row and facts of the training to config.json, and write results, for the hub too, and card."""
     config = exported.read_config(folder)
     block = config["excb"]
     block["checkpoint"] = entry.to_dict()
@@ -238,7 +245,10 @@ def _describe(
             "seconds": stored.contents.get("seconds"),
         }
     write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", folder / exported.CONFIG)
-    shutil.rmtree(folder / exported.RESULTS, ignore_errors=True)
+    for earlier in (exported.RESULTS, exported.EVAL_RESULTS):
+        shutil.rmtree(folder / earlier, ignore_errors=True)
     for name, result in results.items():
         write_text(result.to_json() + "\n", folder / exported.RESULTS / f"{name}.json")
+        if (entries := eval_results(result, repo=repo)) is not None:
+            write_text(entries, folder / exported.EVAL_RESULTS / f"{name}.yaml")
     write_text(card(folder, list(results.values())), folder / exported.CARD)

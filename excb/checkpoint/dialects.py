@@ -2,12 +2,12 @@
 
 import re
 from math import isqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from excb.networks.architecture import Architecture
+from excb.networks.architecture import POSITIONS, Architecture
 
 Tensors = dict[str, Tensor]
 
@@ -17,6 +17,17 @@ _DINOV3 = {(384, 12): "small", (768, 12): "base", (1024, 24): "large", (1280, 32
 _DINOV3_HEADS = {4096: 32, 1280: 20}  # others have 64 channels a head
 _DINOV2_SIDE, _DINOV2_PATCH = 518, 14  # pixels
 
+_CAPI_NAMES = {
+    "residual1.norm.": "norm1.",
+    "residual2.norm.": "norm2.",
+    "residual1.fn.": "attn.",
+    "residual2.fn.": "mlp.",
+    "q_proj.": "q.",
+    "k_proj.": "k.",
+    "v_proj.": "v.",
+}
+_CAPI_PARTS = re.compile("|".join(map(re.escape, _CAPI_NAMES)))
+_CAPI_LARGE = {"width": 1024, "depth": 24, "heads": 16, "patch": 14, "registers": 16}
 _DINOV2_NAMES = {"mlp.w12.": "mlp.fc1.", "mlp.w3.": "mlp.fc2."}
 _DINOV3_NAMES = {
     "ls1.gamma": "gamma_1",
@@ -39,10 +50,12 @@ def usual_names(tensors: Tensors) -> Read:
 
     - numbers, as `nn.Sequential(*resnet.children())` gives a ResNet's parts, in the style of lightly's examples;
     - `shortcut` for `downsample`, as in CIFAR code after kuangliu/pytorch-cifar;
-    - blocks in chunks, and Meta's own DINOv2 and DINOv3.
+    - blocks in chunks, and Meta's own CAPI, DINOv2 and DINOv3; Franca has DINOv2's names.
 
     Names that are none of these stay. So does everything where a value contradicts what the names say.
     """
+    if "encoder.blocks.0.residual1.fn.q_proj.weight" in tensors:
+        return _capi(tensors)
     tensors = _numbered(tensors)
     tensors = {re.sub(r"^(layer\d\.\d+\.)shortcut\.", r"\1downsample.", name): v for name, v in tensors.items()}
     # Chunks repeat the block's own number: blocks.CHUNK.BLOCK.
@@ -73,6 +86,30 @@ def _renamed(tensors: Tensors, names: dict[str, str]) -> Tensors:
     return {pattern.sub(lambda match: names[match[0]], name): value for name, value in tensors.items()}
 
 
+def _capi(tensors: Tensors) -> Read:
+    """facebookresearch/capi, of whose predictor pooling takes the first block; the other blocks are of the training."""
+    read: Tensors = {}
+    for name, value in tensors.items():
+        place = re.sub(r"^decoder\.blocks\.0\.", "pool.", name.removeprefix("encoder."))
+        if not place.startswith("decoder."):
+            read[_CAPI_PARTS.sub(lambda part: _CAPI_NAMES[part[0]], place)] = value
+    registers, patches = read.get("registers"), read.get("patch_embed.weight")
+    if registers is None or patches is None or registers.ndim != 3 or patches.ndim != 4:
+        return Read(tensors)
+    depth = 1 + max(int(name.split(".")[1]) for name in read if name.startswith("blocks."))
+    frequencies = read.get("blocks.0.attn.rope.freqs")
+    if frequencies is None or not frequencies.shape[-1] or len(patches) % frequencies.shape[-1]:
+        return Read(tensors)
+    sizes = {
+        "width": len(patches),
+        "depth": depth,
+        "heads": len(patches) // frequencies.shape[-1],
+        "patch": patches.shape[-1],
+        "registers": registers.shape[1],
+    }
+    return Read(read, Architecture("capi", {} if sizes == _CAPI_LARGE else sizes))
+
+
 def _dinov2(tensors: Tensors, width: int, depth: int) -> Read:
     """facebookresearch/dinov2, whose networks with registers timm keeps without an embedding of the class token."""
     size, registers = _DINOV2.get((width, depth)), tensors.get("register_tokens")
@@ -80,8 +117,15 @@ def _dinov2(tensors: Tensors, width: int, depth: int) -> Read:
     if size is None or embeddings is None or embeddings.ndim != 3 or token is None:
         return Read(tensors)
     side = _DINOV2_PATCH * isqrt(max(0, embeddings.shape[1] - 1))
-    options = {} if side == _DINOV2_SIDE else {"img_size": side}
+    options: dict[str, Any] = {} if side == _DINOV2_SIDE else {"img_size": side}
     read = _renamed({name: value for name, value in tensors.items() if name != "mask_token"}, _DINOV2_NAMES)
+    if registers is None:
+        options[POSITIONS] = "dino"
+    if registers is None and size != "giant" and "blocks.0.mlp.w12.weight" in tensors:
+        # Franca, whose smaller networks have the giant's gated layers: as wide as they are in the file, rounded down.
+        ratio = (len(tensors["blocks.0.mlp.w12.weight"]) + 0.5) / width
+        options |= {"embed_dim": width, "depth": depth, "num_heads": width // 64, "mlp_ratio": ratio}
+        return Read(read, Architecture("timm:vit_giant_patch14_dinov2", options))
     if registers is None:
         return Read(read, Architecture(f"timm:vit_{size}_patch14_dinov2", options))
     if registers.shape[1] != 4 or token.shape != embeddings[:, :1].shape:

@@ -22,8 +22,8 @@ from excb.version import __version__
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # timm's names on the Hugging Face Hub
 HEADS, SELFTEST = "excb_head.safetensors", "selftest.safetensors"
-CARD, RESULTS = "README.md", "results"
-FILES = frozenset({WEIGHTS, CONFIG, HEADS, SELFTEST, CARD, RESULTS})  # all that such a folder may hold
+CARD, RESULTS, EVAL_RESULTS = "README.md", "results", ".eval_results"  # the last is the hub's own
+FILES = frozenset({WEIGHTS, CONFIG, HEADS, SELFTEST, CARD, RESULTS, EVAL_RESULTS})  # all that such a folder may hold
 
 _CONFIG_BYTES = 2**24  # timm's with the names of 21,000 classes has 2 MiB
 _table = Field(optional(table), "a table")

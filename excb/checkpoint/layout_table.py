@@ -194,6 +194,37 @@ LAYOUTS = (
         marks=("assign_labels", "pre_center_"),
         others=("predictor.", "assign_labels", "label_", "pre_center_", "cur_center_", "dual_", "counter_"),
     ),
+    # Four of masked images. The first two name their networks alike, and what lies beside these tells them apart.
+    Layout(
+        "msn",
+        teacher=("target_encoder:",),
+        student=("encoder:",),
+        keys=("prototypes",),
+        attention_heads=_BY_64,
+        preprocessing=_BICUBIC,
+    ),
+    Layout(
+        "ijepa",
+        teacher=("target_encoder:",),
+        student=("encoder:",),
+        keys=("predictor",),
+        attention_heads={1280: 16, 1408: 16},
+        preprocessing=_BICUBIC,
+    ),
+    Layout(
+        "data2vec",
+        teacher=("model:",),
+        marks=("rel_pos_bias.", "lm_head."),
+        spare=("rel_pos_bias.relative_position_index", "lm_head."),
+        preprocessing=_BICUBIC,
+    ),
+    Layout(
+        "capi",
+        teacher=(":backbone.",),
+        marks=("backbone.encoder.blocks.0.residual1.",),
+        others=("",),
+        preprocessing=_BICUBIC,
+    ),
     Layout("simsiam", teacher=("state_dict:encoder.",), marks=("predictor.",), others=("predictor.",)),
     Layout(
         "mira",

@@ -17,10 +17,10 @@ from excb.networks.architecture import Architecture
 
 ORDER = "order"  # the layout of a file whose tensors match in number, kinds, shapes and order, but not in names
 
-# A weight in any block of a ResNet, by names or by numbers, or of a ViT, whose blocks may be in chunks.
+# A weight in any block of a ResNet, by names or by numbers, or of a ViT, whose blocks may be in chunks, or of CAPI.
 _ANCHOR = re.compile(
     r"((?:.*\.)?)(?:layer[1-4]\.\d+\.conv\d\.weight|[2-7]\.\d+\.conv\d\.weight|"
-    r"blocks\.\d+\.(?:\d+\.)?attn\.qkv\.weight)"
+    r"blocks\.\d+\.(?:\d+\.)?attn\.qkv\.weight|encoder\.blocks\.\d+\.residual1\.fn\.q_proj\.weight)"
 )
 _DEPTH = 8  # of nested dictionaries
 

@@ -1,4 +1,4 @@
-"""The catalogue: the facts of every checkpoint that has a name; the table itself is `catalogue.toml`."""
+"""The catalogue: the facts of every checkpoint that has a name; the tables are `catalogue.toml` and `shelf.toml`."""
 
 import re
 import tomllib
@@ -17,7 +17,8 @@ from excb.networks.preprocessing import Preprocessing
 from excb.remote.home import CATALOGUE
 from excb.remote.home import home as usual_home
 
-BUILT_IN = Path(__file__).with_name("catalogue.toml")
+# Checkpoints of the paper and of its baselines, and encoders that are compared with today.
+BUILT_IN = (Path(__file__).with_name("catalogue.toml"), Path(__file__).with_name("shelf.toml"))
 BUNDLED = Path(__file__).parents[1] / "bundled"  # exported folders that come with the package
 USERS = CATALOGUE  # in the zoo's folder
 
@@ -64,6 +65,7 @@ class Checkpoint:
     crops: str | None = None  # as "2x224+6x96"; None is not stated
     licence: str | None = None  # of the weights; None is not stated
     redistributable: bool = False  # whether the licence lets others host the file
+    terms: str = ""  # what a download agrees to, shown in one line before it; empty where the licence alone says enough
     figures: tuple[Figure, ...] = ()  # published, or measured by us; one of a name from each source
     # What reading the file needs besides tensors and plain values; see `excb.checkpoint.untrusted`.
     globals: tuple[str, ...] = ()
@@ -131,7 +133,7 @@ def bundled_folder(name: str) -> Path | None:
 
 @cache
 def _built_in() -> dict[str, Checkpoint]:
-    return {name: _from_table(name, values) for name, values in _tables(BUILT_IN).items()}
+    return {name: _from_table(name, values) for file in BUILT_IN for name, values in _tables(file).items()}
 
 
 def _bundled() -> dict[str, Checkpoint]:

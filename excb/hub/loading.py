@@ -128,6 +128,9 @@ def _read(name: str | os.PathLike[str], *, network: Which, heads: bool) -> tuple
         row, theirs = resolved.row, stored.architecture
         own = {name: value for name, value in row.architecture.options.items() if name == POSITIONS}
         architecture = replace(theirs, options=theirs.options | own)
+        if row.architecture.name.startswith(TIMM):
+            # The row says all of it: one repository serves CLIP's network with either GELU, and only one is OpenAI's.
+            architecture = row.architecture
         stored = replace(stored, preprocessing=row.preprocessing, architecture=architecture)
     return stored, None
 
@@ -156,9 +159,12 @@ def _fetch(resolved: Resolved, reporter: Reporter) -> _Fetched:
 def _from(location: str, resolved: Resolved, reporter: Reporter) -> _Fetched:
     if location.startswith(HUB):
         repo, _, revision = location.removeprefix(HUB).partition("@")
-        return _Fetched(fetch_repo(repo, revision or None, reporter=reporter), foreign=False)
+        terms = resolved.row.terms if resolved.row else ""
+        return _Fetched(fetch_repo(repo, revision or None, reporter=reporter, terms=terms), foreign=False)
     if location.startswith((*WEB, PYPI)):
         digest = resolved.row.digest if resolved.row else None
+        if resolved.row and resolved.row.terms:
+            reporter.note(resolved.row.terms)
         return _Fetched(fetch_url(location, digest=digest, reporter=reporter, name=resolved.name), foreign=True)
     return _Fetched(fetch_kept(location, reporter), foreign=False)
 

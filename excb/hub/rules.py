@@ -52,6 +52,7 @@ FIELDS = {
     "crops": _TEXT,
     "licence": _TEXT,
     "redistributable": Field(boolean, "true or false"),
+    "terms": Field(records.line, "one line of text"),
     "figures": Field(_FIGURES, 'tables as "ExCB, Table 1" = { linear_top1 = 76.5 }'),
     "globals": _TEXTS,
     "note": Field(records.line, "one line of text"),

@@ -10,7 +10,7 @@ from excb.errors import UserError, first_line, nearest_name
 if TYPE_CHECKING:
     from torch import nn
 
-OWN = ("conv4",)
+OWN = ("conv4", "capi")
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 # ResNets that torchvision has not: with the stem for small images of CIFAR, and with more channels (SwAV's, VICReg's).
 SMALL_STEM = tuple(f"{name}_cifar" for name in TORCHVISION)
@@ -50,10 +50,10 @@ class Architecture:
     Args:
         name: one of torchvision's ResNets ("resnet50"), one with the stem of CIFAR ("resnet18_cifar") or with more
             channels ("resnet50w2"), a short name ("vit_small"), "timm:NAME", "torchvision:NAME" of any image
-            classifier, or our "conv4".
+            classifier, our "conv4", or "capi", CAPI's ViT-L/14.
         options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of ResNets only
-            `zero_init_residual`, and those of `excb.networks.resnets.small_stem`; of conv4 `widths`. For timm's ViTs
-            also `POSITIONS`.
+            `zero_init_residual`, and those of `excb.networks.resnets.small_stem`; of conv4 `widths`; of capi its sizes.
+            For timm's ViTs also `POSITIONS`.
     """
 
     name: str
@@ -109,11 +109,14 @@ class Architecture:
         return network
 
     def _build_own(self, drop_path: float) -> "nn.Module":
+        from excb.networks.capi import Capi
         from excb.networks.conv4 import Conv4
 
-        if drop_path or not self.options.keys() <= {"widths"}:
-            raise UserError(f"backbone {self.name} takes the option widths only, and no drop path")
-        return Conv4(**self.options)
+        takes = ("widths",) if self.name == "conv4" else ("width", "depth", "heads", "patch", "registers")
+        if drop_path or not self.options.keys() <= set(takes):
+            options = f"option{'s' * (len(takes) > 1)} {', '.join(takes)}"
+            raise UserError(f"backbone {self.name} takes the {options} only, and no drop path")
+        return Conv4(**self.options) if self.name == "conv4" else Capi(**self.options)
 
     def _build_resnet(self, drop_path: float) -> "nn.Module":
         from torch import nn

@@ -42,7 +42,7 @@ def endpoint() -> str | None:
     return None
 
 
-def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter) -> Path:
+def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter, terms: str = "") -> Path:
     """A folder with a repository's config.json, model.safetensors and its other files that we know.
 
     It is in the cache of huggingface_hub's client, and also serves if the hub cannot be reached.
@@ -51,6 +51,7 @@ def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter) -> Path:
         repo: "user/name".
         revision: branch, tag or commit; the main branch if None.
         reporter: shows progress, and warns if the hub cannot be reached.
+        terms: what a download agrees to, shown before it starts.
 
     Raises:
         UserError: no such repository, revision or file, no right to read it, neither network nor a cached copy, no
@@ -67,7 +68,7 @@ def fetch_repo(repo: str, revision: str | None, *, reporter: Reporter) -> Path:
             if failure:
                 reporter.warn(f"{failure}: using the copy in {folder}")
         else:
-            folder = _snapshot(repo, revision, where, listing, reporter)
+            folder = _snapshot(repo, revision, where, listing, reporter, terms=terms)
     for name in REQUIRED:
         require((folder / name).is_file(), f"{where}: {name} is missing in {folder}: fetch it again, with a network")
     _verify_weights(folder, f"hf-hub:{repo}@{folder.name}/{WEIGHTS}", listing, where, reporter)
@@ -149,7 +150,7 @@ def _cached(repo: str, revision: str, failure: str) -> Path:
         raise UserError(failure) from None
 
 
-def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", reporter: Reporter) -> Path:
+def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", reporter: Reporter, *, terms: str) -> Path:
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     cache = _cache()
@@ -162,6 +163,8 @@ def _snapshot(repo: str, revision: str, where: str, listing: "ModelInfo", report
         ]
         cache.mkdir(parents=True, exist_ok=True)
         check_room(cache, sum(sizes))
+        if terms and sizes:
+            reporter.note(terms)
         shown = reporter if sum(sizes) >= MB else Reporter(quiet=True)
         with shown.progress(f"{where}, MB", sum(sizes) // MB) as progress:
             folder = snapshot_download(

@@ -131,7 +131,7 @@ def test_list_names_every_checkpoint(home: Path, capsys: pytest.CaptureFixture[s
     assert {row["method"] for row in found} == {"SwAV"}
     assert len(found) > 5
     assert main(["list", "--method", "swave"]) == 2
-    assert "known: BYOL," in capsys.readouterr().err
+    assert "known: AIMv2, BEiT v2, BYOL," in capsys.readouterr().err
 
 
 def test_a_figure_stands_beside_the_images_that_it_is_of(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

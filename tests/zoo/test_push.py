@@ -127,6 +127,21 @@ def test_everything_is_uploaded_at_once(run: Path, uploads: list[dict[str, Any]]
 
 
 @pytest.mark.usefixtures("trained")
+def test_figures_on_a_set_of_the_hub_are_uploaded_as_it_collects_them(
+    run: Path, uploads: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    data = {part: {"root": "hf:ethz/food101", "images": 3, "fingerprint": "f" * 64} for part in ("train", "test")}
+    files = [result_file(run, tmp_path / "food.json", data=data), result_file(run, tmp_path / "folder.json")]
+    quietly(run, results=files)
+    folder: Path = uploads[0]["folder"]
+    assert [path.name for path in (folder / ".eval_results").iterdir()] == ["food.yaml"]
+    (entry,) = yaml.safe_load((folder / ".eval_results" / "food.yaml").read_text(encoding="utf-8"))
+    assert entry["source"] == {"url": "https://huggingface.co/tester/tiny", "name": "Model card"}
+    assert (entry["dataset"], entry["value"]) == ({"id": "ethz/food101", "task_id": "knn_top1_k20"}, 57.25)
+    assert {path.name for path in (folder / "results").iterdir()} == {"food.json", "folder.json"}
+
+
+@pytest.mark.usefixtures("trained")
 def test_card_and_config_tell_of_this_very_upload(run: Path, uploads: list[dict[str, Any]], tmp_path: Path) -> None:
     quietly(run, results=[result_file(run, tmp_path / "knn.json")], licence="CC BY 4.0")
     folder: Path = uploads[0]["folder"]

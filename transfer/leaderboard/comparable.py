@@ -81,9 +81,12 @@ def _labels_of(claim: Claim) -> str:
 def of_claim(claim: Claim, kind: FigureKind) -> Fields:
     """Every field that defines a published figure, named as those of a measured one.
 
-    Settings that nobody states are assumed in the registry. A field says so, which keeps such figures apart.
+    Settings that nobody states are assumed in the registry. A field says so, which keeps such figures apart. Figures
+    that no command measures as their source did are comparable only with those of the same table.
     """
     stated = claim.protocol
+    if claim.differences:
+        return {OTHER: f"measured as only the source does it (see the claims {claim.table})", "protocol": claim.table}
     if not stated.command:
         return {OTHER: stated.cannot, "protocol": stated.name}
     protocol, row = protocols.of_command(stated.command), find(claim.checkpoint)

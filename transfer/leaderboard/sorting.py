@@ -48,7 +48,7 @@ class _Boards:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"the protocol {claim.protocol.name} of {claim.id} states no options ({reason})") from None
-        group = self._group(kind, images, fields, claim.protocol.name)
+        group = self._group(kind, images, fields, claim.table if claim.differences else claim.protocol.name)
         facts = (claim.checkpoint, claim.method, claim.architecture, claim.epochs, claim.batch, claim.crops)
         row = _row_like(group, LeaderboardRow(*facts))
         published = row.cells.setdefault(kind.metric, LeaderboardCell()).published
@@ -58,7 +58,8 @@ class _Boards:
         _add(
             row.sources, Source(claim.source.replace("ExCB (ECCV 2024)", "paper"), AUTHORS if paper else claim.address)
         )
-        for note in (claim.note, f"not stated: {', '.join(claim.unstated)}" if claim.unstated else ""):
+        unstated, otherwise = ", ".join(claim.unstated), "; ".join(claim.differs)
+        for note in (claim.note, unstated and f"not stated: {unstated}", otherwise and f"not as here: {otherwise}"):
             _add(row.notes, note)
 
     def add_result(self, each: MeasuredResult) -> None:

@@ -35,6 +35,7 @@ class ClaimProtocol:
     options: dict[str, Any] = field(default_factory=dict)  # of the command, with every one that the figures depend on
     figures: dict[str, str] = field(default_factory=dict)  # a metric's name in result files, where it is another
     unstated: tuple[str, ...] = ()  # settings that nobody states, so that ours are assumed
+    differs: tuple[str, ...] = ()  # in what the command is known to differ from how the figure was measured
     cannot: str = ""  # why no command here measures it; empty where one does
     spread: float = 0.0  # half of the spread between trainings in points, of measurements without an interval
     # whose claims it is for; with `methods`, `checkpoints` and `tables`, all where empty
@@ -91,6 +92,7 @@ class Claim:
     crops: str | None = None
     recipe: str = ""  # words after `excb-pretrain` that train this network; empty for methods that this package lacks
     unstated: tuple[str, ...] = ()  # what the figure depends on and nobody states, beside the protocol's
+    differs: tuple[str, ...] = ()  # in what its measurement here differs from the source's, beside the protocol's
     differs_from: str = ""  # the id of a claim about the same file that says something else; empty where there is none
     note: str = ""  # what a reader must know
 
@@ -103,6 +105,11 @@ class Claim:
     def figure(self) -> str:
         """What result files call the metric under this protocol."""
         return self.protocol.figures.get(self.metric, self.metric)
+
+    @property
+    def differences(self) -> list[str]:
+        """In what its measurement here is known to differ from the source's, so that a gap is no failure."""
+        return [*self.differs, *self.protocol.differs]
 
     @property
     def number(self) -> float:
@@ -141,6 +148,7 @@ class Claim:
             "settings": {"command": protocol.command} | protocol.options,
             "data": self.data.name,
             "unstated": [*self.unstated, *protocol.unstated],
+            "differs": self.differences,
             "figure": self.figure,
             "command": self.command,
             "address": self.address,

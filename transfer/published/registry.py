@@ -15,7 +15,8 @@ from excb.errors import UserError, nearest_name
 from .claim import MOST, Claim, ClaimImages, ClaimProtocol, from_table
 
 FOLDER = Path(__file__).with_name("claims")
-FILES = ("protocols.toml", "paper.toml", "repositories.toml", "bundled.toml")  # later ones use what earlier ones define
+# Later ones use what earlier ones define.
+FILES = ("protocols.toml", "paper.toml", "repositories.toml", "shelf.toml", "bundled.toml")
 NOT_STATED = "-"
 
 
@@ -73,7 +74,7 @@ def select(what: str, among: Iterable[Claim]) -> list[Claim]:
 
 # A row's columns, or fields of its table for all its rows; every other column is a metric.
 _FACTS = {"method", "architecture", "checkpoint", "data", "epochs", "batch", "crops", "source", "differs_from"}
-_OF_TABLE = {"title", "columns", "rows", "notes", "unstated"}
+_OF_TABLE = {"title", "columns", "rows", "notes", "unstated", "differs"}
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class _Registry:
                     value=value,
                     note=table.get("notes", {}).get(key, ""),
                     unstated=tuple(table.get("unstated", {}).get(key, ())),
+                    differs=tuple(table.get("differs", {}).get(key, ())),
                 )
 
     def _claim(self, name: str, facts: dict[str, Any], *, metric: str, value: str, **rest: Any) -> Claim:

@@ -32,7 +32,9 @@ class Subject:
         from excb.hub.resolve import local_folder
 
         there = local_folder(row) is not None or bool(row.locations)
-        note = row.note if row.source == "unpublished" else ""
+        named = "://" in row.source  # published, but not so that it could be fetched as it is
+        note = row.note if row.source == "unpublished" or named else ""
+        none = f"the weights of {row.name} cannot be fetched" if named else f"no weights of {row.name} are public"
         return cls(
             name=row.name,
             method=None if row.method == "unknown" else row.method,
@@ -40,7 +42,7 @@ class Subject:
             epochs=row.epochs,
             batch=row.batch,
             crops=row.crops,
-            missing="" if there else f"no weights of {row.name} are public. {note}".strip(". "),
+            missing="" if there else f"{none}. {note}".strip(". "),
         )
 
     @classmethod

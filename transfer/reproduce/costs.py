@@ -18,7 +18,8 @@ def network_cost(architecture: Architecture, side: int) -> tuple[int, int]:
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):
-        network = architecture.build().eval()
+        # Without gradients to follow: the counter would look for them in parameters that modules pass to each other.
+        network = architecture.build().eval().requires_grad_(False)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             network(torch.zeros(1, 3, side, side))
     return counter.get_total_flops(), sum(parameter.numel() for parameter in network.parameters())

@@ -36,6 +36,7 @@ def dry_run(runs: Sequence[EvaluationRun], cannot: Sequence[Verdict], reporter: 
                 "command": ["excb-eval", *run.command("DIR")],
                 "claims": [claim.id for claim in run.claims],
                 "costs": _costs(run),
+                "differs": _differences(run),
             }
             for run in runs
         ]
@@ -47,6 +48,8 @@ def dry_run(runs: Sequence[EvaluationRun], cannot: Sequence[Verdict], reporter: 
         reporter.answer(f"  answers: {', '.join(f'{claim.id} ({claim.value})' for claim in run.claims)}")
         for line in _costs(run):
             reporter.answer(f"  {line}")
+        for line in _differences(run):
+            reporter.answer(f"  differs from the source: {line}")
     _reasons(cannot, reporter)
 
 
@@ -81,6 +84,11 @@ def _costs(run: EvaluationRun) -> list[str]:
     usual = find(claim.checkpoint)
     assert usual is not None
     return [f"download: nothing, {run.subject} is your own", *describe(claim, usual)[1:]]
+
+
+def _differences(run: EvaluationRun) -> list[str]:
+    """In what a run differs from how its claims were measured, each difference once."""
+    return list(dict.fromkeys(line for claim in run.claims for line in claim.differences))
 
 
 def _reasons(judged: Iterable[Verdict], reporter: Reporter) -> None:

@@ -39,7 +39,8 @@ def judge(claim: Claim, result: Result) -> Verdict:
 
     PASS where |measured - claimed| <= half a unit of the last printed digit + half the width of the measurement's 95 %
     interval; a protocol without intervals has the half spread between trainings that its source states instead. A
-    larger difference is a FAIL, but a CANNOT where a setting behind the claim is stated nowhere.
+    larger difference is a FAIL, but a CANNOT where the measurement is known to differ from the claim's, or where a
+    setting behind the claim is stated nowhere.
     """
     if (measured := result.figures.get(claim.figure)) is None:
         return Verdict(claim=claim, word="CANNOT", why=f"the result has no figure {claim.figure}")
@@ -51,6 +52,9 @@ def judge(claim: Claim, result: Result) -> Verdict:
     if abs(gap) <= tolerance + 1e-9:
         return Verdict(word="PASS", **facts)
     gap_text = f"{claim.figure} is {measured:.2f}, {gap:+.2f} from {claim.value}, and {tolerance:.2f} is allowed"
+    if claim.differences:
+        why = f"{gap_text}; but it was measured otherwise: {'; '.join(claim.differences)}"
+        return Verdict(word="CANNOT", why=why, **facts)
     if unstated := [*claim.unstated, *claim.protocol.unstated]:
         return Verdict(word="CANNOT", why=f"{gap_text}; but nobody states the {', '.join(unstated)}", **facts)
     return Verdict(word="FAIL", why=gap_text, **facts)

@@ -289,7 +289,8 @@ DOUBLE: list[tuple[str, Callable[[Tensors, Tensors], Contents]]] = [
 
 def test_every_layout_is_tested() -> None:
     tested = {name for name, _ in SINGLE + DOUBLE} | {"timm", "excb-run"}
-    assert tested | {"mae", "ibot"} == {layout.name for layout in LAYOUTS}  # these two are of ViTs alone
+    of_vits_alone = {"mae", "ibot", "msn", "ijepa", "data2vec", "capi"}
+    assert tested | of_vits_alone == {layout.name for layout in LAYOUTS}
 
 
 @pytest.mark.parametrize(("layout", "contents"), SINGLE + DOUBLE, ids=lambda one: getattr(one, "__name__", one))
@@ -525,6 +526,80 @@ def test_mae_with_its_decoder_and_ibot_with_its_mask(vit: nn.Module) -> None:
         )
 
 
+def encoders(ours: Tensors, theirs: Tensors, **more: Any) -> Contents:
+    """Two encoders as MSN and I-JEPA save them."""
+    return {"encoder": under("module.", theirs), "target_encoder": under("module.", ours), "epoch": 1} | more
+
+
+def test_msn_has_two_encoders_and_prototypes(vit: nn.Module) -> None:
+    ours, theirs = random_weights(vit, 5), random_weights(vit, 6)
+    projection = some("fc.fc1.weight", "fc.bn1.running_mean")
+    contents = encoders(ours | projection, theirs | projection, prototypes=torch.ones(8, 4))
+    for network, expected in (("teacher", ours), ("student", theirs)):
+        mapped = map_file(contents, source=Path("it"), network=network)  # type: ignore[arg-type]
+        assert (mapped.facts["layout"], mapped.architecture) == ("msn", Architecture("vit_tiny"))
+        assert mapped.preprocessing == Preprocessing(interpolation="bicubic")
+        assert torch.equal(features(vit, mapped.tensors), features(vit, expected))
+
+
+def test_ijepa_has_two_encoders_without_a_class_token_and_a_predictor() -> None:
+    options = {"class_token": False, "global_pool": "avg", "fc_norm": False, "depth": 2}
+    architecture = Architecture("timm:vit_tiny_patch16_224", options)
+    network = architecture.build()
+    ours, theirs = random_weights(network, 5), random_weights(network, 6)
+    contents = encoders(ours, theirs, predictor=some("module.mask_token"))
+    for which, expected in (("teacher", ours), ("student", theirs)):
+        mapped = map_file(contents, source=Path("it"), architecture=architecture, network=which)  # type: ignore[arg-type]
+        assert mapped.facts["layout"] == "ijepa"
+        assert torch.equal(features(network, mapped.tensors), features(network, expected))
+
+
+def test_data2vec_shares_its_relative_positions() -> None:
+    options = {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True, "global_pool": "token"}
+    architecture = Architecture("timm:beit_base_patch16_224", options | {"embed_dim": 48, "depth": 2, "num_heads": 3})
+    network = architecture.build()
+    ours = random_weights(network, 5)
+    rest = some("lm_head.weight", "mask_token", "rel_pos_bias.relative_position_index")
+    mapped = map_file({"model": ours | rest, "epoch": 799}, source=Path("it"), architecture=architecture)
+    assert mapped.facts["layout"] == "data2vec"
+    assert torch.equal(features(network, mapped.tensors, 224), features(network, ours, 224))
+
+
+def test_capi_is_recognised_with_all_of_its_sizes() -> None:
+    sizes = {"width": 32, "depth": 2, "heads": 2, "patch": 8, "registers": 4}
+    network = Architecture("capi", sizes).build()
+    ours = random_weights(network, 5)
+    names = {
+        "norm1": "residual1.norm",
+        "norm2": "residual2.norm",
+        "mlp": "residual2.fn",
+        "attn.proj": "residual1.fn.proj",
+    }
+    names |= {f"attn.{part}": f"residual1.fn.{part}_proj" for part in "qkv"} | {"attn.rope": "residual1.fn.rope"}
+    theirs = some("backbone.decoder.blocks.1.residual1.norm.weight", "head.layer.weight")
+    for name, value in ours.items():
+        place = re.sub(r"^pool\.", "decoder.blocks.0.", re.sub(r"^blocks\.", "encoder.blocks.", name))
+        found = re.sub(r"(norm\d|mlp|attn\.\w+)\.", lambda part: f"{names[part[1]]}.", place, count=1)
+        theirs[f"backbone.{found}"] = value
+    mapped = map_file(theirs, source=Path("it"))
+    assert (mapped.facts["layout"], mapped.architecture) == ("capi", Architecture("capi", sizes))
+    assert mapped.preprocessing == Preprocessing(interpolation="bicubic")
+    assert torch.equal(features(network, mapped.tensors), features(network, ours))
+
+
+def test_francas_gated_layers_are_recognised_at_every_width() -> None:
+    options: dict[str, Any] = {"embed_dim": 384, "depth": 12, "num_heads": 6, "mlp_ratio": 1024.5 / 384, "img_size": 28}
+    options |= {"position_interpolation": "dino"}
+    network = Architecture("timm:vit_giant_patch14_dinov2", options).build()
+    ours = random_weights(network, 5)
+    named = {
+        re.sub(r"mlp\.fc(\d)", lambda part: f"mlp.w{'12' if part[1] == '1' else '3'}", n): v for n, v in ours.items()
+    }
+    mapped = map_file({"teacher": under("backbone.", named | {"mask_token": torch.zeros(1, 384)})}, source=Path("it"))
+    assert mapped.architecture == Architecture("timm:vit_giant_patch14_dinov2", options)
+    assert torch.equal(features(network, mapped.tensors, 28), features(network, ours, 28))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Other names of the same network
 # ---------------------------------------------------------------------------------------------------------------------
@@ -551,7 +626,8 @@ def test_metas_own_names_of_dinov2(name: str, registers: int, chunks: bool) -> N
         renamed = {re.sub(r"^blocks\.(\d+)", r"blocks.0.\1", key): value for key, value in theirs.items()}
         contents = {"teacher": under("backbone.", renamed) | some("last_layer.weight_g", prefix="dino_head.")}
     mapped = map_file(contents, source=Path("it"))
-    assert mapped.architecture == Architecture(f"timm:{name}", {"img_size": 56})
+    own = {} if registers else {"position_interpolation": "dino"}  # with registers the authors antialias, as timm does
+    assert mapped.architecture == Architecture(f"timm:{name}", {"img_size": 56} | own)
     torch.testing.assert_close(
         features(mapped.architecture.build(), mapped.tensors, 56), features(network, tensors, 56)
     )

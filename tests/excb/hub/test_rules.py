@@ -21,6 +21,7 @@ FULL: dict[str, Any] = ROW | {
     "crops": "2x224",
     "licence": "MIT",
     "redistributable": True,
+    "terms": "read them first",
     "figures": {"ExCB, Table 1": {"linear_top1": 76.5, "knn_top1": 71}},
     "globals": ["argparse.Namespace"],
     "note": "",

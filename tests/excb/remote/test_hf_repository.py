@@ -141,6 +141,14 @@ def test_repository_is_fetched_and_its_weights_verified(client: Client, monkeypa
     assert snapshot["allow_patterns"] == FILES
 
 
+def test_terms_are_told_before_a_download_and_not_again(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for _ in range(2):
+        fetch_repo("user/net", None, reporter=Reporter(), terms="read these first")
+        told.append("read these first" in capsys.readouterr().err)
+    assert told == [True, False]
+
+
 def test_files_that_are_asked_for(tmp_path: Path) -> None:
     wanted = ["config.json", "model.safetensors", "excb_head.safetensors", "selftest.safetensors", "results/knn.json"]
     others = [

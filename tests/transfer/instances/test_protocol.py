@@ -444,5 +444,5 @@ def test_kinds_of_figures() -> None:
 
 def test_gem_needs_a_map() -> None:
     backbone: Any = SimpleNamespace(network=nn.Flatten())
-    with pytest.raises(UserError, match="choose --pooling own .this Flatten gives no maps"):
+    with pytest.raises(UserError, match=r"choose --pooling own .this Flatten gives no maps"):
         _reader(backbone, Descriptor(pooling="gem"))

@@ -66,8 +66,10 @@ def groups(page: Page, board: str, column: str) -> list[list[str]]:
     return found
 
 
-def natural(name: str) -> list[str | int]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+def natural(name: str) -> list[tuple[int, str | int]]:
+    """As people sort: punctuation, then numbers by their values, then letters."""
+    parts = re.findall(r"\d+|\D", name)
+    return [(1, int(part)) if part.isdigit() else (2 if part.isalpha() else 0, part) for part in parts]
 
 
 def press_sort(page: Page, board: str, name: str) -> str:

@@ -59,10 +59,15 @@ def test_what_nobody_states_is_not_ranked() -> None:
     board = next(board for board in boards([], claims()) if board.key == "knn imagenet")
     assert [(group.names, group.ranked, group.why_apart) for group in board.groups] == [
         (["knn"], True, ""),
+        (
+            ["efficient_probing"],
+            False,
+            "Not ranked: measured as only the source does it (see the claims efficient_probing)",
+        ),
         (["knn_unstated"], False, "Not ranked: k: stated nowhere"),
     ]
     assert [rank for rank, _ in models(board.groups[0])] == [1, 2, 3, 4, 5, 6]
-    assert {rank for rank, _ in models(board.groups[1])} == {None}
+    assert {rank for group in board.groups[1:] for rank, _ in models(group)} == {None}
 
 
 def test_other_test_images_are_another_table() -> None:

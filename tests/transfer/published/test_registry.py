@@ -42,6 +42,8 @@ DIGESTS = {
     "repositories_finetuned": "a7104cf774af1ef3",
     "repositories_detection": "9f2695d97edb48ef",
     "repositories_voc": "5347d55395f8d66e",
+    "shelf": "c5ed00033ff505b8",
+    "efficient_probing": "7c28e85957588bee",
     "tiny_grocery": "3a50bc97eb937c80",
     "conv4_grocery": "c9a4f8cf179d252d",
 }

@@ -226,6 +226,7 @@ def test_other_images_cannot_be_evidence(place: Path, tmp_path: Path, reproduce:
         ("table9/squared", "no weights of rn50_100ep_squared are public"),
         ("table2/dino_800ep", "with what batch dino_vits16 was trained is not stated"),
         ("table1/dino", "dino_rn50 was trained with batch 4080, the claim is about batch 4096"),
+        ("efficient_probing/radio_v25_vitb16", "the weights of radio_v25_vitb16 cannot be fetched. RADIOv2.5"),
         ("repositories_detection", "Mask R-CNN C4"),
         ("text", "measured during pretraining"),
     ],
@@ -302,6 +303,26 @@ def test_dry_run_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     folder = bundled_folder("tiny_grocery")
     assert main(["reproduce", "tiny_grocery/knn", "--ckpt", str(folder), "--dry-run"]) == 0
     assert f"download: nothing, {folder} is your own" in capsys.readouterr().out
+
+
+def test_dry_run_names_what_differs_from_the_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "efficient_probing/clip_vitb16", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "excb-eval knn --ckpt clip_vitb16 --data DIR --k 15 --temperature 0.1" in out
+    assert "excb-eval linear --ckpt clip_vitb16 --data DIR --protocol simsiam" in out
+    assert out.count("differs from the source: the features of the authors' code are projected onto the text's") == 2
+    assert "differs from the source: k and T are those that did best on the test images" in out
+    assert "CANNOT efficient_probing/clip_vitb16/attentive_probing_top1: no command here trains the head" in out
+    assert main(["reproduce", "efficient_probing/clip_vitb16", "--dry-run", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [len(run["differs"]) for run in runs] == [3, 3]
+    assert main(["reproduce", "table1/excb", "--dry-run"]) == 0
+    assert "differs" not in capsys.readouterr().out
+
+
+def test_what_others_measured_by_another_protocol_says_in_what_it_differs() -> None:
+    for claim in select("efficient_probing", claims()):
+        assert claim.protocol.cannot or claim.differences, claim.id
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,16 @@ def test_a_fail_names_the_figure_and_the_gap() -> None:
     assert why == "knn_top1_k20 is 69.50, -1.50 from 71.0, and 0.45 is allowed"
 
 
+def test_a_gap_that_a_known_difference_may_explain_is_no_failure() -> None:
+    claim = dataclasses.replace(
+        KNN, differs=("other crops",), protocol=dataclasses.replace(KNN.protocol, differs=("other norm",))
+    )
+    verdict = judge(claim, measured(claim, "69.5", ("69.1", "69.9")))
+    assert verdict.word == "CANNOT"
+    assert verdict.why.endswith("0.45 is allowed; but it was measured otherwise: other crops; other norm")
+    assert judge(claim, measured(claim, "71.1", ("70.7", "71.5"))).word == "PASS"
+
+
 def test_what_nobody_states_is_no_failure() -> None:
     near, far = (judge(UNSTATED, measured(UNSTATED, value, (value, value))) for value in ("71.62", "69.5"))
     assert near.word == "PASS"
