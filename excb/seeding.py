@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     BOOTSTRAP = 15
     STREAM = 16
     PATCHES = 17
+    CORRUPTION = 18
 
 
 def _signed(value: int) -> int:

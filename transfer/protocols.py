@@ -16,6 +16,7 @@ from .layers.cli import LAYERS
 from .linear.cli import LINEAR
 from .protocol import Family, FigureKind, Protocol
 from .retrieval.cli import RETRIEVAL
+from .robustness.cli import ROBUSTNESS
 
 PROTOCOLS: tuple[Protocol, ...] = (
     KNN,
@@ -24,6 +25,7 @@ PROTOCOLS: tuple[Protocol, ...] = (
     LINEAR,
     LAYERS,
     DENSE,
+    ROBUSTNESS,
     SEMISUP,
     FINETUNE,
     DETECTION,

@@ -42,7 +42,11 @@ class Preprocessing:
         """
         from excb.images.picture import as_rgb
 
-        return self._pipeline(self._middle(as_rgb(image)))
+        return self._scaled(self.cut(as_rgb(image)))
+
+    def cut(self, image: "Image") -> "Image":
+        """The central square of an RGB image that the network sees, resized but not scaled yet: `crop` x `crop`."""
+        return self._square(self._middle(image))
 
     def _middle(self, image: "Image") -> "Image":
         """The image, or of a strip the part around the square that `crop` keeps."""
@@ -52,17 +56,17 @@ class Preprocessing:
         return image.crop((left, top, image.width - left, image.height - top)) if left or top else image
 
     @cached_property
-    def _pipeline(self) -> "Callable[[Image], Tensor]":
+    def _square(self) -> "Callable[[Image], Image]":
         from torchvision import transforms
 
-        return transforms.Compose(
-            [
-                transforms.Resize(self.resize, transforms.InterpolationMode(self.interpolation)),
-                transforms.CenterCrop(self.crop),
-                transforms.ToTensor(),
-                transforms.Normalize(self.mean, self.std),
-            ]
-        )
+        resize = transforms.Resize(self.resize, transforms.InterpolationMode(self.interpolation))
+        return transforms.Compose([resize, transforms.CenterCrop(self.crop)])
+
+    @cached_property
+    def _scaled(self) -> "Callable[[Image], Tensor]":
+        from torchvision import transforms
+
+        return transforms.Compose([transforms.ToTensor(), transforms.Normalize(self.mean, self.std)])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

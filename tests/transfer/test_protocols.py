@@ -16,7 +16,18 @@ from excb.transfer.published.registry import claims
 from tests.transfer.result_files import result
 
 TRANSFER = Path(protocols.__file__).parent
-ROOMS = ("knn", "retrieval", "instances", "linear", "layers", "dense", "finetuning", "detection", "clusters")
+ROOMS = (
+    "knn",
+    "retrieval",
+    "instances",
+    "linear",
+    "layers",
+    "robustness",
+    "dense",
+    "finetuning",
+    "detection",
+    "clusters",
+)
 PAPERS_FIGURE = "leaderboard/figure.py"  # draws the paper's Figure 2, which is of linear accuracy
 
 

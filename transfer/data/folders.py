@@ -80,7 +80,7 @@ def labelled_images(folder: Path | str, note: Note) -> ImageSet | ShardImages:
             note(f"the classes in {folder} are numbers: their order is {ordered[0]}, {ordered[1]} ... {ordered[-1]}")
             index = np.array([ordered.index(name) for name in classes])
             return replace(images, labels=index[images.labels], classes=tuple(ordered))
-    if _are_wnids(classes) and hashlib.sha256("\n".join(classes).encode()).hexdigest() != _IMAGENET:
+    if _are_wnids(classes) and not is_imagenet(classes):
         note(f"{folder} has {len(classes):,} classes other than ImageNet's 1,000: their indices follow their names")
     return images
 
@@ -92,6 +92,11 @@ def _labelled_shards(text: str, note: Note) -> ShardImages:
         f"the images in {text} have no classes: shards need KEY.cls beside every KEY.jpg, or class folders",
     )
     return images
+
+
+def is_imagenet(classes: Sequence[str]) -> bool:
+    """Whether these are the class folders of ImageNet-1k in their usual order, so that published indices hold."""
+    return hashlib.sha256("\n".join(classes).encode()).hexdigest() == _IMAGENET
 
 
 def _are_wnids(classes: Sequence[str]) -> bool:

@@ -40,6 +40,8 @@ class Scored(ABC):
     classes: tuple[str, ...]
     values: dict[str, Tensor]
 
+    picture_name = "confusion"  # FILE.confusion.png
+
     @classmethod
     def of(cls, task: Task, values: dict[str, Tensor]) -> Self:
         """What a protocol says of the test images of a task."""
@@ -63,7 +65,7 @@ class Scored(ABC):
 
     @abstractmethod
     def picture(self) -> bytes | None:
-        """A PNG of the confusions; None where nothing is confused."""
+        """A PNG, such as of the confusions; None where there is nothing to draw."""
 
     def pack(self) -> bytes:
         """The bytes of an .npz file; equal values give equal bytes."""
@@ -163,8 +165,9 @@ class ImageScores(Scored):
         """The first figure."""
         return list(self.values)[:1]
 
-    def picture(self) -> None:
+    def picture(self) -> bytes | None:
         """None: no class is taken for another."""
+        return None
 
 
 def unpack(packed: bytes) -> Predictions | ImageScores:

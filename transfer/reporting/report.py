@@ -77,7 +77,7 @@ def write(result: Result, scored: Scored, file: Path) -> list[Path]:
         result: what `report` made, perhaps with more figures.
         scored: what it was made of.
         file: FILE.json. FILE.npz with the guesses or scores of all images is put beside it, and FILE.confusion.png
-            where classes were guessed.
+            where classes were guessed; or another picture that the protocol has.
 
     Returns:
         The files, JSON first.
@@ -90,7 +90,7 @@ def write(result: Result, scored: Scored, file: Path) -> list[Path]:
 
 def _write(result: Result, scored: Scored, file: Path) -> list[Path]:
     stem = file.name.removesuffix(".json")
-    arrays, picture = file.with_name(f"{stem}.npz"), file.with_name(f"{stem}.confusion.png")
+    arrays, picture = file.with_name(f"{stem}.npz"), file.with_name(f"{stem}.{scored.picture_name}.png")
     packed, drawn = scored.pack(), scored.picture()
     result = replace(result, predictions={"file": arrays.name, "sha256": hashlib.sha256(packed).hexdigest()})
     write_bytes(packed, arrays)

@@ -1,0 +1,351 @@
+"""Robustness: one head on frozen features, trained on clean images, and what is left of its accuracy elsewhere."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.distributed.collectives import rank, run_on_rank0
+from excb.errors import UserError, require
+from excb.references.guessing import MAJORITY, majority
+from excb.references.untrained import NETWORK
+from excb.results.result import Result
+
+from ..data.folders import is_imagenet
+from ..reporting import scoring
+from ..reporting.predictions import ImageScores
+from ..reporting.references import below
+from ..reporting.report import report
+from ..task import Task
+from .chart import curves_of, draw
+from .head import Head, fit, fits_of
+from .metrics import (
+    Answers,
+    Reference,
+    calibration_error,
+    corruption_error,
+    drop_interval,
+    relative_corruption_error,
+    relative_drop,
+)
+from .names import ALEXNET, ALEXNET_CLEAN, COMMON, SEVERITIES
+from .request import Ready, Request
+
+CLEAN, CORRUPTED = "robustness_clean_top1", "robustness_corrupted_top1"
+MCE, RELATIVE_MCE = "robustness_mce", "robustness_relative_mce"
+DROP = "robustness_relative_drop"
+CALIBRATION = "robustness_{}_ece"
+LABELS = "robustness_labels_top1"
+ALEXNET_NAME = "AlexNet (published)"
+
+
+@dataclass(frozen=True)
+class RobustnessScores(ImageScores):
+    """Scores of the test images, clean and corrupted, with a chart instead of confusions."""
+
+    picture_name = "severity"
+
+    @property
+    def main(self) -> list[str]:
+        """The corrupted and the clean accuracy."""
+        return [name for name in (CORRUPTED, CLEAN) if name in self.values]
+
+    def picture(self) -> bytes | None:
+        """A PNG of accuracy against severity."""
+        from excb.charts.style import figure_bytes
+
+        means = {name: 100 * float(each.nanmean()) for name, each in self.values.items()}
+        curves = curves_of(means)
+        return figure_bytes(draw({"": curves})) if curves else None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The head's answers."""
+
+    head: Head
+    clean: Answers
+    cells: dict[tuple[str, int], Answers]  # by corruption and severity
+    logits: Tensor  # [Q, C], of the clean test images
+
+    @property
+    def corruptions(self) -> list[str]:
+        """Those that were measured."""
+        return [*dict.fromkeys(name for name, _ in self.cells)]
+
+    @property
+    def averaged(self) -> list[str]:
+        """The corruptions that means are over: the paper's fifteen, as far as they were measured, else all."""
+        return [name for name in self.corruptions if name in COMMON] or self.corruptions
+
+    def hits(self, name: str | None = None, severity: int | None = None) -> Tensor:
+        """The share of cells of a corruption or severity, or of all that means are over, in which an image is right."""
+        cells = [
+            answers.hits.double()
+            for (corruption, strength), answers in self.cells.items()
+            if (corruption in self.averaged if name is None else corruption == name) and severity in (None, strength)
+        ]
+        return torch.stack(cells).mean(0)
+
+    def calibration(self, name: str | None = None) -> float:
+        """The mean calibration error of a corruption's cells, or of all that means are over."""
+        wanted = self.averaged if name is None else [name]
+        errors = [calibration_error(each) for (corruption, _), each in self.cells.items() if corruption in wanted]
+        return sum(errors) / len(errors)
+
+
+def evaluate(
+    task: Task, reporter: Reporter, request: Request, *, table: bool = True
+) -> tuple[Result, RobustnessScores]:
+    """Train one head on the clean train images, and judge it on clean, corrupted and other test images.
+
+    Args:
+        task: backbone and images.
+        reporter: prints notes, progress and tables.
+        request: what to measure.
+        table: print the tables.
+
+    Returns:
+        Figures in percent: `robustness_clean_top1`, `robustness_corrupted_top1` (the mean over corruptions and
+        severities), `robustness_relative_drop`, `robustness_mce` and `robustness_relative_mce` where there is a
+        reference, `robustness_top1_CORRUPTION`, `..._CORRUPTION_SEVERITY`, `robustness_top1_severity_SEVERITY`, ECE
+        likewise, and of every other set NAME `robustness_on_NAME_top1`, `_clean_top1` (the clean test images of its
+        classes) and `_ece`; and the scores of all test images.
+
+    Raises:
+        UserError: an option or a set cannot be used, or an image cannot be read.
+    """
+    start = time.monotonic()
+    notes: list[str] = []
+    ready = Ready.of(task, request, notes.append)
+    reference = _reference(ready, reporter, notes)
+    measured = measure(ready, reporter)
+    scored = _scores(ready, measured, reference, notes)
+    settings = ready.settings() | {
+        "reference": None if reference is None else {"name": reference.name, "digest": reference.digest},
+        "chosen": {"l2": measured.head.l2},
+        "sweep": list(measured.head.sweep),
+    }
+    result = report(
+        ready.task,
+        protocol="robustness",
+        settings=settings,
+        scored=scored,
+        seconds=time.monotonic() - start,
+        notes=[*ready.task.unknown_notes(), *notes],
+    )
+    result = _with_other_sets(_with_means(result, measured), ready, measured, reporter)
+    result = _beside_majority(result, ready)
+    result = replace(result, seconds=round(time.monotonic() - start, 1))
+    if table and rank() == 0:
+        _print(ready, result, reporter)
+    return result, scored
+
+
+def measure(ready: Ready, reporter: Reporter) -> Measured:
+    """Fit the head, and let it answer for all test images; all ranks call this."""
+    task, request = ready.task, ready.request
+    rows, labels = task.features(task.train, "train", reporter)
+    classes = len(task.train.classes or ())
+    with reporter.progress("head", fits_of(request.l2)) as bar:
+        head = run_on_rank0(
+            lambda: fit(rows, labels, classes, request.l2, seed=request.seed, device=task.device, progress=bar.advance)
+        )
+    logits = head.logits(task.features(task.test, "test", reporter)[0])
+    clean = Answers.of(logits, ready.right)
+    cells = {}
+    for number, (name, images) in enumerate(ready.corrupted.items(), 1):
+        words = f"{name} ({number} of {len(ready.corrupted)})"
+        corrupted, _ = ready.on_squares.features(images, words, reporter)
+        for turn, severity in enumerate(request.severities):
+            answers = head.logits(corrupted[turn :: len(request.severities)])
+            cells[name, severity] = Answers.of(answers, ready.right)
+    return Measured(head, clean, cells, logits)
+
+
+def _scores(ready: Ready, measured: Measured, reference: Reference | None, notes: list[str]) -> RobustnessScores:
+    """Every figure that is a mean over the test images."""
+    clean, scores = measured.clean.hits.double(), dict[str, Tensor]()
+    if measured.cells:
+        scores[CORRUPTED] = measured.hits()
+    scores[CLEAN] = clean
+    if measured.cells and reference is not None:
+        scores |= _relative_to(reference, measured, clean, notes)
+    for name in measured.corruptions:
+        scores[f"robustness_top1_{name}"] = measured.hits(name)
+    for severity in dict.fromkeys(severity for _, severity in measured.cells):
+        scores[f"robustness_top1_severity_{severity}"] = measured.hits(severity=severity)
+    for (name, severity), answers in measured.cells.items():
+        scores[f"robustness_top1_{name}_{severity}"] = answers.hits.double()
+    if ready.labels is not None:
+        scores[LABELS] = Answers.of(measured.logits, ready.labels).hits.double()
+        scores[LABELS][~ready.labels.any(1)] = torch.nan
+    return RobustnessScores.of(ready.task, scores)
+
+
+def _relative_to(reference: Reference, measured: Measured, clean: Tensor, notes: list[str]) -> dict[str, Tensor]:
+    hits = {name: measured.hits(name) for name in measured.averaged}
+    if lacking := [name for name in hits if reference.corrupted.get(name, 0.0) <= 0]:
+        notes.append(f"no mCE: {reference.name} has no error under {', '.join(lacking)} to compare with")
+        return {}
+    scores = {MCE: corruption_error(hits, reference)}
+    if still := [name for name in hits if reference.corrupted[name] <= reference.clean]:
+        notes.append(f"no relative mCE: the error of {reference.name} does not rise under {', '.join(still)}")
+        return scores
+    return scores | {RELATIVE_MCE: relative_corruption_error(hits, clean, reference)}
+
+
+def _with_means(result: Result, measured: Measured) -> Result:
+    """The result with figures that are no means over images: calibration errors and the relative drop."""
+    figures = {CALIBRATION.format("clean"): calibration_error(measured.clean)}
+    intervals = dict(result.intervals)
+    if measured.cells:
+        figures[CALIBRATION.format("corrupted")] = measured.calibration()
+        figures |= {f"robustness_ece_{name}": measured.calibration(name) for name in measured.corruptions}
+        clean, corrupted = measured.clean.hits.double(), measured.hits()
+        if clean.any():
+            figures[DROP] = relative_drop(clean, corrupted)
+            intervals[DROP] = drop_interval(clean, corrupted)
+    rounded = {name: round(value, 4) for name, value in figures.items()}
+    return replace(result, figures=result.figures | rounded, intervals=intervals)
+
+
+def _with_other_sets(result: Result, ready: Ready, measured: Measured, reporter: Reporter) -> Result:
+    """The result with the figures of other sets beside those of the clean test images of the same classes."""
+    figures, intervals, data = dict(result.figures), dict(result.intervals), dict(result.data)
+    notes = list(result.notes)
+    for other in ready.others:
+        rows, _ = ready.task.features(other.images, other.name, reporter)
+        named = other.candidates if ready.request.candidates == "common" else None
+        answers = {"": Answers.of(measured.head.logits(rows), other.targets, named)}
+        beside = (ready.right & other.candidates).any(1)
+        if beside.any():
+            right = ready.right[beside].float() @ other.same.float() > 0
+            answers["clean_"] = Answers.of(measured.logits[beside], right, named)
+        else:
+            notes.append(f"no clean test image is of a class of {other.name}")
+        for prefix, each in answers.items():
+            figure = f"robustness_on_{other.name}_{prefix}top1"
+            figures[figure] = round(scoring.percent(each.hits), 4)
+            intervals[figure] = scoring.interval(each.hits)
+        figures[f"robustness_on_{other.name}_ece"] = round(calibration_error(answers[""]), 4)
+        images = other.images
+        data[other.name] = {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
+    return replace(result, figures=figures, intervals=intervals, data=data, notes=notes)
+
+
+def _beside_majority(result: Result, ready: Ready) -> Result:
+    """The result with the accuracy of always naming the most frequent class, which no corruption changes."""
+    train, test = ready.task.train.labels, ready.task.test.labels
+    assert train is not None
+    assert test is not None
+    value = round(majority(torch.from_numpy(train), torch.from_numpy(test)), 4)
+    same = [name for name in (CORRUPTED, CLEAN) if name in result.figures]
+    result = replace(result, references={MAJORITY: dict.fromkeys(same, value)})
+    return replace(result, notes=[*result.notes, *below(result)])
+
+
+def _reference(ready: Ready, reporter: Reporter, notes: list[str]) -> Reference | None:
+    """What mCE is relative to; None where there is nothing, and a note says why."""
+    request, imagenet = ready.request, is_imagenet(ready.task.train.classes or ())
+    name = request.reference or ("alexnet" if imagenet else None)
+    if not request.corruptions or (name == NETWORK and ready.task.is_untrained):  # which is its own reference
+        return None
+    if name is None:
+        notes.append("no mCE: it needs --reference, errors to compare with")
+        return None
+    if name == "alexnet":
+        whole = request.severities == SEVERITIES
+        if imagenet and whole:
+            return Reference(ALEXNET_NAME, ALEXNET_CLEAN, ALEXNET)
+        why = "are of ImageNet" if not imagenet else "are means over severities 1 to 5"
+        require(request.reference is None, f"--reference alexnet: its published errors {why}")
+        notes.append(f"no mCE: AlexNet's published errors {why}")
+        return None
+    if name == NETWORK:
+        reporter.note("reference of mCE: the same network untrained")
+        twin = measure(ready.untrained(), reporter)
+        corrupted = {each: 1 - float(twin.hits(each).mean()) for each in twin.corruptions}
+        clean = 1 - float(twin.clean.hits.double().mean())
+        return Reference("the same network untrained", clean, corrupted, _digest(clean, corrupted))
+    return run_on_rank0(lambda: _of_result(Path(name), ready))
+
+
+def _of_result(file: Path, ready: Ready) -> Reference:
+    """The errors of another robustness result on the same images."""
+    if not file.is_file():
+        raise UserError(f"--reference {file}: it is alexnet, untrained, or the file of a robustness result")
+    result, own = Result.read(file), ready.settings()
+    require(result.protocol == "robustness", f"--reference {file} is of protocol {result.protocol}, not robustness")
+    require(
+        result.data["test"].get("fingerprint") == ready.task.test.fingerprint,
+        f"--reference {file} is of other test images: measure it on the same ones",
+    )
+    for name in ("severities", "library", "seed"):
+        require(
+            result.settings.get(name) == own[name],
+            f"--reference {file} has {name} {result.settings.get(name)}, not {own[name]}: measure it alike",
+        )
+    found = {each: result.figures.get(f"robustness_top1_{each}") for each in ready.request.corruptions}
+    lacking = [each for each, value in found.items() if value is None]
+    require(not lacking, f"--reference {file} lacks {', '.join(lacking)}: measure it with the same --corruptions")
+    corrupted = {each: 1 - value / 100 for each, value in found.items() if value is not None}
+    clean = 1 - result.figures[CLEAN] / 100
+    name = str(result.checkpoint.get("name") or file.name)
+    return Reference(name, clean, corrupted, _digest(clean, corrupted))
+
+
+def _digest(clean: float, corrupted: Mapping[str, float]) -> str:
+    text = " ".join(f"{name} {value:.6f}" for name, value in {"clean": clean, **corrupted}.items())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _print(ready: Ready, result: Result, reporter: Reporter) -> None:
+    figures, request = result.figures, ready.request
+    for note in result.notes:
+        reporter.note(note)
+
+    def row(title: str, figure: str) -> list[str]:
+        low, high = result.intervals.get(figure, (None, None))
+        return [title, f"{figures[figure]:.2f}", "" if low is None else f"{low:.1f} to {high:.1f}"]
+
+    reference: Any = result.settings["reference"]
+    beside = "" if reference is None else f", relative to {reference['name']}"
+    titles = {
+        CLEAN: "clean top-1",
+        CORRUPTED: "corrupted top-1",
+        DROP: "relative drop",
+        MCE: f"mCE{beside}",
+        RELATIVE_MCE: f"relative mCE{beside}",
+        CALIBRATION.format("clean"): "clean ECE",
+        CALIBRATION.format("corrupted"): "corrupted ECE",
+        LABELS: "top-1, several labels",
+    }
+    for other in ready.others:
+        on = f"robustness_on_{other.name}"
+        titles |= {
+            f"{on}_top1": f"{other.name} top-1",
+            f"{on}_clean_top1": "  clean, its classes",
+            f"{on}_ece": "  ECE",
+        }
+    shown = [row(title, name) for name, title in titles.items() if name in figures]
+    train, test = len(ready.task.train), len(ready.task.test)
+    title = f"Robustness, {train:,} train and {test:,} test images, head with l2 = {result.settings['chosen']['l2']:g}"
+    reporter.table(title, ["figure", "%", "95 % interval"], shown)
+    if request.corruptions:
+        header = ["corruption", *map(str, request.severities), "mean", "ECE"]
+        lines = [
+            [name]
+            + [f"{figures[f'robustness_top1_{name}_{severity}']:.1f}" for severity in request.severities]
+            + [f"{figures[f'robustness_top1_{name}']:.1f}", f"{figures[f'robustness_ece_{name}']:.1f}"]
+            for name in request.corruptions
+        ]
+        means = [f"{figures[f'robustness_top1_severity_{severity}']:.1f}" for severity in request.severities]
+        ends = [f"{figures[name]:.1f}" for name in (CORRUPTED, CALIBRATION.format("corrupted"))]
+        reporter.table("Top-1 % by severity", header, [*lines, ["mean", *means, *ends]])
