@@ -10,11 +10,11 @@ from excb.errors import UserError, nearest_name
 from excb.results.result import Result
 
 from . import protocols
+from .pairing import Comparison, Paired
 from .protocol import Fields
 from .reporting.fields import differences, named, readable
 from .reporting.predictions import Scored
 from .reporting.report import read
-from .reporting.statistics import Comparison, compared
 
 LEVEL = 0.05
 
@@ -24,11 +24,15 @@ class Side(NamedTuple):
 
     name: str  # its file, or what else to call it
     result: Result
-    scored: Scored
+    scored: Paired
 
     @classmethod
     def of(cls, file: Path) -> "Side":
-        """A result's FILE.json, with FILE.npz beside it. Raises UserError if it cannot be read."""
+        """A result's FILE.json, with its predictions beside it. Raises UserError if it cannot be read."""
+        result = Result.read(file)
+        protocol = protocols.of_result(result.protocol)
+        if protocol is not None and protocol.read_paired is not None:
+            return cls(str(file), result, protocol.read_paired(file))
         return cls(str(file), *read(file))
 
 
@@ -38,10 +42,10 @@ def compare(
     """Compare two results image by image: a paired test, and the paired bootstrap of the difference.
 
     Hits, of top-1 and top-5 accuracy, take the exact McNemar test; scores that are numbers, such as average precision,
-    take a randomisation test.
+    take a randomisation test. So does the mIoU of segmentation, where images change sides with all their pixels.
 
     Args:
-        first: a result's FILE.json, with FILE.npz beside it; or what such files hold.
+        first: a result's FILE.json, with its predictions beside it; or what such files hold.
         second: another's.
         reporter: prints notes, progress and tables.
         figure: one figure that both have, or "A:B" for figure A of the first and B of the second; by default every
@@ -58,12 +62,11 @@ def compare(
     """
     sides = [Side.of(each) if isinstance(each, Path) else each for each in (first, second)]
     (name_first, result_a, scored_a), (name_second, result_b, scored_b) = sides
-    _check_same_images(scored_a, scored_b, name_first, name_second)
+    _check_same_images(sides[0], sides[1])
     pairs = _pairs(scored_a, scored_b, figure)
     warnings = _differences(result_a, result_b, pairs)
-    scores_a, scores_b = scored_a.scores(), scored_b.scores()
     tests = {
-        name_a if name_a == name_b else f"{name_a}:{name_b}": compared(scores_a[name_a], scores_b[name_b])
+        name_a if name_a == name_b else f"{name_a}:{name_b}": scored_a.compared(name_a, scored_b, name_b)
         for name_a, name_b in pairs
     }
     figures = {name: _to_dict(test) for name, test in tests.items()}
@@ -71,30 +74,31 @@ def compare(
         reporter.warn(warning)
     if table:
         names = dict.fromkeys(test.test for test in tests.values())
-        _print(reporter, name_first, name_second, figures, len(scored_a.targets), test=" / ".join(names))
+        _print(reporter, name_first, name_second, figures, len(scored_a.names), test=" / ".join(names))
     return {
         "first": name_first,
         "second": name_second,
-        "images": len(scored_a.targets),
+        "images": len(scored_a.names),
         "warnings": warnings,
         "figures": figures,
     }
 
 
-def _check_same_images(a: Scored, b: Scored, first: str, second: str) -> None:
-    """A paired test needs the same images with the same classes; the classes' numbers may differ."""
+def _check_same_images(first: Side, second: Side) -> None:
+    """A paired test needs the same images with the same labels."""
+    a, b = first.scored, second.scored
+    if isinstance(a, Scored) != isinstance(b, Scored):
+        raise UserError(
+            f"{first.name} is of protocol {first.result.protocol}, and {second.name} of {second.result.protocol}: "
+            "one labels images and the other pixels; compare results of one of them"
+        )
     if list(a.names) != list(b.names):
         differing = len(set(a.names) ^ set(b.names))
         raise UserError(
-            f"{first} and {second} are about different test images ({len(a.names):,} and {len(b.names):,}, "
+            f"{first.name} and {second.name} are about different test images ({len(a.names):,} and {len(b.names):,}, "
             f"{differing:,} in one of them only): evaluate both on the same --test folder"
         )
-    for name, true_a, true_b in zip(a.names, a.targets.tolist(), b.targets.tolist(), strict=True):
-        if a.classes[true_a] != b.classes[true_b]:
-            raise UserError(
-                f"{name} is of class {a.classes[true_a]} in {first}, but {b.classes[true_b]} in {second}: "
-                "evaluate both with the same labels (and --rename)"
-            )
+    a.require_same_truth(b, first.name, second.name)
 
 
 def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list[str]:
@@ -127,8 +131,7 @@ def _fields(result: Result, figure: str) -> Fields:
     return named(settings) if protocol is None or kind is None else protocol.fields_of(settings, kind)
 
 
-def _pairs(a: Scored, b: Scored, figure: str | None) -> list[tuple[str, str]]:
-    scores_a, scores_b = a.scores(), b.scores()
+def _pairs(a: Paired, b: Paired, figure: str | None) -> list[tuple[str, str]]:
     if figure is None:
         if not (both := [(name, name) for name in a.main if name in b.main]):
             raise UserError(f"no main figure is in both: name one of each, such as --figure {a.main[0]}:{b.main[0]}")
@@ -136,7 +139,7 @@ def _pairs(a: Scored, b: Scored, figure: str | None) -> list[tuple[str, str]]:
     names = figure.split(":") if ":" in figure else [figure, figure]
     if len(names) != 2:
         raise UserError(f"--figure {figure}: name one figure, or two as A:B")
-    for name, scores, which in zip(names, (scores_a, scores_b), ("first", "second"), strict=True):
+    for name, scores, which in zip(names, (a.testable, b.testable), ("first", "second"), strict=True):
         if name not in scores:
             raise UserError(
                 f"--figure {figure}: the {which} result has no predictions of {name}{nearest_name(name, scores)} "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from excb.console import Reporter
     from excb.results.result import Result
 
+    from .pairing import Paired
     from .published.claim import ClaimImages
     from .task import Task
 
@@ -118,6 +119,8 @@ class Protocol(Command):
             three; a sentence where passes say little; None where it is not known.
         result_fields: what defines a measured figure, given the result's settings as in JSON.
         claim_fields: the same of a published figure, given the claim's options.
+        read_paired: reads what `excb-eval compare` needs beside a result's FILE.json, where figures are no means of
+            scores of images; raises UserError. None where they are.
         label: what a submitted result is called, after its checkpoint.
         objection: why a result may not stand in a leaderboard; empty where it may.
         missing: why the command cannot run on this machine; empty where it can.
@@ -135,6 +138,7 @@ class Protocol(Command):
     cost: "Callable[[Mapping[str, Any], ClaimImages], float | str | None]"
     result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: settings
     claim_fields: Callable[[Fields, FigureKind], Fields] = lambda options, _kind: options
+    read_paired: "Callable[[Path], Paired] | None" = None
     label: "Callable[[Result], str]" = lambda result: result.protocol
     objection: "Callable[[Result], str]" = lambda _result: ""
     missing: Callable[[argparse.Namespace], str] = lambda _args: ""

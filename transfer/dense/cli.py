@@ -19,6 +19,7 @@ from .heads.recipes import LINEAR, LOGISTIC, SETTINGS, options
 if TYPE_CHECKING:
     import torch
 
+    from ..pairing import Paired
     from ..task import Task
     from .protocol import Request
     from .setup import DenseTask
@@ -167,6 +168,12 @@ def _result_fields(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
     return named(shared | settings.get(kind.family.removeprefix("dense_"), {}) | dict(kind.settings))
 
 
+def _read_paired(file: Path) -> "Paired":
+    from .comparison import read
+
+    return read(file)
+
+
 def _add_suite_options(parser: Parser) -> None:
     parser.add_argument("--masks", type=Path, metavar="DIR", help="images and masks for dense evaluation")
 
@@ -200,6 +207,7 @@ DENSE = Protocol(
     headline="dense_knn_miou",
     cost=one_pass,
     result_fields=_result_fields,
+    read_paired=_read_paired,
     in_suite=InSuite(names=("dense",), steps=_steps, add_options=_add_suite_options),
     group="frozen features",
     examples=(

@@ -21,7 +21,7 @@ from .heads import linear, logistic, neighbours
 from .heads.memory import Memory, choose
 from .heads.recipes import LINEAR, LOGISTIC
 from .patches.labels import PatchLabels
-from .patches.metrics import MEASURES, Areas, interval
+from .patches.metrics import MEASURES, Areas, figure_name, interval
 from .pictures import spread
 from .segmentation import QUERIES, segment
 from .setup import DenseTask
@@ -110,16 +110,10 @@ def evaluate(
 def figures_of(areas: dict[str, list[Areas]]) -> dict[str, float]:
     """Figures in percent, the mean over seeds."""
     return {
-        _figure(run, measure): round(float(np.mean([getattr(each, measure)() for each in seeds])), 4)
+        figure_name(run, measure): round(float(np.mean([getattr(each, measure)() for each in seeds])), 4)
         for run, seeds in areas.items()
         for measure in MEASURES
     }
-
-
-def _figure(run: str, measure: str) -> str:
-    """The name of a figure: of the run "knn_1of8", "dense_knn_miou_1of8"."""
-    head, _, part = run.partition("_")
-    return f"dense_{head}_{measure}" + (f"_{part}" if part else "")
 
 
 def _measure(dense: DenseTask, request: Request, labels: PatchLabels, reporter: Reporter) -> tuple[Measured, list[str]]:
@@ -229,9 +223,9 @@ def _result(
         | {"classes": len(dense.test.classes)},
         seconds=round(seconds, 1),
         intervals={
-            _figure(run, measure): interval(seeds, measure) for run, seeds in areas.items() for measure in MEASURES
+            figure_name(run, measure): interval(seeds, measure) for run, seeds in areas.items() for measure in MEASURES
         },
-        per_class={_figure(run, "miou"): _by_class(seeds, dense.test.classes) for run, seeds in areas.items()},
+        per_class={figure_name(run, "miou"): _by_class(seeds, dense.test.classes) for run, seeds in areas.items()},
         notes=[*notes, *random, *below],
         references=references,
     )

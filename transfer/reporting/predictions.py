@@ -6,7 +6,7 @@ that a leaderboard can compute its figures again, and `excb-eval compare` can te
 
 import io
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.errors import UserError
 from excb.files import npy
 
+from ..pairing import Comparison, Paired
 from ..task import Task
-from . import confusion, scoring
+from . import confusion, scoring, statistics
 
 
 @dataclass(frozen=True)
-class Scored(ABC):
+class Scored(Paired):
     """What a protocol says of every test image.
 
     Args:
@@ -62,6 +64,24 @@ class Scored(ABC):
     @abstractmethod
     def main(self) -> list[str]:
         """The figures that are reported by class, and that `compare` tests by default."""
+
+    @property
+    def testable(self) -> list[str]:
+        """See `Paired.testable`."""
+        return list(self.scores())
+
+    def require_same_truth(self, other: "Scored", name: str, other_name: str) -> None:
+        """See `Paired.require_same_truth`: classes count by name; their numbers may differ."""
+        for image, true, others in zip(self.names, self.targets.tolist(), other.targets.tolist(), strict=True):
+            if self.classes[true] != other.classes[others]:
+                raise UserError(
+                    f"{image} is of class {self.classes[true]} in {name}, but {other.classes[others]} in {other_name}: "
+                    "evaluate both with the same labels (and --rename)"
+                )
+
+    def compared(self, figure: str, other: "Scored", other_figure: str) -> Comparison:
+        """See `statistics.compared`."""
+        return statistics.compared(self.scores()[figure], other.scores()[other_figure])
 
     @abstractmethod
     def picture(self) -> bytes | None:

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..pairing import Comparison
 from . import resampling, scoring
 
 
@@ -34,20 +34,6 @@ def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[st
         label = name if times[name] == 1 else f"{name} ({index})"
         means[label] = round(percent(own), 4) if len(own) else None
     return means
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A paired test of two figures on the same images."""
-
-    first: float  # the first figure in percent
-    second: float  # the second
-    difference: float  # second minus first
-    interval: tuple[float, float]  # its 95 % paired bootstrap interval
-    only_first: int  # images that only the first has right, or on which it scores higher
-    only_second: int  # the same of the second
-    p_value: float  # of the hypothesis that both are equally good
-    test: str  # the name of the test
 
 
 def compared(first: Tensor, second: Tensor) -> Comparison:

@@ -17,6 +17,7 @@ from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
+from excb.transfer.compare import compare
 from excb.transfer.dense.cli import DENSE
 from excb.transfer.dense.heads.recipes import options
 from excb.transfer.dense.layouts import folders
@@ -184,6 +185,29 @@ def test_areas_give_the_figures_again(place: Path, tmp_path: Path) -> None:
     with Image.open(tmp_path / "mine.masks.png") as sheet:
         assert sheet.width > 5 * 200  # the image, its mask and three predictions
     check(file)
+
+
+def test_results_are_compared_image_by_image(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / name for name in ("a.json", "b.json")]
+    assert main(command(place, files[0], "--heads", "knn", "linear")) == 0
+    assert main(command(place, files[1], "--heads", "knn", "--stride", "8")) == 0
+    found = compare(*files, Reporter(quiet=True), table=False)
+    results = [Result.read(file).figures["dense_knn_miou"] for file in files]
+    figure = found["figures"]["dense_knn_miou"]
+    assert list(found["figures"]) == ["dense_knn_miou"]
+    assert [figure["first"], figure["second"]] == pytest.approx(results, abs=1e-3)
+    assert any("stride" in warning for warning in found["warnings"])
+    assert main(["compare", *map(str, files), "--figure", "dense_knn_pixel_accuracy"]) == 0
+    assert "dense_knn_pixel_accuracy" in capsys.readouterr().out
+    assert main(["compare", *map(str, files), "--figure", "dense_logreg_miou"]) == 2
+    assert "has no predictions of dense_logreg_miou" in capsys.readouterr().err
+    areas = tmp_path / "b.areas.json"
+    areas.write_text(areas.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    assert main(["compare", *map(str, files)]) == 2
+    assert "their sha256 differ" in capsys.readouterr().err
+    areas.unlink()
+    assert main(["compare", *map(str, files)]) == 2
+    assert "keep both files together" in capsys.readouterr().err
 
 
 def command(place: Path, file: Path | None, *words: str, run: str = "cnn") -> list[str]:

@@ -37,11 +37,17 @@ class Areas:
         return 100 * int(self.right.sum()) / int(self.true.sum())
 
 
-# Each measure of resampled areas [resamples, C] (right, predicted, true), as a share of 1.
+# Each measure of resampled areas [resamples, C] (right, predicted, true), as a share of 1; NaN without a pixel.
 MEASURES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
-    "miou": lambda right, predicted, true: np.nanmean(_iou(right, predicted, true), axis=-1),
-    "pixel_accuracy": lambda right, _predicted, true: right.sum(-1) / true.sum(-1),
+    "miou": lambda right, predicted, true: _mean(_iou(right, predicted, true)),
+    "pixel_accuracy": lambda right, _predicted, true: _quotient(right.sum(-1), true.sum(-1)),
 }
+
+
+def figure_name(run: str, measure: str) -> str:
+    """The name of a figure: of the run "knn_1of8", "dense_knn_miou_1of8"."""
+    head, _, part = run.partition("_")
+    return f"dense_{head}_{measure}" + (f"_{part}" if part else "")
 
 
 def areas_of(predicted: np.ndarray, true: np.ndarray, classes: int) -> np.ndarray:
@@ -90,6 +96,14 @@ def interval(runs: Sequence[Areas], measure: str) -> tuple[float, float]:
 
 
 def _iou(right: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
-    union = predicted + true - right
-    shares: np.ndarray = np.divide(right, union, out=np.full(union.shape, np.nan), where=union > 0)
-    return shares
+    return _quotient(right, predicted + true - right)
+
+
+def _mean(shares: np.ndarray) -> np.ndarray:
+    """The mean over the last axis without NaN."""
+    return _quotient(np.nansum(shares, axis=-1), np.isfinite(shares).sum(-1))
+
+
+def _quotient(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole, NaN where the whole is 0."""
+    return np.asarray(np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0))

@@ -1,0 +1,44 @@
+"""What two results need in order to be compared: the same test images, and a paired test of a figure of each."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired test of two figures on the same images."""
+
+    first: float  # the first figure in percent
+    second: float  # the second
+    difference: float  # second minus first
+    interval: tuple[float, float]  # its 95 % paired bootstrap interval
+    only_first: int  # images that only the first has right, or on which it scores higher
+    only_second: int  # the same of the second
+    p_value: float  # of the hypothesis that both are equally good
+    test: str  # the name of the test
+
+
+class Paired(ABC):
+    """What a result says of every test image, for a paired test against another result of its kind."""
+
+    names: Sequence[str]  # the test images' paths
+
+    @property
+    @abstractmethod
+    def main(self) -> list[str]:
+        """The figures that `compare` tests by default."""
+
+    @property
+    @abstractmethod
+    def testable(self) -> list[str]:
+        """All figures that can be tested."""
+
+    @abstractmethod
+    def require_same_truth(self, other: Any, name: str, other_name: str) -> None:
+        """Raise UserError where the same images have other labels; the names are those of the results."""
+
+    @abstractmethod
+    def compared(self, figure: str, other: Any, other_figure: str) -> Comparison:
+        """Test a figure of this result, the first, against one of another result, the second."""
