@@ -40,7 +40,8 @@ class _Boards:
         self._groups: dict[tuple[str, str], Group] = {}
 
     def add_claim(self, claim: Claim) -> None:
-        if (kind := kind_of(claim.figure)) is None:
+        # What its source measured by other means stays under the source's name: an attentive probe is no linear head.
+        if (kind := kind_of(claim.metric if claim.differences else claim.figure)) is None:
             return
         images = ImagesKey(claim.data.name, claim.data.title, "all")
         try:
