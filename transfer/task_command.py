@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter, duration
 from excb.errors import UserError, is_rank0
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from excb.results.result import Result
 
     from .features.extraction import Extraction
-    from .reporting.predictions import Scored
+    from .reporting.report import Packed
     from .task import Task
 
-Measure = Callable[[argparse.Namespace, "Task", Reporter, bool], "tuple[Result, Scored]"]
+Measure = Callable[[argparse.Namespace, "Task", Reporter, bool], "tuple[Result, Packed]"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class TaskCommand:
     # what happens to test images of classes that train lacks, for the warning about them
     unknown: str = "count as wrong"
     # what writes a result, given what was said of every image; by default `reporting.report.ScoredFiles`
-    files: "Callable[[Scored], Callable[[Result, Path], list[Path]]] | None" = None
+    files: "Callable[[Any], Callable[[Result, Path], list[Path]]] | None" = None
+    multilabel: bool = False  # whether it takes images with a set of labels each
 
     @property
     def run(self) -> Callable[[argparse.Namespace], int]:
@@ -65,7 +66,7 @@ class TaskCommand:
         reporter = Reporter(quiet=args.quiet or not is_rank0())
         self.check(args)
         results = None if args.out is None else args.out.parent
-        task = task_of(args, device, reporter, results=results, unknown=self.unknown)
+        task = self._task(args, device, reporter, results=results)
         if args.dry_run:
             work = self.work(args, task, reporter)
             if args.untrained:
@@ -94,8 +95,13 @@ class TaskCommand:
     ) -> Evaluation:
         """See `protocol.OpenEvaluation`."""
         self.check(args)
-        ready = task or task_of(args, device, reporter, results=results, unknown=self.unknown)
+        ready = task or self._task(args, device, reporter, results=results)
         return Evaluation(ready.describe()["data"], lambda table: self._measure(args, ready, reporter, table))
+
+    def _task(
+        self, args: argparse.Namespace, device: "torch.device", reporter: Reporter, *, results: Path | None
+    ) -> "Task":
+        return task_of(args, device, reporter, results=results, unknown=self.unknown, multilabel=self.multilabel)
 
     def _measure(self, args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> Measured:
         from .reporting.references import print_references
@@ -141,6 +147,7 @@ def task_of(
     *,
     results: Path | None,
     unknown: str = "count as wrong",
+    multilabel: bool = False,
 ) -> "Task":
     """Load and check the checkpoint and the images.
 
@@ -150,19 +157,23 @@ def task_of(
         reporter: prints notes, progress and tables.
         results: the folder that results will be written to; it may not lie among the images.
         unknown: what happens to test images of classes that train lacks, for the warning about them.
+        multilabel: whether images may have a set of labels each.
     """
-    train, test = images_of(args, reporter, results=results)
+    train, test = images_of(args, reporter, results=results, multilabel=multilabel)
     task = prepared(args, train, test, device)
     warn_of_unknown(task, reporter, unknown)
     return task
 
 
-def images_of(args: argparse.Namespace, reporter: Reporter, *, results: Path | None) -> "tuple[Images, Images]":
+def images_of(
+    args: argparse.Namespace, reporter: Reporter, *, results: Path | None, multilabel: bool = False
+) -> "tuple[Images, Images]":
     """The train and the test images that options name; arguments as `task_of`."""
     from excb.distributed.collectives import all_succeed, run_on_rank0
     from excb.images.scanning import refuse_among
 
     from .data.concerns import concerns
+    from .data.multilabel import has_label_sets
     from .data.sources import train_and_test
 
     train, test = train_and_test(
@@ -173,6 +184,16 @@ def images_of(args: argparse.Namespace, reporter: Reporter, *, results: Path | N
         data_root=args.data_root,
         note=reporter.note,
     )
+    several = has_label_sets(train)
+    if several != has_label_sets(test):
+        raise UserError.on_all_ranks(
+            "train or test images have a set of labels each, the others have one: use one kind"
+        )
+    if several and not multilabel:
+        raise UserError.on_all_ranks(
+            f"the images in {train.root} have a set of labels each, and this evaluation needs one class for each: "
+            "docs/sets.md lists those that take sets"
+        )
     if results is not None:
         for part in (train, test):
             all_succeed(partial(refuse_among, part, results))

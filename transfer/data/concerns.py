@@ -25,7 +25,7 @@ def concerns(train: Images, test: Images) -> list[str]:
 def _empty_classes(images: Images) -> list[str]:
     """Class folders without an image, which are no classes."""
     root = Path(images.root)
-    if not isinstance(images, ImageSet) or not root.is_dir():
+    if not isinstance(images, ImageSet) or images.labels is None or not root.is_dir():
         return []
     known = {path.partition("/")[0] for path in images.paths}
     with os.scandir(root) as entries:

@@ -9,12 +9,12 @@ from excb.images.opening import open_images
 from excb.images.shard_places import is_shards, names_tars
 from excb.remote.byte_ranges import is_remote
 
-from . import hub_sets, torchvision_sets
+from . import hub_sets, multilabel, torchvision_sets
 from .classes import OtherClassesError
 from .folders import held_out_place, images_below, labelled_images, open_folder, test_images
 from .named_sets import Note, Source, Split
 
-SOURCES: tuple[Source, ...] = (torchvision_sets.SOURCE, hub_sets.SOURCE)
+SOURCES: tuple[Source, ...] = (torchvision_sets.SOURCE, hub_sets.SOURCE, multilabel.SOURCE)
 
 
 def train_and_test(

@@ -16,10 +16,10 @@ from ..task_command import TaskCommand, Work
 if TYPE_CHECKING:
     from excb.results.result import Result
 
-    from ..reporting.predictions import Predictions
+    from ..reporting.report import Packed
     from ..task import Task
 
-_FIGURE = re.compile(r"knn_top([15])(?:_k(\d+))?(?:_T([\d.e+-]+))?")
+_FIGURE = re.compile(r"knn_(top[15]|mAP|mAP11)(?:_k(\d+))?(?:_T([\d.e+-]+))?")
 
 
 def _add_options(parser: Parser) -> None:
@@ -30,10 +30,14 @@ def _add_options(parser: Parser) -> None:
     add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search; the answers are equal")
 
 
-def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
-    from .protocol import evaluate
+def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Packed]":
+    from ..data.multilabel import has_label_sets
+    from . import label_sets, protocol
 
-    return evaluate(task, reporter, ks=args.k, temperatures=args.temperature, backend=args.backend, table=table)
+    options = {"ks": args.k, "temperatures": args.temperature, "backend": args.backend, "table": table}
+    if has_label_sets(task.train):
+        return label_sets.evaluate(task, reporter, **options)
+    return protocol.evaluate(task, reporter, **options)
 
 
 def _work(args: argparse.Namespace, task: "Task", reporter: Reporter) -> Work:
@@ -49,7 +53,7 @@ def _kind_of(figure: str) -> FigureKind | None:
         return None
     settings: list[tuple[str, Any]] = [("k", int(match[2]))] if match[2] else []
     settings += [("T", float(match[3]))] if match[3] else []
-    return FigureKind("knn", f"top-{match[1]}", tuple(settings))
+    return FigureKind("knn", match[1].replace("top", "top-"), tuple(settings))
 
 
 def _of_result(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
@@ -71,7 +75,7 @@ def _steps(_task: "Task", _args: argparse.Namespace, depends_on: Mapping[str, An
     return [SuiteStep("knn", "k-NN", ["knn"], depends_on=depends_on)]
 
 
-_COMMAND = TaskCommand(_measure, work=_work)
+_COMMAND = TaskCommand(_measure, work=_work, multilabel=True)
 KNN = Protocol(
     name="knn",
     help="weighted k-nearest-neighbour vote on frozen features (DINO's protocol)",

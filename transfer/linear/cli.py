@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from excb.results.result import Result
 
     from ..published.claim import ClaimImages
-    from ..reporting.predictions import Predictions
+    from ..reporting.report import Packed
     from ..task import Task
 
 
@@ -55,8 +55,12 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _work(args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
+    from ..data.multilabel import has_label_sets
     from .protocol import check
 
+    if has_label_sets(task.train):
+        regressions = f"logistic regressions on these features: {len(_strengths(args))}, each of all classes"
+        return Work({"train": task.train, "test": task.test}, then=(regressions,))
     chosen = check(task, **_arguments(args))
     both = {"train": task.train, "test": task.test}
     if not isinstance(chosen, LinearProtocol):
@@ -87,10 +91,31 @@ def _arguments(args: argparse.Namespace) -> dict[str, Any]:
     return values | {"protocol": args.recipe, "batch": args.train_batch}
 
 
-def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Predictions]":
+def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Packed]":
+    from ..data.multilabel import has_label_sets
+    from . import label_sets
     from .protocol import evaluate
 
+    if has_label_sets(task.train):
+        return label_sets.evaluate(task, reporter, tried=_strengths(args), seed=args.seed, table=table)
     return evaluate(task, reporter, **_arguments(args), state=args.state, table=table)
+
+
+def _strengths(args: argparse.Namespace) -> tuple[float, ...]:
+    """Of the penalty of images with a set of labels each; options that have no use there are refused."""
+    from .label_sets import strengths
+
+    others = {"--epochs": args.epochs, "--train-batch": args.train_batch, "--lr": args.lr, "--wd": args.wd}
+    if wrong := [name for name, value in others.items() if value is not None]:
+        raise UserError.on_all_ranks(
+            f"images with a set of labels each have no use for {', '.join(wrong)}: leave it out"
+        )
+    return strengths(args.recipe, args.C)
+
+
+def _kind_of(figure: str) -> FigureKind | None:
+    metric = figure.removeprefix("linear_")
+    return FigureKind("linear", metric) if metric in ("mAP", "mAP11") and metric != figure else None
 
 
 def _cost(options: Mapping[str, Any], images: "ClaimImages") -> float | None:
@@ -122,7 +147,7 @@ def _steps(_task: "Task", args: argparse.Namespace, depends_on: Mapping[str, Any
     return [SuiteStep("linear", f"Linear, {args.linear}", ["linear", "--protocol", args.linear], depends_on=depends_on)]
 
 
-_COMMAND = TaskCommand(_measure, _check, _work)
+_COMMAND = TaskCommand(_measure, _check, _work, multilabel=True)
 LINEAR = Protocol(
     name="linear",
     help="linear heads on the frozen backbone",
@@ -130,6 +155,7 @@ LINEAR = Protocol(
     run=_COMMAND.run,
     open=_COMMAND.open,
     families=(Family("linear", "Linear classification", "Linear"),),
+    kind_of=_kind_of,
     state="--state",
     state_suffix=".pt",
     cost=_cost,

@@ -9,7 +9,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -42,7 +42,8 @@ class Scored(Paired):
     classes: tuple[str, ...]
     values: dict[str, Tensor]
 
-    picture_name = "confusion"  # FILE.confusion.png
+    suffix: ClassVar[str] = ".npz"
+    picture_name: ClassVar[str] = "confusion"  # FILE.confusion.png
 
     @classmethod
     def of(cls, task: Task, values: dict[str, Tensor]) -> Self:

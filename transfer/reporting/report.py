@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
@@ -59,25 +59,43 @@ def _untrained_note(task: Task) -> list[str]:
     return ["random weights, with the BatchNorm statistics of the train images"] if task.is_untrained else []
 
 
+class Packed(Protocol):
+    """What a protocol says of every test image, ready for a file."""
+
+    @property
+    def suffix(self) -> str:
+        """Of the file beside FILE.json, such as ".npz"."""
+
+    @property
+    def picture_name(self) -> str:
+        """Of the picture beside FILE.json, such as "confusion"."""
+
+    def pack(self) -> bytes:
+        """The file's bytes."""
+
+    def picture(self) -> bytes | None:
+        """A PNG of confusions; None where nothing is confused."""
+
+
 @dataclass(frozen=True)
 class ScoredFiles:
     """Writes a result with what was said of every image, as `write` does."""
 
-    scored: Scored
+    scored: Packed
 
     def __call__(self, result: Result, file: Path) -> list[Path]:
         """The files, JSON first."""
         return write(result, self.scored, file)
 
 
-def write(result: Result, scored: Scored, file: Path) -> list[Path]:
+def write(result: Result, scored: Packed, file: Path) -> list[Path]:
     """Write a result's files; rank 0 does, for all.
 
     Args:
         result: what `report` made, perhaps with more figures.
         scored: what it was made of.
-        file: FILE.json. FILE.npz with the guesses or scores of all images is put beside it, and FILE.confusion.png
-            where classes were guessed; or another picture that the protocol has.
+        file: FILE.json. FILE.npz with the guesses or scores of all images is put beside it (sets of labels:
+            FILE.safetensors), and FILE.confusion.png where classes were guessed, or the protocol's own picture.
 
     Returns:
         The files, JSON first.
@@ -88,9 +106,9 @@ def write(result: Result, scored: Scored, file: Path) -> list[Path]:
     return run_on_rank0(lambda: _write(result, scored, file))
 
 
-def _write(result: Result, scored: Scored, file: Path) -> list[Path]:
+def _write(result: Result, scored: Packed, file: Path) -> list[Path]:
     stem = file.name.removesuffix(".json")
-    arrays, picture = file.with_name(f"{stem}.npz"), file.with_name(f"{stem}.{scored.picture_name}.png")
+    arrays, picture = (file.with_name(f"{stem}{end}") for end in (scored.suffix, f".{scored.picture_name}.png"))
     packed, drawn = scored.pack(), scored.picture()
     result = replace(result, predictions={"file": arrays.name, "sha256": hashlib.sha256(packed).hexdigest()})
     write_bytes(packed, arrays)

@@ -1,0 +1,107 @@
+"""Tests of `knn` and `linear` on images with a set of labels each: oracles in loops, files, and what refuses them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import excb
+from excb.transfer.cli import main
+from excb.transfer.data.sources import train_and_test
+from excb.transfer.leaderboard.submission import check
+from tests.run_files import tiny_recipe, write_run
+from tests.transfer.labelled_images import features_by_loop
+from tests.transfer.multilabel_images import CLASSES, write_lists
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("multilabel")
+    write_run(place / "run", 5, recipe=tiny_recipe(eval_resize=36, eval_crop=32))
+    write_lists(place / "data")
+    lines = (place / "data" / "train.csv").read_text().splitlines()
+    (place / "data" / "train.csv").write_text("\n".join([f"{lines[0]},?red", *lines[1:]]), encoding="utf-8")
+    return place
+
+
+def evaluate(place: Path, name: str, *words: str) -> int:
+    usual = ["--ckpt", str(place / "run"), "--data", f"multilabel:{place / 'data'}", "--cache", str(place / "cache")]
+    return int(main([name, *usual, "--workers", "0", "--device", "cpu", *words]))
+
+
+def votes_by_loop(place: Path, k: int, temperature: float) -> np.ndarray:
+    """A weighted share of the neighbours for each class, one query at a time."""
+    train, _ = train_and_test(f"multilabel:{place / 'data'}")
+    targets = train.targets
+    backbone = excb.load(place / "run")
+    (bank, _), (queries, _) = (features_by_loop(backbone, place / "data" / part) for part in ("train", "test"))
+    scores = np.zeros((len(queries), len(CLASSES)))
+    bank = bank / np.linalg.norm(bank, axis=1, keepdims=True)
+    for number, query in enumerate(queries):
+        cosines = bank @ (query / np.linalg.norm(query))
+        nearest = sorted(range(len(bank)), key=lambda row: (-cosines[row], row))[:k]
+        for label in range(len(CLASSES)):
+            voters = [row for row in nearest if targets[row, label] >= 0]
+            weights = {row: np.exp(cosines[row] / temperature) for row in voters}
+            scores[number, label] = sum(weights[row] * targets[row, label] for row in voters) / sum(weights.values())
+    return scores
+
+
+def test_knn_votes_for_each_class_on_its_own(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "knn.json"
+    assert evaluate(place, "knn", "--k", "5", "10", "--untrained", "--out", str(file)) == 0
+    assert "knn_mAP11_k5" in capsys.readouterr().out
+    result = json.loads(file.read_text())
+    assert list(result["figures"]) == ["knn_mAP_k5", "knn_mAP11_k5", "knn_mAP_k10", "knn_mAP11_k10"]
+    saved = load_file(tmp_path / "knn.safetensors")
+    np.testing.assert_allclose(saved["knn_{}_k5"], votes_by_loop(place, 5, 0.07), atol=1e-5)
+    for name, value in result["figures"].items():
+        low, high = result["intervals"][name]
+        assert 0 <= low <= value <= high <= 100
+    majority = result["references"]["majority"]["knn_mAP_k5"]
+    assert majority == pytest.approx(100 * saved["targets"].mean(), abs=1e-3)  # constant scores: shares of the classes
+    assert set(result["references"]["untrained"]) == set(result["figures"])
+    assert set(result["per_class"]["knn_mAP_k5"]) == set(CLASSES)
+    assert check(file)[-1] == "predictions are there"
+
+
+def test_linear_fits_a_regression_for_each_class(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "linear.json"
+    assert evaluate(place, "linear", "--protocol", "logreg", "--out", str(file), "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["figures"]["linear_mAP"] > result["references"]["majority"]["linear_mAP"]
+    assert len(result["settings"]["sweep"]) == 12
+    assert load_file(tmp_path / "linear.safetensors")["linear_{}"].shape == (18, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("linear",), "images with a set of labels each need --protocol logreg"),
+        (("linear", "--protocol", "logreg", "--lr", "1"), "have no use for --lr: leave it out"),
+        (("linear", "--protocol", "logreg", "--C", "0"), "--C must be above 0"),
+        (("retrieval",), "this evaluation needs one class for each: docs/sets.md"),
+        (("all",), "this evaluation needs one class for each: docs/sets.md"),
+        (("knn", "--k", "99"), "--k 99 is out of range"),
+    ],
+)
+def test_what_takes_no_sets_of_labels_says_so(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    out = () if words[0] != "all" else ("--out", str(tmp_path))
+    assert evaluate(place, *words, *out) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_dry_runs_say_what_they_take(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(place, "knn", "--dry-run") == 0
+    assert evaluate(place, "linear", "--protocol", "logreg", "--dry-run") == 0
+    assert "logistic regressions on these features: 12, each of all classes" in capsys.readouterr().out

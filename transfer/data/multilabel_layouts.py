@@ -1,0 +1,134 @@
+"""Layouts of images with a set of labels each: what each one's files say of the images of a split."""
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from excb.errors import UserError, require
+from excb.files import json_text
+
+from .named_sets import Split
+
+VOC_FOLDERS = ("VOCdevkit/VOC2007", "VOC2007", ".")  # the first is torchvision's
+_VOC_PARTS: dict[Split, str] = {"train": "trainval", "test": "test"}
+_HELD_OUT = {"train": ("train",), "test": ("test", "val")}
+_COCO = (("annotations/instances_{}2017.json", "{}2017"), ("annotations/instances_{}.json", "{}"))
+UNSURE = "?"  # before a class in a list: ignored of this image
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a file says of images."""
+
+    source: Path  # the file, or the folder of files
+    root: Path  # of the images
+    labels: Mapping[str, Mapping[str, int]]  # by path below the root: class -> 1, or -1 where it is ignored
+    classes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One layout."""
+
+    form: str  # what a folder has, for messages
+    read: Callable[[Path, Split], Known | None]  # None where the folder has another layout; raises UserError
+
+
+def voc(folder: Path, split: Split) -> Known | None:
+    """VOC 2007 by its own lists, ImageSets/Main/CLASS_trainval.txt and CLASS_test.txt: 1, -1, or 0 for difficult."""
+    bases = [folder / name for name in VOC_FOLDERS if (folder / name / "ImageSets" / "Main").is_dir()]
+    if not bases:
+        return None
+    lists, part = bases[0] / "ImageSets" / "Main", _VOC_PARTS[split]
+    files = {file.name.removesuffix(f"_{part}.txt"): file for file in sorted(lists.glob(f"*_{part}.txt"))}
+    require(bool(files), f"{lists} has no CLASS_{part}.txt: unpack VOC{part}_06-Nov-2007.tar beside it")
+    labels = defaultdict[str, dict[str, int]](dict)
+    for name, file in files.items():
+        for number, line in enumerate(_lines(file), start=1):
+            words = line.split()
+            fits = len(words) == 2 and words[1] in ("1", "0", "-1")
+            require(fits, f"{file}, line {number}: not an image and 1, 0 or -1")
+            own = labels[f"{words[0]}.jpg"]
+            if words[1] != "-1":
+                own[name] = 1 if words[1] == "1" else -1
+    return Known(lists, bases[0] / "JPEGImages", labels, list(files))
+
+
+def coco(folder: Path, split: Split) -> Known | None:
+    """COCO's categories of the objects of each image; one of which an image has crowds only is ignored."""
+    part = "train" if split == "train" else "val"
+    places = [(folder / file.format(part), folder / root.format(part)) for file, root in _COCO]
+    file, root = next((place for place in places if place[0].is_file()), places[0])
+    if not file.is_file():
+        return None
+    content = _json(file)
+    try:
+        names = {each["id"]: str(each["name"]) for each in content["categories"]}
+        paths = {each["id"]: str(each["file_name"]) for each in content["images"]}
+        labels: dict[str, dict[str, int]] = {path: {} for path in paths.values()}
+        for each in content["annotations"]:
+            own, name = labels[paths[each["image_id"]]], names[each["category_id"]]
+            own[name] = -1 if each.get("iscrowd", 0) and own.get(name) != 1 else 1
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is not of COCO's format ({type(error).__name__}: {error})") from None
+    return Known(file, root, labels, [names[number] for number in sorted(names)])
+
+
+def lists(folder: Path, split: Split) -> Known | None:
+    """A list beside the images: test.csv or test.json beside test/. Classes are those of all lists of the folder."""
+    file = next((file for part in _HELD_OUT[split] for file in _list_files(folder, part)), None)
+    if file is None:
+        return None
+    labels = _read_list(file)
+    every = [_read_list(each) for parts in _HELD_OUT.values() for part in parts for each in _list_files(folder, part)]
+    classes = sorted({name for one in every for own in one.values() for name in own})
+    return Known(file, folder / file.stem, labels, classes)
+
+
+def _list_files(folder: Path, part: str) -> list[Path]:
+    return [file for suffix in ("csv", "json") if (file := folder / f"{part}.{suffix}").is_file()]
+
+
+def _read_list(file: Path) -> dict[str, dict[str, int]]:
+    """NAME,CLASS,CLASS on every line of a CSV file, or {"NAME": ["CLASS", "CLASS"]} in JSON."""
+    if file.suffix == ".json":
+        content = _json(file)
+        fits = isinstance(content, dict) and all(
+            isinstance(own, list) and all(isinstance(name, str) for name in own) for own in content.values()
+        )
+        require(fits, f'{file}: write {{"NAME": ["CLASS", "CLASS"]}}, every image with the list of its classes')
+        pairs = list(content.items())
+    else:
+        pairs = [(row[0].strip(), row[1:]) for row in csv.reader(_lines(file)) if row]
+    labels: dict[str, dict[str, int]] = {}
+    for path, names in pairs:
+        require(path not in labels, f"{file} names {path} more than once: remove the repeats")
+        below = not Path(path).is_absolute() and ".." not in Path(path).parts
+        require(below, f"{file}: {path} is no path below {file.stem}/")
+        own = [name.strip() for name in names if name.strip()]
+        labels[path] = {name.removeprefix(UNSURE): -1 if name.startswith(UNSURE) else 1 for name in own}
+    return labels
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the list {file}: {error}") from None
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json_text.parse(file.read_bytes(), bounded=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {error}") from None
+
+
+LAYOUTS = (
+    Layout("VOCdevkit/VOC2007/ImageSets/Main", voc),
+    Layout("annotations/instances_train2017.json and instances_val2017.json, as COCO", coco),
+    Layout("train.csv and test.csv (or .json) beside train/ and test/, a line NAME,CLASS,CLASS for every image", lists),
+)

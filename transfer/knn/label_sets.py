@@ -1,0 +1,102 @@
+"""k-NN of images with a set of labels each: every neighbour votes for each class on its own."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.distributed.collectives import rank, world_size
+from excb.neighbours.nearest import Neighbours, nearest
+from excb.results.result import Result
+
+from ..data.multilabel import MultiLabelImages
+from ..reporting.label_scores import LabelScores, report_label_scores
+from ..task import Task
+from .protocol import check
+
+_AT_ONCE = 2**23  # votes of a block of queries: 64 MiB
+
+
+def evaluate(
+    task: Task,
+    reporter: Reporter,
+    *,
+    ks: Sequence[int] | None = None,
+    temperatures: Sequence[float] = (0.07,),
+    backend: Literal["auto", "faiss", "torch"] = "auto",
+    table: bool = True,
+) -> tuple[Result, LabelScores]:
+    """Score every class of the test images by the train images nearest to them; arguments as `protocol.evaluate`.
+
+    Returns:
+        Figures `knn_mAP_k20`, `knn_mAP11_k20`, ... in percent, and the scores.
+
+    Raises:
+        UserError: as `protocol.evaluate`.
+    """
+    start = time.monotonic()
+    train, test = task.train, task.test
+    assert isinstance(train, MultiLabelImages)
+    assert isinstance(test, MultiLabelImages)
+    counts, search = check(task, reporter, ks=ks, temperatures=temperatures, backend=backend)
+    bank, queries = (task.stored(images, name, reporter).all() for images, name in ((train, "train"), (test, "test")))
+    with reporter.progress(f"neighbours ({search})", len(queries)) as bar:
+        found = nearest(
+            bank,
+            queries,
+            max(counts),
+            backend=search,
+            share=world_size() > 1,
+            device=task.device,
+            progress=bar.advance,
+        )
+    values = {
+        f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): votes(
+            found, train.targets, k=k, temperature=T
+        )
+        for k in counts
+        for T in temperatures
+    }
+    scored = LabelScores(test.targets, test.paths, test.classes or (), values)
+    result = report_label_scores(
+        task,
+        protocol="knn",
+        settings={"k": counts, "temperature": list(temperatures), "similarity": "cosine", "vote": "exp(s / T)"},
+        scored=scored,
+        seconds=time.monotonic() - start,
+        notes=[f"neighbours by {search}; other searches give the same"],
+    )
+    if table and rank() == 0:
+        rows = [
+            [name, f"{value:.2f}", "{:.1f} to {:.1f}".format(*result.intervals[name])]
+            for name, value in result.figures.items()
+        ]
+        title = f"k-NN, {len(bank):,} train and {len(queries):,} test images, sets of {len(test.classes or ())} labels"
+        reporter.table(title, ["figure", "%", "95 % interval"], rows)
+    return result, scored
+
+
+def votes(neighbours: Neighbours, targets: np.ndarray, *, k: int, temperature: float) -> np.ndarray:
+    """The share of the votes, of weight exp(similarity / temperature), that is for each class.
+
+    Args:
+        neighbours: at least k of each of Q queries.
+        targets: [N, C] int8 of the bank: 1 of the class, 0 not; a neighbour of -1 has no vote on that class.
+        k: neighbours that vote.
+        temperature: above 0.
+
+    Returns:
+        [Q, C] float64, 0 to 1; 0 where nobody has a vote.
+    """
+    labels, parts = torch.from_numpy(targets), list[Tensor]()
+    for rows in torch.arange(len(neighbours.indices)).split(max(1, _AT_ONCE // (k * targets.shape[1]))):
+        similarities = neighbours.similarities[rows, :k]
+        weights = ((similarities - similarities[:, :1]) / temperature).exp()
+        voted = labels[neighbours.indices[rows, :k]]
+        every = torch.einsum("qk,qkc->qc", weights, (voted >= 0).double())
+        parts.append(torch.einsum("qk,qkc->qc", weights, (voted == 1).double()) / every.where(every > 0, 1.0))
+    return torch.cat(parts).numpy()
