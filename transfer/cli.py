@@ -18,6 +18,7 @@ from .overlap.cli import OVERLAP
 from .parallel import PROGRAM
 from .protocols import PROTOCOLS
 from .reproduce.cli import REPRODUCE
+from .sets.cli import SETS
 from .watch.cli import WATCH
 
 DESCRIPTION = """\
@@ -31,6 +32,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval detection --ckpt rn50_400ep --data COCO --gpus 8         Mask R-CNN: six APs of boxes and masks
   excb-eval clusters --ckpt runs/rn18_small --data DIR --out DIR    what is in each cluster: figures and an atlas
   excb-eval all --ckpt runs/rn18_small --data DIR --out REPORT      every protocol that applies, and one report page
+  excb-eval sets fine-grained --ckpt runs/a runs/b --data DIR --out REPORT    twelve sets: mean, mean rank, tiers
   excb-eval watch runs/rn18_small --data DIR --every 10m            each new checkpoint of a run, while it continues
   excb-eval embed --ckpt rn50_400ep --data PHOTOS --out photos.npz  a vector for every image, labelled or not
   excb-eval search --ckpt rn50_400ep --data PHOTOS --query a.jpg --out page.html    the nearest images; near-duplicates
@@ -72,7 +74,7 @@ COMPARE = Command(
         "compare a.json b.json --figure knn_top1_k20",
     ),
 )
-COMMANDS = (*PROTOCOLS, ALL, WATCH, EMBED, SEARCH, FEATURES, COMPARE, OVERLAP, REPRODUCE, LEADERBOARD, CACHE)
+COMMANDS = (*PROTOCOLS, ALL, SETS, WATCH, EMBED, SEARCH, FEATURES, COMPARE, OVERLAP, REPRODUCE, LEADERBOARD, CACHE)
 
 
 def program() -> Parser:

@@ -14,7 +14,7 @@ from .classes import OtherClassesError
 from .folders import held_out_place, images_below, labelled_images, open_folder, test_images
 from .named_sets import Note, Source, Split
 
-SOURCES: tuple[Source, ...] = (torchvision_sets.SOURCE, hub_sets.SOURCE, multilabel.SOURCE)
+SOURCES: tuple[Source, ...] = (torchvision_sets.SOURCE, multilabel.SOURCE, hub_sets.SOURCE)
 
 
 def train_and_test(

@@ -67,14 +67,20 @@ def torchvision_name(text: str) -> str | None:
     return next((name for name in SETS if name.lower() == text.lower()), None)
 
 
-def open_torchvision(text: str, split: Split, root: Path | None, note: Note) -> Images:
+def sets_root(root: Path | None) -> Path:
+    """The folder of torchvision's data sets: the one given, else $EXCB_DATA, else ~/.cache/excb/datasets."""
+    return root or expanded(os.environ.get("EXCB_DATA") or "~/.cache/excb/datasets", "EXCB_DATA")
+
+
+def open_torchvision(text: str, split: Split, root: Path | None, note: Note, *, download: bool = True) -> Images:
     """A split of a data set of torchvision: an array if torchvision keeps one, else files.
 
     Args:
         text: the data set's name, in any case.
         split: which images.
-        root: folder of torchvision's data sets, for downloads too; else $EXCB_DATA, else ~/.cache/excb/datasets.
+        root: as `sets_root`; for downloads too.
         note: called with messages for the user.
+        download: get the set if it is not on disk.
 
     Raises:
         UserError: there is no such set, or it cannot be loaded.
@@ -83,14 +89,14 @@ def open_torchvision(text: str, split: Split, root: Path | None, note: Note) -> 
         hint = nearest_name(text.upper(), map(str.upper, SETS))
         raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(SETS)}")
     train, test = SETS[name]
-    root = root or expanded(os.environ.get("EXCB_DATA") or "~/.cache/excb/datasets", "EXCB_DATA")
+    root = sets_root(root)
     parts = train if split == "train" else (test,)
-    sets = rank0_then_all(lambda: [_load(name, part, root, note) for part in parts])
+    sets = rank0_then_all(lambda: [_load(name, part, root, note if download else None) for part in parts])
     return _arrays(name, split, sets[0]) if hasattr(sets[0], "data") else _files(sets, root)
 
 
-def _load(name: str, part: str | bool, root: Path, note: Note) -> Any:
-    """torchvision's data set, downloaded if it is not on disk."""
+def _load(name: str, part: str | bool, root: Path, note: Note | None) -> Any:
+    """torchvision's data set, downloaded if it is not on disk, unless there is no `note` to say so."""
     from torchvision import datasets
 
     build = getattr(datasets, name)
@@ -100,6 +106,8 @@ def _load(name: str, part: str | bool, root: Path, note: Note) -> Any:
     try:
         return build(root, **options)
     except (RuntimeError, OSError):
+        if note is None:
+            raise UserError(f"torchvision:{name} is not in {root}, or not all of it") from None
         note(f"downloading {name} to {root}")
     try:
         return build(root, download=True, **options)

@@ -60,7 +60,7 @@ def steps(task: Task, args: argparse.Namespace) -> list[SuiteStep]:
     Raises:
         UserError: one of `only` is none, or none of them applies; or a protocol refuses its options.
     """
-    depends_on = _common(task, args.network) | ({"untrained": True} if args.untrained else {})
+    depends_on = common(task, args.network) | ({"untrained": True} if args.untrained else {})
     suites = [protocol.in_suite for protocol in PROTOCOLS if protocol.in_suite is not None]
     every = [step for suite in suites for step in suite.steps(task, args, depends_on)]
     names = [step.name for step in every]
@@ -74,7 +74,7 @@ def steps(task: Task, args: argparse.Namespace) -> list[SuiteStep]:
     return wanted
 
 
-def _common(task: Task, network: str) -> dict[str, Any]:
+def common(task: Task, network: str) -> dict[str, Any]:
     """What every result on a task depends on."""
     return {
         "weights": weights_hash(task.backbone.network),
@@ -83,6 +83,7 @@ def _common(task: Task, network: str) -> dict[str, Any]:
         "train": [task.train.fingerprint, files_hash(task.train)],
         "test": [task.test.fingerprint, files_hash(task.test)],
         "version": __version__,
+        **task.settings,
     }
 
 
@@ -92,7 +93,9 @@ def identity(step: SuiteStep) -> dict[str, Any]:
     return values
 
 
-def evaluate(steps_to_make: Sequence[SuiteStep], folder: Path, run: RunStep, reporter: Reporter) -> list[Outcome]:
+def evaluate(
+    steps_to_make: Sequence[SuiteStep], folder: Path, run: RunStep, reporter: Reporter, *, what: str = "protocols"
+) -> list[Outcome]:
     """Run every step that applies and is not finished. One that fails does not stop the others.
 
     Args:
@@ -100,13 +103,14 @@ def evaluate(steps_to_make: Sequence[SuiteStep], folder: Path, run: RunStep, rep
         folder: for results, unfinished states, and the record of finished steps.
         run: runs one.
         reporter: prints notes, progress and tables.
+        what: the steps are, for the progress bar.
 
     Raises:
         UserError: the folder cannot be written.
     """
     outcomes = []
     todo = [step for step in steps_to_make if not step.skipped]
-    with reporter.progress("protocols", len(todo)) as bar:
+    with reporter.progress(what, len(todo)) as bar:
         for step in steps_to_make:
             if step.skipped:
                 reporter.note(f"{step.title}: skipped, {step.skipped}")

@@ -1,0 +1,134 @@
+"""What judges features on one set: logistic regression, k-NN and n-shot episodes, with the set's own metric."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.files import npy
+from excb.neighbours.knn import vote
+from excb.neighbours.nearest import nearest
+
+from ..data.multilabel import MultiLabelImages
+from ..knn.label_sets import votes
+from ..linear.regression import HELD_OUT, STRENGTHS, choose
+from .choosing import OpenSet
+from .episodes import episodes, interval
+
+LOGREG, KNN = "logreg", "knn"  # heads whose answers are kept, so that checkpoints are compared image by image
+SHOTS, EPISODES, K, T = (1, 2, 5, 10), 100, 20, 0.07
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose of the heads."""
+
+    shots: tuple[int, ...] = SHOTS
+    episodes: int = EPISODES
+    k: int = K
+    seed: int = 0  # names the train images that choose the strength of the penalty
+
+    def settings(self, entry_metric: str) -> dict[str, Any]:
+        """All that figures depend on beside features, as JSON holds it."""
+        return {
+            "metric": entry_metric,
+            "logreg": {"strengths": list(STRENGTHS), "held_out": HELD_OUT, "seed": self.seed},
+            "knn": {"k": self.k, "T": T},
+            "shots": list(self.shots),
+            "episodes": self.episodes,
+        }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of one backbone on one set."""
+
+    figures: dict[str, float]  # percent by head: "logreg", "knn", "shot1", ...
+    intervals: dict[str, tuple[float, float]]  # over test images; of n-shot figures over episodes
+    majority: dict[str, float]  # what answers without a look at an image give
+    chosen: dict[str, Any]  # how the strength of the penalty was chosen
+    targets: np.ndarray  # of the test images, as `metrics.Metric` takes them
+    answers: Mapping[str, np.ndarray] = field(default_factory=dict)  # by head, likewise
+
+    def pack(self) -> bytes:
+        """The bytes of an .npz file with targets and answers."""
+        buffer = io.BytesIO()
+        arrays: dict[str, Any] = {"targets": self.targets} | dict(self.answers)
+        np.savez_compressed(buffer, **arrays)
+        return buffer.getvalue()
+
+
+def unpack(packed: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Targets and answers that `Measured.pack` packed.
+
+    Raises:
+        npy.DAMAGE: these bytes are no such file.
+    """
+    with npy.unwarned(), np.load(io.BytesIO(packed), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    return arrays.pop("targets"), arrays
+
+
+def measure(
+    opened: OpenSet, rows: Tensor, queries: Tensor, *, options: Options, reporter: Reporter, device: torch.device
+) -> Measured:
+    """Judge features of the train images [N, D] and of the test images [Q, D]; one process does it.
+
+    Raises:
+        UserError: no train image can be held out.
+    """
+    metric = opened.entry.metric
+    train, test = _targets(opened.train), _targets(opened.test)
+    classes = len(opened.train.classes or ())
+    reporter.note(f"logistic regression of {classes} classes, {len(STRENGTHS)} strengths of the penalty")
+    chosen = choose(rows, train, metric.score, classes, seed=options.seed, device=device)
+    scores = chosen.model.scores(queries)
+    answers = {LOGREG: scores if metric.label_sets else scores.argmax(1) == test}
+    k = min(options.k, len(rows))
+    neighbours = nearest(rows, queries, k, device=device)
+    if metric.label_sets:
+        answers[KNN] = votes(neighbours, train, k=k, temperature=T)
+    else:
+        voted = vote(neighbours, torch.from_numpy(train), ks=[k], temperatures=[T], classes=classes)
+        answers[KNN] = voted[k, T].top1.numpy() == test
+    figures = {head: metric.percent(each, test) for head, each in answers.items()}
+    intervals = {head: _middle(metric.draws(each, test)) for head, each in answers.items()}
+    if not metric.label_sets and options.shots:
+        with reporter.progress("episodes", options.episodes) as bar:
+            found = episodes(
+                rows,
+                train,
+                queries,
+                shots=options.shots,
+                count=options.episodes,
+                score=lambda guesses: metric.percent(guesses == test, test),
+                device=device,
+                progress=bar.advance,
+            )
+        figures |= {f"shot{n}": float(each.mean()) for n, each in found.items()}
+        intervals |= {f"shot{n}": _percentages(interval(each)) for n, each in found.items()}
+    majority = dict.fromkeys(figures, metric.majority(train, test))
+    how = {"strength": chosen.strength, "held_out": {f"{one:g}": value for one, value in chosen.sweep.items()}}
+    return Measured(figures, intervals, majority, how, test, answers)
+
+
+def _targets(images: Any) -> np.ndarray:
+    """Class indices [N], or sets of labels [N, C]."""
+    targets: np.ndarray = images.targets if isinstance(images, MultiLabelImages) else images.labels
+    return targets
+
+
+def _middle(draws: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of draws in percent; those that no image of any class is in are left out."""
+    low, high = np.percentile(draws[~np.isnan(draws)], [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _percentages(ends: tuple[float, float]) -> tuple[float, float]:
+    """An interval without what no figure can be."""
+    return max(ends[0], 0.0), min(ends[1], 100.0)

@@ -1,0 +1,206 @@
+"""One backbone, or a reference, on many sets: what each figure depends on, and how it is measured and written."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from excb.console import Reporter
+from excb.distributed.collectives import run_on_rank0
+from excb.errors import UserError
+from excb.files import npy
+from excb.files.atomic import write_bytes, write_text
+from excb.images.image_set import Images
+from excb.networks.backbone import weights_hash
+from excb.references.baselines import PIXELS, features_without_network
+from excb.references.guessing import MAJORITY
+from excb.results.result import Result
+from excb.version import __version__
+
+from ..every.suite import RunStep, common
+from ..features.extraction import files_hash, refuse_broken
+from ..protocol import SuiteStep
+from ..task import Task
+from .choosing import OpenSet
+from .heads import Measured, Options, measure, unpack
+
+COMMAND = "sets"
+REFERENCES = "references"  # folder of what is no checkpoint
+
+Judged = tuple[Measured, dict[str, Any]]  # figures, and what they are of
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A checkpoint, its network untrained, or raw pixels."""
+
+    name: str  # in tables
+    folder: str  # of its results
+    reference: bool  # whether it is there to be beaten
+    steps: Sequence[SuiteStep]  # one a set
+    run: RunStep  # measures a set and writes FILE.json and FILE.npz
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The sets of one call, and how they are judged."""
+
+    opened: Sequence[OpenSet]
+    skipped: Mapping[str, str]  # why sets cannot be evaluated, by name
+    options: Options
+    network: str  # teacher or student
+    reporter: Reporter
+
+    def steps(self, depends_on: Callable[[OpenSet], Mapping[str, Any]]) -> list[SuiteStep]:
+        """A step for each set, those that are missing with the reason."""
+        there = {each.entry.name: each for each in self.opened}
+        shots = ["--shots", *map(str, self.options.shots)]
+        steps = []
+        for name in [*there, *self.skipped]:
+            words = [
+                COMMAND,
+                "--only",
+                name,
+                *shots,
+                "--episodes",
+                str(self.options.episodes),
+                "--k",
+                str(self.options.k),
+            ]
+            if name in there:
+                settings = {"settings": self.options.settings(there[name].entry.metric.name)}
+                steps.append(SuiteStep(name, name, words, depends_on={**depends_on(there[name]), **settings}))
+            else:
+                steps.append(SuiteStep(name, name, words, skipped=self.skipped[name]))
+        return steps
+
+    def of_task(self, task: Task) -> list[SuiteStep]:
+        """The steps of a checkpoint."""
+        return self.steps(lambda each: common(replace(task, train=each.train, test=each.test), self.network))
+
+    def checkpoint(self, name: str, folder: str, steps: Sequence[SuiteStep], load: Callable[[], Task]) -> Contender:
+        """A checkpoint, which is loaded when the first of its sets is measured."""
+        return Contender(name, folder, False, steps, partial(self._run, self._of_network, cache(load)))
+
+    def untrained(self, task: Task) -> Contender:
+        """The network of a task with random weights, for each set with the BatchNorm statistics of its train images."""
+        task.backbone.to("cpu")  # its weights are of no use here, and would fill a GPU
+        architecture, prepared = task.backbone.entry.architecture.name, task.preprocessing.to_dict()
+        own = {"untrained": architecture, "preprocessing": prepared}
+        code = hashlib.sha256(repr(own).encode()).hexdigest()[:8]
+        return Contender(
+            f"{architecture.removeprefix('timm:')}, untrained",
+            f"{REFERENCES}/untrained-{code}",
+            True,
+            self.steps(lambda each: own | _images(each)),
+            partial(self._run, self._of_untrained, lambda: task),
+        )
+
+    def pixels(self, device: torch.device, workers: int) -> Contender:
+        """Raw pixels at 32 x 32."""
+        steps = self.steps(lambda each: {"preprocessing": PIXELS.to_dict()} | _images(each))
+        made = partial(self._of_pixels, device, workers)
+        return Contender("raw pixels", f"{REFERENCES}/pixels", True, steps, partial(self._run, made, lambda: None))
+
+    def _run(
+        self,
+        evaluate: Callable[[OpenSet, Any], Judged],
+        load: Callable[[], Any],
+        _command: Sequence[str],
+        file: Path,
+    ) -> list[Path]:
+        """Measure the set that a file is named after, and write it; as `suite.RunStep`."""
+        opened = next(each for each in self.opened if each.entry.name == file.stem)
+        start = time.monotonic()
+        made = evaluate(opened, load())
+        return run_on_rank0(lambda: self._write(opened, made, file, time.monotonic() - start))
+
+    def _of_network(self, opened: OpenSet, task: Task) -> Judged:
+        own = replace(task, train=opened.train, test=opened.test).calibrated()
+        return self._measured(opened, own)
+
+    def _of_untrained(self, opened: OpenSet, task: Task) -> Judged:
+        return self._measured(opened, replace(task, train=opened.train, test=opened.test).untrained())
+
+    def _measured(self, opened: OpenSet, task: Task) -> Judged:
+        """All ranks compute features, rank 0 judges them."""
+        rows, queries = (
+            task.stored(images, f"{opened.entry.name}, {part}", self.reporter).all()
+            for part, images in (("train", opened.train), ("test", opened.test))
+        )
+        described = task.describe_checkpoint() | {"weights_sha256": weights_hash(task.backbone.network)}
+        return run_on_rank0(
+            lambda: (
+                measure(opened, rows, queries, options=self.options, reporter=self.reporter, device=task.device),
+                described,
+            )
+        )
+
+    def _of_pixels(self, device: torch.device, workers: int, opened: OpenSet, _load: None) -> Judged:
+        def judged() -> Judged:
+            features = []
+            for part, images in (("train", opened.train), ("test", opened.test)):
+                self.reporter.note(f"pixels of {opened.entry.name}, {part}: {len(images):,} images")
+                found = features_without_network("pixels", images, workers=workers)
+                refuse_broken(found.broken, images)
+                features.append(found.rows)
+            rows, queries = features
+            described = {"name": "raw pixels", "preprocessing": PIXELS.to_dict()}
+            return measure(
+                opened, rows, queries, options=self.options, reporter=self.reporter, device=device
+            ), described
+
+        return run_on_rank0(judged)
+
+    def _write(self, opened: OpenSet, made: Judged, file: Path, seconds: float) -> list[Path]:
+        measured, checkpoint = made
+        packed, arrays = measured.pack(), file.with_suffix(".npz")
+        precision = {name: value for name, value in checkpoint.items() if name == "feature_precision"}
+        result = Result(
+            protocol=COMMAND,
+            figures={name: round(value, 4) for name, value in measured.figures.items()},
+            settings=self.options.settings(opened.entry.metric.name) | precision | {"chosen": measured.chosen},
+            checkpoint=checkpoint,
+            data={
+                part: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
+                for part, images in (("train", opened.train), ("test", opened.test))
+            }
+            | {"classes": len(opened.train.classes or ())},
+            seconds=round(seconds, 1),
+            intervals={name: (round(low, 4), round(high, 4)) for name, (low, high) in measured.intervals.items()},
+            references={MAJORITY: {name: round(value, 4) for name, value in measured.majority.items()}},
+            predictions={"file": arrays.name, "sha256": hashlib.sha256(packed).hexdigest()},
+        )
+        write_bytes(packed, arrays)
+        write_text(result.to_json() + "\n", file)  # last: the file that it names exists
+        return [file, arrays]
+
+
+def _images(opened: OpenSet) -> dict[str, Any]:
+    """What a reference depends on beside itself."""
+
+    def of(images: Images) -> list[str]:
+        return [images.fingerprint, files_hash(images)]
+
+    return {"train": of(opened.train), "test": of(opened.test), "version": __version__}
+
+
+def answers_of(result: Result, file: Path) -> tuple[Any, dict[str, Any]]:
+    """Targets and answers of a result, from the file beside it.
+
+    Raises:
+        UserError: they are gone, or those of another result.
+    """
+    arrays = file.parent / result.predictions["file"]
+    try:
+        packed = arrays.read_bytes()
+        if hashlib.sha256(packed).hexdigest() == result.predictions["sha256"]:
+            return unpack(packed)
+    except npy.DAMAGE:
+        pass  # reported below
+    raise UserError(f"{arrays} does not hold the answers of {file}: remove {file} to measure it again")
