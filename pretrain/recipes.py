@@ -115,7 +115,7 @@ def quickstart() -> Recipe:
         | {
             "clusters": 128,
             "sizes_momentum": 0.99,
-            "contrast": 1.0,
+            "contrast": 2.0,
         },
         views=SHARP
         | {
@@ -127,8 +127,8 @@ def quickstart() -> Recipe:
             "eval_resize": 48,
             "eval_crop": 48,
         },
-        optim={"epochs": 12, "batch": 128, "warmup_epochs": 0.5},
-        monitor={"every_epochs": 6, "images": 1_000},
+        optim={"epochs": 9, "batch": 128, "base_lr": 0.3, "warmup_epochs": 0.5},
+        monitor={"every_epochs": 5, "images": 1_000},
         efficiency=AUTO_PRECISION,
     )
 
