@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 import excb
 from excb.transfer.cli import main
+from excb.transfer.data.multilabel import MultiLabelImages
 from excb.transfer.data.sources import train_and_test
 from excb.transfer.leaderboard.submission import check
 from tests.run_files import tiny_recipe, write_run
@@ -36,6 +37,7 @@ def evaluate(place: Path, name: str, *words: str) -> int:
 def votes_by_loop(place: Path, k: int, temperature: float) -> np.ndarray:
     """A weighted share of the neighbours for each class, one query at a time."""
     train, _ = train_and_test(f"multilabel:{place / 'data'}")
+    assert isinstance(train, MultiLabelImages)
     targets = train.targets
     backbone = excb.load(place / "run")
     (bank, _), (queries, _) = (features_by_loop(backbone, place / "data" / part) for part in ("train", "test"))

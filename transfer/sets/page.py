@@ -19,7 +19,7 @@ def render(tables: Sequence[Table], metrics: Mapping[str, str], skipped: Mapping
     body = join(
         element(
             "header",
-            element("h1", f"{len(names)} checkpoint{'s' * (len(names) != 1)} on {len(metrics)} sets"),
+            element("h1", f"{len(names)} checkpoint{'s' * (len(names) != 1)} on {len(metrics)} set{'s' * (len(metrics) != 1)}"),
             element("p", ", ".join(names), class_="subtitle"),
             class_="masthead",
         ),

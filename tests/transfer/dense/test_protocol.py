@@ -191,7 +191,7 @@ def test_results_are_compared_image_by_image(place: Path, tmp_path: Path, capsys
     files = [tmp_path / name for name in ("a.json", "b.json")]
     assert main(command(place, files[0], "--heads", "knn", "linear")) == 0
     assert main(command(place, files[1], "--heads", "knn", "--stride", "8")) == 0
-    found = compare(*files, Reporter(quiet=True), table=False)
+    found = compare(files[0], files[1], Reporter(quiet=True), table=False)
     results = [Result.read(file).figures["dense_knn_miou"] for file in files]
     figure = found["figures"]["dense_knn_miou"]
     assert list(found["figures"]) == ["dense_knn_miou"]
