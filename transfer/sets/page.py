@@ -1,6 +1,6 @@
 """The page of many sets: a table for each head, the metrics, and what is missing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..reporting.markup import Html, element, join, page
 from .standings import Cell, Row, Table
@@ -19,7 +19,10 @@ def render(tables: Sequence[Table], metrics: Mapping[str, str], skipped: Mapping
     body = join(
         element(
             "header",
-            element("h1", f"{len(names)} checkpoint{'s' * (len(names) != 1)} on {len(metrics)} set{'s' * (len(metrics) != 1)}"),
+            element(
+                "h1",
+                f"{len(names)} checkpoint{'s' * (len(names) != 1)} on {len(metrics)} set{'s' * (len(metrics) != 1)}",
+            ),
             element("p", ", ".join(names), class_="subtitle"),
             class_="masthead",
         ),
@@ -29,6 +32,10 @@ def render(tables: Sequence[Table], metrics: Mapping[str, str], skipped: Mapping
         element("footer", EXPLANATION, " Written by `excb-eval sets`."),
     )
     return page(f"Sets: {', '.join(names)}", body, style="report comparison")
+
+
+def _counted(things: Collection[str], noun: str) -> str:
+    return f"{len(things)} {noun}{'s' * (len(things) != 1)}"
 
 
 def _terms(values: Mapping[str, str]) -> Html:

@@ -1,5 +1,6 @@
 """torchvision as an engine: a loop around Mask R-CNN from torchvision's parts; runs resume bit-exactly."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,15 +51,24 @@ def train(job: Job, stop: StopRequest) -> bool:
         run_on_rank0(lambda: _save(job.folder, training.state() | {"detection": job.training, "finished": finished}))
 
     with _tensorboard(job, done) as write, reporter.progress("training", settings.iterations, done=done) as bar:
-        batches = _batches(job, start=done)
+        batches, unread = _batches(job, start=done), deque[tuple[int, Callable[[], dict[str, float]]]]()
+
+        def report(*, but: int) -> None:
+            """Read the losses of all steps but the newest ones, which may still run."""
+            while len(unread) > but:
+                number, read = unread.popleft()
+                losses = read()
+                write(losses, number)
+                bar.status = f"loss {losses['loss']:.3f}"
+
         for step in range(done, settings.iterations):
-            losses = training.step(all_succeed(lambda: next(batches)), step)
+            unread.append((step, training.step(all_succeed(lambda: next(batches)), step)))
+            report(but=1 if training.lags else 0)
             asked = stop.agreed()
-            write(losses, step)
-            bar.status = f"loss {losses['loss']:.3f}"
             bar.advance()
             last = step + 1 == settings.iterations
             if asked or last or (step + 1) % settings.save_every == 0:
+                report(but=0)  # before it is saved
                 save(finished=last and not settings.precise_bn)
             if asked:
                 return last and not settings.precise_bn

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from excb import seeding
 from excb.console import Reporter
 from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks, rank
+from excb.distributed.machine import to_device
 from excb.distributed.parallel import average_gradients
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
@@ -41,11 +42,14 @@ class Training:
             synchronise_batchnorm(model)
         self.model, self._job, self._done = model.train(), job, 0
         self._parallel = average_gradients(model)
-        self.optimizer = optimizer(model, settings)
+        # A fused optimizer skips a step by a value that stays on the GPU. On the CPU there is nothing to wait for.
+        self.lags = job.device.type == "cuda"
+        self.optimizer = optimizer(model, settings, fused=self.lags)
+        self._valid = torch.ones((), dtype=torch.bool, device=job.device)  # whether all losses so far were finite
         self._scaler = torch.amp.GradScaler(job.device.type, enabled=amp)
         self._autocast = torch.autocast(job.device.type, torch.float16 if amp else None, enabled=amp)
 
-    def step(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
+    def step(self, samples: Sequence[Sample], step: int) -> Callable[[], dict[str, float]]:
         """Take one step on the global batch.
 
         Args:
@@ -53,10 +57,12 @@ class Training:
             step: its number from 0; with the seed it fixes all random numbers of the step.
 
         Returns:
-            The `loss` and its parts, averaged over the ranks.
+            What waits for the `loss` and its parts, averaged over the ranks, and raises UserError if the loss was not
+            finite: weights have not changed since, but with precision=amp, where other steps may have followed. Where
+            `lags`, it is to be called while the next step runs.
 
         Raises:
-            UserError: the loss is not finite (weights are unchanged then), or memory is too small.
+            UserError: memory is too small; or the loss is not finite, if nothing lags.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._job.settings, step)
@@ -65,14 +71,37 @@ class Training:
             losses = self._losses(samples, step)
             loss = torch.stack(list(losses.values())).sum()
             self._scaler.scale(loss).backward()
-        means = mean_over_ranks(torch.stack([loss, *losses.values()]).detach().float()).tolist()
-        if not math.isfinite(means[0]):
-            where = f"in step {step + 1} of {self._job.settings.iterations}"
-            raise UserError.on_all_ranks(f"training diverged {where}: lower base_lr or lengthen warmup")
+        means = mean_over_ranks(torch.stack([loss, *losses.values()]).detach().float())
+        read = self._reading(means, ["loss", *losses], step)
+        if not self.lags:
+            read()
+        elif not self._scaler.is_enabled():
+            # This is how torch's GradScaler makes a fused optimizer skip a step.
+            self._valid = self._valid & means[0].isfinite()
+            self.optimizer.found_inf = (~self._valid).float()  # type: ignore[attr-defined]
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self._done = step + 1
-        return dict(zip(["loss", *losses], means, strict=True))
+        return read
+
+    def _reading(self, means: Tensor, names: Sequence[str], step: int) -> Callable[[], dict[str, float]]:
+        """Start to copy a step's losses to the CPU; what is returned waits for them."""
+        copied = None
+        if means.is_cuda:
+            means = torch.empty(means.shape, dtype=means.dtype, pin_memory=True).copy_(means, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+
+        def read() -> dict[str, float]:
+            if copied is not None:
+                copied.synchronize()
+            values = means.tolist()
+            if not math.isfinite(values[0]):
+                where = f"in step {step + 1} of {self._job.settings.iterations}"
+                raise UserError.on_all_ranks(f"training diverged {where}: lower base_lr or lengthen warmup")
+            return dict(zip(names, values, strict=True))
+
+        return read
 
     def _losses(self, samples: Sequence[Sample], step: int) -> dict[str, Tensor]:
         # Regions and anchors are sampled with torch's generator: seed it by the step.
@@ -126,6 +155,8 @@ class Training:
         """Load a state, and return the number of completed steps."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:
+            group["fused"] = self.lags  # the state may be of another device, or of a version that had none
         self._scaler.load_state_dict(state["scaler"])
         self._done = int(state["step"])
         return self._done
@@ -134,14 +165,18 @@ class Training:
 def losses_of(model: nn.Module, samples: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
     """The parts of a detector's loss on images and their objects, by name."""
     targets = [
-        {"boxes": each.boxes.to(device), "labels": each.labels.to(device) + 1, "masks": each.masks.to(device)}
+        {
+            "boxes": to_device(each.boxes, device),
+            "labels": to_device(each.labels, device) + 1,
+            "masks": to_device(each.masks, device),
+        }
         for each in samples
     ]
-    losses: dict[str, Tensor] = model([each.image.to(device) for each in samples], targets)
+    losses: dict[str, Tensor] = model([to_device(each.image, device) for each in samples], targets)
     return losses
 
 
-def optimizer(model: nn.Module, settings: DetectionSettings) -> torch.optim.Optimizer:
+def optimizer(model: nn.Module, settings: DetectionSettings, *, fused: bool = False) -> torch.optim.Optimizer:
     """SGD or AdamW over all trainable weights; weight decay for all but norms, as in Detectron2."""
     norms = {
         id(weight) for module in model.modules() if isinstance(module, _BatchNorm) for weight in module.parameters()
@@ -153,8 +188,8 @@ def optimizer(model: nn.Module, settings: DetectionSettings) -> torch.optim.Opti
     ]
     groups = [group for group in groups if group["params"]]
     if settings.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.base_lr)
-    return torch.optim.SGD(groups, lr=settings.base_lr, momentum=settings.momentum)
+        return torch.optim.AdamW(groups, lr=settings.base_lr, fused=fused)
+    return torch.optim.SGD(groups, lr=settings.base_lr, momentum=settings.momentum, fused=fused)
 
 
 def learning_rate(settings: DetectionSettings, step: int) -> float:

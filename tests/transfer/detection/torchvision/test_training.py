@@ -1,5 +1,6 @@
 """Steps of the torchvision engine: rates, decay, BatchNorm's statistics, and what stops them."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,56 @@ def test_precise_statistics_are_those_of_all_batches_together(data: Path, tmp_pa
     torch.testing.assert_close(layer.running_mean.double(), rows.mean(1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(layer.running_var.double(), rows.var(1), rtol=1e-2, atol=1e-6)
     assert layer.momentum == 0.1
+
+
+def lagging(data: Path, folder: Path, **options: Any) -> Training:
+    """What a GPU does, on the CPU: a fused optimizer, and losses that are read a step later."""
+    job = make_job(data, folder, **options)
+    training = Training(job)
+    training.lags, training.optimizer = True, optimizer(training.model, job.settings, fused=True)
+    return training
+
+
+def test_losses_that_are_read_later_are_those_of_steps_that_wait(data: Path, tmp_path: Path) -> None:
+    job = make_job(data, tmp_path / "waits")
+    waits, lags = Training(job), lagging(data, tmp_path / "lags")
+    readings = []
+    for training in (waits, lags):
+        batches = iter(Loader(job.train, job.settings))
+        readings.append([training.step(next(batches), step) for step in range(3)])
+    for own, later in zip(*readings, strict=True):
+        assert own() == pytest.approx(later(), rel=1e-4)
+    for one, other in zip(waits.model.parameters(), lags.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_no_weight_changes_after_a_loss_that_is_not_finite(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = lagging(data, tmp_path)
+    batches = iter(Loader(training._job.train, training._job.settings))
+    training.step(next(batches), 0)()
+    before = [weight.detach().clone() for weight in training.model.parameters()]
+    inner = training._losses
+    monkeypatch.setattr(training, "_losses", lambda *given: {"all": sum(inner(*given).values()) * math.nan})
+    broken = training.step(next(batches), 1)
+    monkeypatch.setattr(training, "_losses", inner)
+    training.step(next(batches), 2)
+    for weight, kept in zip(training.model.parameters(), before, strict=True):
+        assert torch.equal(weight, kept)
+    with pytest.raises(UserError, match="diverged in step 2 of 4"):
+        broken()
+
+
+def test_a_state_resumes_with_the_optimizer_of_the_device(data: Path, tmp_path: Path) -> None:
+    training = lagging(data, tmp_path)
+    batches = iter(Loader(training._job.train, training._job.settings))
+    training.step(next(batches), 0)
+    waits = Training(make_job(data, tmp_path / "waits"))
+    assert waits.restore(training.state()) == 1
+    assert not any(group["fused"] for group in waits.optimizer.param_groups)
+    training.restore(waits.state())
+    assert all(group["fused"] for group in training.optimizer.param_groups)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
