@@ -37,7 +37,7 @@ def seconds_per_step() -> float:
         trainer.optimizer.zero_grad()
         output.loss.backward()
         trainer.optimizer.step()
-        model.update(output.counted, 0.99, output.balance)
+        model.update(output.clusters, 0.99)
     return (time.perf_counter() - start) / STEPS
 
 
