@@ -103,11 +103,12 @@ def compare(first: Result | str | Path, second: Result | str | Path, /, *, figur
     """
     from .compare import Side
     from .compare import compare as compare_sides
+    from .pairing import Paired
 
     def side(which: Result | str | Path) -> Path | Side:
         if not isinstance(which, Result):
             return Path(which)
-        if which.scored is None:
+        if not isinstance(which.scored, Paired):
             raise UserError(f"the result of {which.name} has no score for each image: it cannot be compared")
         return Side(which.name, which.record, which.scored)
 

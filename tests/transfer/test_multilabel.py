@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import excb
+from excb.errors import UserError
 from excb.transfer.cli import main
 from excb.transfer.data.multilabel import MultiLabelImages
 from excb.transfer.data.sources import train_and_test
@@ -107,3 +108,21 @@ def test_dry_runs_say_what_they_take(place: Path, capsys: pytest.CaptureFixture[
     assert evaluate(place, "knn", "--dry-run") == 0
     assert evaluate(place, "linear", "--protocol", "logreg", "--dry-run") == 0
     assert "logistic regressions on these features: 12, each of all classes" in capsys.readouterr().out
+
+
+def test_from_python_every_class_has_a_score(place: Path) -> None:
+    result = excb.evaluate(place / "run", "knn", data=f"multilabel:{place / 'data'}", k=[3], workers=0, quiet=True)
+    columns = result.predictions()
+    _, test = train_and_test(f"multilabel:{place / 'data'}")
+    assert list(columns) == ["path", "classes", *CLASSES]
+    assert columns["path"] == list(test.paths)
+    assert isinstance(test, MultiLabelImages)
+    assert [[name in own for name in CLASSES] for own in columns["classes"]] == (test.targets == 1).tolist()
+    np.testing.assert_allclose(
+        np.stack([columns[name] for name in CLASSES], 1), votes_by_loop(place, 3, 0.07), atol=1e-5
+    )
+    assert result.predictions("knn_mAP11_k3") == columns
+    with pytest.raises(UserError, match="did you mean 'knn_mAP_k3'"):
+        result.predictions("knn_mAP_k4")
+    with pytest.raises(UserError, match="has no score for each image"):
+        excb.compare(result, result)

@@ -13,6 +13,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_bytes, write_text
 from excb.results.result import Result
 
+from .comparison import Segmentations
 from .patches.metrics import Areas
 from .pictures import sheet
 from .protocol import Measured
@@ -25,6 +26,12 @@ class DenseFiles:
 
     dense: DenseTask
     measured: Measured
+
+    @property
+    def scored(self) -> Segmentations:
+        """What `excb.compare` tests."""
+        images = self.dense.test.images
+        return Segmentations(images.paths, images.classes, self.measured.areas)
 
     def __call__(self, result: Result, file: Path) -> list[Path]:
         """Write FILE.json, and beside it FILE.areas.json and FILE.masks.png; rank 0 does, for all.

@@ -41,6 +41,10 @@ class LabelScores:
     suffix: ClassVar[str] = ".safetensors"
     picture_name: ClassVar[str] = "confusion"
 
+    def names_of(self, template: str) -> list[str]:
+        """The figures of a template."""
+        return [template.format(name) for name in SUMMARIES]
+
     def figures(self) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
         """Figures in percent, and their 95 % bootstrap intervals over the images."""
         figures, intervals = {}, {}

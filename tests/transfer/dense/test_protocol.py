@@ -210,6 +210,17 @@ def test_results_are_compared_image_by_image(place: Path, tmp_path: Path, capsys
     assert "keep both files together" in capsys.readouterr().err
 
 
+def test_results_in_memory_are_compared_too(place: Path) -> None:
+    options: dict[str, Any] = {"data": str(place / "set"), "workers": 0, "k": 3, "heads": ["knn"], "quiet": True}
+    results = [excb.evaluate(place / "cnn", "dense", stride=stride, **options) for stride in (32, 8)]
+    figure = excb.compare(*results)["figures"]["dense_knn_miou"]
+    assert [figure["first"], figure["second"]] == pytest.approx(
+        [result.figures["dense_knn_miou"] for result in results], abs=1e-3
+    )
+    with pytest.raises(UserError, match="makes no prediction for each image"):
+        results[0].predictions()
+
+
 def command(place: Path, file: Path | None, *words: str, run: str = "cnn") -> list[str]:
     usual = ["dense", "--ckpt", str(place / run), "--data", str(place / "set"), "--workers", "0", "--device", "cpu"]
     out = [] if file is None else ["--out", str(file)]
