@@ -15,12 +15,13 @@ from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
 
 from ..data.multilabel import MultiLabelImages
+from ..knn.cli import KNN as PROTOCOL
 from ..knn.label_sets import votes
 from ..linear.regression import HELD_OUT, STRENGTHS, choose
 from .choosing import OpenSet
 from .episodes import episodes, interval
 
-LOGREG, KNN = "logreg", "knn"  # heads whose answers are kept, so that checkpoints are compared image by image
+LOGREG, KNN = "logreg", PROTOCOL.name  # heads whose answers are kept, so that checkpoints are compared image by image
 SHOTS, EPISODES, K, T = (1, 2, 5, 10), 100, 20, 0.07
 
 
@@ -38,7 +39,7 @@ class Options:
         return {
             "metric": entry_metric,
             "logreg": {"strengths": list(STRENGTHS), "held_out": HELD_OUT, "seed": self.seed},
-            "knn": {"k": self.k, "T": T},
+            KNN: {"k": self.k, "T": T},
             "shots": list(self.shots),
             "episodes": self.episodes,
         }

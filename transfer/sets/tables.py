@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from excb.files import markdown
 
+from .heads import KNN, LOGREG
 from .standings import Cell, Row, Table
 
-TITLES = {"logreg": "Logistic regression", "knn": "k-NN"}
+TITLES = {LOGREG: "Logistic regression", KNN: "k-NN"}
 EXPLANATION = (
     "Percent, each set by its own metric, with 95 % intervals: of logistic regression and k-NN by bootstrap over the "
     "test images, of n-shot figures over the episodes. The mean gives every set the same weight, and so does "
