@@ -70,7 +70,7 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
     if before is None:
         views = settled.views
         sizes = f"{views.global_size} pixels" + (f", local {views.local_size}" if views.local_views else "")
-        note(f"init={recipe.init} decides: backbone {_describe(settled.model.architecture)}, views of {sizes}")
+        note(f"init={recipe.init} sets backbone {_describe(settled.model.architecture)}, views of {sizes}")
     return settled
 
 
@@ -136,7 +136,7 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
     if recipe.adapt.active or not checkpoint.full:
         for network in (model.student, model.teacher):
             stored.load_strictly(network.backbone, checkpoint.tensors, what=str(checkpoint.file))
-        done = f"backbone from {checkpoint.file}; heads, centroids and s start from scratch"
+        done = f"backbone from {recipe.init}; heads, centroids and s start from scratch"
     else:
         done = _continue(model, checkpoint, images)
     if checkpoint.architecture.positions != ours.positions:

@@ -301,7 +301,7 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
     if run.adapted is not None:
         yield from _advice_on_adapting(run, run.adapted, poor=poor)
     if poor and recipe.init is None:
-        yield "start from trained weights instead of random ones: init=NAME, a name of `excb-zoo list`"
+        yield "continue from a trained backbone: `excb-pretrain adapt NAME --data DIR`, a NAME of `excb-zoo list`"
     if poor and run.images < FEW:
         yield f"add images: {run.images:,} are few, and they need no labels"
 

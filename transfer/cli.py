@@ -47,7 +47,7 @@ def _add_compare(parser: Parser) -> None:
     add = parser.add_argument
     add("first", type=Path, metavar="A.json")
     add("second", type=Path, metavar="B.json")
-    add("--figure", metavar="NAME", help="one figure, or A:B where they have different names")
+    add("--figure", metavar="NAME", help="one figure, or A:B if its names differ")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 

@@ -47,10 +47,11 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Add labelled images, and how they pass through a frozen backbone."""
     add = parser.add_argument_group("images").add_argument
     add("--data", metavar="SOURCE", help="a folder or URL with train/ and test/ (or val/); torchvision:NAME; hf:ID")
-    add("--train", metavar="DIR", help="labelled images: one sub-folder a class, or tar shards such as 'DIR/*.tar'")
+    add("--train", metavar="DIR", help="labelled images: one sub-folder per class, or tar shards such as 'DIR/*.tar'")
     add("--test", metavar="DIR", help="the same classes, other images")
-    add("--data-root", type=Path, metavar="DIR", help="where torchvision keeps its data sets")
-    add("--rename", action="append", default=[], metavar="TEST=TRAIN", help="a test folder's name in train; repeatable")
+    add("--data-root", type=Path, metavar="DIR", help="folder with torchvision's data sets")
+    rename = "a class that has another name in the train set; repeatable"
+    add("--rename", action="append", default=[], metavar="TEST=TRAIN", help=rename)
     add_pass_options(parser)
 
 
@@ -64,24 +65,24 @@ def add_pass_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--dry-run", action="store_true", help="say what it will take, and do nothing")
     add("--json", action="store_true", help="print the result as JSON instead of a table")
-    add("--quiet", action="store_true", help="no notes, no progress")
+    add("--quiet", action="store_true", help="print neither notes nor progress")
 
 
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     """Add where a pass over images runs, and what it caches."""
     add = parser.add_argument_group("machine").add_argument
     add("--device", default="auto", metavar="NAME", help="cpu, cuda or auto (default)")
-    add("--gpus", type=int, metavar="N", help="a process for each of N GPUs; the answer stays the same")
+    add("--gpus", type=int, metavar="N", help="GPUs to use, with one process each; the answer stays the same")
     add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
     add(
         "--feature-precision",
         choices=("fp32", "bf16"),
         default="fp32",
-        help="of passes through the frozen network; bf16 is autocast, for GPUs (default: fp32)",
+        help="precision of the frozen network; bf16 is autocast, for GPUs (default: fp32)",
     )
-    add("--batch-size", type=_batch, default=64, metavar="B", help="images at once, or auto (default: 64)")
+    add("--batch-size", type=_batch, default=64, metavar="B", help="images per batch, or auto (default: 64)")
     add("--workers", type=int, default=None, metavar="N", help="processes that read images")
-    add("--cache", type=Path, metavar="DIR", help="keeps features (default: $EXCB_CACHE, else ~/.cache/excb)")
+    add("--cache", type=Path, metavar="DIR", help="folder for features (default: $EXCB_CACHE, else ~/.cache/excb)")
     add("--no-cache", action="store_true", help="keep no features")
 
 

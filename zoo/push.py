@@ -163,7 +163,10 @@ def _check_origin(facts: dict[str, Any]) -> None:
 
 def _prove(folder: Path, backbone: Backbone, source: Path) -> None:
     """Refuse untrained weights, and any that fail the new self-test or the source's own."""
-    selftest.trained(backbone)
+    try:
+        selftest.trained(backbone)
+    except UserError as error:
+        raise UserError(f"{error}, or say why you publish it untested: --untested WHY") from None
     folders = [place for place in (folder, source) if (place / exported.CONFIG).is_file()]
     tests = [exported.read_part(place, exported.SELFTEST) for place in folders]
     if tests[0] is None:

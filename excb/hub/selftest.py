@@ -161,7 +161,7 @@ def trained(backbone: Backbone) -> None:
         raise UserError(
             "the network is hardly better than random ones at telling photographs apart: "
             f"{reached[1]:.1f} % of patches, a random network {random[1]:.1f} %; with other colours {reached[0]:.1f} "
-            f"and {random[0]:.1f} %; {MARGIN:.0f} points more are expected of one: train it longer"
+            f"and {random[0]:.1f} %; a trained one should lead by {MARGIN:.0f} points: train it longer"
         )
 
 

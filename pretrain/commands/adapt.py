@@ -12,15 +12,15 @@ from .train import run as run_recipe
 
 OVERRIDE = re.compile(r"[\w.]+=")
 DESCRIPTION = """\
-Continue self-supervised training from a backbone that somebody trained, on images of your own, without losing what it
-knows; and measure before, while and after whether it became better.
+Continue self-supervised training of a trained backbone on your own images without losing what it knows, and measure
+before, during and after training whether it improved.
 
   excb-pretrain adapt tiny_grocery --data photos
   excb-pretrain adapt timm:vit_small_patch16_224.dino --data photos --monitor labelled --source flowers
 
 NAME is anything that excb.load takes: a name of `excb-zoo list`, a run, a file, hf-hub:..., timm:NAME. The run stops
-once it only loses, keeps its best epoch, and ends with a verdict: better by how much, or keep the original. It is the
-recipe `adapt` (`excb-pretrain show adapt`), whose values can be overridden."""
+once it no longer improves, keeps its best epoch, and ends with a verdict: better by how much, or keep the original. It
+is the recipe `adapt` (`excb-pretrain show adapt`), whose values can be overridden."""
 
 
 def add_options(parser: Parser) -> None:
@@ -32,11 +32,13 @@ def add_options(parser: Parser) -> None:
     gauge.add_argument(
         "--monitor",
         metavar="DIR",
-        help="images that the best epoch is chosen by (monitor.data; default: the training images): k-NN of DIR/val or "
-        "DIR/test by DIR/train, without labels retrieval",
+        help="images that choose the best epoch (monitor.data; default: the training images): k-NN of DIR/val or "
+        "DIR/test by DIR/train; without labels, retrieval",
     )
     gauge.add_argument(
-        "--source", metavar="DIR", help="images of what the backbone knew (monitor.source): is it forgotten?"
+        "--source",
+        metavar="DIR",
+        help="images like those of the backbone's own training (monitor.source): does it forget?",
     )
     parser.set_defaults(recipe="adapt")
 

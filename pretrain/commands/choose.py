@@ -20,7 +20,7 @@ def add_options(parser: Parser) -> None:
     """The images, the time and the GPUs."""
     parser.add_argument("--data", metavar="DIR", help="a folder of images at any depth, or tar shards")
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
-    parser.add_argument("--hours", type=float, metavar="H", help="that the run may take")
+    parser.add_argument("--hours", type=float, metavar="H", help="hours that the run may take")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of this machine, 0 for the CPU (default: all)")
     add_output(parser)
 

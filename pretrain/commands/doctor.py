@@ -28,7 +28,7 @@ Exit code 0: no errors; 1: an error was found; 2: the command is wrong."""
 
 def add_options(parser: Parser) -> None:
     """A recipe if any, the images, and how much to check."""
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="check what this recipe's run needs, too")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="also check what a run of this recipe needs")
     add_overrides(parser)
     parser.add_argument("--data", metavar="DIR", help="a folder of images, or tar shards, as for a run")
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
@@ -36,7 +36,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of this machine for the run; 0 for the CPU")
     parser.add_argument("--all", action="store_true", help="decode every image, not a sample")
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -67,7 +67,8 @@ def _print(findings: Sequence["Finding"], reporter: Reporter, *, as_json: bool) 
         return
     rows = [[finding.name, finding.verdict, finding.found, finding.fix] for finding in findings]
     reporter.table("Checks", ["check", "", "found", "fix"], rows)
-    reporter.answer(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
+    parts = (f"{number} {verdict}{'s' * (verdict != 'ok' and number != 1)}" for verdict, number in counts.items())
+    reporter.answer(", ".join(parts))
 
 
 DOCTOR = Command(

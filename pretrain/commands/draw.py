@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DESCRIPTION = """\
-Draw the paper's figures as PNG or SVG, by the file's name.
+Draw the paper's figures as PNG or SVG, depending on the file name.
 
   excb-pretrain draw statistics RUN --out run.svg             loss, confidence, sizes, agreement, purity by epoch
   excb-pretrain draw statistics A B --labels linear none --out both.png          several runs overlaid
@@ -30,7 +30,7 @@ def add_options(parser: Parser) -> None:
     def kind(name: str, text: str) -> Parser:
         added = kinds.add_parser(name, help=text, description=text)
         added.add_argument("--out", type=Path, nargs="+", required=True, metavar="FILE", help="figures, .png or .svg")
-        added.add_argument("--quiet", action="store_true", help="no notes, no progress")
+        added.add_argument("--quiet", action="store_true", help="print neither notes nor progress")
         return added
 
     statistics = kind("statistics", "the five training statistics of one or more runs, by epoch")

@@ -47,7 +47,7 @@ def add_run(parser: Parser) -> None:
 def add_output(parser: Parser) -> None:
     """How a command reports."""
     parser.add_argument("--json", action="store_true", help="print the report, or the listing, as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no notes, no progress")
+    parser.add_argument("--quiet", action="store_true", help="print neither notes nor progress")
 
 
 def reporter_of(options: argparse.Namespace) -> Reporter:

@@ -17,7 +17,7 @@ def add_options(parser: Parser) -> None:
         metavar="GPU",
         help=f"estimate hours on another GPU, whether it fits, and steps on several: {', '.join(GPUS)}",
     )
-    parser.add_argument("--measure", action="store_true", help="measure on the CPU where there is no GPU")
+    parser.add_argument("--measure", action="store_true", help="measure on the CPU if there is no GPU")
 
 
 def run(options: argparse.Namespace) -> int:

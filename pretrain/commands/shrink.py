@@ -14,7 +14,7 @@ Write smaller copies of large photographs, upright, as JPEGs in the same sub-fol
 
 Decoding a photograph of 12 megapixels takes many times as long as a training step on it, and a run reads every
 image in every epoch. Run this once, then train on the copies. Files that are small enough are copied as they are.
-The same command continues one that was stopped.
+The same command continues after an interruption.
 
   excb-pretrain shrink --data photos --out photos256
   excb-pretrain photos_small --data photos256"""
@@ -25,9 +25,15 @@ NAMED = 5  # broken files that are named
 def add_options(parser: Parser) -> None:
     """Where the images are, where the copies go, and their size."""
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of images at any depth")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of the copies, another one")
     parser.add_argument(
-        "--side", type=int, default=SIDE, metavar="PIXELS", help=f"of a copy's shorter side (default: {SIDE})"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder for the copies; not the folder of the photographs",
+    )
+    parser.add_argument(
+        "--side", type=int, default=SIDE, metavar="PIXELS", help=f"pixels of a copy's shorter side (default: {SIDE})"
     )
     add_output(parser)
 

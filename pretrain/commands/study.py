@@ -22,9 +22,9 @@ Compare recipes: a grid of small runs on any folder of images, several seeds, on
   excb-pretrain study batch-size --data DIR --seeds 5 --cells excb-16,excb-256 optim.epochs=12
   excb-pretrain study methods --data DIR --tune optim.base_lr=0.3,0.6,1.2
 
-Images are those of DIR/train, or DIR, as files or as tar shards. With labels (a folder a class), k-NN is measured on
-DIR/test or else DIR/val, or leave-one-out on the training images. Cells change the recipe {BASE}; overrides
-are for all cells."""
+Images are those of DIR/train, or DIR, as files or as tar shards. With labels (one folder per class), k-NN is measured
+on DIR/test or else DIR/val, or leave-one-out on the training images. Cells change the recipe {BASE}; overrides
+apply to all cells."""
 
 MOST_SEEDS = 1000  # more is a typo
 
@@ -39,7 +39,7 @@ def add_options(parser: Parser) -> None:
         type=local_path,
         metavar="DIR",
         default=Path("studies"),
-        help="the study goes into DIR/NAME (default: studies)",
+        help="write the study to DIR/NAME (default: studies)",
     )
     parser.add_argument("--seeds", type=int, metavar="N", default=3, help="seeds of every cell (default: 3)")
     parser.add_argument("--cells", metavar="A,B", help="run only these cells; the table has all finished ones")

@@ -98,7 +98,10 @@ def choose(
     speed = processes * _images_per_second(name, values, device)
     values, taken = _epochs(name, values, reasons, number=number, speed=speed, hours=hours)
     if number < FEW:
-        reasons.append(f"fewer than {FEW:,} images teach little: start from a trained network with init=NAME")
+        adapt = shlex.join(["excb-pretrain", "adapt", "NAME", "--data", data])
+        reasons.append(
+            f"fewer than {FEW:,} images teach little: continue from a trained backbone (`excb-zoo list`): {adapt}"
+        )
     before = overrides.find_recipe(name)
     changed = overrides.apply(before, values)
     unlike = tuple(value for value in values if _field(before, value) != _field(changed, value))
@@ -134,7 +137,7 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> 
     needs = f"{LARGE:,} images of {LARGE_SIDE} pixels or more and a GPU"
     reasons.append(f"recipe {SMALL}, for one machine: a ResNet-50 is worth its time from {needs}")
     batch = min(256 if on_gpu and number >= 20_000 else 64, 2 ** int(math.log2(number / 4)))
-    reasons.append(f"batch {batch}: at least four steps in an epoch, and 64 to 256 where images allow")
+    reasons.append(f"batch {batch}: at least four steps in an epoch, and 64 to 256 if there are enough images")
     clusters = min(max(16, 2 ** round(math.log2(number / IMAGES_IN_CLUSTER))), 4096)
     reasons.append(f"{clusters} clusters: about {IMAGES_IN_CLUSTER} images in each (a larger K leaves clusters empty)")
     size = 64 if side >= 96 else max(32, side // 2 // 16 * 16)
@@ -208,9 +211,9 @@ def _epochs(
     if hours is None:
         why = f"some {epochs * steps:,} steps"
     elif epochs < wanted:
-        why = f"what fits into {hours:g} hours; {wanted} would be better"
+        why = f"as many as {hours:g} h allow; {wanted} would be better"
     else:
-        why = f"what fits into {hours:g} hours, {most} at most"
+        why = f"as many as {hours:g} h allow, at most {most}"
     reasons.append(f"{epochs} epoch{'s' * (epochs != 1)}: {why}; a step was measured here ({speed:,.3g} images/s)")
     values = [*values, f"optim.epochs={epochs}"]
     if recipe.optim.warmup_epochs > epochs / 10:

@@ -104,10 +104,9 @@ class Adapted:
                 f"{gain.start:.1f} %, which may be chance ({gain.interval()})."
             )
         else:
-            summary = (
-                f"Keep the original: none of {self.measurements} measurements was above its {figure}, "
-                f"{gain.start:.1f} %."
-            )
+            number = self.measurements
+            none = "the only measurement is not" if number == 1 else f"none of {number} measurements is"
+            summary = f"Keep the original: {none} above its {figure}, {gain.start:.1f} %."
         if (source := self.gains.get(SOURCE)) is not None and self.epoch:
             lost = "it has forgotten" if source.high < 0 else "nothing is lost" if source.low > 0 else "within chance"
             summary += (

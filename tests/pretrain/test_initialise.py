@@ -140,7 +140,7 @@ def test_init_decides_architecture_and_sizes(
 ) -> None:
     out = tmp_path / "run"
     assert main(started(images, out, f"init={run}", "views.local_size=24")) == 0
-    assert f"init={run} decides: backbone vit_tiny embed_dim=12 depth=2" in capsys.readouterr().err
+    assert f"init={run} sets backbone vit_tiny embed_dim=12 depth=2" in capsys.readouterr().err
     recipe = from_dict(json.loads((out / "recipe.json").read_text(encoding="utf-8"))["recipe"])
     theirs = from_dict(json.loads((run / "recipe.json").read_text(encoding="utf-8"))["recipe"])
     assert recipe.model.architecture == theirs.model.architecture  # with its interpolation of positions

@@ -218,7 +218,9 @@ def refused(uploads: list[dict[str, Any]], zoo: Path) -> Callable[..., str]:
 
 
 def test_untrained_network(run: Path, refused: Callable[..., str]) -> None:
-    assert "hardly better than random ones" in refused(run)
+    message = refused(run)
+    assert "hardly better than random ones" in message
+    assert message.endswith("train it longer, or say why you publish it untested: --untested WHY")
 
 
 def test_untested_weights_are_published_with_the_reason_on_their_card(

@@ -32,11 +32,20 @@ def _add_options(parser: Parser) -> None:
     add("--data", required=True, metavar="SOURCE", help="images, folder with train/, shards, torchvision:NAME or hf:ID")
     add("--data-root", type=Path, metavar="DIR", help="folder of torchvision's data sets")
     add_pass_options(parser)
-    add("--out", type=local_path, metavar="DIR", help="write figures, assignments, picture and atlas to this folder")
-    add("--compare", type=Path, nargs="+", default=[], metavar="DIR", help="earlier --out folders, for one picture")
-    add("--duplicates", type=float, metavar="COSINE", help="centroids above it are duplicates (default: 0.99)")
+    add("--out", type=local_path, metavar="DIR", help="write figures, assignments, plot and atlas to this folder")
+    add(
+        "--compare",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="earlier --out folders to show in the same plot",
+    )
+    add(
+        "--duplicates", type=float, metavar="COSINE", help="cosine above which centroids are duplicates (default: 0.99)"
+    )
     add("--exemplars", type=int, metavar="N", help="images per cluster in the atlas (default: 9, and 3 at its border)")
-    add("--atlas-mb", dest="megabytes", type=float, metavar="MB", help="size of the atlas's pictures (default: 48)")
+    add("--atlas-mb", dest="megabytes", type=float, metavar="MB", help="MB of pictures in the atlas (default: 48)")
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:

@@ -36,25 +36,38 @@ def _add_options(parser: Parser) -> None:
     add("--data", type=Path, required=True, metavar="DIR", help="images and masks, in a layout of docs/dense.md")
     add("--layout", metavar="NAME", help="coco, coco-super, voc, voc-aug, pascal-context, ... (default: found)")
     add = parser.add_argument_group("what is measured").add_argument
-    add("--settings", metavar="NAME", help=f"{', '.join(SETTINGS)}: a paper's; other options change them")
+    add("--settings", metavar="NAME", help=f"a paper's settings: {', '.join(SETTINGS)}; other options override them")
     add("--heads", nargs="+", choices=_HEADS, metavar="HEAD", help=f"{', '.join(_HEADS)} (default: knn linear)")
     add("--k", type=int, metavar="K", help="neighbours that vote (default: 30)")
-    add("--temperature", type=float, metavar="T", help="of the vote (default: 0.02)")
+    add("--temperature", type=float, metavar="T", help="temperature of the vote (default: 0.02)")
     add("--parts", type=int, nargs="+", default=[1], metavar="P", help="k-NN with 1/P of the train images (default: 1)")
-    add("--memory", type=int, default=10_240_000, metavar="PATCHES", help="train patches, at most (default: 10240000)")
-    add("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="figures are means over them (default: 0)")
+    add(
+        "--memory",
+        type=int,
+        default=10_240_000,
+        metavar="PATCHES",
+        help="at most this many train patches (default: 10240000)",
+    )
+    add(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0],
+        metavar="SEED",
+        help="seeds; figures are means over them (default: 0)",
+    )
     add("--linear", metavar="NAME", help=f"recipe of the linear head: {', '.join(LINEAR)} (default: fast)")
-    add("--logistic", metavar="NAME", help=f"of the logistic regression: {', '.join(LOGISTIC)} (default: fast)")
-    add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search; the answers are equal")
+    add("--logistic", metavar="NAME", help=f"for logreg: {', '.join(LOGISTIC)} (default: fast)")
+    add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search backend; all give the same")
     add = parser.add_argument_group("images, masks and maps").add_argument
     add("--mode", choices=("resize", "crop", "window"), help="the whole image (default), its centre, or windows")
     add("--size", type=int, metavar="PIXELS", help="side of the network's input (default: the checkpoint's)")
     add("--resize", type=int, metavar="PIXELS", help="shorter side before crop or windows (default: --size)")
-    add("--step", type=int, metavar="PIXELS", help="between windows (default: two thirds of --size)")
-    add("--stride", type=int, metavar="PIXELS", help="of the network's map (default: its last one's)")
-    add("--interpolation", choices=("bilinear", "bicubic"), help="of images (default: the checkpoint's)")
-    add("--mask-size", choices=("original", "input"), help="pixels that are scored (default: original)")
-    add("--upsampling", choices=("bilinear", "nearest"), help="of predictions (default: bilinear)")
+    add("--step", type=int, metavar="PIXELS", help="step between windows (default: two thirds of --size)")
+    add("--stride", type=int, metavar="PIXELS", help="stride of the network's map (default: that of its last map)")
+    add("--interpolation", choices=("bilinear", "bicubic"), help="interpolation of images (default: the checkpoint's)")
+    add("--mask-size", choices=("original", "input"), help="resolution at which masks are scored (default: original)")
+    add("--upsampling", choices=("bilinear", "nearest"), help="upsampling of predictions (default: bilinear)")
     add_untrained(parser)
     parser.add_argument("--pixels", action="store_true", help="also evaluate raw pixels, as a reference")
     add_machine_options(parser)
@@ -62,7 +75,7 @@ def _add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--dry-run", action="store_true", help="say what it will take, and do nothing")
     add("--json", action="store_true", help="print the result as JSON instead of a table")
-    add("--quiet", action="store_true", help="no notes, no progress")
+    add("--quiet", action="store_true", help="print neither notes nor progress")
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:

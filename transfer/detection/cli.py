@@ -57,7 +57,7 @@ def _add_options(parser: Parser) -> None:
     add("--dry-run", action="store_true", help="check everything and list all options, but do not train")
     add("--out", type=local_path, metavar="FILE.json", help="write a copy of the result to this file")
     add("--json", action="store_true", help="print the result as JSON instead of a table")
-    add("--quiet", action="store_true", help="no notes, no progress")
+    add("--quiet", action="store_true", help="print neither notes nor progress")
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:
@@ -178,8 +178,8 @@ def _objection(result: "Result") -> str:
 def _add_suite_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--coco", type=Path, metavar="DIR", help="images for detection, in COCO's layout")
-    add("--schedule", default="1x", metavar="NAME", help="of detection (default: 1x)")
-    add("--engine", choices=("detectron2", "torchvision"), default="detectron2", help="of detection")
+    add("--schedule", default="1x", metavar="NAME", help="schedule of detection (default: 1x)")
+    add("--engine", choices=("detectron2", "torchvision"), default="detectron2", help="engine of detection")
 
 
 def _steps(task: "Task", args: argparse.Namespace, depends_on: Mapping[str, Any]) -> list[SuiteStep]:

@@ -28,7 +28,7 @@ def _add_images(parser: Parser) -> None:
     add("--ckpt", required=True, metavar="PATH", help="run folder, checkpoint file, exported folder or timm:NAME")
     add("--data", metavar="SOURCE", help="images in folders of any depth, with labels or not; shards; hf:ID ...")
     add("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
-    add("--data-root", type=Path, metavar="DIR", help="where torchvision keeps its data sets")
+    add("--data-root", type=Path, metavar="DIR", help="folder with torchvision's data sets")
     add("--index", type=local_path, metavar="FILE", help="write a FAISS index of unit vectors here too, and FILE.json")
     add_pass_options(parser)
 
@@ -65,10 +65,15 @@ def _embed(args: argparse.Namespace, device: "torch.device") -> int:
 def _add_search(parser: Parser) -> None:
     _add_images(parser)
     add = parser.add_argument
-    add("--query", nargs="+", default=[], metavar="IMAGE", help="files to search the images for")
+    add("--query", nargs="+", default=[], metavar="IMAGE", help="images whose nearest neighbours to find")
     add("--k", type=int, default=12, metavar="K", help="nearest images of each query (default: 12)")
-    add("--near-duplicates", type=float, metavar="COSINE", help="list groups of images that are this similar, as 0.95")
-    add("--out", type=local_path, metavar="PAGE.html", help="write one page with pictures, which holds all it needs")
+    add(
+        "--near-duplicates",
+        type=float,
+        metavar="COSINE",
+        help="list groups of images with at least this cosine, such as 0.95",
+    )
+    add("--out", type=local_path, metavar="PAGE.html", help="write one self-contained page with pictures")
 
 
 def _search(args: argparse.Namespace, device: "torch.device") -> int:

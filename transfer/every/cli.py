@@ -34,7 +34,7 @@ def _add_options(parser: Parser) -> None:
     parser.add_argument(
         "--own-preprocessing",
         action="store_true",
-        help="of several checkpoints, leave each its own resize and crop (default: those of the first, for all)",
+        help="with several checkpoints, keep each one's own resize and crop (default: those of the first, for all)",
     )
     add_out(parser, "DIR")
     suites = [protocol.in_suite for protocol in PROTOCOLS if protocol.in_suite is not None]

@@ -34,7 +34,7 @@ _SETTINGS = {"epochs": "epochs", "train_batch": "batch"} | {
 
 def _add_semisup(parser: Parser) -> None:
     add_task_options(parser)
-    parser.add_argument("--percent", type=int, choices=(1, 10), required=True, help="of the labels")
+    parser.add_argument("--percent", type=int, choices=(1, 10), required=True, help="percentage of the labels")
     parser.add_argument("--frozen", action="store_true", help="logistic regression on frozen features instead")
     _add_training_options(parser)
     parser.set_defaults(fraction=1.0)
@@ -42,14 +42,14 @@ def _add_semisup(parser: Parser) -> None:
 
 def _add_finetune(parser: Parser) -> None:
     add_task_options(parser)
-    parser.add_argument("--fraction", type=float, default=1.0, metavar="F", help="of the labels (default: 1)")
+    parser.add_argument("--fraction", type=float, default=1.0, metavar="F", help="fraction of the labels (default: 1)")
     _add_training_options(parser)
     parser.set_defaults(percent=None, frozen=False)
 
 
 def _add_training_options(parser: Parser) -> None:
     add = parser.add_argument_group("training").add_argument
-    add("--seeds", type=int, nargs="+", default=[0], metavar="S", help="trainings to average (default: 0)")
+    add("--seeds", type=int, nargs="+", default=[0], metavar="S", help="seeds of the trainings to average (default: 0)")
     add(
         "--settings",
         choices=("auto", "paper", "few-labels"),
@@ -57,11 +57,11 @@ def _add_training_options(parser: Parser) -> None:
         "shares of ImageNet and where you name a learning rate)",
     )
     add("--epochs", type=int, metavar="N", help="default: 50")
-    add("--train-batch", type=int, metavar="B", help="images per step (default: the settings': 512, or fewer)")
+    add("--train-batch", type=int, metavar="B", help="images per step (default: from the settings: 512, or fewer)")
     add("--backbone-lr", type=float, metavar="LR", help="instead of the settings'")
     add("--head-lr", type=float, metavar="LR", help="instead of the settings'")
     add("--precision", choices=("fp32", "bf16"), help="default: fp32")
-    add("--split-file", type=Path, metavar="FILE", help="names of the train images to use, one a line")
+    add("--split-file", type=Path, metavar="FILE", help="file with the names of the train images to use, one per line")
     add("--state", type=Path, metavar="DIR", help="keep unfinished trainings here and resume from them")
 
 
@@ -167,7 +167,9 @@ def _cost(options: Mapping[str, Any], images: "ClaimImages") -> float | None:
 
 
 def _add_suite_options(parser: Parser) -> None:
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="S", help="of fine-tuning (default: 0)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], metavar="S", help="seeds of fine-tuning (default: 0)"
+    )
 
 
 def _steps(task: "Task", args: argparse.Namespace, depends_on: Mapping[str, Any]) -> list[SuiteStep]:

@@ -32,29 +32,36 @@ def _add_options(parser: Parser) -> None:
     add("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")
     add("--data", type=Path, required=True, metavar="DIR", help="queries, gallery and ground truth: docs/retrieval.md")
     add("--layout", metavar="NAME", help="revisited (ROxford, RParis), copydays or pairs (DISC21) (default: found)")
-    add("--ground-truth", type=Path, metavar="FILE", help="of revisited and pairs (default: the file in --data)")
-    add("--distractors", metavar="DIR", help="more gallery images, which answer no query")
+    add("--ground-truth", type=Path, metavar="FILE", help="for revisited and pairs (default: the file in --data)")
+    add("--distractors", metavar="DIR", help="extra gallery images, right for no query")
     add = parser.add_argument_group("descriptors").add_argument
     add(
         "--mode",
         choices=("resize", "longer", "crop"),
         default="resize",
-        help="whole as a square (default), by its longer side, or its centre",
+        help="resize the whole image to a square (default), resize its longer side, or take its centre",
     )
     add("--size", type=int, metavar="PIXELS", help="side of the input (default: the checkpoint's)")
-    add("--scales", type=float, nargs="+", default=[1.0], metavar="S", help="of the input, averaged (default: 1)")
+    add(
+        "--scales",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        metavar="S",
+        help="scales of the input, averaged (default: 1)",
+    )
     add(
         "--pooling",
         choices=("own", "gem", "both"),
         default="own",
-        help="the network's (default), GeM of its map, or both",
+        help="the network's own (default), GeM over its map, or both",
     )
-    add("--gem-power", type=float, default=3.0, metavar="P", help="of GeM (default: 3)")
+    add("--gem-power", type=float, default=3.0, metavar="P", help="power of GeM (default: 3)")
     add("--whiten", metavar="DIR", help="learn PCA whitening on these images")
     add("--whiten-width", type=int, metavar="D", help="dimensions that whitening keeps (default: all)")
     add = parser.add_argument_group("what is measured").add_argument
     add("--candidates", type=int, default=10, metavar="K", help="images for each query in muAP (default: 10)")
-    add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search; the answers are equal")
+    add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search backend; all give the same")
     add_untrained(parser)
     parser.add_argument("--pixels", action="store_true", help="also evaluate raw pixels, as a reference")
     add_machine_options(parser)
@@ -62,7 +69,7 @@ def _add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--dry-run", action="store_true", help="say what it will take, and do nothing")
     add("--json", action="store_true", help="print the result as JSON instead of a table")
-    add("--quiet", action="store_true", help="no notes, no progress")
+    add("--quiet", action="store_true", help="print neither notes nor progress")
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:

@@ -26,8 +26,15 @@ def _add_options(parser: Parser) -> None:
     add_task_options(parser)
     add = parser.add_argument
     add("--k", type=int, nargs="+", metavar="K", help="neighbours that vote (default: 10 20 100 200)")
-    add("--temperature", type=float, nargs="+", default=[0.07], metavar="T", help="of the vote (default: 0.07)")
-    add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search; the answers are equal")
+    add(
+        "--temperature",
+        type=float,
+        nargs="+",
+        default=[0.07],
+        metavar="T",
+        help="temperature of the vote (default: 0.07)",
+    )
+    add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search backend; all give the same")
 
 
 def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Packed]":

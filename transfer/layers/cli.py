@@ -27,7 +27,12 @@ _BEST, _ALL, _NONE = "best", "all", "none"
 def _add_options(parser: Parser) -> None:
     add_task_options(parser)
     add = parser.add_argument
-    add("--probe", choices=("linear", "knn"), default="linear", help="what judges a cell (default: linear heads)")
+    add(
+        "--probe",
+        choices=("linear", "knn"),
+        default="linear",
+        help="probe that evaluates a cell (default: linear heads)",
+    )
     add("--blocks", type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
     add("--poolings", nargs="+", choices=POOLINGS, metavar="NAME", help=f"{', '.join(POOLINGS)} (default: all it has)")
     add(
@@ -37,7 +42,7 @@ def _add_options(parser: Parser) -> None:
         metavar="N",
         help="blocks with attentive probes; best (default): the best one so far and the last; all; none",
     )
-    add("--epochs", type=int, metavar="N", help="of heads, instead of 30")
+    add("--epochs", type=int, metavar="N", help="epochs for the heads, instead of 30")
     add("--lr", type=float, nargs="+", metavar="LR", help="learning rates of the linear heads to try")
     add("--wd", type=float, nargs="+", metavar="WD", help="weight decays of the linear heads to try")
     add("--seed", type=int, default=0, metavar="S", help="default: 0")

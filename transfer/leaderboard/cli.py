@@ -13,11 +13,11 @@ def _add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("results", nargs="*", type=Path, metavar="RESULTS", help="result files, or folders of them")
     add("--out", type=local_path, metavar="DIR", help="write leaderboard.md, .csv and .html here")
-    add("--check", action="store_true", help="check that RESULTS may stand in a leaderboard, and write nothing")
+    add("--check", action="store_true", help="check that RESULTS are fit for a leaderboard, and write nothing")
     add("--submit", type=Path, metavar="DIR", help="check RESULTS, and write them here without this machine's paths")
     add("--claims", action="append", default=[], type=Path, metavar="FILE.toml", help="more published figures")
     add("--json", action="store_true", help="print JSON instead of a table")
-    add("--quiet", action="store_true", help="no notes")
+    add("--quiet", action="store_true", help="print no notes")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -38,12 +38,12 @@ def _add_options(parser: Parser) -> None:
     add("--train-batch", type=int, metavar="B", help="images per step, instead of the protocol's")
     add("--lr", type=float, nargs="+", metavar="LR", help="learning rates to try, instead of the protocol's")
     add("--wd", type=float, nargs="+", metavar="WD", help="weight decays to try, instead of the protocol's")
-    add("--C", type=float, nargs="+", metavar="C", help="of logreg: inverse strengths of the penalty")
+    add("--C", type=float, nargs="+", metavar="C", help="inverse penalties to try, for logreg")
     add(
         "--select",
         choices=("holdout", "test"),
         default="holdout",
-        help="what chooses among several heads: a held-out tenth of train (default), or the test images, as authors do",
+        help="choose a head on a held-out tenth of train (default), or on the test images, as authors do",
     )
     add("--seed", type=int, default=0, metavar="S", help="default: 0")
     add("--state", type=Path, metavar="FILE", help="save the heads here after every epoch, and resume from it")

@@ -26,17 +26,17 @@ LISTED = 20  # pairs that the terminal lists
 
 def _add_options(parser: Parser) -> None:
     add = parser.add_argument
-    add("--train", metavar="SOURCE", help="images that were trained on: a folder of any depth; shards; hf:ID ...")
-    add("--test", metavar="SOURCE", help="images to test on, likewise; of a named set its test images")
+    add("--train", metavar="SOURCE", help="images used for training: a folder of any depth; shards; hf:ID ...")
+    add("--test", metavar="SOURCE", help="test images, likewise; for a named set, its test images")
     add("--ckpt", metavar="PATH", help=f"compare its features, too: {CKPT} (default: hashes only)")
-    add("--data-root", type=Path, metavar="DIR", help="where torchvision keeps its data sets")
+    add("--data-root", type=Path, metavar="DIR", help="folder with torchvision's data sets")
     add(
         "--cosine",
         type=float,
         metavar="C",
-        help="of whitened features, from which images overlap (default: calibrated)",
+        help="cosine of whitened features from which images overlap (default: calibrated)",
     )
-    add("--bits", type=int, metavar="B", help="of 64, in which hashes may differ (default: calibrated)")
+    add("--bits", type=int, metavar="B", help="bits, out of 64, in which hashes may differ (default: calibrated)")
     add("--k", type=int, default=3, metavar="K", help="train images compared with each test image (default: 3)")
     add(
         "--calibrate",
@@ -49,7 +49,7 @@ def _add_options(parser: Parser) -> None:
         "--control",
         choices=("all", "classes"),
         default="all",
-        help="what images that are no copies are compared with to set thresholds: all other train images (default), or "
+        help="images to compare non-copies with when thresholds are set: all other train images (default), or "
         "those of other classes, which finds more copies and also images of a class that only look alike",
     )
     add("--out", type=local_path, metavar="FILE.json", help="write the result, FILE.pairs.csv and the page FILE.html")

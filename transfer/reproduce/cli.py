@@ -37,7 +37,7 @@ def _add_options(parser: Parser) -> None:
     add("--out", type=local_path, metavar="DIR", help="write each evaluation's result here, with claims and verdicts")
     add("--json", action="store_true", help="print JSON instead of tables")
     add_machine_options(parser)
-    add("--quiet", action="store_true", help="no notes, no progress")
+    add("--quiet", action="store_true", help="print neither notes nor progress")
 
 
 def _work(args: argparse.Namespace, device: "torch.device") -> int:

@@ -48,14 +48,20 @@ def _add_options(parser: Parser) -> None:
     names = f"common: the paper's fifteen (default), all, none, {', '.join(GROUPS)}, or by name: {', '.join(ALL)}"
     add("--corruptions", nargs="+", default=["common"], metavar="NAME", help=names)
     add("--severities", type=int, nargs="+", default=[*SEVERITIES], metavar="S", help="1 to 5 (default: all)")
-    add("--images", type=int, metavar="N", help="test images, a share of each class (default: all)")
-    help_text = "errors that mCE is relative to: alexnet (default on ImageNet), untrained, or the file of a result"
+    add("--images", type=int, metavar="N", help="number of test images, drawn from every class (default: all)")
+    help_text = "errors that mCE is divided by: alexnet (default on ImageNet), untrained, or the file of a result"
     add("--reference", metavar="NAME", help=help_text)
     add = parser.add_argument_group("other test images").add_argument
     help_text = "sets whose class folders are classes of the train set; DIR=MAP.json maps their names"
     add("--also", nargs="+", default=[], metavar="DIR", help=help_text)
-    add("--border", type=int, default=0, metavar="PIXELS", help="cut off images of sets with a map (ObjectNet: 2)")
-    help_text = "classes that may be named on another set: its own (default), or all"
+    add(
+        "--border",
+        type=int,
+        default=0,
+        metavar="PIXELS",
+        help="pixels to remove around images of sets with a map (ObjectNet: 2)",
+    )
+    help_text = "classes that may be predicted on another set: its own (default), or all"
     add("--candidates", choices=("common", "all"), default="common", help=help_text)
     add("--labels", type=Path, metavar="FILE", help="several right classes for each test image: ReaL's JSON")
     add = parser.add_argument_group("head").add_argument

@@ -31,16 +31,16 @@ def _add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("sets", nargs="*", metavar="NAME", help="fine-grained, vtab-natural, single sets, or FILE.toml with your own")
     add("--ckpt", required=True, nargs="+", action="extend", metavar="PATH", help=f"{CKPT}; several: compared")
-    add("--data", type=Path, metavar="DIR", help="where torchvision keeps its data sets; nothing is downloaded there")
+    add("--data", type=Path, metavar="DIR", help="folder with torchvision's data sets; nothing is downloaded there")
     add(
         "--set", action="append", default=[], metavar="NAME=DIR", help="a set of your own, as --data of knn; repeatable"
     )
-    add("--only", nargs="+", default=[], metavar="NAME", help="these sets alone")
+    add("--only", nargs="+", default=[], metavar="NAME", help="only these sets")
     add("--shots", type=int, nargs="*", metavar="N", help="images of each class in an episode (default: 1 2 5 10)")
     add("--episodes", type=int, metavar="N", help="episodes of each number of shots (default: 100)")
     add("--k", type=int, metavar="K", help="neighbours that vote (default: 20)")
-    add("--seed", type=int, default=0, metavar="S", help="names the train images that choose a penalty (default: 0)")
-    add("--own-preprocessing", action="store_true", help="leave each checkpoint its own resize and crop")
+    add("--seed", type=int, default=0, metavar="S", help="draws the train images that choose a penalty (default: 0)")
+    add("--own-preprocessing", action="store_true", help="keep each checkpoint's own resize and crop")
     add_pass_options(parser)
     add_out(parser, "DIR")
 

@@ -26,12 +26,12 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 UNFINISHED = "unfinished"  # in the watch's folder, while a checkpoint is being measured
 
 DESCRIPTION = """\
-Evaluate each new checkpoint of a run on other labelled images, while the run continues or after it: beside it, or on
-another machine, which reads the run's folder or URL. The run is only read. The watch ends when the run has finished
-and all its checkpoints are measured. Started again, it continues.
+Evaluate each new checkpoint of a run on other labelled images, during the run or afterwards. This works beside the run,
+or on another machine that reads the run's folder or URL. The run itself is only read. The watch ends when the run has
+finished and all its checkpoints are measured. If it is stopped, the same command continues it.
 
 --out gets watch.jsonl (a line of figures for each checkpoint), best.json, watch.html (which reloads itself) and
-TensorBoard's files."""
+TensorBoard files."""
 
 
 def seconds(text: str) -> float:
@@ -55,13 +55,19 @@ def _add_options(parser: Parser) -> None:
         metavar="WORDS",
         help=f"of {', '.join(names)} (default: {names[0]}); with options of its own in quotes, as in the examples",
     )
-    add("--every", type=seconds, default=600.0, metavar="TIME", help="between two looks, in s, m or h (default: 10m)")
-    add("--once", action="store_true", help="measure the checkpoints that are there, and end")
+    add(
+        "--every",
+        type=seconds,
+        default=600.0,
+        metavar="TIME",
+        help="time between checks for new checkpoints, in s, m or h (default: 10m)",
+    )
+    add("--once", action="store_true", help="measure the existing checkpoints, and exit")
     add(
         "--out",
         type=local_path,
         metavar="DIR",
-        help="for figures and page (default: RUN/watch; of a URL runs/NAME-watch)",
+        help="folder for figures and page (default: RUN/watch; for a URL runs/NAME-watch)",
     )
     add_data_options(parser)
 

@@ -19,26 +19,34 @@ def add_options(parser: Parser) -> None:
     """A file, its name, and what the file does not say."""
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--name", required=True, metavar="N", help="the name for excb.load")
-    parser.add_argument("--layout", metavar="L", help="of the file, if it is not recognised")
+    parser.add_argument("--layout", metavar="L", help="layout of the file, if it is not recognised")
     parser.add_argument(
         "--arch",
         metavar="A",
         help="backbone: resnet50, vit_small, timm:NAME or torchvision:NAME, if it is not recognised",
     )
     parser.add_argument(
-        "--arch-option", action="append", default=[], metavar="K=V", help="of the backbone, such as num_heads=12"
+        "--arch-option", action="append", default=[], metavar="K=V", help="option of the backbone, such as num_heads=12"
     )
     add_network(parser)
     parser.add_argument(
         "--drop", nargs="+", default=[], metavar="T", help="tensors or modules of the file to leave out"
     )
-    parser.add_argument("--resize", type=int, metavar="N", help="of its images, pixels of the shorter side")
-    parser.add_argument("--crop", type=int, metavar="N", help="of its images, pixels; alone, it scales the resize")
-    parser.add_argument("--interpolation", choices=("bilinear", "bicubic"), help="of the resize")
-    for name in ("mean", "std"):
-        parser.add_argument(f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help="of its images, in [0, 1]")
+    parser.add_argument("--resize", type=int, metavar="N", help="resize images: pixels of the shorter side")
     parser.add_argument(
-        "--allow-global", action="append", default=[], metavar="NAME", help="of a fixed short list; errors name it"
+        "--crop", type=int, metavar="N", help="crop images: pixels; if given alone, it scales the resize"
+    )
+    parser.add_argument("--interpolation", choices=("bilinear", "bicubic"), help="interpolation of the resize")
+    for name in ("mean", "std"):
+        parser.add_argument(
+            f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help=f"{name} per channel, in [0, 1]"
+        )
+    parser.add_argument(
+        "--allow-global",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="allow a harmless name from a fixed short list; errors name it",
     )
 
 

@@ -18,7 +18,7 @@ HEADER = ("name", "method", "network", "epochs", "batch", "linear %", "k-NN %", 
 
 def add_options(parser: Parser) -> None:
     """Which names, and in what form."""
-    parser.add_argument("--method", metavar="M", help="of one method only, such as ExCB")
+    parser.add_argument("--method", metavar="M", help="only names of this method, such as ExCB")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown, as in docs/zoo.md")
 

@@ -26,9 +26,9 @@ def add_results(parser: Parser) -> None:
 
 def add_untested(parser: Parser) -> None:
     """Why it is published without a passed self-test."""
-    parser.add_argument("--untested", metavar="WHY", help="leave the self-test out; the card then says so, and why")
+    parser.add_argument("--untested", metavar="WHY", help="skip the self-test; the card then says so, and why")
 
 
 def add_licence(parser: Parser) -> None:
     """The licence that it is published under."""
-    parser.add_argument("--licence", required=True, metavar="L", help="of the weights, such as apache-2.0")
+    parser.add_argument("--licence", required=True, metavar="L", help="licence of the weights, such as apache-2.0")

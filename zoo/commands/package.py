@@ -13,7 +13,7 @@ def add_options(parser: Parser) -> None:
     """A checkpoint, where to, and what is published with it."""
     add_source(parser)
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the folder; its name becomes the checkpoint's"
+        "--out", type=Path, required=True, metavar="DIR", help="folder to write; its name becomes the checkpoint's name"
     )
     add_licence(parser)
     add_results(parser)

@@ -14,9 +14,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--repo", required=True, metavar="USER/NAME")
     add_licence(parser)
     add_results(parser)
-    parser.add_argument("--tag", metavar="T", help="of the revision; made of version and step by default")
+    parser.add_argument("--tag", metavar="T", help="tag of the revision (default: from version and step)")
     add_untested(parser)
-    parser.add_argument("--private", action="store_true", help="a repository that only you can read")
+    parser.add_argument("--private", action="store_true", help="make the repository readable only by you")
 
 
 def run(options: argparse.Namespace) -> int:

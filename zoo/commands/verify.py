@@ -13,7 +13,7 @@ from .options import SOURCE
 def add_options(parser: Parser) -> None:
     """Which checkpoints, and the form of the answer."""
     parser.add_argument("names", metavar="NAME", nargs="*", help=SOURCE)
-    parser.add_argument("--all", action="store_true", help="everything that is on this machine")
+    parser.add_argument("--all", action="store_true", help="verify everything on this machine")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 

@@ -110,7 +110,7 @@ def test_it_follows_the_time(images: Path) -> None:
 
 def test_few_images_are_advised_to_start_from_a_trained_network(images: Path) -> None:
     proposed = choose(scan_folder(images), "my photos", CPU)
-    assert any("init=NAME" in reason for reason in proposed.reasons)
+    assert any("excb-pretrain adapt NAME --data 'my photos'" in reason for reason in proposed.reasons)
     assert proposed.hours == pytest.approx(int(dict(v.split("=") for v in proposed.values)["optim.epochs"]) * 36 / 36e3)
     assert shlex.split(proposed.command)[:4] == ["excb-pretrain", "photos_small", "--data", "my photos"]
 

@@ -55,13 +55,18 @@ def test_a_handful_of_lucky_images_is_no_proof() -> None:
             "Better than the original: k-NN top-1 on 124 images of photos/val is 64.5 % after epoch 5",
         ),
         (gain(3, 2), 5, None, "Keep the original: the best of 8 measurements, after epoch 5, is 1.1 points above its"),
-        (gain(0, 0), 0, False, "Keep the original: none of 8 measurements was above its k-NN top-1 on 90 images"),
+        (gain(0, 0), 0, False, "Keep the original: none of 8 measurements is above its k-NN top-1 on 90 images"),
     ],
 )
 def test_the_verdict(target: Gain, epoch: int, better: bool | None, begins: str) -> None:
     said, summary = Adapted({TARGET: target}, epoch, 10 * epoch, 8).judge()
     assert said is better
     assert summary.startswith(begins)
+
+
+def test_the_verdict_on_a_single_measurement() -> None:
+    _, summary = Adapted({TARGET: gain(0, 0)}, 0, 0, 1).judge()
+    assert summary.startswith("Keep the original: the only measurement is not above its k-NN top-1 on 90 images")
 
 
 def test_the_verdict_says_what_was_forgotten_and_why_the_run_ended() -> None:
