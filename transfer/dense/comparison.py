@@ -3,7 +3,6 @@
 mIoU is no mean over images, so both tests resample areas and compute the figure again.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from excb.results.result import Result
 from excb.seeding import Purpose, generator
 
 from ..pairing import Comparison, Paired
+from ..reporting.report import bytes_beside
+from ..reporting.resampling import blocks
 from ..reporting.scoring import RESAMPLES, percentiles
-from .patches.metrics import MEASURES, Areas, figure_name
+from .patches.metrics import MEASURES, Areas, figure_name, of_resamples, resamples
 
 Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # see `metrics.MEASURES`
 Resampling = Callable[[np.ndarray], np.ndarray]  # [resamples, N] -> [resamples], a share of 1
 
-_AT_ONCE = 2**22  # most weights of a block of resamples: 32 MiB
 _SLACK = 1e-12  # rounding errors of a share of 1
 
 
@@ -76,12 +76,16 @@ class Segmentations(Paired):
                 f"{figure} is a mean over {len(first)} seeds of one and {len(second)} of the other: "
                 "evaluate both with equally many --seeds"
             )
-        own = [_resampled(MEASURES[measure], runs) for runs in (first, second)]
         mixed = [_exchanged(MEASURES[measure], *runs) for runs in ((first, second), (second, first))]
         images = len(self.names)
         nobody = np.zeros((1, images))
         whole = [float(value(nobody)[0]) for value in mixed]
-        drawn = np.concatenate([own[1](weights) - own[0](weights) for weights in _draws(images)])
+        drawn = np.concatenate(
+            [
+                of_resamples(second, measure, weights) - of_resamples(first, measure, weights)
+                for weights in resamples(images)
+            ]
+        )
         swapped = np.concatenate([mixed[1](sides) - mixed[0](sides) for sides in _sides(images)])
         extreme = np.abs(swapped) >= abs(whole[1] - whole[0]) - _SLACK
         alone = [_by_image(MEASURES[measure], runs) for runs in (first, second)]
@@ -100,16 +104,6 @@ class Segmentations(Paired):
         """The measure and the areas of a figure."""
         found = [(m, areas) for run, areas in self.runs.items() for m in MEASURES if figure_name(run, m) == figure]
         return found[0]
-
-
-def _resampled(measure: Measure, runs: Sequence[Areas]) -> Resampling:
-    """A measure's mean over runs, by how often a resample holds each image."""
-
-    def value(weights: np.ndarray) -> np.ndarray:
-        each = [measure(weights @ run.right, weights @ run.predicted, weights @ run.true) for run in runs]
-        return np.asarray(np.mean(each, axis=0))
-
-    return value
 
 
 def _exchanged(measure: Measure, runs: Sequence[Areas], others: Sequence[Areas]) -> Resampling:
@@ -134,23 +128,11 @@ def _kinds(areas: Areas) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return areas.right, areas.predicted, areas.true
 
 
-def _draws(images: int) -> Iterator[np.ndarray]:
-    """How often a resample holds each image, in blocks [resamples, N] float64; those of `metrics.interval`."""
-    random = generator(Purpose.BOOTSTRAP, images)
-    for number in _blocks(images):
-        yield random.multinomial(images, np.full(images, 1 / images), size=number).astype(np.float64)
-
-
 def _sides(images: int) -> Iterator[np.ndarray]:
     """Which images change sides, in blocks [resamples, N] of 0 or 1 as float64."""
     random = generator(Purpose.BOOTSTRAP, images, 1)
-    for number in _blocks(images):
+    for number in blocks(images):
         yield random.integers(2, size=(number, images)).astype(np.float64)
-
-
-def _blocks(images: int) -> list[int]:
-    most = max(1, _AT_ONCE // images)
-    return [min(most, RESAMPLES - start) for start in range(0, RESAMPLES, most)]
 
 
 def _by_image(measure: Measure, runs: Sequence[Areas]) -> np.ndarray:
@@ -165,16 +147,7 @@ def read(file: Path) -> Segmentations:
     Raises:
         UserError: it names none, or they are missing, damaged or not its own.
     """
-    result = Result.read(file)
-    if not result.predictions:
-        raise UserError(f"{file} names no predictions: evaluate again with --out")
-    areas = file.parent / result.predictions["file"]
-    try:
-        text = areas.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the areas of {file}: {error}; keep both files together") from None
-    if hashlib.sha256(text).hexdigest() != result.predictions["sha256"]:
-        raise UserError(f"{areas} does not hold the areas of {file} (their sha256 differ): evaluate again")
+    areas, text = bytes_beside(Result.read(file), file, what="areas")
     try:
         kept = json.loads(text)
         width = len(kept["classes"])

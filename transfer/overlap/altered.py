@@ -2,10 +2,9 @@
 
 import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -13,6 +12,8 @@ from PIL import Image, ImageOps
 from excb.images.image_set import Images
 from excb.images.subset import Subset
 from excb.seeding import Purpose, generator
+
+from ..data.changed import ChangedImages
 
 SIDES = (0.75, 0.95)  # of a crop's sides, relative to the image's
 QUALITY = (10, 40)  # of planted JPEGs
@@ -49,7 +50,7 @@ KINDS: Mapping[str, Callable[[Image.Image, np.random.Generator], Image.Image]] =
 
 
 @dataclass(frozen=True)
-class Altered:
+class Altered(ChangedImages):
     """The images of a set, each changed in the same way; they have the names of the originals.
 
     Args:
@@ -58,42 +59,14 @@ class Altered:
         seed: of random crops and qualities, which depend on nothing else but kind and index.
     """
 
-    whole: Images
     kind: str
     seed: int = 0
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    @property
-    def root(self) -> Path | str:
-        """Root of the originals."""
-        return self.whole.root
-
-    @property
-    def paths(self) -> Sequence[str]:
-        """Names of the originals."""
-        return self.whole.paths
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """Labels of the originals."""
-        return self.whole.labels
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Classes of the originals."""
-        return self.whole.classes
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the originals' fingerprint and the change."""
         text = f"{self.kind} {self.seed} {SIDES} {QUALITY} {self.whole.fingerprint}"
         return hashlib.sha256(text.encode()).hexdigest()
-
-    def stamp(self, index: int) -> str:
-        """See `Images.stamp`."""
-        return self.whole.stamp(index)
 
     def open(self, index: int) -> Image.Image:
         """See `Images.open`."""

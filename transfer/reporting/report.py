@@ -125,18 +125,28 @@ def read(file: Path) -> tuple[Result, Predictions | ImageScores]:
         UserError: it is no such file, or its predictions are missing or not its own.
     """
     result = Result.read(file)
-    if not result.predictions:
-        raise UserError(f"{file} names no predictions: evaluate again with --out")
-    if not result.predictions["file"].endswith(".npz"):
+    if result.predictions and not result.predictions["file"].endswith(".npz"):
         raise UserError(f"{file} is of protocol {result.protocol}, which saves no score for each image: name another")
-    arrays = file.parent / result.predictions["file"]
-    try:
-        packed = arrays.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the predictions of {file}: {error}; keep both files together") from None
-    if hashlib.sha256(packed).hexdigest() != result.predictions["sha256"]:
-        raise UserError(f"{arrays} does not hold the predictions of {file} (their sha256 differ): evaluate again")
+    arrays, packed = bytes_beside(result, file, what="predictions")
     try:
         return result, unpack(packed)
     except npy.DAMAGE as error:
         raise UserError(f"{arrays} holds no predictions ({type(error).__name__}: {error}): evaluate again") from None
+
+
+def bytes_beside(result: Result, file: Path, *, what: str) -> tuple[Path, bytes]:
+    """The file that a result's FILE.json names as its predictions, and its bytes; `what` is what messages call them.
+
+    Raises:
+        UserError: it names none, or they are missing or not its own.
+    """
+    if not result.predictions:
+        raise UserError(f"{file} names no predictions: evaluate again with --out")
+    place = file.parent / result.predictions["file"]
+    try:
+        packed = place.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the {what} of {file}: {error}; keep both files together") from None
+    if hashlib.sha256(packed).hexdigest() != result.predictions["sha256"]:
+        raise UserError(f"{place} does not hold the {what} of {file} (their sha256 differ): evaluate again")
+    return place, packed

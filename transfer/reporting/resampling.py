@@ -25,7 +25,7 @@ def interval(scores: Tensor) -> tuple[float, float]:
     values = counted(scores).numpy()
     random = generator(Purpose.BOOTSTRAP, len(values))
     means = np.concatenate(
-        [values[random.integers(len(values), size=(n, len(values)))].mean(1) for n in _blocks(len(values))]
+        [values[random.integers(len(values), size=(n, len(values)))].mean(1) for n in blocks(len(values))]
     )
     return percentiles(means)
 
@@ -43,7 +43,7 @@ def randomisation_test(differences: Tensor) -> float:
     if len(values) == 0:
         return 1.0
     random = generator(Purpose.BOOTSTRAP, len(values), 1)
-    sums = np.concatenate([(2 * random.integers(2, size=(n, len(values))) - 1) @ values for n in _blocks(len(values))])
+    sums = np.concatenate([(2 * random.integers(2, size=(n, len(values))) - 1) @ values for n in blocks(len(values))])
     extreme = np.abs(sums) >= abs(values.sum()) - 1e-9
     return float((1 + extreme.sum()) / (1 + RESAMPLES))
 
@@ -53,7 +53,7 @@ def counted(scores: Tensor) -> Tensor:
     return scores[~scores.isnan()].cpu().to(torch.float64)
 
 
-def _blocks(images: int) -> list[int]:
-    """`RESAMPLES` in blocks that fit into memory."""
+def blocks(images: int) -> list[int]:
+    """`RESAMPLES`, as numbers of resamples of so many images that fit into memory together."""
     most = max(1, _AT_ONCE // images)
     return [min(most, RESAMPLES - start) for start in range(0, RESAMPLES, most)]

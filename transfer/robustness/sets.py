@@ -19,6 +19,7 @@ from excb.files import json_text
 from excb.images.image_set import Images
 from excb.images.subset import Subset
 
+from ..data.changed import ChangedImages
 from ..data.folders import is_imagenet, labelled_images
 from ..data.named_sets import Note
 
@@ -191,37 +192,14 @@ def _read_json(file: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class _Inner:
+class _Inner(ChangedImages):
     """Images without their frame."""
 
-    whole: Images
     border: int  # pixels on each side
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    @property
-    def root(self) -> Path | str:
-        return self.whole.root
-
-    @property
-    def paths(self) -> Sequence[str]:
-        return self.whole.paths
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        return self.whole.labels
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        return self.whole.classes
 
     @cached_property
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.whole.fingerprint} without {self.border}".encode()).hexdigest()
-
-    def stamp(self, index: int) -> str:
-        return self.whole.stamp(index)
 
     def open(self, index: int) -> Image.Image:
         image = self.whole.open(index)

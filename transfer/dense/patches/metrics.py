@@ -3,17 +3,16 @@
 Letters: N images, C classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from excb.seeding import Purpose, generator
 
-from ...reporting.scoring import RESAMPLES, percentiles
+from ...reporting.resampling import blocks
+from ...reporting.scoring import percentiles
 from ..layouts.masks import IGNORED
-
-_AT_ONCE = 2**22  # most weights of a block of resamples: 32 MiB
 
 
 @dataclass(frozen=True)
@@ -82,17 +81,22 @@ def interval(runs: Sequence[Areas], measure: str) -> tuple[float, float]:
         runs: of the same images, such as those of several seeds.
         measure: one of `MEASURES`.
     """
-    images = len(runs[0].true)
-    random, draws = generator(Purpose.BOOTSTRAP, images), list[np.ndarray]()
-    step = max(1, _AT_ONCE // images)
-    for start in range(0, RESAMPLES, step):
-        number = min(step, RESAMPLES - start)
-        # float64 holds these counts exactly up to 2^53 pixels, and is multiplied faster than integers.
-        weights = random.multinomial(images, np.full(images, 1 / images), size=number).astype(np.float64)
-        values = [MEASURES[measure](*(weights @ part for part in (run.right, run.predicted, run.true))) for run in runs]
-        draws.append(np.mean(values, axis=0))
-    resampled = np.concatenate(draws)
+    resampled = np.concatenate([of_resamples(runs, measure, weights) for weights in resamples(len(runs[0].true))])
     return percentiles(resampled[~np.isnan(resampled)])
+
+
+def of_resamples(runs: Sequence[Areas], measure: str, weights: np.ndarray) -> np.ndarray:
+    """A measure's mean over runs, a share of 1, by how often each of R resamples holds an image: [R, N] -> [R]."""
+    each = [MEASURES[measure](*(weights @ part for part in (run.right, run.predicted, run.true))) for run in runs]
+    return np.asarray(np.mean(each, axis=0))
+
+
+def resamples(images: int) -> Iterator[np.ndarray]:
+    """How often each of `RESAMPLES` bootstrap draws holds each image, in blocks [resamples, N] float64."""
+    random = generator(Purpose.BOOTSTRAP, images)
+    for number in blocks(images):
+        # float64 holds these counts exactly up to 2^53 pixels, and is multiplied faster than integers.
+        yield random.multinomial(images, np.full(images, 1 / images), size=number).astype(np.float64)
 
 
 def _iou(right: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
