@@ -13,6 +13,7 @@ _PUBLIC = {
     "ExCB": "excb.method",
     "UserError": "excb.errors",
     "checkpoints": "excb.hub.catalogue",
+    "image_grid": "excb.images.grid",
     "load": "excb.hub.loading",
     # Of the leaves: named here as text only, and imported when they are used.
     "Embedder": "excb.transfer.embeddings.embedder",
@@ -40,6 +41,7 @@ __all__ = [
     "compare",
     "embed",
     "evaluate",
+    "image_grid",
     "leaderboard",
     "load",
     "plan",

@@ -4,6 +4,7 @@ from excb.errors import UserError as UserError
 from excb.hub.backbone import Backbone as Backbone
 from excb.hub.catalogue import checkpoints as checkpoints
 from excb.hub.loading import load as load
+from excb.images.grid import image_grid as image_grid
 from excb.method import ExCB as ExCB
 from excb.pretrain.train import Run as Run
 from excb.pretrain.train import plan as plan
@@ -31,6 +32,7 @@ __all__ = [
     "compare",
     "embed",
     "evaluate",
+    "image_grid",
     "leaderboard",
     "load",
     "plan",

@@ -15,7 +15,7 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,7 +135,7 @@ class FakeCuda(TorchDispatchMode):
             return self._on_cpu(func, args, kwargs)
         if (answer := self._waited(func, args, kwargs)) is not None:
             return answer
-        if func in INDEXED:
+        if func in INDEXED and not _fills(args):
             args = (args[0], [self._index(index, args[0]) for index in args[1]], *args[2:])
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if _in_place(func):  # faster than with shapes, which the CPU's tests see, and a fused SGD has no shapes
@@ -238,6 +238,20 @@ class FakeCuda(TorchDispatchMode):
             with self._fake:  # as if all were chosen
                 return torch.zeros(index.numel(), dtype=torch.int64, device=index.device)
         return index
+
+
+def _fills(args: Sequence[Any]) -> bool:
+    """Whether `x[mask] = number` becomes a masked fill inside its kernel, which knows no shape of the values."""
+    masks = [index for index in args[1] if index is not None]
+    number = args[2] if len(args) > 2 else None
+    return (
+        isinstance(number, Tensor)
+        and number.numel() == 1
+        and number.device.type == "cpu"
+        and len(masks) == 1
+        and masks[0].dtype == torch.bool
+        and masks[0].device.type == "cuda"
+    )
 
 
 @functools.cache

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from excb.results.result import Result as Record
 
-    from .pairing import Paired
-    from .reporting.label_scores import LabelScores
+    from .pairing import Paired, PerImage
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,7 +30,7 @@ class Result:
     """
 
     record: "Record"
-    scored: "Paired | LabelScores | None" = None
+    scored: "Paired | PerImage | None" = None
     write: "Callable[[Record, Path], list[Path]] | None" = field(default=None, compare=False)
 
     @property
@@ -62,41 +61,17 @@ class Result:
 
         Returns:
             "path", "class" (the true one), and "predicted" and "correct" where classes are guessed, else "score". Of
-            images with several labels "path", "classes" (the true ones), and every class's score under its name.
+            images with several labels "path", "classes" (the true ones), and every class's score under its name. Of
+            `clusters` the columns of its assignments.csv: "path", "cluster", "similarity" and more.
 
         Raises:
             UserError: the protocol says nothing of single images, or there is no such figure.
         """
-        from .reporting.label_scores import LabelScores
-        from .reporting.predictions import Predictions, Scored
+        from .pairing import PerImage
 
-        scored = self.scored
-        if isinstance(scored, LabelScores):
-            return self._label_scores(scored, figure)
-        if not isinstance(scored, Scored):
+        if not isinstance(self.scored, PerImage):
             raise UserError(f"{self.record.protocol} makes no prediction for each image")
-        names = list(scored.scores())
-        name = self.main if figure is None else figure
-        if name not in names:
-            raise UserError(f"no predictions of {name}{nearest_name(name, names)} (there are {', '.join(names)})")
-        true = [scored.classes[target] for target in scored.targets.tolist()]
-        columns: dict[str, list[Any]] = {"path": list(scored.names), "class": true}
-        if not isinstance(scored, Predictions):
-            return columns | {"score": scored.scores()[name].tolist()}
-        template = next(each for each in scored.values if name in (each.format("top1"), each.format("top5")))
-        guesses = [scored.classes[ranked] for ranked in scored.values[template][:, 0].tolist()]
-        return columns | {"predicted": guesses, "correct": scored.scores()[name].tolist()}
-
-    def _label_scores(self, scored: "LabelScores", figure: str | None) -> dict[str, list[Any]]:
-        by_figure = {name: scores for template, scores in scored.values.items() for name in scored.names_of(template)}
-        name = next(iter(by_figure)) if figure is None else figure
-        if name not in by_figure:
-            raise UserError(
-                f"no predictions of {name}{nearest_name(name, by_figure)} (there are {', '.join(by_figure)})"
-            )
-        true = [[name for name, here in zip(scored.classes, row, strict=True) if here == 1] for row in scored.targets]
-        scores = dict(zip(scored.classes, by_figure[name].T.tolist(), strict=True))
-        return {"path": list(scored.names), "classes": true, **scores}
+        return self.scored.columns(self.main if figure is None else figure)
 
     @property
     def main(self) -> str:

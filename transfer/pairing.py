@@ -1,9 +1,13 @@
 """What two results need in order to be compared: the same test images, and a paired test of a figure of each."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from excb.errors import UserError, nearest_name
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,14 @@ class Comparison:
     only_second: int  # the same of the second
     p_value: float  # of the hypothesis that both are equally good
     test: str  # the name of the test
+
+
+@runtime_checkable
+class PerImage(Protocol):
+    """What a protocol says of every image."""
+
+    def columns(self, figure: str) -> dict[str, list[Any]]:
+        """A value for every image by column, as `Result.predictions` returns them; UserError if no such figure."""
 
 
 class Paired(ABC):
@@ -42,3 +54,10 @@ class Paired(ABC):
     @abstractmethod
     def compared(self, figure: str, other: Any, other_figure: str) -> Comparison:
         """Test a figure of this result, the first, against one of another result, the second."""
+
+
+def named(figure: str, figures: Mapping[str, T]) -> T:
+    """What is said for a figure. Raises UserError if there is none of this name."""
+    if figure not in figures:
+        raise UserError(f"no predictions of {figure}{nearest_name(figure, figures)} (there are {', '.join(figures)})")
+    return figures[figure]

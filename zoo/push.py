@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from excb.checkpoint import exported
 from excb.checkpoint.stored import Stored
 from excb.console import Reporter
 from excb.errors import UserError, require
-from excb.files.atomic import write_text
+from excb.files.atomic import new_folder, write_text
 from excb.files.markdown import line
 from excb.hub import catalogue as rows
 from excb.hub import loading, selftest
@@ -96,11 +95,11 @@ def package(
     tag: str | None = None,
     untested: str | None = None,
 ) -> tuple[Checkpoint, str]:
-    """Write all that is published of a checkpoint into a folder named after it, and prove it.
+    """Write all that is published of a checkpoint into a folder named after it, once it is proven.
 
     Args:
         source: what `excb.load` takes.
-        folder: to write.
+        folder: to write; it appears whole, or what was there before stays.
         results: files of `excb-eval`, measured on these weights.
         licence: of the weights.
         repo: "user/name" of the repository that it will be in, if any.
@@ -111,27 +110,31 @@ def package(
         The catalogue's row, and the tag.
 
     Raises:
-        UserError: the self-test fails, a result is of other weights, or the weights' licence forbids publishing.
+        UserError: the self-test fails, a result is of other weights, the weights' licence forbids publishing, or the
+            folder cannot be written.
     """
     require(untested is None or bool(untested.strip()), 'say why it is not tested, as --untested "trained on noise"')
     named = rows.find(source)
     stored = loading.read(source)
     row = Checkpoint.from_dict(recorded_row) if (recorded_row := stored.facts.get("checkpoint")) else named
     _check_rights(row, licence)
-    export(str(stored.file), folder)
-    block = exported.read_config(folder)["excb"]
-    _check_origin(block)
-    backbone = loading.load(folder)  # the export itself, not its source
-    if untested is None:
-        _prove(folder, backbone, stored.file.parent)
-    measured = results_of(backbone.network.state_dict(), results)
-    sha256 = exported.sha256_of(folder / exported.WEIGHTS)
-    step = block["step"]
-    revision = tag or (f"v{block['version']}-step{step}" if step is not None else sha256[:8])
-    entry = _entry(row, backbone, measured, name=folder.name, licence=licence, sha256=sha256)
-    if repo is not None:
-        entry = replace(entry, locations=(f"hf-hub:{repo}@{revision}",))
-    _describe(folder, entry, stored, measured, untested, repo=repo)
+    target = folder.resolve()
+    exported.check_replaceable(target)
+    with new_folder(target) as unfinished:
+        export(str(stored.file), unfinished)
+        block = exported.read_config(unfinished)["excb"]
+        _check_origin(block)
+        backbone = loading.load(unfinished)  # the export itself, not its source
+        if untested is None:
+            _prove(target.name, unfinished, backbone, stored.file.parent)
+        measured = results_of(backbone.network.state_dict(), results)
+        sha256 = exported.sha256_of(unfinished / exported.WEIGHTS)
+        step = block["step"]
+        revision = tag or (f"v{block['version']}-step{step}" if step is not None else sha256[:8])
+        entry = _entry(row, backbone, measured, name=target.name, licence=licence, sha256=sha256)
+        if repo is not None:
+            entry = replace(entry, locations=(f"hf-hub:{repo}@{revision}",))
+        _describe(unfinished, entry, stored, measured, untested, repo=repo)
     return entry, revision
 
 
@@ -161,7 +164,7 @@ def _check_origin(facts: dict[str, Any]) -> None:
             _check_rights(row, "")
 
 
-def _prove(folder: Path, backbone: Backbone, source: Path) -> None:
+def _prove(name: str, folder: Path, backbone: Backbone, source: Path) -> None:
     """Refuse untrained weights, and any that fail the new self-test or the source's own."""
     try:
         selftest.trained(backbone)
@@ -170,7 +173,7 @@ def _prove(folder: Path, backbone: Backbone, source: Path) -> None:
     folders = [place for place in (folder, source) if (place / exported.CONFIG).is_file()]
     tests = [exported.read_part(place, exported.SELFTEST) for place in folders]
     if tests[0] is None:
-        raise UserError(f"{folder.name} has no self-test: only checkpoints with one are published")
+        raise UserError(f"{name} has no self-test: only checkpoints with one are published")
     for expected in tests:
         if expected is not None:
             selftest.check(backbone, expected)
@@ -248,8 +251,6 @@ def _describe(
             "seconds": stored.contents.get("seconds"),
         }
     write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", folder / exported.CONFIG)
-    for earlier in (exported.RESULTS, exported.EVAL_RESULTS):
-        shutil.rmtree(folder / earlier, ignore_errors=True)
     for name, result in results.items():
         write_text(result.to_json() + "\n", folder / exported.RESULTS / f"{name}.json")
         if (entries := eval_results(result, repo=repo)) is not None:

@@ -71,7 +71,7 @@ def write(
         UserError: it cannot be written, or something is there that is no export.
     """
     target = folder.resolve()
-    _check_replaceable(target)
+    check_replaceable(target)
     config = timm_format.config_for(architecture, preprocessing, width)
     with new_folder(target) as unfinished:
         (unfinished / WEIGHTS).write_bytes(serialised(tensors))
@@ -88,7 +88,8 @@ def write(
     return folder
 
 
-def _check_replaceable(target: Path) -> None:
+def check_replaceable(target: Path) -> None:
+    """Check that a path is free, or holds an export that may be replaced. Raises UserError if not."""
     if target.is_dir():
         if others := sorted(file.name for file in target.iterdir() if file.name not in FILES):
             raise UserError(f"cannot write {target}: it holds other files ({others[0]}): name a new folder")

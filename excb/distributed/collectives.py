@@ -57,13 +57,17 @@ def broadcast(tensors: Iterable[Tensor]) -> None:
             dist.broadcast(tensor.detach(), 0)
 
 
+# The name in newer releases of torch, some of which warn of the earlier one.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
 def gather_rows(rows: Tensor) -> Tensor:
     """Concatenate the rows of all ranks in order: [R, ...] each -> [world_size * R, ...] on all."""
     if world_size() == 1:
         return rows
     rows = rows.contiguous()
     gathered = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
-    dist.all_gather_into_tensor(gathered, rows)
+    _all_gather(gathered, rows)
     return gathered
 
 

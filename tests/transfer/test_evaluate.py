@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,8 +211,25 @@ def test_clusters_of_a_backbone_with_heads(place: Path) -> None:
     named = excb.evaluate(place / "run", "clusters", data=place / "data", **QUICK)
     loaded = excb.evaluate(excb.load(place / "run", heads=True), "clusters", data=place / "data", **QUICK)
     assert loaded.figures == named.figures
-    with pytest.raises(UserError, match="clusters makes no prediction for each image"):
-        named.predictions()
+
+
+def test_cluster_assignments_are_columns_and_agree_with_the_file(place: Path, tmp_path: Path) -> None:
+    result = excb.evaluate(place / "run", "clusters", data=place / "data", **QUICK)
+    columns = result.predictions()
+    assert [path.split("/")[0] for path in columns["path"]] == columns["label"]
+    assert max(Counter(columns["cluster"]).values()) == result.figures["largest_images"]
+
+    result.save(tmp_path / "clusters.json")
+    with (tmp_path / "clusters" / "assignments.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [int(row["cluster"]) for row in rows] == columns["cluster"]
+    assert [float(row["similarity"]) for row in rows] == pytest.approx(columns["similarity"], abs=1e-6)
+
+
+def test_a_result_without_predictions_says_so(place: Path) -> None:
+    result = excb.Result(excb.evaluate(place / "run", "knn", data=place / "data", k=[3], **QUICK).record)
+    with pytest.raises(UserError, match="knn makes no prediction for each image"):
+        result.predictions()
 
 
 def test_a_network_with_our_preprocessing_takes_other_sizes(place: Path) -> None:

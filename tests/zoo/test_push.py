@@ -24,7 +24,7 @@ from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width, weights_hash
 from excb.results.result import Result
 from excb.zoo import push as module
-from excb.zoo.push import push
+from excb.zoo.push import package, push
 from tests.run_files import TINY_RESNET, features, pictures, tiny_recipe, write_run
 
 TAG = f"v{excb.__version__}-step7"
@@ -339,6 +339,33 @@ def test_weights_that_may_be_passed_on_keep_their_licence(run: Path, uploads: li
     entry = quietly(folder, licence="apache-2.0")
     assert (entry.method, entry.source) == ("DINO", "https://theirs.example")
     assert len(uploads) == 1
+
+
+def test_a_refused_package_leaves_nothing_and_an_earlier_one_as_it_was(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out" / "tiny"
+    with pytest.raises(UserError, match="hardly better than random"):
+        package(str(run), folder, licence="mit")
+    assert list(folder.parent.iterdir()) == []
+
+    monkeypatch.setattr(selftest, "trained", lambda _backbone: None)
+    package(str(run), folder, licence="mit")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert {"README.md", "config.json", "model.safetensors"} <= set(before)
+
+    results = [result_file(run, tmp_path / "knn.json", checkpoint={"weights_sha256": "0" * 64})]
+    with pytest.raises(UserError, match="other weights"):
+        package(str(run), folder, licence="mit", results=results)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_folder_with_other_files_is_not_replaced(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"it holds other files \(thesis\.tex\)"):
+        package(str(run), tmp_path, licence="mit", untested="a test")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 def test_nothing_to_publish_and_no_token(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..task import Task
     from .command import Clusters, Options
+    from .files import Assigned
 
 
 def _add_options(parser: Parser) -> None:
@@ -134,24 +135,43 @@ def _evaluation(
     results: Path | None = None,
 ) -> Evaluation:
     """See `protocol.OpenEvaluation`."""
-    from excb.distributed.collectives import run_on_rank0
-
     from . import command
 
     request = _open(args, device, reporter, results=results)
 
     def measure(table: bool) -> Measured:
         clusters = request.evaluate(reporter, table=table)
-
-        def write(result: "Result", file: Path) -> list[Path]:
-            written, name, folder = replace(clusters, result=result), request.name, file.with_suffix("")
-            return run_on_rank0(
-                lambda: command.write(written, request.images, folder, reporter, name=name, options=request.options)[1]
-            )
-
-        return clusters.result, write
+        return clusters.result, _Files(request, clusters, reporter)
 
     return Evaluation(command.describe(request.images), measure)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Writes the folder of a result."""
+
+    request: _Request
+    clusters: "Clusters"
+    reporter: Reporter
+
+    @property
+    def scored(self) -> "Assigned":
+        """The cluster of every image."""
+        from .files import Assigned
+
+        return Assigned(self.clusters.assignment, self.request.images)
+
+    def __call__(self, result: "Result", file: Path) -> list[Path]:
+        from excb.distributed.collectives import run_on_rank0
+
+        from . import command
+
+        request, clusters, folder = self.request, replace(self.clusters, result=result), file.with_suffix("")
+        return run_on_rank0(
+            lambda: command.write(
+                clusters, request.images, folder, self.reporter, name=request.name, options=request.options
+            )[1]
+        )
 
 
 CLUSTERS = Protocol(

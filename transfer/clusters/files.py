@@ -5,7 +5,9 @@ import hashlib
 import importlib.util
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,24 +40,42 @@ def labels_of(images: Images) -> list[str]:
     return [classes[label] for label in images.labels.tolist()]
 
 
+@dataclass(frozen=True)
+class Assigned:
+    """The clusters of a set's images, as `Result.predictions` shows them."""
+
+    assignment: Assignment
+    images: Images
+
+    def columns(self, _figure: str) -> dict[str, list[Any]]:
+        """The columns of the files, in the set's order; all figures come from the same assignment."""
+        assignment = self.assignment
+        values = (
+            names_of(self.images),
+            assignment.first.tolist(),
+            assignment.similarity.tolist(),
+            assignment.second.tolist(),
+            assignment.margin.tolist(),
+            labels_of(self.images),
+        )
+        return dict(zip(HEADER, values, strict=True))
+
+
 def to_csv(assignment: Assignment, images: Images) -> bytes:
     """A row for every image, in the set's order.
 
     Spreadsheets cannot take a cell for a formula: a path that begins like one is written ./PATH, which is the same
     file, and such a label gets an apostrophe before it.
     """
+    columns = Assigned(assignment, images).columns("")
+    columns["path"] = [f"./{path}" if path.startswith(_FORMULA) else path for path in columns["path"]]
+    for name in ("similarity", "margin"):
+        columns[name] = [f"{value:.6f}" for value in columns[name]]
+    columns["label"] = [f"'{label}" if label.startswith(_FORMULA) else label for label in columns["label"]]
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(HEADER)
-    columns = (
-        [f"./{path}" if path.startswith(_FORMULA) else path for path in names_of(images)],
-        assignment.first.tolist(),
-        [f"{value:.6f}" for value in assignment.similarity.tolist()],
-        assignment.second.tolist(),
-        [f"{value:.6f}" for value in assignment.margin.tolist()],
-        [f"'{label}" if label.startswith(_FORMULA) else label for label in labels_of(images)],
-    )
-    writer.writerows(zip(*columns, strict=True))
+    writer.writerows(zip(*columns.values(), strict=True))
     return text.getvalue().encode()
 
 

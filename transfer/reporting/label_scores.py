@@ -12,6 +12,7 @@ from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
 from excb.results.result import Result
 
+from ..pairing import named
 from ..task import Task
 from . import average_precision
 from .average_precision import RESAMPLES, Summary, area, eleven_points
@@ -78,6 +79,18 @@ class LabelScores:
             template.format(name): round(100 * float(average_precision.mean(constant, self.targets, summary)[0]), 4)
             for template in self.values
             for name, summary in SUMMARIES.items()
+        }
+
+    def columns(self, figure: str) -> dict[str, list[Any]]:
+        """See `PerImage.columns`."""
+        scores = named(
+            figure, {name: scores for template, scores in self.values.items() for name in self.names_of(template)}
+        )
+        true = [[name for name, here in zip(self.classes, row, strict=True) if here == 1] for row in self.targets]
+        return {
+            "path": list(self.names),
+            "classes": true,
+            **dict(zip(self.classes, scores.T.tolist(), strict=True)),
         }
 
     def pack(self) -> bytes:

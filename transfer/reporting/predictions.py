@@ -18,7 +18,7 @@ from torch import Tensor
 from excb.errors import UserError
 from excb.files import npy
 
-from ..pairing import Comparison, Paired
+from ..pairing import Comparison, Paired, named
 from ..task import Task
 from . import confusion, scoring, statistics
 
@@ -84,6 +84,15 @@ class Scored(Paired):
         """See `statistics.compared`."""
         return statistics.compared(self.scores()[figure], other.scores()[other_figure])
 
+    def columns(self, figure: str) -> dict[str, list[Any]]:
+        """See `PerImage.columns`."""
+        scores = named(figure, self.scores())
+        true = [self.classes[target] for target in self.targets.tolist()]
+        return {"path": list(self.names), "class": true, **self._said(figure, scores)}
+
+    def _said(self, _figure: str, scores: Tensor) -> dict[str, list[Any]]:
+        return {"score": scores.tolist()}
+
     @abstractmethod
     def picture(self) -> bytes | None:
         """A PNG, such as of the confusions; None where there is nothing to draw."""
@@ -143,6 +152,11 @@ class Predictions(Scored):
     def _seeds(self, template: str) -> list[str]:
         """The templates of the seeds that this one is the mean of; none where it is no mean."""
         return [name for name in self.values if re.fullmatch(re.escape(template) + r"_seed\d+", name)]
+
+    def _said(self, figure: str, scores: Tensor) -> dict[str, list[Any]]:
+        template = next(each for each in self.values if figure in (each.format("top1"), each.format("top5")))
+        guesses = [self.classes[ranked] for ranked in self.values[template][:, 0].tolist()]
+        return {"predicted": guesses, "correct": scores.tolist()}
 
     @property
     def main(self) -> list[str]:

