@@ -59,7 +59,7 @@ NO_KERNEL = {
 }
 INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 # The shape of what these return depends on values.
-SIZED_BY_VALUES = {"nonzero", "masked_select", "bincount", "_unique2", "unique_dim", "unique_consecutive"}
+SIZED_BY_VALUES = {"nonzero", "masked_select", "bincount", "nms", "_unique2", "unique_dim", "unique_consecutive"}
 
 
 @dataclass(frozen=True)
@@ -218,6 +218,8 @@ class FakeCuda(TorchDispatchMode):
         with self._fake:
             if name == "nonzero":
                 return torch.zeros(values.numel(), values.ndim, dtype=torch.int64, device=values.device)
+            if name == "nms":
+                return torch.zeros(len(values), dtype=torch.int64, device=values.device)
             if name == "masked_select":
                 return torch.zeros(values.numel(), dtype=values.dtype, device=values.device)
             if name == "bincount":

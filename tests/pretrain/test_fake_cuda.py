@@ -1,8 +1,13 @@
 """The training step on a fake CUDA device: no wait, no mix of devices, and no more kernels than stated."""
 
+from collections.abc import Iterator
+
 import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from excb.balancing.table import BALANCERS
+from excb.pretrain import step as step_module
 from excb.pretrain.overrides import apply, find_recipe
 from tests.pretrain.fake_steps import ALLOWED, FAMILIES, gpu_recipe, record
 
@@ -64,6 +69,36 @@ def test_nor_does_adapting_a_trained_backbone(lora: int) -> None:
         pytest.importorskip("peft")
     anchored = ("adapt.warmup_epochs=0", f"adapt.lora_rank={lora}", "method.centroid_init=random")
     recipe = apply(find_recipe("adapt"), [*TINY, *VIT, *anchored])
+    assert record(recipe, 4, steps=1).unexpected(ALLOWED) == {}
+
+
+@pytest.fixture
+def two_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Rank 0 of two, whose collectives move nothing.
+
+    DistributedDataParallel is left out: in its first steps it times itself by events in C++, where no device is faked.
+    """
+    monkeypatch.setattr(step_module, "average_gradients", lambda *_, **__: None)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # type: ignore[no-untyped-call]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_processes")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *[(*RESNET, f"method.balancing={name}") for name in BALANCERS],
+        (*RESNET, "method.contrast=1"),
+        (*RESNET, "method.contrast=1", "efficiency.checkpointing=true"),
+        (*RESNET, "efficiency.accumulate=2"),
+        (*VIT, "method.contrast=1", "method.regression=1"),
+    ],
+    ids=lambda overrides: " ".join(part.split(".")[-1] for part in overrides if "options" not in part),
+)
+def test_nor_does_what_several_processes_tell_each_other(overrides: tuple[str, ...]) -> None:
+    """Statistics of BatchNorm, cluster sizes, rows for contrast and assignments over ranks."""
+    recipe = apply(find_recipe("conv4_tiny"), [*TINY, "efficiency.precision=bf16", *overrides])
     assert record(recipe, 4, steps=1).unexpected(ALLOWED) == {}
 
 

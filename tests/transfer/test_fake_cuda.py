@@ -11,6 +11,8 @@ import torch
 
 from excb.console import Reporter
 from excb.neighbours.nearest import nearest
+from excb.transfer.detection.setup.samples import Loader
+from excb.transfer.detection.torchvision.training import Training
 from excb.transfer.features.precision import Precision
 from excb.transfer.finetuning import training
 from excb.transfer.finetuning.training import Settings
@@ -18,9 +20,11 @@ from excb.transfer.instances.ranking import positions
 from excb.transfer.linear.probe import Probe
 from excb.transfer.probes.recipes import PROTOCOLS
 from excb.transfer.task import Task
-from tests.fake_cuda import FakeCuda, fake_cuda
+from tests.fake_cuda import CUDA, FakeCuda, fake_cuda
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
+from tests.transfer.detection.tiny_detector import make_job, small_networks
 from tests.transfer.labelled_images import write_folder
+from tests.transfer.tiny_coco import write_coco
 
 pytestmark = [
     pytest.mark.fake_cuda,
@@ -59,6 +63,43 @@ SEARCH = ALLOWED | dict.fromkeys(
     ),
     "how much there is to compare",
 )
+
+
+# What torchvision's Mask R-CNN asks the GPU for, most of it once an image. Our part asks for one thing an image.
+DETECTION = {
+    **dict.fromkeys(
+        (
+            "torchvision.models.detection._utils:BoxCoder.decode_single",
+            "torchvision.models.detection._utils:BoxCoder.encode_single",
+            "torchvision.ops.boxes:_batched_nms_coordinate_trick",
+        ),
+        "a few numbers from the CPU",
+    ),
+    **dict.fromkeys(
+        (
+            "torchvision.models.detection.rpn:RegionProposalNetwork.filter_proposals",
+            "torchvision.ops.boxes:nms",
+            "torchvision.ops.boxes:remove_small_boxes",
+        ),
+        "which proposals are kept",
+    ),
+    **dict.fromkeys(
+        (
+            "torchvision.models.detection._utils:BalancedPositiveNegativeSampler.__call__",
+            "torchvision.models.detection._utils:Matcher.set_low_quality_matches_",
+            "torchvision.models.detection.roi_heads:RoIHeads.subsample",
+            "torchvision.models.detection.rpn:RegionProposalNetwork.compute_loss",
+        ),
+        "which anchors and proposals are sampled",
+    ),
+    "torchvision.models.detection.roi_heads:fastrcnn_loss": "which regions are of an object",
+    "excb.transfer.detection.torchvision.heads:SharedHeads._losses.<locals>.<listcomp>": "the same",
+    "excb.transfer.detection.torchvision.training:Training._reading.<locals>.read": "a step's losses, in the next step",
+}
+FPN = DETECTION | {
+    "torchvision.ops.poolers:_multiscale_roi_align": "which level a region is of",
+    "torchvision.models.detection.roi_heads:RoIHeads.forward": "which regions are of an object",
+}
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +190,25 @@ def test_fine_tuning_reads_a_loss_while_the_next_step_runs(
         wanted += ["step"] if number % epoch == 0 else ["step", f"read {number - 1}"]
         wanted += [f"read {number}"] if (number + 1) % epoch == 0 else []
     assert order == wanted
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize(("architecture", "allowed", "waits"), [("c4", DETECTION, 15), ("fpn", FPN, 19)])
+def test_detection_waits_where_torchvision_counts_boxes(
+    tmp_path: Path, architecture: str, allowed: dict[str, str], waits: int, precision: str
+) -> None:
+    """Never for a loss before the next step runs, nor for images. The number is that of an image and a step."""
+    with small_networks():
+        job = make_job(write_coco(tmp_path / "coco"), tmp_path, architecture=architecture, precision=precision)
+        batch = next(iter(Loader(job.train, job.settings)))
+        with fake_cuda() as cuda:
+            training = Training(replace(job, device=CUDA))
+            read = training.step(batch, 0)
+            cuda.reset()
+            training.step(batch, 1)
+            read()
+    assert cuda.record.unexpected(allowed) == {}
+    assert sum(cuda.record.waits.values()) <= waits * len(batch)
 
 
 @pytest.mark.parametrize("name", ["resnet", "simsiam", "fast"])

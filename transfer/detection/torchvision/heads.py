@@ -1,5 +1,6 @@
 """C4's heads: conv5 runs on each region once, shared by boxes and masks."""
 
+import itertools
 from collections.abc import Mapping
 
 import torch
@@ -34,9 +35,12 @@ class SharedHeads(RoIHeads):
         proposals, matched, labels, shifts = self.select_training_samples(proposals, targets)
         regions = self._regions(features, proposals)
         classes, boxes = fastrcnn_loss(*self._boxes(regions), labels, shifts)
-        foreground = [each > 0 for each in labels]
+        # As numbers, which a GPU is asked for once an image; it would be asked for each use of a mask.
+        foreground = [each.nonzero().flatten() for each in labels]
+        starts = itertools.accumulate((len(each) for each in labels), initial=0)
+        rows = torch.cat([start + each for start, each in zip(starts, foreground, strict=False)])
         masks = maskrcnn_loss(
-            self.mask_predictor(regions[torch.cat(foreground)]),
+            self.mask_predictor(regions[rows]),
             [each[kept] for each, kept in zip(proposals, foreground, strict=True)],
             [target["masks"] for target in targets],
             [target["labels"] for target in targets],
