@@ -79,7 +79,7 @@ def two_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     DistributedDataParallel is left out: in its first steps it times itself by events in C++, where no device is faked.
     """
     monkeypatch.setattr(step_module, "average_gradients", lambda *_, **__: None)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield
     dist.destroy_process_group()
 
