@@ -1,26 +1,36 @@
-"""Images/s that one thread decodes from JPEG files to arrays: simplejpeg, torchvision and Pillow.
+"""Images/s that one thread decodes from JPEGs to arrays: simplejpeg, torchvision and Pillow; and nvJPEG's on a GPU.
 
 Run: python -m benchmarks.jpeg_decoding [--data FOLDER] [--images 100] [--turns 15]
+     python -m benchmarks.jpeg_decoding --device cuda --data FOLDER --images 1024 --turns 5 [--json FILE]
 
 Files are read into memory first; without --data they are the photographs of `input_pipeline.py`, 500 x 375. Decoders
 take turns at all images, and the least processor time of each image counts, because others may use the machine. Each
 time includes what pretraining does before it decodes: Pillow reads the header and EXIF. It fails where pixels differ.
+
+With --device cuda all images also pass through nvJPEG (torchvision's `decode_jpeg`) in batches, by the clock. Its
+pixels are compared with the others' but may differ: pretraining promises equal pixels, so it does not use nvJPEG.
 """
 
 import argparse
 import io
+import json
 import tempfile
 import time
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
 
 from benchmarks.input_pipeline import write_photographs
+from excb.files.atomic import write_text
 from excb.images import jpeg
 from excb.images.decoding import open_image
 from excb.images.scanning import scan_folder
+
+BATCH = 64  # images that nvJPEG decodes at once
 
 
 def decoded(coded: bytes, decoder: jpeg.Decoder) -> np.ndarray:
@@ -29,12 +39,39 @@ def decoded(coded: bytes, decoder: jpeg.Decoder) -> np.ndarray:
     return np.asarray(open_image(io.BytesIO(coded))) if array is None else array
 
 
+def by_device(files: list[bytes], expected: list[np.ndarray], device: torch.device, turns: int) -> dict[str, Any]:
+    """Time of torchvision's decoder for a device, in batches, and how far its pixels are from the expected ones."""
+    coded = [torch.from_numpy(np.frombuffer(file, np.uint8).copy()) for file in files]
+    seconds, images = np.inf, list[Tensor]()
+    for _ in range(turns):
+        start = time.perf_counter()
+        images = []
+        for first in range(0, len(coded), BATCH):
+            images += decode_jpeg(coded[first : first + BATCH], ImageReadMode.RGB, device=str(device))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = min(seconds, time.perf_counter() - start)
+    apart = [
+        np.abs(image.permute(1, 2, 0).cpu().numpy().astype(np.int16) - array)
+        for image, array in zip(images, expected, strict=True)
+    ]
+    return {
+        "device": device.type,
+        "milliseconds": round(1000 * seconds / len(files), 4),
+        "equal_images": sum(int(each.max() == 0) for each in apart),
+        "largest_difference": max(int(each.max()) for each in apart),
+        "mean_difference": round(float(np.mean([each.mean() for each in apart])), 4),
+    }
+
+
 def main() -> None:
     """Print images/s of every decoder."""
     parser = argparse.ArgumentParser(description="decoders of JPEGs")
     parser.add_argument("--data", type=Path, help="folder of JPEGs")
     parser.add_argument("--images", type=int, default=100, help="of the folder, evenly spaced")
     parser.add_argument("--turns", type=int, default=15, help="times that each image is decoded")
+    parser.add_argument("--device", type=torch.device, help="also decode in batches on this device: cuda is nvJPEG")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     args = parser.parse_args()
     torch.set_num_threads(1)
     jpeg.require_installed("simplejpeg")
@@ -58,6 +95,15 @@ def main() -> None:
         mean = seconds[row].mean()
         ratio = seconds[decoders.index("torchvision")].mean() / mean
         print(f"{decoder:12} {1000 * mean:6.3f} ms  {1 / mean:7,.0f} images/s  {ratio:.2f} x torchvision")
+    figures: dict[str, Any] = {
+        "images": len(files),
+        "milliseconds": {name: round(1000 * float(row.mean()), 4) for name, row in zip(decoders, seconds, strict=True)},
+    }
+    if args.device is not None:
+        figures["batched"] = batched = by_device(files, expected, args.device, args.turns)
+        print(f"{args.device.type:12} {batched['milliseconds']:6.3f} ms  in batches of {BATCH}; {batched}")
+    if args.json:
+        write_text(json.dumps(figures, indent=1) + "\n", args.json)
 
 
 if __name__ == "__main__":

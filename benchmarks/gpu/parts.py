@@ -154,6 +154,15 @@ PARTS = (
         tiny="--arch resnet18 --images 4 --batch 2 --workers 0 --turns 1",
     ),
     Part(
+        "decoding",
+        "JPEGs decoded by nvJPEG in batches, against one core's decoders",
+        40,
+        "-m benchmarks.jpeg_decoding --device {device} --data {images} --images 512 --turns 3 --json {figures}",
+        results.decoding,
+        tiny="--images 4 --turns 1",
+        needs=("simplejpeg",),
+    ),
+    Part(
         "knn",
         "exact k-NN, 1,281,167 x 384 bank, 10,000 queries, k = 200, against full similarity rows with topk",
         60,

@@ -20,6 +20,17 @@ def tests(figures: Figures) -> str:
     return counts + (f": {', '.join(failed)}" if failed else "")
 
 
+def decoding(figures: Figures) -> str:
+    """Of `benchmarks.jpeg_decoding`."""
+    batched, core = figures["batched"], figures["milliseconds"]["simplejpeg"]
+    rate, times = 1000 / batched["milliseconds"], core / batched["milliseconds"]
+    return (
+        f"{rate:,.0f} images/s on the device, {times:.1f} times one core with simplejpeg; {batched['equal_images']} of "
+        f"{figures['images']} images have equal pixels, others differ by at most {batched['largest_difference']} of "
+        f"255 (mean {batched['mean_difference']:.2f})"
+    )
+
+
 def loss_head(figures: Figures) -> str:
     """Of `benchmarks.loss_head`."""
     ways = figures["ways"]
