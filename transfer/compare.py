@@ -13,8 +13,7 @@ from . import protocols
 from .pairing import Comparison, Paired
 from .protocol import Fields
 from .reporting.fields import differences, named, readable
-from .reporting.predictions import Scored
-from .reporting.report import read
+from .reporting.report import read_paired
 
 LEVEL = 0.05
 
@@ -33,7 +32,7 @@ class Side(NamedTuple):
         protocol = protocols.of_result(result.protocol)
         if protocol is not None and protocol.read_paired is not None:
             return cls(str(file), result, protocol.read_paired(file))
-        return cls(str(file), *read(file))
+        return cls(str(file), *read_paired(file))
 
 
 def compare(
@@ -42,7 +41,8 @@ def compare(
     """Compare two results image by image: a paired test, and the paired bootstrap of the difference.
 
     Hits, of top-1 and top-5 accuracy, take the exact McNemar test; scores that are numbers, such as average precision,
-    take a randomisation test. So does the mIoU of segmentation, where images change sides with all their pixels.
+    take a randomisation test. So does the mIoU of segmentation, where images change sides with all their pixels. The
+    mAP of images with several labels takes the bootstrap itself.
 
     Args:
         first: a result's FILE.json, with its predictions beside it; or what such files hold.
@@ -87,10 +87,10 @@ def compare(
 def _check_same_images(first: Side, second: Side) -> None:
     """A paired test needs the same images with the same labels."""
     a, b = first.scored, second.scored
-    if isinstance(a, Scored) != isinstance(b, Scored):
+    if a.judged != b.judged:
         raise UserError(
             f"{first.name} is of protocol {first.result.protocol}, and {second.name} of {second.result.protocol}: "
-            "one labels images and the other pixels; compare results of one of them"
+            f"one judges {a.judged}, the other {b.judged}; compare results of one kind"
         )
     if list(a.names) != list(b.names):
         differing = len(set(a.names) ^ set(b.names))

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from excb.errors import UserError, nearest_name
 
@@ -36,6 +36,7 @@ class Paired(ABC):
     """What a result says of every test image, for a paired test against another result of its kind."""
 
     names: Sequence[str]  # the test images' paths
+    judged: ClassVar[str]  # what is right or wrong, for a message
 
     @property
     @abstractmethod

@@ -1,11 +1,15 @@
 """Tests of `knn` and `linear` on images with a set of labels each: oracles in loops, files, and what refuses them."""
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from sklearn.metrics import label_ranking_average_precision_score, precision_recall_curve
 
 import excb
 from excb.errors import UserError
@@ -13,8 +17,11 @@ from excb.transfer.cli import main
 from excb.transfer.data.multilabel import MultiLabelImages
 from excb.transfer.data.sources import train_and_test
 from excb.transfer.leaderboard.submission import check
+from excb.transfer.reporting.average_precision import of_labels, resamples
+from excb.transfer.reporting.label_scores import LabelScores
+from excb.transfer.reporting.report import read_paired
 from tests.run_files import tiny_recipe, write_run
-from tests.transfer.labelled_images import features_by_loop
+from tests.transfer.labelled_images import features_by_loop, write_folder
 from tests.transfer.multilabel_images import CLASSES, write_lists
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -124,5 +131,78 @@ def test_from_python_every_class_has_a_score(place: Path) -> None:
     assert result.predictions("knn_mAP11_k3") == columns
     with pytest.raises(UserError, match="did you mean 'knn_mAP_k3'"):
         result.predictions("knn_mAP_k4")
-    with pytest.raises(UserError, match="has no score for each image"):
-        excb.compare(result, result)
+    same = excb.compare(result, result)["figures"]["knn_mAP_k3"]
+    assert (same["difference"], same["p_value"], same["words"]) == (0, 1, "both score the same")
+
+
+def test_results_are_compared_by_a_bootstrap(place: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    for file, k in zip(files, ("1", "10"), strict=True):
+        assert evaluate(place, "knn", "--k", k, "--out", str(file)) == 0
+    compared = excb.compare(*files, figure="knn_mAP_k1:knn_mAP_k10")["figures"]["knn_mAP_k1:knn_mAP_k10"]
+    one, two = (read_paired(file)[1] for file in files)
+    assert isinstance(one, LabelScores)
+    assert isinstance(two, LabelScores)
+    first, second = one.values["knn_{}_k1"], two.values["knn_{}_k10"]
+
+    def value(scores: np.ndarray, images: np.ndarray) -> float:
+        """mAP of images that may be drawn several times, class by class."""
+        each = []
+        for label in range(len(CLASSES)):
+            known = images[one.targets[images, label] >= 0]
+            own = one.targets[known, label] == 1
+            if own.any():
+                curve = precision_recall_curve(own, scores[known, label])
+                precision, recall = np.maximum.accumulate(curve[0]), curve[1]
+                each.append(float(-(np.diff(recall) * precision[:-1]).sum()))
+        return float(np.mean(each)) if each else np.nan
+
+    everyone = np.arange(len(one.names))
+    assert compared["first"] == pytest.approx(100 * value(first, everyone), abs=1e-3)
+    assert compared["second"] == pytest.approx(100 * value(second, everyone), abs=1e-3)
+    weights = np.concatenate(list(resamples(len(one.names))))
+    drawn = np.array(
+        [value(second, np.repeat(everyone, row)) - value(first, np.repeat(everyone, row)) for row in weights]
+    )
+    drawn = drawn[~np.isnan(drawn)]
+    assert compared["interval"] == pytest.approx(100 * np.percentile(drawn, [2.5, 97.5]), abs=1e-3)
+    rarer = min((drawn <= 1e-12).sum(), (drawn >= -1e-12).sum())
+    assert compared["p_value"] == pytest.approx(min(1, 2 * (1 + rarer) / (1 + len(drawn))), abs=1e-3)
+
+
+def test_labels_among_all_are_scikit_learns(place: Path) -> None:
+    random = np.random.default_rng(0)
+    scores, targets = random.integers(4, size=(60, 5)).astype(float), random.integers(2, size=(60, 5))
+    mean = of_labels(scores, targets).mean()
+    assert mean == pytest.approx(label_ranking_average_precision_score(targets, scores))
+    targets[:, 0] = -1
+    assert of_labels(scores, targets) == pytest.approx(of_labels(scores[:, 1:], targets[:, 1:]))
+
+
+def test_only_results_of_a_kind_on_equal_labels_are_compared(place: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"k": [3], "workers": 0, "quiet": True}
+    several = excb.evaluate(place / "run", "knn", data=f"multilabel:{place / 'data'}", **options)
+    write_folder(tmp_path / "train", each=3)
+    write_folder(tmp_path / "test", each=3)
+    one = excb.evaluate(place / "run", "knn", data=tmp_path, **options)
+    with pytest.raises(UserError, match="one judges several labels per image, the other one class per image"):
+        excb.compare(several, one)
+    assert isinstance(several.scored, LabelScores)
+    changed = replace(several, scored=replace(several.scored, targets=1 - np.abs(several.scored.targets)))
+    with pytest.raises(UserError, match=r"the labels of .* differ"):
+        excb.compare(several, changed)
+
+
+@pytest.mark.parametrize("change", ["bytes", "classes"])
+def test_scores_that_are_damaged_are_refused(place: Path, tmp_path: Path, change: str) -> None:
+    file = tmp_path / "knn.json"
+    assert evaluate(place, "knn", "--k", "3", "--out", str(file)) == 0
+    _, scored = read_paired(file)
+    assert isinstance(scored, LabelScores)
+    packed = b"nothing" if change == "bytes" else replace(scored, classes=scored.classes[1:]).pack()
+    file.with_suffix(".safetensors").write_bytes(packed)
+    contents = json.loads(file.read_text())
+    contents["predictions"]["sha256"] = hashlib.sha256(packed).hexdigest()
+    file.write_text(json.dumps(contents))
+    with pytest.raises(UserError, match=r"knn\.safetensors holds no scores .*: evaluate again"):
+        excb.compare(file, file)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,6 +40,8 @@ class Segmentations(Paired):
     names: Sequence[str]
     classes: Sequence[str]
     runs: dict[str, list[Areas]]
+
+    judged: ClassVar[str] = "pixels"
 
     @property
     def main(self) -> list[str]:

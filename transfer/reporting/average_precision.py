@@ -80,6 +80,25 @@ def mean(scores: np.ndarray, targets: np.ndarray, summary: Summary, weights: np.
     return means
 
 
+def of_labels(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """How high each image's own labels are among all: label ranking average precision (scikit-learn).
+
+    Args:
+        scores: [Q, C].
+        targets: [Q, C] int8; ignored labels are left out.
+
+    Returns:
+        [Q], 0 to 1: the mean over an image's labels of the share of its own among those scored as high; 1 without any.
+    """
+    values = np.ones(len(scores))
+    for image, (row, target) in enumerate(zip(scores, targets, strict=True)):
+        known, own = row[target >= 0], row[target == 1]
+        if len(own):
+            above = (known >= own[:, None]).sum(1)
+            values[image] = ((own >= own[:, None]).sum(1) / above).mean()
+    return values
+
+
 def resamples(images: int) -> Iterator[np.ndarray]:
     """`RESAMPLES` bootstrap draws of so many images, in blocks [R, Q] int64 of how often each image is drawn.
 

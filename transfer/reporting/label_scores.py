@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
+from excb.errors import UserError
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
 from excb.results.result import Result
 
-from ..pairing import named
+from ..pairing import Comparison, Paired, named
 from ..task import Task
 from . import average_precision
 from .average_precision import RESAMPLES, Summary, area, eleven_points
@@ -24,7 +26,7 @@ SETTINGS = {"labels": "sets", "ignored": "left out", "ties": "one threshold", "r
 
 
 @dataclass(frozen=True)
-class LabelScores:
+class LabelScores(Paired):
     """Scores of every class for every test image.
 
     Args:
@@ -39,6 +41,7 @@ class LabelScores:
     classes: tuple[str, ...]
     values: dict[str, np.ndarray]
 
+    judged: ClassVar[str] = "several labels per image"
     suffix: ClassVar[str] = ".safetensors"
     picture_name: ClassVar[str] = "confusion"
 
@@ -81,11 +84,66 @@ class LabelScores:
             for name, summary in SUMMARIES.items()
         }
 
+    @property
+    def main(self) -> list[str]:
+        """The mAP of every template."""
+        return [template.format("mAP") for template in self.values]
+
+    @property
+    def testable(self) -> list[str]:
+        """Every summary of every template."""
+        return list(self._by_figure())
+
+    def _by_figure(self) -> dict[str, tuple[str, np.ndarray]]:
+        """The name of a figure's summary, and the scores [Q, C] that it sums up."""
+        return {
+            template.format(summary): (summary, scores)
+            for template, scores in self.values.items()
+            for summary in SUMMARIES
+        }
+
+    def require_same_truth(self, other: "LabelScores", name: str, other_name: str) -> None:
+        """See `Paired.require_same_truth`."""
+        if self.classes != other.classes or not np.array_equal(self.targets, other.targets):
+            raise UserError(f"the labels of {name} and {other_name} differ: evaluate both with the same labels")
+
+    def compared(self, figure: str, other: "LabelScores", other_figure: str) -> Comparison:
+        """A paired bootstrap over images. An image scores higher where its labels are ranked higher among all.
+
+        The p-value is twice the share of resamples in which the difference is 0 or has the other sign: an mAP is no
+        mean over images, and the scores of two networks are of unlike scales, so that images cannot change sides.
+
+        Raises:
+            UserError: the two are unlike measures.
+        """
+        (name, first), (other_name, second) = self._by_figure()[figure], other._by_figure()[other_figure]
+        if name != other_name:
+            raise UserError(f"--figure {figure}:{other_figure}: {name} and {other_name} are unlike measures")
+        values = [float(average_precision.mean(each, self.targets, SUMMARIES[name])[0]) for each in (first, second)]
+        drawn = np.concatenate(
+            [
+                average_precision.mean(second, self.targets, SUMMARIES[name], weights)
+                - average_precision.mean(first, self.targets, SUMMARIES[name], weights)
+                for weights in average_precision.resamples(len(self.names))
+            ]
+        )
+        drawn = drawn[~np.isnan(drawn)]
+        rarer = min((drawn <= 0).sum(), (drawn >= 0).sum())
+        alone = [average_precision.of_labels(each, self.targets) for each in (first, second)]
+        return Comparison(
+            100 * values[0],
+            100 * values[1],
+            100 * (values[1] - values[0]),
+            percentiles(drawn),
+            int((alone[0] > alone[1]).sum()),
+            int((alone[1] > alone[0]).sum()),
+            min(1.0, float(2 * (1 + rarer) / (1 + len(drawn)))),
+            "bootstrap",
+        )
+
     def columns(self, figure: str) -> dict[str, list[Any]]:
         """See `PerImage.columns`."""
-        scores = named(
-            figure, {name: scores for template, scores in self.values.items() for name in self.names_of(template)}
-        )
+        _, scores = named(figure, self._by_figure())
         true = [[name for name, here in zip(self.classes, row, strict=True) if here == 1] for row in self.targets]
         return {
             "path": list(self.names),
@@ -101,6 +159,26 @@ class LabelScores:
 
     def picture(self) -> None:
         """None: no class is taken for another."""
+
+
+def unpack(packed: bytes) -> LabelScores:
+    """What `LabelScores.pack` packed.
+
+    Raises:
+        ValueError: these bytes are something else.
+    """
+    try:
+        arrays = load(packed)
+        texts = json.loads(packed[8 : 8 + int.from_bytes(packed[:8], "little")])["__metadata__"]
+        names, classes = json.loads(texts["names"]), json.loads(texts["classes"])
+        targets = arrays.pop("targets")
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    shape = (len(names), len(classes))
+    fits = targets.dtype == np.int8 and all(each.dtype == np.float64 for each in arrays.values())
+    if not fits or not arrays or any(each.shape != shape for each in (targets, *arrays.values())):
+        raise ValueError(f"expected scores of {shape[0]} images and {shape[1]} classes")
+    return LabelScores(targets, names, tuple(classes), arrays)
 
 
 def report_label_scores(

@@ -42,6 +42,7 @@ class Scored(Paired):
     classes: tuple[str, ...]
     values: dict[str, Tensor]
 
+    judged: ClassVar[str] = "one class per image"
     suffix: ClassVar[str] = ".npz"
     picture_name: ClassVar[str] = "confusion"  # FILE.confusion.png
 

@@ -13,8 +13,10 @@ from excb.files.atomic import write_bytes, write_text
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 
+from ..pairing import Paired
 from ..task import Task
-from . import statistics
+from . import label_scores, statistics
+from .label_scores import LabelScores
 from .predictions import ImageScores, Predictions, Scored, unpack
 from .references import below, guesses
 
@@ -118,8 +120,20 @@ def _write(result: Result, scored: Packed, file: Path) -> list[Path]:
     return [file, arrays] if drawn is None else [file, arrays, picture]
 
 
+def read_paired(file: Path) -> tuple[Result, Paired]:
+    """Read what `write` wrote of images with one label or several. Raises UserError as `read` does."""
+    result = Result.read(file)
+    if not (result.predictions and result.predictions["file"].endswith(LabelScores.suffix)):
+        return read(file)
+    place, packed = bytes_beside(result, file, what="scores")
+    try:
+        return result, label_scores.unpack(packed)
+    except ValueError as error:
+        raise UserError(f"{place} holds no scores ({error}): evaluate again") from None
+
+
 def read(file: Path) -> tuple[Result, Predictions | ImageScores]:
-    """Read what `write` wrote.
+    """Read what `write` wrote of images with one label.
 
     Raises:
         UserError: it is no such file, or its predictions are missing or not its own.
