@@ -74,15 +74,11 @@ class TaskCommand:
             forecast(task, work, reporter)
             return 0
         table = not args.json and is_rank0()
-        result, write = self._measure(args, task, reporter, table)
+        measured = self._measure(args, task, reporter, table)
         if table and args.quiet:  # which silences the warning, and not what figures mean
             for note in task.unknown_notes(self.unknown):
                 reporter.answer(note)
-        if args.out is not None:
-            reporter.note(f"wrote {', '.join(map(str, write(result, args.out)))}")
-        if args.json and is_rank0():
-            reporter.answer(result.to_json())
-        return 0
+        return finish(measured, args, reporter)
 
     def open(
         self,
@@ -126,6 +122,16 @@ class TaskCommand:
             own.state = args.state.with_name(f"{args.state.name}.untrained")
         twin, _ = self.measure(own, task.untrained(), reporter, False)
         return with_untrained(result, twin)
+
+
+def finish(measured: Measured, args: argparse.Namespace, reporter: Reporter) -> int:
+    """Write what was measured to --out, and print it where --json asks for it; all ranks call this. The exit code."""
+    result, write = measured
+    if args.out is not None:
+        reporter.note(f"wrote {', '.join(map(str, write(result, args.out)))}")
+    if args.json and is_rank0():
+        reporter.answer(result.to_json())
+    return 0
 
 
 def forecast(task: "Task", work: Work, reporter: Reporter) -> None:

@@ -14,6 +14,7 @@ from ..options import CKPT, add_machine_options, add_out, add_untrained
 from ..parallel import in_parallel
 from ..protocol import Evaluation, Family, Fields, FigureKind, InSuite, Measured, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
+from ..task_command import finish
 from .heads.recipes import LINEAR, LOGISTIC, SETTINGS, options
 
 if TYPE_CHECKING:
@@ -84,12 +85,7 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
     if args.dry_run:
         _forecast(args, dense, request, reporter)
         return 0
-    result, write = _measured(args, dense, request, reporter, table=not args.json)
-    if args.out is not None:
-        reporter.note(f"wrote {', '.join(map(str, write(result, args.out)))}")
-    if args.json and is_rank0():
-        reporter.answer(result.to_json())
-    return 0
+    return finish(_measured(args, dense, request, reporter, table=not args.json), args, reporter)
 
 
 def _open(

@@ -13,6 +13,7 @@ from ..options import CKPT, add_machine_options, add_out, add_untrained
 from ..parallel import in_parallel
 from ..protocol import Evaluation, Family, FigureKind, Measured, Protocol, one_pass
 from ..reporting.fields import named
+from ..task_command import finish
 
 if TYPE_CHECKING:
     import torch
@@ -78,12 +79,7 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
     if args.dry_run:
         _forecast(args, instances, reporter)
         return 0
-    result, write = _measured(args, instances, request, reporter, table=not args.json)
-    if args.out is not None:
-        reporter.note(f"wrote {', '.join(map(str, write(result, args.out)))}")
-    if args.json and is_rank0():
-        reporter.answer(result.to_json())
-    return 0
+    return finish(_measured(args, instances, request, reporter, table=not args.json), args, reporter)
 
 
 def _open(
