@@ -138,7 +138,7 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
             stored.load_strictly(network.backbone, checkpoint.tensors, what=str(checkpoint.file))
         done = f"backbone from {recipe.init}; heads, centroids and s start from scratch"
     else:
-        done = _continue(model, checkpoint, images)
+        done = _continue(model, checkpoint, images, recipe.init)
     if checkpoint.architecture.positions != ours.positions:
         done += (
             f"; its {POSITIONS} was {checkpoint.architecture.positions}, now {ours.positions} "
@@ -156,7 +156,7 @@ def _overrides(wanted: Architecture, ours: Architecture) -> str:
     return name if wanted.options == ours.options else f"{name} {options}"
 
 
-def _continue(model: ExCB, checkpoint: stored.Stored, images: Images) -> str:
+def _continue(model: ExCB, checkpoint: stored.Stored, images: Images, init: str) -> str:
     """Load from a full checkpoint everything that is still valid for this model and these images."""
     tensors: dict[str, Tensor] = checkpoint.contents["model"]
     data = checkpoint.contents.get("data")
@@ -182,7 +182,8 @@ def _continue(model: ExCB, checkpoint: stored.Stored, images: Images) -> str:
     parts += ["predictor"] if any("predictor" in name for name in fresh) else []
     reset = " and ".join(part for part in parts if part)
     rest = f"; {reset} start from scratch" if reset else ", centroids and s too"
-    return f"both networks from {checkpoint.file}{rest}"
+    step = checkpoint.facts.get("step")
+    return f"both networks from {init}{'' if step is None else f', step {step}'}{rest}"
 
 
 def _describe(architecture: Architecture) -> str:

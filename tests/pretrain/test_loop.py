@@ -320,7 +320,8 @@ def test_going_on_from_a_full_checkpoint(images: Path, finished: Path, tmp_path:
     source = newest(finished)["model"]
     recipe = apply(find_recipe("quickstart"), [*OVERRIDES, f"init={finished}"])
     model = build_model(recipe)
-    assert "centroids and s too" in start_from(model, recipe, scan_folder(images))
+    said = start_from(model, recipe, scan_folder(images))
+    assert said == f"both networks from {finished}, step {newest(finished)['step']}, centroids and s too"
     assert_same(dict(model.state_dict()), source)
 
     others = write_images(tmp_path / "others", each=10)
