@@ -8,8 +8,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from excb.charts.style import drawable
 from excb.errors import UserError, require
-
-from .picture import as_rgb, is_picture
+from excb.images.picture import as_rgb, is_picture
 
 _GAP, _LINE, _POINTS = 6, 16, 12  # pixels: between cells, of a line of text, of its type
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
