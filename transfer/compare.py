@@ -13,7 +13,7 @@ from . import protocols
 from .pairing import Comparison, Paired
 from .protocol import Fields
 from .reporting.fields import differences, named, readable
-from .reporting.report import read_paired
+from .reporting.report import paired_beside
 
 LEVEL = 0.05
 
@@ -32,7 +32,7 @@ class Side(NamedTuple):
         protocol = protocols.of_result(result.protocol)
         if protocol is not None and protocol.read_paired is not None:
             return cls(str(file), result, protocol.read_paired(file))
-        return cls(str(file), *read_paired(file))
+        return cls(str(file), result, paired_beside(result, file))
 
 
 def compare(

@@ -57,10 +57,6 @@ def broadcast(tensors: Iterable[Tensor]) -> None:
             dist.broadcast(tensor.detach(), 0)
 
 
-# The name in newer releases of torch, some of which warn of the earlier one.
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-
-
 def gather_rows(rows: Tensor) -> Tensor:
     """Concatenate the rows of all ranks in order: [R, ...] each -> [world_size * R, ...] on all."""
     if world_size() == 1:
@@ -69,6 +65,12 @@ def gather_rows(rows: Tensor) -> Tensor:
     gathered = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
     _all_gather(gathered, rows)
     return gathered
+
+
+def _all_gather(gathered: Tensor, rows: Tensor) -> None:
+    # The name in newer releases of torch, some of which warn of the earlier one.
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    getattr(dist, name)(gathered, rows)
 
 
 class _GatherRows(torch.autograd.Function):

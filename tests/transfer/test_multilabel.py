@@ -14,12 +14,12 @@ from sklearn.metrics import label_ranking_average_precision_score, precision_rec
 import excb
 from excb.errors import UserError
 from excb.transfer.cli import main
+from excb.transfer.compare import Side
 from excb.transfer.data.multilabel import MultiLabelImages
 from excb.transfer.data.sources import train_and_test
 from excb.transfer.leaderboard.submission import check
 from excb.transfer.reporting.average_precision import of_labels, resamples
 from excb.transfer.reporting.label_scores import LabelScores
-from excb.transfer.reporting.report import read_paired
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, write_folder
 from tests.transfer.multilabel_images import CLASSES, write_lists
@@ -140,7 +140,7 @@ def test_results_are_compared_by_a_bootstrap(place: Path, tmp_path: Path) -> Non
     for file, k in zip(files, ("1", "10"), strict=True):
         assert evaluate(place, "knn", "--k", k, "--out", str(file)) == 0
     compared = excb.compare(*files, figure="knn_mAP_k1:knn_mAP_k10")["figures"]["knn_mAP_k1:knn_mAP_k10"]
-    one, two = (read_paired(file)[1] for file in files)
+    one, two = (Side.of(file).scored for file in files)
     assert isinstance(one, LabelScores)
     assert isinstance(two, LabelScores)
     first, second = one.values["knn_{}_k1"], two.values["knn_{}_k10"]
@@ -197,7 +197,7 @@ def test_only_results_of_a_kind_on_equal_labels_are_compared(place: Path, tmp_pa
 def test_scores_that_are_damaged_are_refused(place: Path, tmp_path: Path, change: str) -> None:
     file = tmp_path / "knn.json"
     assert evaluate(place, "knn", "--k", "3", "--out", str(file)) == 0
-    _, scored = read_paired(file)
+    scored = Side.of(file).scored
     assert isinstance(scored, LabelScores)
     packed = b"nothing" if change == "bytes" else replace(scored, classes=scored.classes[1:]).pack()
     file.with_suffix(".safetensors").write_bytes(packed)

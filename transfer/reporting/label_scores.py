@@ -45,23 +45,18 @@ class LabelScores(Paired):
     suffix: ClassVar[str] = ".safetensors"
     picture_name: ClassVar[str] = "confusion"
 
-    def names_of(self, template: str) -> list[str]:
-        """The figures of a template."""
-        return [template.format(name) for name in SUMMARIES]
-
     def figures(self) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
         """Figures in percent, and their 95 % bootstrap intervals over the images."""
         figures, intervals = {}, {}
-        for template, scores in self.values.items():
-            for name, summary in SUMMARIES.items():
-                value = float(average_precision.mean(scores, self.targets, summary)[0])
-                draws = [
-                    average_precision.mean(scores, self.targets, summary, weights)
-                    for weights in average_precision.resamples(len(scores))
-                ]
-                drawn = np.concatenate(draws)
-                figures[template.format(name)] = round(100 * value, 4)
-                intervals[template.format(name)] = percentiles(drawn[~np.isnan(drawn)])
+        for figure, (summary, scores) in self._by_figure().items():
+            value = float(average_precision.mean(scores, self.targets, SUMMARIES[summary])[0])
+            draws = [
+                average_precision.mean(scores, self.targets, SUMMARIES[summary], weights)
+                for weights in average_precision.resamples(len(scores))
+            ]
+            drawn = np.concatenate(draws)
+            figures[figure] = round(100 * value, 4)
+            intervals[figure] = percentiles(drawn[~np.isnan(drawn)])
         return figures, intervals
 
     def by_class(self) -> dict[str, dict[str, float | None]]:
@@ -79,9 +74,8 @@ class LabelScores(Paired):
         """Figures of scores that are equal for all images: each class's share of the images."""
         constant = np.zeros(self.targets.shape)
         return {
-            template.format(name): round(100 * float(average_precision.mean(constant, self.targets, summary)[0]), 4)
-            for template in self.values
-            for name, summary in SUMMARIES.items()
+            figure: round(100 * float(average_precision.mean(constant, self.targets, SUMMARIES[summary])[0]), 4)
+            for figure, (summary, _) in self._by_figure().items()
         }
 
     @property

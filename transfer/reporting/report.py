@@ -120,18 +120,6 @@ def _write(result: Result, scored: Packed, file: Path) -> list[Path]:
     return [file, arrays] if drawn is None else [file, arrays, picture]
 
 
-def read_paired(file: Path) -> tuple[Result, Paired]:
-    """Read what `write` wrote of images with one label or several. Raises UserError as `read` does."""
-    result = Result.read(file)
-    if not (result.predictions and result.predictions["file"].endswith(LabelScores.suffix)):
-        return read(file)
-    place, packed = bytes_beside(result, file, what="scores")
-    try:
-        return result, label_scores.unpack(packed)
-    except ValueError as error:
-        raise UserError(f"{place} holds no scores ({error}): evaluate again") from None
-
-
 def read(file: Path) -> tuple[Result, Predictions | ImageScores]:
     """Read what `write` wrote of images with one label.
 
@@ -139,11 +127,26 @@ def read(file: Path) -> tuple[Result, Predictions | ImageScores]:
         UserError: it is no such file, or its predictions are missing or not its own.
     """
     result = Result.read(file)
+    return result, _scored_beside(result, file)
+
+
+def paired_beside(result: Result, file: Path) -> Paired:
+    """What stands beside a result's FILE.json, of images with one label or several. Raises UserError as `read` does."""
+    if not (result.predictions and result.predictions["file"].endswith(LabelScores.suffix)):
+        return _scored_beside(result, file)
+    place, packed = bytes_beside(result, file, what="scores")
+    try:
+        return label_scores.unpack(packed)
+    except ValueError as error:
+        raise UserError(f"{place} holds no scores ({error}): evaluate again") from None
+
+
+def _scored_beside(result: Result, file: Path) -> Predictions | ImageScores:
     if result.predictions and not result.predictions["file"].endswith(".npz"):
         raise UserError(f"{file} is of protocol {result.protocol}, which saves no score for each image: name another")
     arrays, packed = bytes_beside(result, file, what="predictions")
     try:
-        return result, unpack(packed)
+        return unpack(packed)
     except npy.DAMAGE as error:
         raise UserError(f"{arrays} holds no predictions ({type(error).__name__}: {error}): evaluate again") from None
 
