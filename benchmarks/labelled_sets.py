@@ -2,7 +2,8 @@
 
 Run: python benchmarks/labelled_sets.py OUT [--photographs DIR] [--coco DIR]
 DIR of --photographs has parts (train, test) of class folders: OUT/grey has the same images without colour.
-DIR of --coco is in COCO's layout: OUT/objects has a folder a category, train/ and test/ from its two parts.
+DIR of --coco is in COCO's layout: OUT/objects has a folder a category, train/ and test/ from its two parts; OUT/kinds
+has a folder a supercategory, with at most 60 images of it a part, the first by their number.
 OUT/cells needs `pip install elpv-dataset` (CC BY-NC-SA 4.0: for studies only): module type x defect, a third held out.
 """
 
@@ -10,6 +11,7 @@ import argparse
 import csv
 import importlib.util
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from PIL import Image
 
 SIDE = 128  # pixels of the shorter side of solar cells
 SMALLEST = 24  # pixels of an object's shorter side
+LARGEST_KIND = 60  # images of a supercategory in one part: without a limit every fourth image is a person
 QUALITY = 95
 
 
@@ -30,7 +33,8 @@ def main() -> None:
     if args.photographs:
         grey(args.photographs, args.out / "grey")
     if args.coco:
-        objects(args.coco, args.out / "objects")
+        objects(args.coco, args.out / "objects", "name", limit=None)
+        objects(args.coco, args.out / "kinds", "supercategory", limit=LARGEST_KIND)
     if importlib.util.find_spec("elpv_dataset"):
         cells(args.out / "cells")
     for part in sorted(args.out.glob("*/*")):
@@ -49,19 +53,24 @@ def grey(photographs: Path, out: Path) -> None:
         save(Image.open(file).convert("L").convert("RGB"), out / file.relative_to(photographs))
 
 
-def objects(coco: Path, out: Path) -> None:
-    """What lies in the boxes of COCO's annotations, crowds left out."""
+def objects(coco: Path, out: Path, label: str, *, limit: int | None) -> None:
+    """What lies in the boxes of COCO's annotations, crowds left out; at most so many of a class in a part."""
     for part, name in (("train2017", "train"), ("val2017", "test")):
         annotations = json.loads((coco / "annotations" / f"instances_{part}.json").read_text())
-        category = {entry["id"]: entry["name"] for entry in annotations["categories"]}
+        category = {entry["id"]: entry[label] for entry in annotations["categories"]}
         file = {entry["id"]: entry["file_name"] for entry in annotations["images"]}
-        for entry in annotations["annotations"]:
+        written = Counter[str]()
+        for entry in sorted(annotations["annotations"], key=lambda entry: entry["id"]):
             left, top, width, height = entry["bbox"]
             if entry["iscrowd"] or min(width, height) < SMALLEST:
                 continue
+            label_of_box = category[entry["category_id"]]
+            written[label_of_box] += 1
+            if limit is not None and written[label_of_box] > limit:
+                continue
             photograph = Image.open(coco / part / file[entry["image_id"]]).convert("RGB")
             crop = photograph.crop((int(left), int(top), round(left + width), round(top + height)))
-            save(crop, out / name / category[entry["category_id"]] / f"{entry['id']}.jpg")
+            save(crop, out / name / label_of_box / f"{entry['id']}.jpg")
 
 
 def cells(out: Path) -> None:
