@@ -142,7 +142,12 @@ def _built_in() -> dict[str, Checkpoint]:
 
 
 def _bundled() -> dict[str, Checkpoint]:
-    return {file.parent.name: replace(_from_folder(file), source="bundled") for file in _configs(BUNDLED)}
+    return _bundled_in(BUNDLED)
+
+
+@cache  # a listing asks for each of its rows, and no command writes to the package's folder
+def _bundled_in(folder: Path) -> dict[str, Checkpoint]:
+    return {file.parent.name: replace(_from_folder(file), source="bundled") for file in _configs(folder)}
 
 
 def _users(home: Path) -> tuple[dict[str, Checkpoint], list[str]]:
