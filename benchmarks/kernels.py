@@ -1,24 +1,27 @@
-"""Compile the loss's Triton kernels for GPUs that need not be here: registers, spills, shared memory, instruction.
+"""Compile our Triton kernels for GPUs that need not be here: registers, spills, shared memory, instruction.
 
 Run: python -m benchmarks.kernels [--architecture 80 90 100 120] [--type bf16 fp32] [--all] [--json FILE]
 
 Kernels are compiled as they are launched for `rn50_400ep` (K = 65,536, D = 256, two global views of 128 images), by
-Triton and the ptxas that comes with it; nothing runs. `--all` adds those of the authors' extra terms (a gain on the
-winner, a clamp). Exit code 1: a kernel spills registers, exceeds its GPU's shared memory, or multiplies without the
-matrix instruction that its GPU has.
+Triton and the ptxas that comes with it; nothing runs. Those of the loss are compiled for each type of rows, those of the
+augmentation for the global views (u8). `--all` adds those of the authors' extra terms (a gain on the winner, a clamp).
+Exit code 1: a kernel spills registers, exceeds its GPU's shared memory, or is one of the loss and multiplies without
+the matrix instruction that its GPU has.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -29,6 +32,8 @@ from excb.errors import UserError, run
 from excb.files.atomic import write_text
 from excb.objective import triton as objective_triton
 from excb.objective.scores import CentroidGradient, Scores
+from excb.pretrain.data.augmentation import PARAMETERS
+from excb.pretrain.data.fused_augmentation import augment_fused
 
 ROWS, CLUSTERS, WIDTH = 256, 65_536, 256
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -54,6 +59,14 @@ _INSTRUCTIONS = {
     "wgmma": r"wgmma\.mma_async\.\S*(bf16|tf32)",
     "mma": r"(?<!g)mma\.sync\.\S*(bf16|tf32)",
 }
+_TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+}
+_NO_PRODUCTS = ("merge", "colours", "finish")  # kernels that multiply no matrices
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,7 @@ class Compiled:
     def fault(self) -> str:
         """What is wrong with it; empty where nothing is."""
         gpu = ARCHITECTURES[self.architecture]
-        expected = "" if self.kernel.startswith("merge") else gpu.instructions[self.type]
+        expected = "" if self.kernel.startswith(_NO_PRODUCTS) else gpu.instructions[self.type]
         if self.spills:
             return f"spills {self.spills} bytes"
         if self.shared > gpu.shared:
@@ -91,16 +104,38 @@ def compile_kernels(architecture: int, type_: str, *, extras: bool = False) -> I
 
     tiles = objective_triton.TILES[divmod(architecture, 10), TYPES[type_]]
     for name, launch in _launches(TYPES[type_], extras=extras).items():
-        compiled: dict[str, Compiled] = {}
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch.object(objective_triton, "_tiles", return_value=tiles))
-            for kernel in ("average", "merge", "centroid_gradient"):
-                recorder = _Recorder(getattr(triton_kernels, kernel), architecture, compiled)
-                stack.enter_context(mock.patch.object(triton_kernels, kernel, recorder))
+        with (
+            mock.patch.object(objective_triton, "_tiles", return_value=tiles),
+            _recorded(triton_kernels, ("average", "merge", "centroid_gradient"), architecture) as compiled,
+        ):
             launch()
         for kernel, found in compiled.items():
             called = f"merge, {name}" if kernel == "merge" else name
             yield dataclasses.replace(found, kernel=called, type=type_)
+
+
+def compile_augmentation(architecture: int) -> Iterator[Compiled]:
+    """Compile the kernels of the augmentation for an architecture, as a training step launches them."""
+    from excb.pretrain.data import augmentation_kernels
+    from excb.pretrain.recipes import RECIPES
+
+    views = RECIPES["rn50_400ep"]().views
+    crops = torch.empty(ROWS, views.global_size, views.global_size, 3, dtype=torch.uint8, device="meta")
+    with _recorded(augmentation_kernels, ("colours", "finish"), architecture) as compiled:
+        augment_fused(crops, torch.zeros(ROWS, PARAMETERS), views)
+    for found in compiled.values():
+        yield dataclasses.replace(found, type="u8")
+
+
+@contextlib.contextmanager
+def _recorded(module: ModuleType, kernels: Sequence[str], architecture: int) -> Iterator[dict[str, Compiled]]:
+    """What a module's kernels are compiled to when they are launched in this block."""
+    compiled: dict[str, Compiled] = {}
+    with contextlib.ExitStack() as stack:
+        for kernel in kernels:
+            recorder = _Recorder(getattr(module, kernel), architecture, compiled)
+            stack.enter_context(mock.patch.object(module, kernel, recorder))
+        yield compiled
 
 
 def _launches(dtype: torch.dtype, *, extras: bool) -> dict[str, Callable[[], Any]]:
@@ -180,13 +215,12 @@ def _type_of(value: Any) -> str:
     """The type of a kernel's argument, as Triton writes it."""
     if not isinstance(value, Tensor):
         return "fp32" if isinstance(value, float) else "i32"
-    names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
-    return f"*{names[value.dtype]}"
+    return f"*{_TYPES[value.dtype]}"
 
 
 def main() -> int:
     """Print the table, and write it as JSON where asked to."""
-    parser = argparse.ArgumentParser(description="compile the loss's kernels for GPUs that need not be here")
+    parser = argparse.ArgumentParser(description="compile our kernels for GPUs that need not be here")
     parser.add_argument("--architecture", type=int, nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     parser.add_argument("--type", nargs="+", choices=TYPES, default=list(TYPES))
     parser.add_argument("--all", action="store_true", help="also the kernels of the authors' extra terms")
@@ -202,15 +236,18 @@ def main() -> int:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     table, faults = [], []
     for architecture in options.architecture:
-        for type_ in options.type:
-            for extras in (False, True)[: 1 + options.all]:
-                for each in compile_kernels(architecture, type_, extras=extras):
-                    cells = [architecture, type_, each.kernel, each.registers, each.spills, f"{each.shared:,}"]
-                    cells += [f"{ARCHITECTURES[architecture].shared:,}", each.instruction or "–"]
-                    print(f"| {' | '.join(map(str, cells))} |", flush=True)
-                    table.append(dataclasses.asdict(each))
-                    if fault := each.fault():
-                        faults.append(f"sm_{architecture} {type_} {each.kernel}: {fault}")
+        of_the_loss = (
+            compile_kernels(architecture, type_, extras=extras)
+            for type_ in options.type
+            for extras in (False, True)[: 1 + options.all]
+        )
+        for each in itertools.chain(*of_the_loss, compile_augmentation(architecture)):
+            cells = [architecture, each.type, each.kernel, each.registers, each.spills, f"{each.shared:,}"]
+            cells += [f"{ARCHITECTURES[architecture].shared:,}", each.instruction or "–"]
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            table.append(dataclasses.asdict(each))
+            if fault := each.fault():
+                faults.append(f"sm_{architecture} {each.type} {each.kernel}: {fault}")
     if options.json:
         write_text(json.dumps({"triton": triton.__version__, "kernels": table}, indent=2) + "\n", options.json)
     for fault in faults:

@@ -24,6 +24,8 @@ from excb.networks.lora import add_lora
 from .adapt.anchor import Anchor
 from .adapt.release import Release
 from .data.augmentation import augment
+from .data.fused_augmentation import augment_fused
+from .data.fused_augmentation import obstacle as no_fused_augmentation
 from .data.batch import Batch
 from .optim import (
     Schedules,
@@ -205,6 +207,8 @@ class Trainer:
         if release is not None:  # before k-means, which must see the frozen backbone
             release.apply(schedules.first_released(0))
         self._parallel = self._averaging()
+        fused = recipe.efficiency.fused and not no_fused_augmentation(device)
+        self._augment = augment_fused if fused else augment
         precision = recipe.efficiency.precision
         assert precision != "auto"
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
@@ -228,7 +232,7 @@ class Trainer:
         if crops is None or parameters is None:
             return None
         moved = crops.flatten(0, 1).to(self.device, non_blocking=True)
-        rows = augment(moved, parameters.flatten(0, 1), self.recipe.views).to(self._dtype)
+        rows = self._augment(moved, parameters.flatten(0, 1), self.recipe.views).to(self._dtype)
         return rows.view(*crops.shape[:2], *rows.shape[1:])
 
     def step(self, batch: Batch, step: int) -> tuple[Step, Tensor]:

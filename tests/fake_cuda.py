@@ -378,9 +378,12 @@ def fake_cuda() -> Iterator[FakeCuda]:
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(owner, name, value))
         from excb.objective import triton_kernels
+        from excb.pretrain.data import augmentation_kernels
 
-        for name in ("average", "merge", "centroid_gradient"):
-            stack.enter_context(mock.patch.object(triton_kernels, name, _Kernel(mode)))
+        kernels = (triton_kernels, ("average", "merge", "centroid_gradient")), (augmentation_kernels, ("colours", "finish"))
+        for module, names in kernels:
+            for name in names:
+                stack.enter_context(mock.patch.object(module, name, _Kernel(mode)))
         torch._C._ensureCUDADeviceGuardSet()
         lifted = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device="cuda")` is then a copy that we see

@@ -8,11 +8,11 @@ NODE = 8  # GPUs of a node, as in the systems of `peaks`; each has its own share
 CORES = 16  # of the CPU for each GPU: DGX A100 has 128 cores for eight, DGX H100 112
 DECODING = 2.3e-3  # s of a core for an image and its crops: measured on one core of a CPU (docs/performance.md)
 # Launches of the views with colours and without, and of all that comes after the backward pass, for any network:
-# counted on fake CUDA tensors (docs/performance.md: 676 to 742, 22, and some 80).
-COLOURS, PLAIN_VIEWS, UPDATE = 700, 22, 80
-# Times that the float32 values of views are read or written: some 30 operations of augmentation do so with all values,
-# and those without colours are three. Guesses: the other launches handle a value an image.
-VIEW_PASSES = {True: 60, False: 6}  # with colours, without
+# counted on fake CUDA tensors (docs/performance.md: 40 to 66 with blur, 6 without it, and some 80).
+COLOURS, PLAIN_VIEWS, UPDATE = 60, 6, 80
+# Times that the float32 values of views are read or written: by two kernels, and with colours by a blur's copies and
+# products for about half of the rows. Guesses: the other launches handle a value an image.
+VIEW_PASSES = {True: 8, False: 3}  # with colours, without
 # Matrices K x D that the loss head reads or writes: unit centroids of both networks, their passes, the gradient. A
 # guess for the streaming loss, whose tiles of scores stay in the cache.
 HEAD_PASSES = 20

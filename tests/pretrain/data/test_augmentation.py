@@ -1,8 +1,13 @@
 """Augmentation against torchvision: every operation and whole views pixel by pixel, and their distribution."""
 
 import dataclasses
+import importlib.util
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +20,9 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvf
 
+from benchmarks.kernels import ARCHITECTURES, compile_augmentation
 from excb.images.photographs import photograph
-from excb.pretrain.data import augmentation
+from excb.pretrain.data import augmentation, fused_augmentation
 from excb.pretrain.data.augmentation import (
     BRIGHTNESS,
     CONTRAST,
@@ -33,10 +39,13 @@ from excb.pretrain.data.augmentation import (
     augment,
     gaussian_blur,
 )
+from excb.pretrain.data.fused_augmentation import augment_fused
 from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.recipe import ViewSettings
+from tests.clone import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 
 LEAST_P = 1e-3  # inputs are fixed: a test that passes once passes always
 Way = Callable[[Tensor, Tensor, int], Iterator[tuple[slice, Tensor]]]
@@ -388,21 +397,86 @@ def test_augmenting_draws_nothing() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_gives_the_same_views() -> None:
+@pytest.mark.parametrize("function", [augment, augment_fused])
+def test_a_gpu_gives_the_same_views(function: Callable[..., Tensor]) -> None:
     crops, rows = noisy_crops(60), random_rows(60)
     rows[:, SOLARIZE] = 0  # a value at its threshold may fall on either side
-    there = augment(crops.cuda(), rows, PLAIN)
+    there = function(crops.cuda(), rows, PLAIN)
     assert there.is_cuda
     assert (there.cpu() - augment(crops, rows, PLAIN)).abs().max() < 0.5 / 255  # the blur's products may run in TF32
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_never_waited_for() -> None:
+@pytest.mark.parametrize("function", [augment, augment_fused])
+def test_a_gpu_is_never_waited_for(function: Callable[..., Tensor]) -> None:
     crops, rows = noisy_crops(60), random_rows(60)
     there = crops.cuda()
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        augment(there, rows, ViewSettings())
+        function(there, rows, ViewSettings())
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The kernels
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@needs_triton
+def test_kernels_interpreted(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", "from tests.pretrain.data import test_augmentation; test_augmentation.kernels_agree()"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "1"},
+        check=True,
+        timeout=600,
+    )
+
+
+def kernels_agree() -> None:
+    """Compare Triton's interpretation of the kernels with torchvision's functions, and with the other way."""
+    torch.set_num_threads(1)
+    fused_augmentation.BLOCK = 256  # a crop has 784 pixels: four tiles, the last in part
+    every_order = [row(JITTER=1, ORDER=k, BRIGHTNESS=1.35, CONTRAST=0.65, SATURATION=1.8, HUE=0.17) for k in range(24)]
+    parameters = torch.stack([*(operation.parameters for operation in OPERATIONS), *every_order])
+    crops = noisy_crops(len(parameters))
+    output = augment_fused(crops, parameters, PLAIN)
+    for crop, operation, image in zip(crops, OPERATIONS, output, strict=False):
+        expected = operation.function(in_double(crop), *operation.arguments)
+        assert (image - expected).abs().max().item() <= operation.tolerance, operation.name
+    for crop, values, image in zip(crops[len(OPERATIONS) :], every_order, output[len(OPERATIONS) :], strict=True):
+        assert (image - torchvision_view(in_double(crop), values, kernel=23)).abs().max() < 2e-5
+
+    settings = dataclasses.replace(ViewSettings(), blur_kernel=9)
+    for side in (SIDE, 5):
+        crops, rows = noisy_crops(40, side), random_rows(40)
+        views, expected = augment_fused(crops, rows, settings), augment(crops, rows, settings)
+        assert views.is_contiguous(memory_format=torch.channels_last)
+        assert ((views - expected).abs() < 1e-5).double().mean() > 0.999  # at solarization's threshold one rounding tells
+    for rows in (random_rows(1)[:0], row()[None]):  # none, and one that nothing changes
+        crops = noisy_crops(1)[: len(rows)]
+        torch.testing.assert_close(augment_fused(crops, rows, settings), augment(crops, rows, settings))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiled_kernels_neither_spill_nor_exceed_their_gpu(architecture: int) -> None:
+    compiled = list(compile_augmentation(architecture))
+    assert {kernel: fault for kernel in compiled if (fault := kernel.fault())} == {}
+    assert [kernel.kernel for kernel in compiled] == ["colours", "finish"]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("device", "capability", "why"),
+    [("cpu", (9, 0), "CUDA device"), ("cuda", (7, 5), "8.0"), ("cuda", (8, 0), ""), ("cuda", (12, 0), "")],
+)
+def test_where_the_kernels_run(
+    device: str, capability: tuple[int, int], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    found = fused_augmentation.obstacle(torch.device(device))
+    assert why in found
+    assert bool(found) == bool(why)

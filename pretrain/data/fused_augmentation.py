@@ -1,0 +1,92 @@
+"""Augmentation by our Triton kernels, for CUDA: two launches and a blur, however many operations there are.
+
+Importing this file needs no Triton.
+"""
+
+import importlib.util
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.distributed.machine import to_device
+
+from ..recipe import ViewSettings
+from .augmentation import (
+    BRIGHTNESS,
+    CONTRAST,
+    FLIP,
+    GREYED,
+    HUE,
+    JITTER,
+    ORDER,
+    ORDERS,
+    SATURATION,
+    SIGMA,
+    SOLARIZE,
+    SOLARIZE_FROM,
+    gaussian_blur,
+)
+
+BLOCK = 1024  # pixels that a program holds at a time
+WARPS = 8
+
+
+def obstacle(device: torch.device) -> str:
+    """Why our kernels cannot augment on this device; empty where they can."""
+    if device.type != "cuda":
+        return "needs a CUDA device"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "needs a GPU of compute capability 8.0 or newer"
+    return "" if importlib.util.find_spec("triton") else "needs Triton, which is not installed"
+
+
+def augment_fused(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> Tensor:
+    """`pretrain.data.augmentation.augment`, in few launches and few passes over memory.
+
+    Args:
+        crops: uint8 [R, S, S, 3], on the device.
+        parameters: float32 [R, P], on the CPU.
+        settings: the recipe's views.
+
+    Returns:
+        float32 [R, 3, S, S], channels-last in memory.
+    """
+    from . import augmentation_kernels as kernels
+
+    count, side = crops.shape[:2]
+    area, crops, device = side * side, crops.contiguous(), crops.device
+    given = parameters.numpy()
+    numbers = to_device(torch.from_numpy(_numbers(given)), device)
+    images = torch.empty(count, 3, side, side, device=device)
+    views = torch.empty(count, 3, side, side, device=device, memory_format=torch.channels_last)
+    if not count:
+        return views
+    with _on(device):
+        kernels.colours[(count,)](crops, numbers, images, area, SIDE=side, BLOCK=BLOCK, num_warps=WARPS)
+    blurred = (given[:, SIGMA] > 0).nonzero()[0]
+    if len(blurred):
+        rows = to_device(torch.from_numpy(blurred), device)
+        sigma = to_device(torch.from_numpy(given[blurred, SIGMA]), device)
+        images[rows] = gaussian_blur(images[rows], sigma, settings.blur_kernel)
+    with _on(device):
+        kernels.finish[count, -(-area // BLOCK)](
+            images, numbers, views, area, SOLARIZE_FROM, *settings.mean, *settings.std, BLOCK=BLOCK, num_warps=WARPS
+        )
+    return views
+
+
+def _numbers(parameters: np.ndarray) -> np.ndarray:
+    """What the kernels read of each row, float32 [R, 13]; their columns are in `augmentation_kernels`."""
+    order = np.where(parameters[:, [JITTER]] > 0, ORDERS[parameters[:, ORDER].astype(int)], -1)
+    own = (2 * np.arange(3, dtype=np.float32) - 6 * parameters[:, [HUE]] + 3) % 6 - 3
+    kept = parameters[:, [BRIGHTNESS, CONTRAST, SATURATION]]
+    flags = parameters[:, [GREYED, SOLARIZE]]
+    return np.concatenate([parameters[:, [FLIP]], order, kept, own, flags], axis=1, dtype=np.float32)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
