@@ -3,8 +3,8 @@
 Run: python -m benchmarks.kernels [--architecture 80 90 100 120] [--type bf16 fp32] [--all] [--json FILE]
 
 Kernels are compiled as they are launched for `rn50_400ep` (K = 65,536, D = 256, two global views of 128 images), by
-Triton and the ptxas that comes with it; nothing runs. Those of the loss are compiled for each type of rows, those of the
-augmentation for the global views (u8). `--all` adds those of the authors' extra terms (a gain on the winner, a clamp).
+Triton and the ptxas that comes with it; nothing runs. The loss's are compiled for each type of rows, the augmentation's
+for the global views (u8). `--all` adds those of the authors' extra terms (a gain on the winner, a clamp).
 Exit code 1: a kernel spills registers, exceeds its GPU's shared memory, or is one of the loss and multiplies without
 the matrix instruction that its GPU has.
 """

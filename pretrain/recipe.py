@@ -298,8 +298,10 @@ class EfficiencySettings:
     )
     channels_last: bool = option(True, "memory layout of convolutional networks", source="ours")
     fused: bool = option(
-        True, "one kernel for the optimizer's update of all tensors (without it, steps wait for the norm), and on GPUs our "
-        "kernels for the augmentation", source="ours"
+        True,
+        "one kernel for the optimizer's update of all tensors (without it, steps wait for the norm), and on GPUs our "
+        "kernels for the augmentation",
+        source="ours",
     )
     compression: Literal["none", "bf16", "fp16", "powersgd"] = option(
         "none",

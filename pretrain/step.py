@@ -24,9 +24,9 @@ from excb.networks.lora import add_lora
 from .adapt.anchor import Anchor
 from .adapt.release import Release
 from .data.augmentation import augment
+from .data.batch import Batch
 from .data.fused_augmentation import augment_fused
 from .data.fused_augmentation import obstacle as no_fused_augmentation
-from .data.batch import Batch
 from .optim import (
     Schedules,
     build_optimizer,

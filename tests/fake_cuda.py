@@ -380,9 +380,12 @@ def fake_cuda() -> Iterator[FakeCuda]:
         from excb.objective import triton_kernels
         from excb.pretrain.data import augmentation_kernels
 
-        kernels = (triton_kernels, ("average", "merge", "centroid_gradient")), (augmentation_kernels, ("colours", "finish"))
-        for module, names in kernels:
-            for name in names:
+        kernels = (
+            (triton_kernels, ("average", "merge", "centroid_gradient")),
+            (augmentation_kernels, ("colours", "finish")),
+        )
+        for module, launched in kernels:
+            for name in launched:
                 stack.enter_context(mock.patch.object(module, name, _Kernel(mode)))
         torch._C._ensureCUDADeviceGuardSet()
         lifted = torch._C._only_lift_cpu_tensors()

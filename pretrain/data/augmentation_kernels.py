@@ -1,8 +1,11 @@
+# Triton reads names and constants from signatures, not types, and a kernel takes whatever it needs by position.
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
+# mypy: ignore-errors
 """Triton kernels of the augmentation of views: all that changes single pixels, without a tensor in between.
 
 Importing this file needs Triton; `pretrain/data/fused_augmentation.py` launches what is here.
 
-Letters: R rows, A pixels of a row. A program works on pixels of one row, so every branch is the same for all its threads.
+Letters: R rows, A pixels of a row. A program works on pixels of one row, so all its threads take the same branches.
 """
 
 import triton
@@ -54,7 +57,7 @@ def _read(crops, numbers, row, first, A, SIDE: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def _jitter(red, green, blue, numbers, mean, first, last):
-    """The operations of the jitter from `first` up to but not including `last`; `mean` is the row's grey at contrast."""
+    """The operations of the jitter from `first` to before `last`; `mean` is the row's grey that contrast needs."""
     for place in range(first, last):
         operation = tl.load(numbers + FIRST + place)
         if operation == 0:

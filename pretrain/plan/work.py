@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..recipe import Recipe
-from .assumptions import COLOURS, HEAD_PASSES, PLAIN_VIEWS, UPDATE, VIEW_PASSES
+from .assumptions import HEAD_PASSES, UPDATE, VIEW_LAUNCHES, VIEW_PASSES
 from .flops import value_bytes
 from .trace import Operations, Trace
 
@@ -43,13 +43,13 @@ def step_work(recipe: Recipe, trace: Trace, images: int, *, weights: int) -> Wor
         product, other = operations.product_bytes.at(images), operations.other_bytes.at(images)
         return Passes(operations.launches, product, other + head)
 
-    coloured = bool(views.jitter or views.grey or max(views.blur))
+    blurred = max(views.blur) > 0
     pixels = views.global_views * views.global_size**2 + views.local_views * views.local_size**2
     # An update reads weight, gradient and state, and writes weight and state; the teacher's average takes three more.
     states = 2 if recipe.optim.optimizer == "adamw" else int(recipe.optim.momentum > 0)
     return Work(
         passes(trace.forward),
         passes(trace.backward),
-        Passes(COLOURS if coloured else PLAIN_VIEWS, 0.0, 4.0 * VIEW_PASSES[coloured] * 3 * pixels * images),
+        Passes(VIEW_LAUNCHES[blurred], 0.0, 4.0 * VIEW_PASSES[blurred] * 3 * pixels * images),
         Passes(UPDATE, 0.0, float((3 + 2 * states + 3) * width * weights)),
     )

@@ -454,7 +454,9 @@ def kernels_agree() -> None:
         crops, rows = noisy_crops(40, side), random_rows(40)
         views, expected = augment_fused(crops, rows, settings), augment(crops, rows, settings)
         assert views.is_contiguous(memory_format=torch.channels_last)
-        assert ((views - expected).abs() < 1e-5).double().mean() > 0.999  # at solarization's threshold one rounding tells
+        assert (
+            (views - expected).abs() < 1e-5
+        ).double().mean() > 0.999  # at solarization's threshold one rounding tells
     for rows in (random_rows(1)[:0], row()[None]):  # none, and one that nothing changes
         crops = noisy_crops(1)[: len(rows)]
         torch.testing.assert_close(augment_fused(crops, rows, settings), augment(crops, rows, settings))
