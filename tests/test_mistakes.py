@@ -37,12 +37,16 @@ MISTAKES = [
     ("excb-pretrain rn18_small --data {here}/photso", ("photso", "no")),
     ("excb-pretrain rn18_small --data {empty}", ("no image", "empty")),
     (
+        'excb-pretrain rn18_small --data {photos} --dry-run optim.batch=4 model.options={{"widths":[1]}}',
+        ("resnet18", "takes the option zero_init_residual"),
+    ),
+    (
         "excb-pretrain rn18_small --data {photos} --out {notes} optim.batch=4 method.clusters=4",
         ("notes.txt", "cannot write"),
     ),
     ("excb-pretrain rn18_small --data {photos} optim.batch=4 init={here}/nothing", ("no checkpoint", "nothing")),
     ("excb-eval knn --ckpt {here}/nothing --data {photos}", ("no checkpoint", "nothing")),
-    ("excb-eval knn --ckpt {notes} --data {photos}", ("notes.txt", "is no checkpoint")),
+    ("excb-eval knn --ckpt {notes} --data {photos}", ("notes.txt", "is not a checkpoint")),
     ("excb-eval knn --ckpt {run} --data {flat}", ("train/", "--train DIR --test DIR")),
     ("excb-eval knn --ckpt {run} --train {flat} --test {flat}", ("has no classes", "sub-folder")),
     ("excb-eval knn --ckpt {run} --train {photos}/train --test {other}", ("classes", "the same folders")),

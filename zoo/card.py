@@ -108,9 +108,14 @@ def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Res
     has_identifier = _LICENCES.fullmatch(licence) is not None
     trained_on = str((facts.get("training") or {}).get("data", ""))
     header: str = ModelCardData(
-        library_name="timm",
+        library_name="timm" if _is_timms(checkpoint) else "excb",
         pipeline_tag="image-feature-extraction",
-        tags=["image-feature-extraction", "timm", "self-supervised", line(checkpoint.method).lower()],
+        tags=[
+            "image-feature-extraction",
+            *(["timm"] if _is_timms(checkpoint) else []),
+            "self-supervised",
+            line(checkpoint.method).lower(),
+        ],
         license=licence if has_identifier else "other" if licence else None,
         license_name=licence if licence and not has_identifier else None,
         datasets=[line(trained_on.removeprefix("hf:"))] if trained_on.startswith("hf:") else None,
@@ -120,16 +125,22 @@ def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Res
     return header.strip()
 
 
+def _is_timms(checkpoint: Checkpoint) -> bool:
+    """Whether timm can build the network by its name."""
+    name = checkpoint.architecture.name
+    return checkpoint.architecture.timm_name is not None or name in TORCHVISION
+
+
 def _loading(checkpoint: Checkpoint) -> str:
     place = next((each for each in checkpoint.locations if each.startswith(HUB)), None)
     lines = [f"excb.load({json.dumps(place or checkpoint.name)})"]
-    if place:
+    if place and _is_timms(checkpoint):
         lines.append(f"timm.create_model({json.dumps(place)}, pretrained=True)")
-        if checkpoint.architecture.name in TORCHVISION:
-            repo, _, revision = place.removeprefix(HUB).partition("@")
-            file = f'hf_hub_download("{repo}", "model.safetensors", revision="{revision or "main"}")'
-            network = f"m = torchvision.models.{checkpoint.architecture.name}(); m.fc = torch.nn.Identity()"
-            lines.append(f"{network}; m.load_state_dict(safetensors.torch.load_file({file}))")
+    if place and checkpoint.architecture.name in TORCHVISION:
+        repo, _, revision = place.removeprefix(HUB).partition("@")
+        file = f'hf_hub_download("{repo}", "model.safetensors", revision="{revision or "main"}")'
+        network = f"m = torchvision.models.{checkpoint.architecture.name}(); m.fc = torch.nn.Identity()"
+        lines.append(f"{network}; m.load_state_dict(safetensors.torch.load_file({file}))")
     return "\n".join(["```python", *map(line, lines), "```"])
 
 

@@ -79,7 +79,8 @@ def push(
     entry = replace(entry, locations=(f"hf-hub:{repo}@{commit}",))  # a tag could be moved, a commit cannot
     rows.add(entry, catalogue or home() / rows.USERS)
     reporter.note(
-        f'published: excb.load("hf-hub:{repo}@{revision}"), here also excb.load("{entry.name}"). For everyone, add:'
+        f'published: excb.load("hf-hub:{repo}@{revision}"), here also excb.load("{entry.name}"). To give it this '
+        "name for everyone, propose these lines for excb/hub/catalogue.toml:"
     )
     reporter.answer(rows.to_toml(entry))
     return entry

@@ -156,7 +156,7 @@ def _why_refused(file: Path, head: bytes, tail: bytes) -> str | None:
         (tail == _TENSORFLOW_INDEX or _TENSORFLOW.fullmatch(file.name) is not None, _TENSORFLOW_REASON),
         (head[257:262] == b"ustar", "is a tar archive: unpack it and name the file inside"),
         (head.startswith(b"\x80") and not recognised, _OTHER_PICKLE),
-        (not recognised, "is no checkpoint: expected a safetensors file or one that torch.save wrote"),
+        (not recognised, "is not a checkpoint: expected a safetensors file or one that torch.save wrote"),
     )
     return next((reason for holds, reason in kinds if holds), None)
 

@@ -10,11 +10,12 @@ from excb.errors import UserError, first_line, nearest_name
 if TYPE_CHECKING:
     from torch import nn
 
-OWN = ("conv4", "capi")
+OWN = {"conv4": ("widths",), "capi": ("width", "depth", "heads", "patch", "registers")}  # with the options they take
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 # ResNets that torchvision has not: with the stem for small images of CIFAR, and with more channels (SwAV's, VICReg's).
 SMALL_STEM = tuple(f"{name}_cifar" for name in TORCHVISION)
 WIDER = ("resnet50w2", "resnet50w4", "resnet50w5")
+_STEM = ("stem_padding", "stem_pool", "stem_stride")  # options of the former
 # Short names for the networks of the field. `vit_small` is DINO's ViT-S/16: six heads, qkv bias, LayerNorm eps 1e-6.
 TIMM_NAMES = {
     "vit_tiny": "vit_tiny_patch16_224",
@@ -37,6 +38,14 @@ FORBIDDEN = {
 
 WIDEST = 1 << 20  # features; real networks have some thousands
 MOST_TENSORS = 5_000  # of a network; the largest real ones have 1,400
+
+
+def known_options(name: str) -> tuple[str, ...]:
+    """Options of a ResNet or a network of ours, by its name; none for others, whose builders check theirs."""
+    if name in OWN:
+        return OWN[name]
+    resnet = name in (*TORCHVISION, *SMALL_STEM, *WIDER)
+    return (*(_STEM if name in SMALL_STEM else ()), *(("zero_init_residual",) if resnet else ()))
 
 
 class EndlessError(UserError):
@@ -112,7 +121,7 @@ class Architecture:
         from excb.networks.capi import Capi
         from excb.networks.conv4 import Conv4
 
-        takes = ("widths",) if self.name == "conv4" else ("width", "depth", "heads", "patch", "registers")
+        takes = OWN[self.name]
         if drop_path or not self.options.keys() <= set(takes):
             options = f"option{'s' * (len(takes) > 1)} {', '.join(takes)}"
             raise UserError(f"backbone {self.name} takes the {options} only, and no drop path")
@@ -121,11 +130,11 @@ class Architecture:
     def _build_resnet(self, drop_path: float) -> "nn.Module":
         from torch import nn
 
-        from excb.networks.resnets import STEM, resnet
+        from excb.networks.resnets import resnet
 
-        allowed = {"zero_init_residual"} | (STEM.keys() if self.name in SMALL_STEM else set())
-        if drop_path or not self.options.keys() <= allowed:
-            takes = f"option{'s' * (len(allowed) > 1)} {', '.join(sorted(allowed))} only"
+        allowed = known_options(self.name)
+        if drop_path or not self.options.keys() <= set(allowed):
+            takes = f"option{'s' * (len(allowed) > 1)} {', '.join(allowed)} only"
             other = f": use timm:{self.name}" if self.name in TORCHVISION else ", and no drop path"
             raise UserError(f"backbone {self.name} takes the {takes}{other}")
         network: Any = resnet(self.name, self.options)

@@ -134,7 +134,7 @@ def _listing(repo: str, revision: str, where: str) -> tuple["ModelInfo | None", 
         return None, _reason(error, repo, where)
     names = [entry.rfilename for entry in info.siblings or []]
     for name in REQUIRED:
-        require(name in names, f"{where} has no {name}: it is no checkpoint that can be loaded")
+        require(name in names, f"{where} has no {name}: it is not a checkpoint that can be loaded")
     return info, None
 
 

@@ -56,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
     """Say whether the run can start, then what it takes."""
+    import torch
+
     from excb.images.opening import training_images
 
     from ..data.hub_stream import refuse_stream
@@ -68,6 +70,8 @@ def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
     images = training_images(options.data, options.list, reporter.note)
     check(recipe, images)
     recipe = adopted(recipe, reporter.note)
+    with torch.device("meta"):  # without memory: whether the network takes its options
+        recipe.model.architecture.build(drop_path=recipe.model.drop_path)
     if not options.json:
         reporter.answer(f"it can run, into {place_of(options)}")
     return plan(recipe, options.gpus, images, reporter, measure=False, as_json=options.json)

@@ -285,3 +285,21 @@ def test_recipe_name_with_a_line_break_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="no recipe is called") as caught:
         find_recipe("quick\nstart")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "options"),
+    [
+        ("rn18_small", ["model.backbone=timm:convnext_atto"], {}),
+        ("rn18_small", ["model.backbone=vit_tiny"], {}),
+        ("rn18_small", ["model.backbone=resnet34"], {"zero_init_residual": False}),
+        ("photos_small", ["model.backbone=resnet18"], {}),
+        ("photos_small", ["model.backbone=conv4"], {"widths": [32, 64, 128, 512]}),
+        ("photos_small", ["model.backbone=resnet18", 'model.options={"widths": [1]}'], {"widths": [1]}),
+        ("photos_small", ['model.options={"widths": [8, 8, 8, 8]}'], {"widths": [8, 8, 8, 8]}),
+    ],
+)
+def test_another_backbone_keeps_the_options_that_it_takes(
+    recipe: str, overrides: list[str], options: dict[str, Any]
+) -> None:
+    assert apply(find_recipe(recipe), overrides).model.options == options

@@ -204,7 +204,7 @@ DATA = ("--data", "{place}/data")
         ((*DATA, "--test", "{place}/broken"), "1 of 7 images in {place}/broken cannot be read, such as dog/0.png"),
         ((*DATA, "--train", "{place}/broken", "--k", "1"), "1 of 7 images in {place}/broken cannot be read"),
         ((*DATA, "--ckpt", "{place}/nothing"), "no checkpoint {place}/nothing"),
-        ((*DATA, "--ckpt", "{place}/notes.txt"), "{place}/notes.txt is no checkpoint"),
+        ((*DATA, "--ckpt", "{place}/notes.txt"), "{place}/notes.txt is not a checkpoint"),
         ((*DATA, "--ckpt", "{place}/damaged.pt"), "{place}/damaged.pt is damaged"),
         ((*DATA, "--k", "0"), "--k 0 is out of range: there are 28 train images to vote"),
         ((*DATA, "--k", "5", "29"), "--k 29 is out of range: there are 28 train images to vote"),

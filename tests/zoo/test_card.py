@@ -165,6 +165,15 @@ def test_three_lines_load_it_and_only_torchvisions_resnets_have_the_third() -> N
     assert "torchvision.models" not in card(vit, [])
 
 
+def test_a_network_that_timm_does_not_have_is_not_said_to_be_timms() -> None:
+    for name in ("conv4", "resnet18_cifar", "torchvision:alexnet"):
+        text = card(replace(ROW, architecture=Architecture(name)), [])
+        assert header(text)["library_name"] == "excb"
+        assert "timm" not in header(text)["tags"]
+        assert "timm.create_model" not in text
+        assert "excb.load(" in text
+
+
 def test_preprocessing_is_the_checkpoints() -> None:
     text = card(ROW, [])
     assert "resized to 146 pixels (bilinear, antialiased)" in text

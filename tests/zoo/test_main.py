@@ -81,7 +81,7 @@ def test_export_says_how_to_load_what_it_wrote(run: Path, tmp_path: Path, capsys
         (["shwo", "x"], "invalid choice: 'shwo'"),
         (["show", "{here}/nothing"], "no checkpoint"),
         (["show", "{here}"], "no checkpoint in"),
-        (["show", "{here}/notes.txt"], "is no checkpoint"),
+        (["show", "{here}/notes.txt"], "is not a checkpoint"),
         (["show", "{here}/damaged.pt"], "is damaged"),
         (["show", "{run}", "--network", "both"], "invalid choice: 'both'"),
         (["show", "{run}", "--out", "x"], "unrecognized arguments: --out x"),

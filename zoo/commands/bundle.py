@@ -31,7 +31,7 @@ BUNDLE = Command(
     run,
     group="publish",
     examples=(
-        "bundle --out bundle tiny_grocery",
-        "bundle --out bundle tiny_grocery rn50_400ep",
+        "bundle --out bundle.tar tiny_grocery",
+        "bundle --out bundle.tar tiny_grocery rn50_400ep",
     ),
 )

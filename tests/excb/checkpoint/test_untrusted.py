@@ -261,7 +261,7 @@ def numpy_file() -> bytes:
         ("model.pth.gz", gzip.compress(b"x" * 90, mtime=0), "gzip"),
         ("model.tar", tarred(), "tar archive"),
         ("model.pth", b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
-        ("notes.txt", b"words" * 99, "is no checkpoint"),
+        ("notes.txt", b"words" * 99, "is not a checkpoint"),
     ],
 )
 def test_other_kinds_are_named(tmp_path: Path, name: str, data: bytes, words: str) -> None:

@@ -373,7 +373,7 @@ def test_path_without_a_checkpoint_says_what_to_name(tmp_path: Path, kind: str) 
 
 def test_foreign_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("words", encoding="utf-8")
-    with pytest.raises(UserError, match=r"notes\.txt is no checkpoint"):
+    with pytest.raises(UserError, match=r"notes\.txt is not a checkpoint"):
         excb.load(tmp_path / "notes.txt")
 
 
