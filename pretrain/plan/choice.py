@@ -139,7 +139,9 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> 
     batch = min(256 if on_gpu and number >= 20_000 else 64, 2 ** int(math.log2(number / 4)))
     reasons.append(f"batch {batch}: at least four steps in an epoch, and 64 to 256 if there are enough images")
     clusters = min(max(16, 2 ** round(math.log2(number / IMAGES_IN_CLUSTER))), 4096)
-    reasons.append(f"{clusters} clusters: about {IMAGES_IN_CLUSTER} images in each (a larger K leaves clusters empty)")
+    reasons.append(
+        f"{clusters} clusters: about {round(number / clusters)} images in each (a larger K leaves clusters empty)"
+    )
     size = 64 if side >= 96 else max(32, side // 2 // 16 * 16)
     evaluated = min(max(size, side // 8 * 8), size * 5 // 4)
     reasons.append(f"views of {size} pixels, evaluated at {evaluated}: images are {side} pixels")

@@ -233,12 +233,15 @@ def _frozen_head(task: Task, reporter: Reporter, share: np.ndarray) -> training.
 
 def _which(settings: Settings, images: int) -> str:
     """Which settings were used, for the reader."""
-    rates = f"batch {settings.batch}, lr {settings.backbone_lr:g} of the backbone and {settings.head_lr:g} of the head"
+    rates = (
+        f"batch {settings.batch}, learning rate {settings.backbone_lr:g} for the backbone and {settings.head_lr:g} for "
+        "the head"
+    )
     if settings.start == "frozen":
         return (
-            f"settings for few labels ({images:,} images): {rates} per mean squared norm of features, from the "
-            "logistic regression on frozen features, with the checkpoint's BatchNorm statistics (--settings paper for "
-            "the paper's)"
+            f"settings for few labels ({images:,} images): {rates} (divided by the mean squared norm of features); the "
+            "head starts from logistic regression on frozen features, and BatchNorm keeps the checkpoint's statistics "
+            "(--settings paper for the paper's)"
         )
     return f"settings of the paper's protocol: {rates}, from a random head"
 
@@ -274,18 +277,23 @@ def interval_of_mean(hits: Tensor) -> tuple[float, float]:
 
 def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], images: int) -> None:
     figures = result.figures
-    kinds = [f"{name}_top1", f"{name}_top5"]
+    top1, top5 = kinds = [f"{name}_top1", f"{name}_top5"]
+    interval = "{:.1f} to {:.1f}".format(*result.intervals[top1])
     if len(seeds) == 1:
-        rows = [[str(seeds[0]), *(f"{figures[kind]:.2f}" for kind in kinds)]]
+        rows = [[str(seeds[0]), f"{figures[top1]:.2f}", interval, f"{figures[top5]:.2f}"]]
     else:
-        rows = [[str(seed), *(f"{figures[f'{kind}_seed{seed}']:.2f}" for kind in kinds)] for seed in seeds]
-        rows.append(["mean", *(f"{figures[kind]:.2f}" for kind in kinds)])
-        rows.append(["standard deviation", *(f"{figures[f'{kind}_sd']:.2f}" for kind in kinds)])
+
+        def row(called: str, values: Sequence[float]) -> list[str]:
+            return [called, f"{values[0]:.2f}", "", f"{values[1]:.2f}"]
+
+        rows = [row(str(seed), [figures[f"{kind}_seed{seed}"] for kind in kinds]) for seed in seeds]
+        rows.append(["mean", f"{figures[top1]:.2f}", interval, f"{figures[top5]:.2f}"])
+        rows.append(row("standard deviation", [figures[f"{kind}_sd"] for kind in kinds]))
         for word, pick in (("least", min), ("most", max)):
-            rows.append([word, *(f"{pick(figures[f'{kind}_seed{seed}'] for seed in seeds):.2f}" for kind in kinds)])
+            rows.append(row(word, [pick(figures[f"{kind}_seed{seed}"] for seed in seeds) for kind in kinds]))
     epochs = result.settings["epochs"]
     title = f"{name}: fine-tuned on {images:,} images, {epochs} epoch{'s' if epochs != 1 else ''}"
-    reporter.table(title, ["seed", "top-1 %", "top-5 %"], rows)
+    reporter.table(title, ["seed", "top-1 %", "95 % interval", "top-5 %"], rows)
 
 
 def _evaluate_frozen(
@@ -310,9 +318,11 @@ def _evaluate_frozen(
         notes=[*notes, f"C = {strength:g}, {how}"],
     )
     if table and rank() == 0:
-        cells = [f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5)]
+        first, fifth = (f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5))
+        interval = "{:.1f} to {:.1f}".format(*result.intervals[f"{name}_top1"])
         title = f"{name}: logistic regression on {len(rows):,} images"
-        reporter.table(title, ["C", "top-1 %", "top-5 %"], [[f"{strength:g}", *cells]])
+        columns = ["C", "top-1 %", "95 % interval", "top-5 %"]
+        reporter.table(title, columns, [[f"{strength:g}", first, interval, fifth]])
     return result, predictions
 
 

@@ -134,8 +134,9 @@ def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProto
 def _print(result: Result, protocol: str, reporter: Reporter) -> None:
     """The figures, and below them the sweep: one row a learning rate, one column a weight decay."""
     settings, figures = result.settings, result.figures
-    row = [as_text(settings["chosen"]), *(f"{figures[name]:.2f}" for name in ("linear_top1", "linear_top5"))]
-    reporter.table(f"Linear, protocol {protocol}", ["settings", "top-1 %", "top-5 %"], [row])
+    interval = "{:.1f} to {:.1f}".format(*result.intervals["linear_top1"])
+    row = [as_text(settings["chosen"]), f"{figures['linear_top1']:.2f}", interval, f"{figures['linear_top5']:.2f}"]
+    reporter.table(f"Linear, protocol {protocol}", ["settings", "top-1 %", "95 % interval", "top-5 %"], [row])
     if "sweep" not in settings:
         return
     figure = f"{settings['select']}_top1"

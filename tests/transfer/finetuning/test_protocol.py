@@ -1,6 +1,7 @@
 """Tests of learning from few labels: shares, seeds and their spread, and the frozen variant against scikit-learn."""
 
 import json
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,9 @@ def test_images_and_settings_of_the_run(task: Task, monkeypatch: pytest.MonkeyPa
     assert result.settings["share"]["images"] == 7
     assert result.settings["share"]["source"] == "stratified, seed 0"
     assert "the share has 7 images, less than a batch of 512" in result.notes[0]
-    assert result.notes[1].startswith("settings of the paper's protocol: batch 7, lr 0.0003 of the backbone and 0.2 of")
+    assert result.notes[1].startswith(
+        "settings of the paper's protocol: batch 7, learning rate 0.0003 for the backbone and 0.2 for"
+    )
 
 
 def test_few_labels_take_as_many_steps_as_the_paper_does_on_its_smaller_share() -> None:
@@ -210,7 +213,9 @@ def test_one_seed(task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         expected = accuracy(predictions, "semisup_10pct_{}", within)
         assert result.figures[f"semisup_10pct_top{within}"] == pytest.approx(expected, abs=1e-4)
     assert len(result.figures) == 2
-    assert capsys.readouterr().out.splitlines()[2].split()[1] == f"{result.figures['semisup_10pct_top1']:.2f}"
+    shown = re.split(r"\s{2,}", capsys.readouterr().out.splitlines()[2].strip())
+    assert shown[2] == "{:.1f} to {:.1f}".format(*result.intervals["semisup_10pct_top1"])
+    assert shown[1] == f"{result.figures['semisup_10pct_top1']:.2f}"
     assert report.write(result, predictions, tmp_path / "semisup.json")[0].is_file()
     assert Result.from_json((tmp_path / "semisup.json").read_text()).figures == result.figures
 
@@ -236,8 +241,11 @@ def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFi
     assert result.settings["seeds"] == [4, 0, 2]
     assert any("means of 3 seeds" in note for note in result.notes)
     assert len({tuple(ranked.flatten().tolist()) for ranked in predictions.values.values()}) > 1  # seeds differ
-    shown = [line.rsplit(maxsplit=2)[0].strip() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert shown == ["4", "0", "2", "mean", "standard deviation", "least", "most"]
+    shown = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [cells[0] for cells in shown] == ["4", "0", "2", "mean", "standard deviation", "least", "most"]
+    low, high = result.intervals["semisup_1pct_top1"]
+    assert shown[3][2] == f"{low:.1f} to {high:.1f}"
+    assert [len(cells) for cells in shown] == [3, 3, 3, 4, 3, 3, 3]
     assert sorted(file.name for file in tmp_path.glob("*.pt")) == [f"semisup_1pct-seed{seed}.pt" for seed in (0, 2, 4)]
     # The protocol is the same whatever came out.
     json.dumps(result.settings)
