@@ -18,7 +18,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -59,7 +59,7 @@ _INSTRUCTIONS = {
     "wgmma": r"wgmma\.mma_async\.\S*(bf16|tf32)",
     "mma": r"(?<!g)mma\.sync\.\S*(bf16|tf32)",
 }
-_TYPES = {
+_TRITON_TYPES = {
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.int32: "i32",
@@ -106,7 +106,7 @@ def compile_kernels(architecture: int, type_: str, *, extras: bool = False) -> I
     for name, launch in _launches(TYPES[type_], extras=extras).items():
         with (
             mock.patch.object(objective_triton, "_tiles", return_value=tiles),
-            _recorded(triton_kernels, ("average", "merge", "centroid_gradient"), architecture) as compiled,
+            _recorded(triton_kernels, architecture) as compiled,
         ):
             launch()
         for kernel, found in compiled.items():
@@ -121,21 +121,28 @@ def compile_augmentation(architecture: int) -> Iterator[Compiled]:
 
     views = RECIPES["rn50_400ep"]().views
     crops = torch.empty(ROWS, views.global_size, views.global_size, 3, dtype=torch.uint8, device="meta")
-    with _recorded(augmentation_kernels, ("colours", "finish"), architecture) as compiled:
+    with _recorded(augmentation_kernels, architecture) as compiled:
         augment_fused(crops, torch.zeros(ROWS, PARAMETERS), views)
     for found in compiled.values():
         yield dataclasses.replace(found, type="u8")
 
 
 @contextlib.contextmanager
-def _recorded(module: ModuleType, kernels: Sequence[str], architecture: int) -> Iterator[dict[str, Compiled]]:
+def _recorded(module: ModuleType, architecture: int) -> Iterator[dict[str, Compiled]]:
     """What a module's kernels are compiled to when they are launched in this block."""
     compiled: dict[str, Compiled] = {}
     with contextlib.ExitStack() as stack:
-        for kernel in kernels:
-            recorder = _Recorder(getattr(module, kernel), architecture, compiled)
-            stack.enter_context(mock.patch.object(module, kernel, recorder))
+        for name, kernel in kernels_of(module).items():
+            stack.enter_context(mock.patch.object(module, name, _Recorder(kernel, architecture, compiled)))
         yield compiled
+
+
+def kernels_of(module: ModuleType) -> dict[str, Any]:
+    """The kernels that a module defines, by name; those with an underscore are parts of others."""
+    from triton import KernelInterface
+
+    kernels = {name: value for name, value in vars(module).items() if isinstance(value, KernelInterface)}
+    return {name: kernel for name, kernel in kernels.items() if not name.startswith("_")}
 
 
 def _launches(dtype: torch.dtype, *, extras: bool) -> dict[str, Callable[[], Any]]:
@@ -215,7 +222,7 @@ def _type_of(value: Any) -> str:
     """The type of a kernel's argument, as Triton writes it."""
     if not isinstance(value, Tensor):
         return "fp32" if isinstance(value, float) else "i32"
-    return f"*{_TYPES[value.dtype]}"
+    return f"*{_TRITON_TYPES[value.dtype]}"
 
 
 def main() -> int:

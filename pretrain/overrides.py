@@ -45,7 +45,7 @@ def field_names(recipe: Recipe) -> list[str]:
 def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """A copy of the recipe with the overrides, each "section.field=value" (or "init=PATH").
 
-    A backbone of one's own keeps those of the recipe's options for the network that it takes, too.
+    Another backbone keeps those of the recipe's options of the network that it takes.
     With `init` and without a backbone of one's own, the checkpoint decides the architecture and the sizes that are not
     named: they are in `Recipe.adopts`.
 
@@ -72,9 +72,8 @@ def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         changes.setdefault(section, {})[field] = parse(text, annotation, name)
     named = {f"{section}.{field}" for section, values in changes.items() for field in values}
     own = named & {"model.backbone", "model.options"}
-    backbone = changes.get("model", {}).get("backbone", recipe.model.backbone)
-    if backbone != recipe.model.backbone and "model.options" not in named:
-        known = known_options(backbone)
+    if own == {"model.backbone"} and changes["model"]["backbone"] != recipe.model.backbone:
+        known = known_options(changes["model"]["backbone"])
         changes["model"]["options"] = {name: value for name, value in recipe.model.options.items() if name in known}
     adopts = tuple(name for name in recipe.adopts if not own and name not in named)
     return replace(recipe, adopts=adopts).change(**changes)

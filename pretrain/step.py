@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from excb import seeding
 from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks, world_size
+from excb.distributed.machine import triton_obstacle
 from excb.distributed.parallel import average_gradients
 from excb.errors import UserError, require
 from excb.method import Clustered, ExCB, Step
@@ -26,7 +27,6 @@ from .adapt.release import Release
 from .data.augmentation import augment
 from .data.batch import Batch
 from .data.fused_augmentation import augment_fused
-from .data.fused_augmentation import obstacle as no_fused_augmentation
 from .optim import (
     Schedules,
     build_optimizer,
@@ -207,7 +207,7 @@ class Trainer:
         if release is not None:  # before k-means, which must see the frozen backbone
             release.apply(schedules.first_released(0))
         self._parallel = self._averaging()
-        fused = recipe.efficiency.fused and not no_fused_augmentation(device)
+        fused = recipe.efficiency.fused and not triton_obstacle(device)
         self._augment = augment_fused if fused else augment
         precision = recipe.efficiency.precision
         assert precision != "auto"

@@ -29,6 +29,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.kernels import kernels_of
+
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -380,12 +382,8 @@ def fake_cuda() -> Iterator[FakeCuda]:
         from excb.objective import triton_kernels
         from excb.pretrain.data import augmentation_kernels
 
-        kernels = (
-            (triton_kernels, ("average", "merge", "centroid_gradient")),
-            (augmentation_kernels, ("colours", "finish")),
-        )
-        for module, launched in kernels:
-            for name in launched:
+        for module in (triton_kernels, augmentation_kernels):
+            for name in kernels_of(module):
                 stack.enter_context(mock.patch.object(module, name, _Kernel(mode)))
         torch._C._ensureCUDADeviceGuardSet()
         lifted = torch._C._only_lift_cpu_tensors()

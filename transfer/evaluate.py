@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0, nearest_name
+from excb.results.result import interval_text
 
 from . import protocols
 from .options import FROM_SHELL, namespace, take_network
@@ -103,10 +104,7 @@ class Result:
         return f"{self.record.checkpoint.get('name')}, {self.record.protocol}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        return [
-            (name, f"{value:.2f}", "{:.1f} to {:.1f}".format(*self.intervals[name]) if name in self.intervals else "")
-            for name, value in self.figures.items()
-        ]
+        return [(name, f"{value:.2f}", interval_text(self.intervals.get(name))) for name, value in self.figures.items()]
 
     def __repr__(self) -> str:
         rows = self._rows()

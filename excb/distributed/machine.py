@@ -1,9 +1,12 @@
-"""The machine: the device that computes, and memory."""
+"""The machine: the device that computes, whether our Triton kernels can run on it, and memory."""
 
+import importlib.util
 import os
 import resource
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +30,20 @@ def choose_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UserError(f"device '{name}' cannot be used here ({reason}): use cpu, cuda or auto") from None
     return device
+
+
+def triton_obstacle(device: torch.device) -> str:
+    """Why our Triton kernels cannot run on a device; empty where they can."""
+    if device.type != "cuda":
+        return "needs a CUDA device"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "needs a GPU of compute capability 8.0 or newer"
+    return "" if importlib.util.find_spec("triton") else "needs Triton, which is not installed"
+
+
+def current_device(device: torch.device) -> AbstractContextManager[Any]:
+    """While the block runs, `device` is the current GPU, on which Triton launches; nothing for other devices."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def usable_cores() -> int:

@@ -109,7 +109,7 @@ def checkpoints(home: Path | None = None) -> list[Checkpoint]:
     built-in row is that row. What is damaged is left out: `damaged` names it.
     """
     rows: dict[str, Checkpoint] = {}
-    for source in (_bundled(), _users(home or usual_home())[0], _built_in()):
+    for source in (_bundled(BUNDLED), _users(home or usual_home())[0], _built_in()):
         rows |= {name: row for name, row in source.items() if name not in rows}
     return list(rows.values())
 
@@ -133,7 +133,7 @@ def damaged(home: Path | None = None) -> list[str]:
 
 def bundled_folder(name: str) -> Path | None:
     """The exported folder of a checkpoint that comes with the package; None of any other."""
-    return BUNDLED / name if name in _bundled() else None
+    return BUNDLED / name if name in _bundled(BUNDLED) else None
 
 
 @cache
@@ -141,12 +141,8 @@ def _built_in() -> dict[str, Checkpoint]:
     return {name: _from_table(name, values) for file in BUILT_IN for name, values in _tables(file).items()}
 
 
-def _bundled() -> dict[str, Checkpoint]:
-    return _bundled_in(BUNDLED)
-
-
 @cache  # a listing asks for each of its rows, and no command writes to the package's folder
-def _bundled_in(folder: Path) -> dict[str, Checkpoint]:
+def _bundled(folder: Path) -> dict[str, Checkpoint]:
     return {file.parent.name: replace(_from_folder(file), source="bundled") for file in _configs(folder)}
 
 

@@ -15,7 +15,6 @@ TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 # ResNets that torchvision has not: with the stem for small images of CIFAR, and with more channels (SwAV's, VICReg's).
 SMALL_STEM = tuple(f"{name}_cifar" for name in TORCHVISION)
 WIDER = ("resnet50w2", "resnet50w4", "resnet50w5")
-_STEM = ("stem_padding", "stem_pool", "stem_stride")  # options of the former
 # Short names for the networks of the field. `vit_small` is DINO's ViT-S/16: six heads, qkv bias, LayerNorm eps 1e-6.
 TIMM_NAMES = {
     "vit_tiny": "vit_tiny_patch16_224",
@@ -42,10 +41,11 @@ MOST_TENSORS = 5_000  # of a network; the largest real ones have 1,400
 
 def known_options(name: str) -> tuple[str, ...]:
     """Options of a ResNet or a network of ours, by its name; none for others, whose builders check theirs."""
-    if name in OWN:
-        return OWN[name]
-    resnet = name in (*TORCHVISION, *SMALL_STEM, *WIDER)
-    return (*(_STEM if name in SMALL_STEM else ()), *(("zero_init_residual",) if resnet else ()))
+    if name in SMALL_STEM:
+        from excb.networks.resnets import STEM  # here, because it imports torch
+
+        return (*sorted(STEM), "zero_init_residual")
+    return OWN.get(name, ("zero_init_residual",) if name in (*TORCHVISION, *WIDER) else ())
 
 
 class EndlessError(UserError):
@@ -102,10 +102,12 @@ class Architecture:
             raise UserError(f"backbone {self.name} is built without the option {', '.join(forbidden)}: leave it out")
         if self.positions not in ("antialiased", "dino"):
             raise UserError(f"the option {POSITIONS} is antialiased or dino, not {self.positions!r}")
-        if self.name in OWN:
-            return self._build_own(drop_path)
-        if self.name in (*TORCHVISION, *SMALL_STEM, *WIDER):
-            return self._build_resnet(drop_path)
+        if takes := known_options(self.name):
+            if drop_path or not self.options.keys() <= set(takes):
+                other = f": use timm:{self.name}" if self.name in TORCHVISION else ", and no drop path"
+                named = f"option{'s' * (len(takes) > 1)} {', '.join(takes)}"
+                raise UserError(f"backbone {self.name} takes the {named} only{other}")
+            return self._build_own() if self.name in OWN else self._build_resnet()
         with _bounded():
             if self.name.startswith(_TORCHVISION_PREFIX):
                 return self._build_torchvision(drop_path)
@@ -117,26 +119,17 @@ class Architecture:
             return as_dino(network)
         return network
 
-    def _build_own(self, drop_path: float) -> "nn.Module":
+    def _build_own(self) -> "nn.Module":
         from excb.networks.capi import Capi
         from excb.networks.conv4 import Conv4
 
-        takes = OWN[self.name]
-        if drop_path or not self.options.keys() <= set(takes):
-            options = f"option{'s' * (len(takes) > 1)} {', '.join(takes)}"
-            raise UserError(f"backbone {self.name} takes the {options} only, and no drop path")
         return Conv4(**self.options) if self.name == "conv4" else Capi(**self.options)
 
-    def _build_resnet(self, drop_path: float) -> "nn.Module":
+    def _build_resnet(self) -> "nn.Module":
         from torch import nn
 
         from excb.networks.resnets import resnet
 
-        allowed = known_options(self.name)
-        if drop_path or not self.options.keys() <= set(allowed):
-            takes = f"option{'s' * (len(allowed) > 1)} {', '.join(allowed)} only"
-            other = f": use timm:{self.name}" if self.name in TORCHVISION else ", and no drop path"
-            raise UserError(f"backbone {self.name} takes the {takes}{other}")
         network: Any = resnet(self.name, self.options)
         network.num_features = network.fc.in_features
         network.fc = nn.Identity()

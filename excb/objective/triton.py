@@ -7,15 +7,14 @@ multiplied as three products of TF32; float16 is widened to it.
 Importing this file needs no Triton.
 """
 
-import importlib.util
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from excb.distributed.machine import current_device, triton_obstacle
 from excb.objective.scores import Average, CentroidGradient, Scores
 
 
@@ -60,11 +59,7 @@ def obstacle(rows: Tensor) -> str:
         return f"takes bfloat16, float16 and float32 rows, not {str(rows.dtype).removeprefix('torch.')}"
     if rows.shape[-1] > 256:
         return f"takes rows of width 256 at most, not {rows.shape[-1]}"
-    if rows.device.type != "cuda":
-        return "needs a CUDA device"
-    if torch.cuda.get_device_capability(rows.device) < (8, 0):
-        return "needs a GPU of compute capability 8.0 or newer"
-    return "" if importlib.util.find_spec("triton") else "needs Triton, which is not installed"
+    return triton_obstacle(rows.device)
 
 
 def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
@@ -90,7 +85,7 @@ def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
     of_groups = memory(groups, R, integer=torch.int32)
     mean, peak, total, winner, _, raw_winner = memory(R, integer=torch.int64)
     if R:
-        with _on(rows.device):
+        with current_device(rows.device):
             kernels.average[programs, groups](
                 rows,
                 centroids,
@@ -136,7 +131,7 @@ def centroid_gradient(student: CentroidGradient, teacher: CentroidGradient) -> T
     (K, D), tile = centroids.shape, _tiles(rows).gradient
     width = _width(D)
     out = torch.empty(K, D, device=rows.device)
-    with _on(out.device):
+    with current_device(out.device):
         kernels.centroid_gradient[(_ceil(K, tile.kept),)](
             out,
             centroids,
@@ -222,8 +217,3 @@ def _groups(programs: int, most: int, device: torch.device) -> int:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     choices = range(1, min(most, _ceil(2 * processors, programs)) + 1)
     return max(choices, key=lambda groups: (programs * groups / _ceil(programs * groups, processors), -groups))
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Kernels are launched on the current GPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -38,6 +38,11 @@ def environment() -> dict[str, Any]:
     }
 
 
+def interval_text(ends: tuple[float, float] | None) -> str:
+    """An interval in percent, for tables and pages; empty where there is none."""
+    return "" if ends is None else "{:.1f} to {:.1f}".format(*ends)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """One evaluation's figures."""

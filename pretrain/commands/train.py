@@ -56,13 +56,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
     """Say whether the run can start, then what it takes."""
-    import torch
-
     from excb.images.opening import training_images
 
     from ..data.hub_stream import refuse_stream
     from ..initialise import adopted
-    from ..plan.plan import plan
+    from ..plan.plan import plan_run, show
     from ..training.start import check
 
     refuse_stream(options.data, "--dry-run")
@@ -70,11 +68,11 @@ def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
     images = training_images(options.data, options.list, reporter.note)
     check(recipe, images)
     recipe = adopted(recipe, reporter.note)
-    with torch.device("meta"):  # without memory: whether the network takes its options
-        recipe.model.architecture.build(drop_path=recipe.model.drop_path)
+    report = plan_run(recipe, options.gpus, images, measure=False, gpu=None, reporter=reporter)  # builds the network
     if not options.json:
         reporter.answer(f"it can run, into {place_of(options)}")
-    return plan(recipe, options.gpus, images, reporter, measure=False, as_json=options.json)
+    show(report, reporter, as_json=options.json)
+    return 0
 
 
 def run_in_every_process(options: argparse.Namespace, recipe: Recipe, work: Work) -> int:

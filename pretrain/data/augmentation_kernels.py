@@ -11,6 +11,9 @@ Letters: R rows, A pixels of a row. A program works on pixels of one row, so all
 import triton
 import triton.language as tl
 
+from .augmentation import GREY
+
+_RED, _GREEN, _BLUE = map(tl.constexpr, GREY)
 # Columns of a row of numbers.
 FLIP = tl.constexpr(0)
 FIRST = tl.constexpr(1)  # of four: which operation of the jitter comes first, second, ...
@@ -25,8 +28,7 @@ NUMBERS = tl.constexpr(13)
 
 @triton.jit
 def _grey(red, green, blue):
-    """ITU-R 601-2 luma, as torchvision."""
-    return red * 0.2989 + green * 0.587 + blue * 0.114
+    return red * _RED + green * _GREEN + blue * _BLUE
 
 
 @triton.jit

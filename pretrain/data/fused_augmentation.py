@@ -3,15 +3,11 @@
 Importing this file needs no Triton.
 """
 
-import importlib.util
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from excb.distributed.machine import to_device
+from excb.distributed.machine import current_device, to_device
 
 from ..recipe import ViewSettings
 from .augmentation import (
@@ -32,15 +28,6 @@ from .augmentation import (
 
 BLOCK = 1024  # pixels that a program holds at a time
 WARPS = 8
-
-
-def obstacle(device: torch.device) -> str:
-    """Why our kernels cannot augment on this device; empty where they can."""
-    if device.type != "cuda":
-        return "needs a CUDA device"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return "needs a GPU of compute capability 8.0 or newer"
-    return "" if importlib.util.find_spec("triton") else "needs Triton, which is not installed"
 
 
 def augment_fused(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> Tensor:
@@ -64,14 +51,14 @@ def augment_fused(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> 
     views = torch.empty(count, 3, side, side, device=device, memory_format=torch.channels_last)
     if not count:
         return views
-    with _on(device):
+    with current_device(device):
         kernels.colours[(count,)](crops, numbers, images, area, SIDE=side, BLOCK=BLOCK, num_warps=WARPS)
     blurred = (given[:, SIGMA] > 0).nonzero()[0]
     if len(blurred):
         rows = to_device(torch.from_numpy(blurred), device)
         sigma = to_device(torch.from_numpy(given[blurred, SIGMA]), device)
         images[rows] = gaussian_blur(images[rows], sigma, settings.blur_kernel)
-    with _on(device):
+    with current_device(device):
         kernels.finish[count, -(-area // BLOCK)](
             images, numbers, views, area, SOLARIZE_FROM, *settings.mean, *settings.std, BLOCK=BLOCK, num_warps=WARPS
         )
@@ -85,8 +72,3 @@ def _numbers(parameters: np.ndarray) -> np.ndarray:
     kept = parameters[:, [BRIGHTNESS, CONTRAST, SATURATION]]
     flags = parameters[:, [GREYED, SOLARIZE]]
     return np.concatenate([parameters[:, [FLIP]], order, kept, own, flags], axis=1, dtype=np.float32)
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -50,12 +50,16 @@ def plan(
     Raises:
         UserError: the recipe cannot run with this number of processes, or on these images.
     """
-    report = plan_run(recipe, gpus, images, measure=measure, gpu=gpu, reporter=reporter)
+    show(plan_run(recipe, gpus, images, measure=measure, gpu=gpu, reporter=reporter), reporter, as_json=as_json)
+    return 0
+
+
+def show(report: Report, reporter: Reporter, *, as_json: bool) -> None:
+    """Print what `plan_run` found: as JSON, or as tables."""
     if as_json:
         reporter.answer(json.dumps(report, indent=2))
     else:
         _print(report, reporter)
-    return 0
 
 
 def plan_run(

@@ -14,7 +14,7 @@ from excb.errors import require
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
 from excb.references.untrained import NETWORK
-from excb.results.result import Result
+from excb.results.result import Result, interval_text
 
 from ..reporting.references import PIXELS
 from .heads import linear, logistic, neighbours
@@ -264,7 +264,7 @@ def _print(dense: DenseTask, result: Result, reporter: Reporter) -> None:
         [
             name.removeprefix("dense_").replace("_", " "),
             f"{value:.2f}",
-            "{:.1f} to {:.1f}".format(*result.intervals[name]),
+            interval_text(result.intervals[name]),
         ]
         + [f"{result.references[reference][name]:.2f}" for reference in shown]
         for name, value in result.figures.items()

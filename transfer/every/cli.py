@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Command, Parser
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
+from excb.results.result import interval_text
 
 from ..options import CKPT, add_data_options, add_out, add_untrained
 from ..parallel import in_parallel
@@ -174,7 +175,7 @@ def report(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter, *, a
         reporter.answer(json.dumps(to_dict(outcomes), indent=2, ensure_ascii=False))
         return
     rows = [
-        [figure, f"{value:.2f}", _interval(result.intervals.get(figure)), one.step.title]
+        [figure, f"{value:.2f}", interval_text(result.intervals.get(figure)), one.step.title]
         for one, result in measured
         for figure, value in result.figures.items()
         if kind_of(figure) is not None
@@ -195,11 +196,6 @@ def write_page(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter) 
     if any(one.result is not None for one in outcomes):
         write_text(render(outcomes), folder / PAGE)
         reporter.note(f"wrote {folder / PAGE}")
-
-
-def _interval(ends: tuple[float, float] | None) -> str:
-    """Detection has no intervals."""
-    return "" if ends is None else "{:.1f} to {:.1f}".format(*ends)
 
 
 ALL = Command(

@@ -3,6 +3,8 @@
 import base64
 from urllib.parse import quote
 
+from excb.results.result import interval_text
+
 from ..reporting.markup import Html, element, join, page
 from . import comparison_tables as tables
 from .comparison import Comparison, Contender
@@ -65,7 +67,7 @@ def _row(comparison: Comparison, one: Contender) -> Html:
             continue
         tier = None if cell.tier is None else element("span", f" *{cell.tier}", class_="tier")
         value = element("span", f"{cell.value:.2f}", class_="value" if cell.tier == 1 else None)
-        interval = None if cell.interval is None else element("small", "{:.1f} to {:.1f}".format(*cell.interval))
+        interval = None if cell.interval is None else element("small", interval_text(cell.interval))
         cells.append(element("td", value, tier, interval, class_="number"))
     return element(
         "tr",

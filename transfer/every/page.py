@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from excb.console import duration
-from excb.results.result import Result, folder_name
+from excb.results.result import Result, folder_name, interval_text
 
 from ..protocols import headline, kind_of, title
 from ..reporting.fields import readable
@@ -57,7 +57,7 @@ def _headline(result: Result) -> Html:
     figures, figure = result.figures, headline(result.figures)
     beside = None
     if figure in result.intervals:
-        beside = element("small", "{:.1f} to {:.1f}".format(*result.intervals[figure]))
+        beside = element("small", interval_text(result.intervals[figure]))
     return element("div", element("dt", title(figure)), element("dd", f"{figures[figure]:.2f}", beside))
 
 

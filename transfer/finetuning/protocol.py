@@ -4,7 +4,7 @@ import hashlib
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from excb.distributed.collectives import rank, run_on_rank0
 from excb.errors import require
 from excb.images.image_set import Images
 from excb.images.subset import Subset
-from excb.results.result import Result
+from excb.results.result import Result, interval_text
 from excb.seeding import Purpose, generator
 
 from ..reporting.predictions import Predictions
@@ -277,20 +277,19 @@ def interval_of_mean(hits: Tensor) -> tuple[float, float]:
 
 def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], images: int) -> None:
     figures = result.figures
-    top1, top5 = kinds = [f"{name}_top1", f"{name}_top5"]
-    interval = "{:.1f} to {:.1f}".format(*result.intervals[top1])
-    if len(seeds) == 1:
-        rows = [[str(seeds[0]), f"{figures[top1]:.2f}", interval, f"{figures[top5]:.2f}"]]
-    else:
+    kinds = [f"{name}_top1", f"{name}_top5"]
 
-        def row(called: str, values: Sequence[float]) -> list[str]:
-            return [called, f"{values[0]:.2f}", "", f"{values[1]:.2f}"]
+    def row(called: str, values: Iterable[float], interval: str = "") -> list[str]:
+        top1, top5 = values
+        return [called, f"{top1:.2f}", interval, f"{top5:.2f}"]
 
-        rows = [row(str(seed), [figures[f"{kind}_seed{seed}"] for kind in kinds]) for seed in seeds]
-        rows.append(["mean", f"{figures[top1]:.2f}", interval, f"{figures[top5]:.2f}"])
-        rows.append(row("standard deviation", [figures[f"{kind}_sd"] for kind in kinds]))
+    called = "mean" if len(seeds) > 1 else str(seeds[0])
+    rows = [row(called, (figures[kind] for kind in kinds), interval_text(result.intervals[kinds[0]]))]
+    if len(seeds) > 1:
+        rows = [*(row(str(seed), (figures[f"{kind}_seed{seed}"] for kind in kinds)) for seed in seeds), *rows]
+        rows.append(row("standard deviation", (figures[f"{kind}_sd"] for kind in kinds)))
         for word, pick in (("least", min), ("most", max)):
-            rows.append(row(word, [pick(figures[f"{kind}_seed{seed}"] for seed in seeds) for kind in kinds]))
+            rows.append(row(word, (pick(figures[f"{kind}_seed{seed}"] for seed in seeds) for kind in kinds)))
     epochs = result.settings["epochs"]
     title = f"{name}: fine-tuned on {images:,} images, {epochs} epoch{'s' if epochs != 1 else ''}"
     reporter.table(title, ["seed", "top-1 %", "95 % interval", "top-5 %"], rows)
@@ -319,7 +318,7 @@ def _evaluate_frozen(
     )
     if table and rank() == 0:
         first, fifth = (f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5))
-        interval = "{:.1f} to {:.1f}".format(*result.intervals[f"{name}_top1"])
+        interval = interval_text(result.intervals[f"{name}_top1"])
         title = f"{name}: logistic regression on {len(rows):,} images"
         columns = ["C", "top-1 %", "95 % interval", "top-5 %"]
         reporter.table(title, columns, [[f"{strength:g}", first, interval, fifth]])

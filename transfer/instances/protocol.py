@@ -18,7 +18,7 @@ from excb.neighbours.nearest import nearest
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import weights_hash
 from excb.references.untrained import NETWORK
-from excb.results.result import Result
+from excb.results.result import Result, interval_text
 
 from ..reporting import statistics
 from ..reporting.predictions import ImageScores
@@ -256,7 +256,7 @@ def _print(result: Result, reporter: Reporter) -> None:
     titles = {NETWORK: "untrained", PIXELS: "pixels"}
     shown = [name for name in titles if name in result.references]
     rows = [
-        [name.partition("_")[2].replace("_", " "), f"{value:.2f}", "{:.1f} to {:.1f}".format(*result.intervals[name])]
+        [name.partition("_")[2].replace("_", " "), f"{value:.2f}", interval_text(result.intervals[name])]
         + [f"{result.references[reference][name]:.2f}" for reference in shown]
         for name, value in result.figures.items()
     ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import rank, world_size
 from excb.neighbours.nearest import Neighbours, nearest
-from excb.results.result import Result
+from excb.results.result import Result, interval_text
 
 from ..data.multilabel import MultiLabelImages
 from ..reporting.label_scores import LabelScores, report_label_scores
@@ -71,10 +71,7 @@ def evaluate(
         notes=[f"neighbours by {search}; other searches give the same"],
     )
     if table and rank() == 0:
-        rows = [
-            [name, f"{value:.2f}", "{:.1f} to {:.1f}".format(*result.intervals[name])]
-            for name, value in result.figures.items()
-        ]
+        rows = [[name, f"{value:.2f}", interval_text(result.intervals[name])] for name, value in result.figures.items()]
         title = f"k-NN, {len(bank):,} train and {len(queries):,} test images, sets of {len(test.classes or ())} labels"
         reporter.table(title, ["figure", "%", "95 % interval"], rows)
     return result, scored

@@ -16,7 +16,7 @@ from excb.neighbours.backends import available_backend
 from excb.neighbours.knn import vote
 from excb.neighbours.memory import plan
 from excb.neighbours.nearest import nearest
-from excb.results.result import Result
+from excb.results.result import Result, interval_text
 
 from ..reporting.predictions import Predictions
 from ..reporting.report import report
@@ -103,9 +103,9 @@ def _print(result: Result, predictions: Predictions, reporter: Reporter, *, bank
     rows = []
     for template in predictions.values:
         top1, top5 = template.format("top1"), template.format("top5")
-        low, high = result.intervals[top1]
         name = template.removeprefix("knn_{}_k").replace("_T", ", T = ")
-        rows.append([name, f"{result.figures[top1]:.2f}", f"{low:.1f} to {high:.1f}", f"{result.figures[top5]:.2f}"])
+        interval = interval_text(result.intervals[top1])
+        rows.append([name, f"{result.figures[top1]:.2f}", interval, f"{result.figures[top5]:.2f}"])
     temperatures = result.settings["temperature"]
     title = f"k-NN, {banks:,} train and {len(predictions.targets):,} test images, {classes} classes"
     if len(temperatures) == 1:

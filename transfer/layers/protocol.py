@@ -10,7 +10,7 @@ import torch
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, rank
 from excb.errors import UserError, require
-from excb.results.result import Result
+from excb.results.result import Result, interval_text
 
 from ..features.parts import GEM_POWER, Part, PartRows, Shapes
 from ..probes.recipes import LinearProtocol, choose
@@ -256,7 +256,7 @@ def _print(result: Result, reporter: Reporter) -> None:
     title = f"Top-1 % on {settings['select_images']:,} held-out train images (* chosen)"
     reporter.table(title, ["block", "map", *poolings], lines)
     rows = [
-        [name, f"{result.figures[figure]:.2f}", "{:.1f} to {:.1f}".format(*result.intervals[figure]), top5]
+        [name, f"{result.figures[figure]:.2f}", interval_text(result.intervals[figure]), top5]
         for name, template in ((f"chosen: block {chosen[0]}, {chosen[1]}", FIGURE), ("default", BESIDE))
         for figure, top5 in ((template.format("top1"), f"{result.figures[template.format('top5')]:.2f}"),)
     ]

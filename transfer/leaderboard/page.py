@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from excb.results.result import interval_text
+
 from ..reporting import fields
 from ..reporting.markup import Html, element, join, page
 from . import figure
@@ -249,7 +251,7 @@ def _figure_cell(cell: LeaderboardCell | None, metric: str) -> Html:
     else:
         main, others = f"{cell.measured:.2f}", [f"published {value}" for value in cell.published]
         if cell.interval is not None:
-            others.insert(0, "{:.1f} to {:.1f}".format(*cell.interval))
+            others.insert(0, interval_text(cell.interval))
     return element(
         "td",
         element("span", main, class_="value"),

@@ -8,7 +8,7 @@ import numpy as np
 from excb.console import Reporter
 from excb.distributed.collectives import rank, run_on_rank0
 from excb.errors import require
-from excb.results.result import Result
+from excb.results.result import Result, interval_text
 
 from ..data.multilabel import MultiLabelImages
 from ..reporting import average_precision
@@ -90,8 +90,7 @@ def evaluate(
     )
     if table and rank() == 0:
         lines = [
-            [name, f"{value:.2f}", "{:.1f} to {:.1f}".format(*result.intervals[name])]
-            for name, value in result.figures.items()
+            [name, f"{value:.2f}", interval_text(result.intervals[name])] for name, value in result.figures.items()
         ]
         reporter.table(f"Linear, logistic regression, C = {1 / strength:g}", ["figure", "%", "95 % interval"], lines)
     return result, scored

@@ -10,7 +10,7 @@ from typing import Literal
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, rank
 from excb.errors import require
-from excb.results.result import Result
+from excb.results.result import Result, interval_text
 
 from ..probes.recipes import LinearProtocol, choose
 from ..probes.selection import as_text, held_out
@@ -134,7 +134,7 @@ def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProto
 def _print(result: Result, protocol: str, reporter: Reporter) -> None:
     """The figures, and below them the sweep: one row a learning rate, one column a weight decay."""
     settings, figures = result.settings, result.figures
-    interval = "{:.1f} to {:.1f}".format(*result.intervals["linear_top1"])
+    interval = interval_text(result.intervals["linear_top1"])
     row = [as_text(settings["chosen"]), f"{figures['linear_top1']:.2f}", interval, f"{figures['linear_top5']:.2f}"]
     reporter.table(f"Linear, protocol {protocol}", ["settings", "top-1 %", "95 % interval", "top-5 %"], [row])
     if "sweep" not in settings:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from excb.cli import Command, Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
+from excb.results.result import interval_text
 
 from ..options import CKPT, add_pass_options
 from ..parallel import in_parallel
@@ -152,7 +153,7 @@ def _print(found: "Audit", reporter: Reporter) -> None:
     result, images = found.result, len({pair.test for pair in found.pairs})
     title = f"{images:,} of {len(found.test):,} test images overlap with {len(found.train):,} train images"
     figures = [
-        [words, f"{result.figures[name]:.2f}", "{:.1f} to {:.1f}".format(*result.intervals[name])]
+        [words, f"{result.figures[name]:.2f}", interval_text(result.intervals[name])]
         for name, words in TITLES.items()
         if name in result.figures
     ]

@@ -7,7 +7,7 @@ from PIL import Image
 
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
-from excb.results.result import folder_name
+from excb.results.result import folder_name, interval_text
 
 from ..reporting.markup import Html, element, join, page
 from ..reporting.thumbnails import thumbnail
@@ -62,8 +62,8 @@ def render(audit: Audit, *, progress: Progress = lambda _done: None) -> str:
 
 
 def _figure(audit: Audit, name: str) -> Html:
-    low, high = audit.result.intervals[name]
-    value = element("dd", f"{audit.result.figures[name]:.2f} %", element("small", f"{low:.1f} to {high:.1f}"))
+    result = audit.result
+    value = element("dd", f"{result.figures[name]:.2f} %", element("small", interval_text(result.intervals[name])))
     return element("div", element("dt", TITLES[name]), value)
 
 

@@ -10,7 +10,7 @@ import torch
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_objects, rank, world_size
 from excb.errors import require
-from excb.results.result import Result
+from excb.results.result import Result, interval_text
 
 from ..reporting.predictions import ImageScores
 from ..reporting.report import report
@@ -85,7 +85,7 @@ def evaluate(
 
 def _print(result: Result, reporter: Reporter, *, queries: int, gallery: int) -> None:
     rows = [
-        [name.removeprefix("retrieval_").replace("_", " "), f"{value:.2f}", "{:.1f} to {:.1f}".format(*interval)]
+        [name.removeprefix("retrieval_").replace("_", " "), f"{value:.2f}", interval_text(interval)]
         for (name, value), interval in zip(result.figures.items(), result.intervals.values(), strict=True)
     ]
     for note in result.notes:

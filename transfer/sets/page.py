@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from excb.results.result import interval_text
+
 from ..reporting.markup import Html, element, join, page
 from .standings import Cell, Row, Table
 from .tables import EXPLANATION, headers, title
@@ -74,5 +76,5 @@ def _cell(cell: Cell | None) -> Html:
         return element("td")
     tier = None if cell.tier is None else element("span", f" *{cell.tier}", class_="tier")
     value = element("span", f"{cell.value:.2f}", class_="value" if cell.tier == 1 else None)
-    interval = None if cell.interval is None else element("small", "{:.1f} to {:.1f}".format(*cell.interval))
+    interval = None if cell.interval is None else element("small", interval_text(cell.interval))
     return element("td", value, tier, interval, class_="number")

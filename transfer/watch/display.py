@@ -8,6 +8,7 @@ from typing import Any
 
 from excb.console import Reporter, duration
 from excb.files.run_files import WATCH_BEST
+from excb.results.result import interval_text
 
 from . import best, page
 from .events import Events
@@ -54,7 +55,7 @@ class Display:
             "" if one.epoch is None else f"{one.epoch:g}",
             one.figure,
             f"{one.value:.2f}",
-            "" if one.interval is None else "{:.1f} to {:.1f}".format(*one.interval),
+            interval_text(one.interval),
             duration(one.seconds),
             "best so far" if is_best else "",
         )

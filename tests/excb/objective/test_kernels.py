@@ -1,10 +1,6 @@
 """The Triton kernels without a GPU: interpreted against float64, and compiled for GPUs that are not here."""
 
 import dataclasses
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +14,7 @@ from excb.objective import chunked, streamed
 from excb.objective import triton as objective_triton
 from excb.objective.loss import assign
 from excb.objective.scores import Average, CentroidGradient, Scores
-from tests.clone import ROOT
+from tests import interpreted
 from tests.excb.objective.batches import (
     OFFICIAL,
     TAU_S,
@@ -29,10 +25,9 @@ from tests.excb.objective.batches import (
     outcome,
     reference,
 )
+from tests.interpreted import needs_triton
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -43,13 +38,7 @@ needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason
 @needs_triton
 @pytest.mark.parametrize("function", ["operations_equal_float64", "loss_equals_float64", "winners_are_exact"])
 def test_interpreted(function: str, tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-c", f"from tests.excb.objective import test_kernels; test_kernels.{function}()"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "1"},
-        check=True,
-        timeout=600,
-    )
+    interpreted.interpret(f"{__name__}.{function}", tmp_path)
 
 
 def interpret(kept: int = 16, walked: int = 16, step: int = 16) -> None:

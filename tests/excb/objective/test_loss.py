@@ -1,8 +1,6 @@
 """Every backend against the plain one, which holds every matrix of rows x clusters: value, every gradient, memory."""
 
 import dataclasses
-import importlib
-import importlib.util
 from typing import Any
 
 import pytest
@@ -26,10 +24,9 @@ from tests.excb.objective.batches import (
     outcome,
     reference,
 )
+from tests.interpreted import needs_triton
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 
 
 @pytest.fixture

@@ -1,11 +1,7 @@
 """Augmentation against torchvision: every operation and whole views pixel by pixel, and their distribution."""
 
 import dataclasses
-import importlib.util
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +17,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvf
 
 from benchmarks.kernels import ARCHITECTURES, compile_augmentation
+from excb.distributed.machine import triton_obstacle
 from excb.images.photographs import photograph
 from excb.pretrain.data import augmentation, fused_augmentation
 from excb.pretrain.data.augmentation import (
@@ -42,10 +39,9 @@ from excb.pretrain.data.augmentation import (
 from excb.pretrain.data.fused_augmentation import augment_fused
 from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.recipe import ViewSettings
-from tests.clone import ROOT
+from tests.interpreted import interpret, needs_triton
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 
 LEAST_P = 1e-3  # inputs are fixed: a test that passes once passes always
 Way = Callable[[Tensor, Tensor, int], Iterator[tuple[slice, Tensor]]]
@@ -426,13 +422,7 @@ def test_a_gpu_is_never_waited_for(function: Callable[..., Tensor]) -> None:
 
 @needs_triton
 def test_kernels_interpreted(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-c", "from tests.pretrain.data import test_augmentation; test_augmentation.kernels_agree()"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "1"},
-        check=True,
-        timeout=600,
-    )
+    interpret(f"{__name__}.kernels_agree", tmp_path)
 
 
 def kernels_agree() -> None:
@@ -479,6 +469,6 @@ def test_where_the_kernels_run(
     device: str, capability: tuple[int, int], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    found = fused_augmentation.obstacle(torch.device(device))
+    found = triton_obstacle(torch.device(device))
     assert why in found
     assert bool(found) == bool(why)
