@@ -2,13 +2,16 @@
 
 import difflib
 import errno
+import itertools
 import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Self
 
 LONGEST_MESSAGE = 2000  # characters; a longer message is cut in the middle, since it ends in what to do
+MOST_BESIDE = 2000  # names that a missing one is compared with
 USER_ERROR = 2  # exit code of every error that the user can fix
 _SHOWN = "\n\t\u200c\u200d"  # several scripts need joiners and non-joiners within words
 
@@ -68,6 +71,24 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
     """Return "; did you mean 'X'?" for the valid name closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def nearest_path(path: str | os.PathLike[str]) -> str:
+    """Return "; did you mean 'X'?" for the file or folder whose name is closest to a missing one's, or an empty string.
+
+    Args:
+        path: one that does not exist; its first part that does not is compared with what is beside it.
+    """
+    missing = Path(path)
+    while missing.parent != missing and not missing.parent.is_dir():
+        missing = missing.parent
+    try:
+        with os.scandir(missing.parent) as entries:
+            beside = [entry.name for entry in itertools.islice(entries, MOST_BESIDE) if not entry.name.startswith(".")]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(missing.name, beside, n=1, cutoff=0.7)
+    return f"; did you mean '{missing.parent / close[0]}'?" if close else ""
 
 
 def printable(text: str) -> str:

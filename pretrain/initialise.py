@@ -39,10 +39,25 @@ def build_model(recipe: Recipe) -> ExCB:
         if token_std != CLASS_TOKEN_STD:  # else it has that already
             nn.init.trunc_normal_(_class_token(student, recipe.model.backbone), std=token_std)
         model = ExCB(student, architecture.build(), recipe.method, backend=recipe.efficiency.objective)
-    views = recipe.views
-    sizes = {views.global_size, views.eval_crop} | ({views.local_size} if views.local_views else set())
-    check_resolution(model.teacher.backbone, sorted(sizes))
+    check_resolution(model.teacher.backbone, _sizes(recipe))
     return model
+
+
+def check_backbone(recipe: Recipe) -> None:
+    """Refuse what `build_model` refuses of a backbone, without making weights or computing anything.
+
+    Raises:
+        UserError: as `build_model`.
+    """
+    with torch.device("meta"):
+        network = recipe.model.architecture.build(drop_path=recipe.model.drop_path)
+    check_resolution(network, _sizes(recipe))
+
+
+def _sizes(recipe: Recipe) -> list[int]:
+    """Sides in pixels of the images that the backbone will see."""
+    views = recipe.views
+    return sorted({views.global_size, views.eval_crop} | ({views.local_size} if views.local_views else set()))
 
 
 def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None = None) -> Recipe:

@@ -34,11 +34,21 @@ MISTAKES = [
     ("excb-zoo export {run} --out {new} --format onyx", ("'onyx'", "did you mean 'onnx'?")),
     # the wrong place
     ("excb-pretrain rn18_small", ("--data DIR",)),
-    ("excb-pretrain rn18_small --data {here}/photso", ("photso", "no")),
+    ("excb-pretrain rn18_small --data {here}/photso", ("photso", "did you mean '{photos}'?")),
+    ("excb-eval knn --ckpt {run} --data {here}/photso", ("photso", "did you mean '{photos}'?")),
+    ("excb-eval knn --ckpt {run}s --data {photos}", ("no checkpoint", "did you mean '{run}'?")),
     ("excb-pretrain rn18_small --data {empty}", ("no image", "empty")),
     (
         'excb-pretrain rn18_small --data {photos} --dry-run optim.batch=4 model.options={{"widths":[1]}}',
-        ("resnet18", "takes the option zero_init_residual"),
+        ("resnet18", "does not take widths: it takes zero_init_residual"),
+    ),
+    (
+        "excb-pretrain rn18_small --data {photos} optim.batch=4 model.backbone=timm:resnt50",
+        ("timm:resnt50", "did you mean 'timm:resnet50'?"),
+    ),
+    (
+        "excb-pretrain rn18_small --data {photos} optim.batch=4 model.backbone=vit_small views.local_size=28",
+        ("28 x 28", "choose other view sizes"),
     ),
     (
         "excb-pretrain rn18_small --data {photos} --out {notes} optim.batch=4 method.clusters=4",
@@ -107,10 +117,12 @@ def test_a_mistake_is_one_clear_message(
     assert said.err.splitlines()[-1] == errors[0]  # nothing after it
     assert "Traceback" not in said.err
     for word in words:
-        assert word in errors[0]
+        assert word.format(here=here, **places) in errors[0]
     assert contents(here) == before
     made = [path for path in contents(tmp_path) if (tmp_path / path).is_file()]
     assert made == []
+    if "model." in line:
+        assert not (tmp_path / "runs").exists()  # not even the folder with its lock
 
 
 def test_there_are_enough_of_them() -> None:

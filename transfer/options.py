@@ -38,6 +38,13 @@ def add_untrained(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_baselines(parser: argparse.ArgumentParser) -> None:
+    """Add the references that no network makes, for protocols on one row of features an image."""
+    add = parser.add_argument
+    add("--pixels", action="store_true", help="also evaluate raw pixels, as a reference")
+    add("--histogram", action="store_true", help="also evaluate colour histograms, as a reference")
+
+
 def add_out(parser: argparse.ArgumentParser, result: str) -> None:
     """Add where the result is written."""
     parser.add_argument("--out", type=local_path, metavar=result, help="write the result here")

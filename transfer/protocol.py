@@ -121,6 +121,7 @@ class Protocol(Command):
         claim_fields: the same of a published figure, given the claim's options.
         read_paired: reads what `excb-eval compare` needs beside a result's FILE.json, where figures are no means of
             scores of images; raises UserError. None where they are.
+        references: options of `all` that this protocol takes, too, and that its results depend on.
         label: what a submitted result is called, after its checkpoint.
         objection: why a result may not stand in a leaderboard; empty where it may.
         missing: why the command cannot run on this machine; empty where it can.
@@ -139,6 +140,7 @@ class Protocol(Command):
     result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: settings
     claim_fields: Callable[[Fields, FigureKind], Fields] = lambda options, _kind: options
     read_paired: "Callable[[Path], Paired] | None" = None
+    references: tuple[str, ...] = ()
     label: "Callable[[Result], str]" = lambda result: result.protocol
     objection: "Callable[[Result], str]" = lambda _result: ""
     missing: Callable[[argparse.Namespace], str] = lambda _args: ""

@@ -25,6 +25,7 @@ from excb.networks.backbone import check_resolution
 from excb.networks.features import Kind
 from excb.networks.preprocessing import Preprocessing
 from excb.references import untrained
+from excb.references.baselines import rows_of_inputs
 
 from .data.classes import labelled, with_classes_of
 from .features.cache import CachedFeatures
@@ -125,6 +126,22 @@ class Task:
         if self.device.type == "cpu":
             backbone.to(memory_format=torch.channels_last)
         return replace(self, backbone=backbone).calibrated()
+
+    def baseline(self, name: str) -> "Task":
+        """The same evaluation of features that no network makes, from the same inputs; all ranks call this.
+
+        Args:
+            name: a key of `excb.references.baselines.WITHOUT_NETWORK`, "pixels" or "colour_histogram".
+
+        Raises:
+            UserError: colours cannot be counted, as the normalisation of the network's own transform is not known.
+        """
+        prepared = self.preprocessing
+        known = not isinstance(prepared, OwnTransform) or prepared.normalisation_known
+        require(known or name == "pixels", "the network's own transform does not say how it normalises colours")
+        network = rows_of_inputs(name, prepared)
+        network.transform = prepared  # type: ignore[assignment]
+        return replace(self, backbone=adopt(network).eval().to(self.device))
 
     def calibrated(self) -> "Task":
         """The task as it is; all ranks call this.

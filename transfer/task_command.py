@@ -69,8 +69,8 @@ class TaskCommand:
         task = self._task(args, device, reporter, results=results)
         if args.dry_run:
             work = self.work(args, task, reporter)
-            if args.untrained:
-                work = replace(work, then=(*work.then, "all of that once more with the same network untrained"))
+            again = tuple(f"all of that once more with {words}" for words in _references(args, task))
+            work = replace(work, then=(*work.then, *again))
             forecast(task, work, reporter)
             return 0
         table = not args.json and is_rank0()
@@ -100,28 +100,38 @@ class TaskCommand:
         return task_of(args, device, reporter, results=results, unknown=self.unknown, multilabel=self.multilabel)
 
     def _measure(self, args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> Measured:
-        from .reporting.references import print_references
+        from .reporting.references import print_references, with_reference
         from .reporting.report import ScoredFiles
 
         result, scored = self.measure(args, task, reporter, table)
-        if args.untrained and not task.is_untrained:
-            result = self._beside_untrained(result, args, task, reporter)
+        for words, (name, other) in _references(args, task).items():
+            reporter.note(f"{words}:")
+            result = with_reference(result, name, self._reference(name, other(), args, reporter))
         if table:
             print_references(result, reporter)
         return result, (self.files or ScoredFiles)(scored)
 
-    def _beside_untrained(
-        self, result: "Result", args: argparse.Namespace, task: "Task", reporter: Reporter
-    ) -> "Result":
-        """The result with the figures of the same network untrained among its references."""
-        from .reporting.references import with_untrained
-
-        reporter.note("the same network untrained:")
+    def _reference(self, name: str, task: "Task", args: argparse.Namespace, reporter: Reporter) -> "Result":
         own = argparse.Namespace(**vars(args))
         if getattr(args, "state", None) is not None:
-            own.state = args.state.with_name(f"{args.state.name}.untrained")
-        twin, _ = self.measure(own, task.untrained(), reporter, False)
-        return with_untrained(result, twin)
+            own.state = args.state.with_name(f"{args.state.name}.{name}")
+        result, _ = self.measure(own, task, reporter, False)
+        return result
+
+
+def _references(args: argparse.Namespace, task: "Task") -> "dict[str, tuple[str, Callable[[], Task]]]":
+    """What the options ask to measure beside the network: in words -> (name in the result, the task)."""
+    from excb.references.untrained import NETWORK
+
+    from .reporting.references import HISTOGRAM, OPTIONS, PIXELS
+
+    every: dict[str, tuple[str, Callable[[], Task]]] = {
+        "raw pixels": (PIXELS, partial(task.baseline, PIXELS)),
+        "colour histograms": (HISTOGRAM, partial(task.baseline, HISTOGRAM)),
+    }
+    if not task.is_untrained:
+        every["the same network untrained"] = NETWORK, task.untrained
+    return {words: one for words, one in every.items() if getattr(args, OPTIONS[one[0]], False)}
 
 
 def finish(measured: Measured, args: argparse.Namespace, reporter: Reporter) -> int:

@@ -13,7 +13,7 @@ from excb.checkpoint.coverage import check_values
 from excb.checkpoint.layout_table import NOT_HEADS
 from excb.checkpoint.layouts import map_file
 from excb.checkpoint.stored import Stored, Which
-from excb.errors import UserError
+from excb.errors import UserError, nearest_path
 from excb.networks.lora import folded
 from excb.networks.rules import architecture_from, preprocessing_from
 
@@ -54,7 +54,9 @@ def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) ->
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
         return _from_run(*_evaluated(*newest), network)
     if not path.exists():
-        raise UserError(f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder")
+        raise UserError(
+            f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder{nearest_path(path)}"
+        )
     try:
         return _from_run(path, run_checkpoint.read(path), network)
     except run_checkpoint.DamagedFileError as error:

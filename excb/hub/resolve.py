@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from excb.checkpoint.exported import CONFIG
-from excb.errors import UserError, nearest_name
+from excb.errors import UserError, nearest_name, nearest_path
 from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find, find_built_in
 from excb.remote import byte_ranges
 from excb.remote.home import folder_of, home
@@ -96,7 +96,7 @@ def _path(name: str) -> Path:
     if not exists and "/" not in name and not Path(name).suffix:
         names = [row.name for row in checkpoints()]
         raise UserError(
-            f"no checkpoint is called '{name}'{nearest_name(name, names)}, and nothing exists at that path: "
-            "`excb-zoo list` shows all names"
+            f"no checkpoint is called '{name}', and nothing exists at that path: `excb-zoo list` shows all names"
+            f"{nearest_name(name, names) or nearest_path(name)}"
         )
     return Path(name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from excb.errors import UserError
+from excb.errors import UserError, nearest_path
 from excb.images.image_set import EXTENSIONS, Images, ImageSet
 
 
@@ -22,7 +22,7 @@ def scan_folder(folder: Path | str) -> ImageSet:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise UserError(f"no folder {root}: name the folder that holds your images")
+        raise UserError(f"no folder {root}: name the folder that holds your images{nearest_path(root)}")
     paths = [below + name for below, names in _walk(root) for name in names if name.lower().endswith(EXTENSIONS)]
     if not paths:
         tars = f"; name tars as '{root}/*.tar'" if any(root.glob("*.tar")) else ""

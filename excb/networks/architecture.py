@@ -104,9 +104,9 @@ class Architecture:
             raise UserError(f"the option {POSITIONS} is antialiased or dino, not {self.positions!r}")
         if takes := known_options(self.name):
             if drop_path or not self.options.keys() <= set(takes):
-                other = f": use timm:{self.name}" if self.name in TORCHVISION else ", and no drop path"
-                named = f"option{'s' * (len(takes) > 1)} {', '.join(takes)}"
-                raise UserError(f"backbone {self.name} takes the {named} only{other}")
+                wrong = ", ".join([*sorted(self.options.keys() - set(takes)), *(["drop_path"] if drop_path else [])])
+                other = f"; use timm:{self.name} for others" if self.name in TORCHVISION else ""
+                raise UserError(f"backbone {self.name} does not take {wrong}: it takes {', '.join(takes)}{other}")
             return self._build_own() if self.name in OWN else self._build_resnet()
         with _bounded():
             if self.name.startswith(_TORCHVISION_PREFIX):

@@ -44,6 +44,16 @@ def features_without_network(name: str, images: Images, *, workers: int = 0) -> 
     return extract(nn.Identity(), Inputs(images, WITHOUT_NETWORK[name][1]), batch=256, workers=workers)
 
 
+def rows_of_inputs(name: str, preprocessing: Preprocessing) -> nn.Module:
+    """The module that makes the features of `WITHOUT_NETWORK` of that name from a network's inputs.
+
+    Args:
+        name: a key of `WITHOUT_NETWORK`.
+        preprocessing: what made the inputs.
+    """
+    return PixelRows() if name == "pixels" else HistogramRows(preprocessing.mean, preprocessing.std)
+
+
 class PixelRows(nn.Module):
     """Raw pixels of a network's inputs, normalised as they are, at 32 x 32: [B, 3, H, W] -> [B, 3072]."""
 

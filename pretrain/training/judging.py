@@ -18,7 +18,7 @@ from excb.files import json_text
 from excb.files.run_files import REPORT, read_metrics
 from excb.hub import loading
 from excb.networks.preprocessing import Preprocessing
-from excb.references.baselines import HistogramRows, PixelRows
+from excb.references.baselines import WITHOUT_NETWORK, rows_of_inputs
 from excb.references.untrained import estimate_batchnorm, spread
 
 from ..initialise import build_model, start_from
@@ -145,8 +145,9 @@ class _Comparison:
         networks: dict[str, nn.Module] = {
             RUN: self._judged_network(),
             TWIN: self._untrained(),
-            "pixels": PixelRows(),
-            "colour_histogram": HistogramRows(recipe.views.mean, recipe.views.std).to(self._device),
+        }
+        networks |= {
+            name: rows_of_inputs(name, recipe.views.preprocessing).to(self._device) for name in WITHOUT_NETWORK
         }
         if recipe.init is not None:
             networks |= self._unless_gone(lambda: {START: self._start()})

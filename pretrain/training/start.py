@@ -15,7 +15,7 @@ from excb.method import ExCB
 from ..data.feed import BatchFeed
 from ..data.stream_images import StreamImages
 from ..data.stream_order import reader_count
-from ..initialise import build_model, start_from
+from ..initialise import build_model, check_backbone, start_from
 from ..recipe import Recipe
 from ..run.journal import EpochStatistics
 from ..run.run_folder import RunFolder
@@ -28,7 +28,8 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
 
     Raises:
         UserError: there are too few images, or batch, processes and micro-batches do not fit each other, or k-means
-            would have too few views, or there is no backbone to adapt, or the decoder is not installed.
+            would have too few views, or there is no backbone to adapt, or it does not exist or cannot take the views'
+            sizes, or the decoder is not installed.
     """
     jpeg.require_installed(recipe.efficiency.decoder)
     if recipe.adapt.active and recipe.init is None:
@@ -42,6 +43,8 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
     recipe.micro_batch(world_size())
     if recipe.starts_centroids:
         recipe.kmeans_steps(len(images))
+    if not recipe.adopts:  # else the checkpoint that it starts from says which backbone it is
+        check_backbone(recipe)
     if isinstance(images, StreamImages):
         reader_count(images, recipe.optim.batch, world_size())
 

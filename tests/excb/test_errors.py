@@ -5,10 +5,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from excb.errors import UserError, nearest_name, printable, run
+from excb.errors import UserError, nearest_name, nearest_path, printable, run
 from tests.clone import ROOT
 
 # Writes more than a pipe holds, or less than Python's buffer: the latter reaches the pipe only when the program ends.
@@ -20,6 +21,18 @@ def main():
     return 0
 sys.exit(run("program", main))
 """
+
+
+def test_a_missing_path_gets_the_nearest_name_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "photos").mkdir(parents=True)
+    (tmp_path / "runs" / ".photo").mkdir()
+    meant = f"; did you mean '{tmp_path / 'runs' / 'photos'}'?"
+    assert nearest_path(tmp_path / "runs" / "photo") == meant
+    assert nearest_path(tmp_path / "runs" / "photoss" / "checkpoints" / "last.pt") == meant
+    assert nearest_path(tmp_path / "run" / "photos") == f"; did you mean '{tmp_path / 'runs'}'?"
+    assert nearest_path(tmp_path / "runs" / "groceries") == ""
+    assert nearest_path("") == ""
+    assert nearest_path("a" * 5000) == ""
 
 
 def test_exit_code_of_main_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:

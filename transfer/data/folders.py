@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from excb.errors import UserError, require
+from excb.errors import UserError, nearest_path, require
 from excb.images.image_set import Images, ImageSet
 from excb.images.scanning import is_folder, scan_folder
 from excb.images.shard_places import holds_shards, is_shards
@@ -35,7 +35,7 @@ def open_folder(folder: str, split: Split, note: Note) -> Images:
         require(
             is_remote(folder) or Path(train).is_dir(),
             f"no folder {train}: --data names a folder that holds train/ and test/ (or val/); name others with "
-            "--train DIR --test DIR",
+            f"--train DIR --test DIR{nearest_path(train)}",
         )
         return labelled_images(train, note)
     held_out = held_out_place(folder)

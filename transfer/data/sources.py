@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from excb.errors import UserError, require
+from excb.errors import UserError, nearest_path, require
 from excb.images.image_set import Images
 from excb.images.opening import open_images
 from excb.images.shard_places import is_shards, names_tars
@@ -122,5 +122,6 @@ def _existing(text: str) -> str:
         forms = " or ".join(source.form for source in SOURCES)
         raise UserError(
             f"no folder {folder}{meant}: --data names a folder that holds train/ and test/ (or val/), {forms}"
+            f"{nearest_path(folder)}"
         )
     return text

@@ -12,7 +12,7 @@ from excb.console import Reporter
 from excb.errors import UserError, is_rank0
 from excb.results.result import interval_text
 
-from ..options import CKPT, add_data_options, add_out, add_untrained
+from ..options import CKPT, add_baselines, add_data_options, add_out, add_untrained
 from ..parallel import in_parallel
 from ..protocols import PROTOCOLS, kind_of, parse
 from ..task_command import images_of, prepared, warn_of_unknown
@@ -32,6 +32,7 @@ def _add_options(parser: Parser) -> None:
     )
     add_data_options(parser)
     add_untrained(parser)
+    add_baselines(parser)
     parser.add_argument(
         "--own-preprocessing",
         action="store_true",
@@ -130,8 +131,8 @@ def _run(
     shared = ["--ckpt", checkpoint, "--network", args.network, "--json"]
     shared += [] if args.workers is None else ["--workers", str(args.workers)]
     protocol, options = parse([*command, *shared])
-    if protocol.labels == "classes":
-        options.untrained = args.untrained
+    for name in protocol.references:
+        setattr(options, name, getattr(args, name))
     result, write = protocol.open(options, task.device, reporter, task=task).measure(False)
     return write(result, file)
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from excb.references.guessing import CHANCE, MAJORITY, TITLES
+from excb.references.guessing import CHANCE, MAJORITY
 from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
 from ..protocols import headline, kind_of, title
+from ..reporting.references import HISTOGRAM, PIXELS, TITLES
 from ..reporting.statistics import compared
 from .cost import Cost
 
@@ -217,18 +218,20 @@ def _differ(figure: str, first: str, second: str, p_values: Mapping[tuple[str, s
 
 
 def _references(contenders: Sequence[Contender]) -> dict[str, dict[str, float]]:
-    """Rows of guessing, which are equal for all checkpoints, and of every network untrained."""
+    """Rows of guessing, which are equal for all checkpoints, and of the others, once where they are."""
     rows: dict[str, dict[str, float]] = {}
     for reference in (MAJORITY, CHANCE):
         for values in (_reference(one, reference) for one in contenders):
             rows.setdefault(TITLES[reference], {}).update(values)
-    twins: dict[tuple[tuple[str, float], ...], list[str]] = {}  # those of one architecture are equal
-    for one in contenders:
-        twins.setdefault(tuple(sorted(_reference(one, NETWORK).items())), []).append(one.name)
-    several = len([values for values in twins if values]) > 1
-    rows |= {
-        (f"{', '.join(names)}, " if several else "") + "untrained": dict(values) for values, names in twins.items()
-    }
+    for reference in (HISTOGRAM, PIXELS, NETWORK):  # equal for one preprocessing, and one architecture
+        of: dict[tuple[tuple[str, float], ...], list[str]] = {}
+        for one in contenders:
+            if values := _reference(one, reference):
+                of.setdefault(tuple(sorted(values.items())), []).append(one.name)
+        rows |= {
+            (f"{', '.join(names)}, " if len(of) > 1 else "") + TITLES[reference]: dict(values)
+            for values, names in of.items()
+        }
     return {name: values for name, values in rows.items() if values}
 
 

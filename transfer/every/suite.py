@@ -33,6 +33,8 @@ _WORDS = {
     "images": "the images of --coco",
     "masks": "the images of --masks",
     "untrained": "--untrained",
+    "pixels": "--pixels",
+    "histogram": "--histogram",
 }
 
 # Runs a command line of `excb-eval` and writes its result to FILE.json; its files are returned.
@@ -60,9 +62,11 @@ def steps(task: Task, args: argparse.Namespace) -> list[SuiteStep]:
     Raises:
         UserError: one of `only` is none, or none of them applies; or a protocol refuses its options.
     """
-    depends_on = common(task, args.network) | ({"untrained": True} if args.untrained else {})
-    suites = [protocol.in_suite for protocol in PROTOCOLS if protocol.in_suite is not None]
-    every = [step for suite in suites for step in suite.steps(task, args, depends_on)]
+    depends_on, every = common(task, args.network), list[SuiteStep]()
+    for protocol in PROTOCOLS:
+        if protocol.in_suite is not None:
+            asked = {name: True for name in protocol.references if getattr(args, name)}
+            every += protocol.in_suite.steps(task, args, depends_on | asked)
     names = [step.name for step in every]
     if wrong := [name for name in args.only if name not in names]:
         raise UserError(

@@ -213,6 +213,7 @@ SEMISUP = Protocol(
     result_fields=_result_fields,
     claim_fields=_claim_fields,
     label=_label,
+    references=("untrained",),
     in_suite=InSuite(names=("semisup_1", "semisup_10"), steps=_steps, add_options=_add_suite_options),
     group="training",
     examples=(

@@ -100,13 +100,17 @@ def evaluate(
     """
     share, source = check(task, percent=percent, fraction=fraction, split=split, seeds=seeds, frozen=frozen)
     name = "finetune" if percent is None else f"semisup_{percent}pct"
+    described, notes = _describe(task, share, source, 0.0 if split is not None else (percent or 100 * fraction))
     if frozen:
-        return _evaluate_frozen(task, reporter, share, source, name=f"{name}_frozen", seed=seeds[0], table=table)
+        return _evaluate_frozen(
+            task, reporter, share, described, notes, name=f"{name}_frozen", seed=seeds[0], table=table
+        )
     return _fine_tune(
         task,
         reporter,
         share,
-        source,
+        described,
+        notes,
         protocol="finetune" if percent is None else "semisup",
         name=name,
         seeds=seeds,
@@ -161,22 +165,30 @@ def _share(task: Task, fraction: float, split: np.ndarray | None) -> tuple[np.nd
     return stratified_split(task.train.labels, fraction, SPLIT_SEED), f"stratified, seed {SPLIT_SEED}"
 
 
-def _describe(task: Task, share: np.ndarray, source: str) -> tuple[dict[str, Any], list[str]]:
-    """The share, for the settings, and what a reader must know of it."""
+def _describe(task: Task, share: np.ndarray, source: str, percent: float) -> tuple[dict[str, Any], list[str]]:
+    """The share, for the settings, and what a reader must know of it; `percent` is what was asked for, 0 of a list."""
     assert task.train.labels is not None
     paths = "\n".join(sorted(task.train.paths[index] for index in share))
     digest = hashlib.sha256(paths.encode("utf-8", "surrogateescape")).hexdigest()
     classes = len(task.train.classes or ())
     missing = classes - len(np.unique(task.train.labels[share]))
-    note = f"{missing} of {classes} classes have no image in the share, so none of theirs is found"
-    return {"share": {"images": len(share), "sha256": digest, "source": source}}, [note] if missing else []
+    notes = (
+        [f"{missing} of {classes} classes have no image in the share, so none of theirs is found"] if missing else []
+    )
+    asked = round(len(task.train) * percent / 100)
+    if percent > 0 and asked < len(share):
+        notes.append(
+            f"the share has {len(share)} images, one of every class: {percent:g} % of {len(task.train):,} is {asked}"
+        )
+    return {"share": {"images": len(share), "sha256": digest, "source": source}}, notes
 
 
 def _fine_tune(
     task: Task,
     reporter: Reporter,
     share: np.ndarray,
-    source: str,
+    described: dict[str, Any],
+    notes: list[str],
     *,
     protocol: str,
     name: str,
@@ -186,7 +198,6 @@ def _fine_tune(
     table: bool,
 ) -> tuple[Result, Predictions]:
     start = time.monotonic()
-    described, notes = _describe(task, share, source)
     if settings.batch > len(share):
         notes.append(f"the share has {len(share)} images, less than a batch of {settings.batch}: one batch an epoch")
         settings = replace(settings, batch=len(share))
@@ -296,10 +307,20 @@ def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], 
 
 
 def _evaluate_frozen(
-    task: Task, reporter: Reporter, share: np.ndarray, source: str, *, name: str, seed: int, table: bool
+    task: Task,
+    reporter: Reporter,
+    share: np.ndarray,
+    described: dict[str, Any],
+    notes: list[str],
+    *,
+    name: str,
+    seed: int,
+    table: bool,
 ) -> tuple[Result, Predictions]:
     start = time.monotonic()
-    described, notes = _describe(task, share, source)
+    if rank() == 0:
+        for note in notes:
+            reporter.note(note)
     rows, labels = task.features(Subset(task.train, share), "the share", reporter)
     queries, _ = task.features(task.test, "test", reporter)
     if rank() == 0:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Parser
 from excb.console import Reporter
 
-from ..options import add_task_options
+from ..options import add_baselines, add_task_options
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
 from ..task_command import TaskCommand, Work
@@ -24,6 +24,7 @@ _FIGURE = re.compile(r"knn_(top[15]|mAP|mAP11)(?:_k(\d+))?(?:_T([\d.e+-]+))?")
 
 def _add_options(parser: Parser) -> None:
     add_task_options(parser)
+    add_baselines(parser)
     add = parser.add_argument
     add("--k", type=int, nargs="+", metavar="K", help="neighbours that vote (default: 10 20 100 200)")
     add(
@@ -95,6 +96,7 @@ KNN = Protocol(
     cost=one_pass,
     result_fields=_of_result,
     claim_fields=_of_one_figure,
+    references=("untrained", "pixels", "histogram"),
     in_suite=InSuite(names=("knn",), steps=_steps),
     group="frozen features",
     examples=(

@@ -146,5 +146,6 @@ def _print(result: Result, protocol: str, reporter: Reporter) -> None:
         table.setdefault(f"{one[names[0]]:g}", []).append(f"{one[figure]:.2f}")
     header = [f"wd {decay:g}" for decay in settings["weight_decay"]] if "wd" in settings["chosen"] else ["top-1 %"]
     where = "test" if settings["select"] == "test" else "held-out"
-    title = f"Sweep: top-1 % on {settings['select_images']:,} {where} images"
+    use = "" if where == "test" else ", to choose by: the best of many is optimistic"
+    title = f"Sweep: top-1 % on {settings['select_images']:,} {where} images{use}"
     reporter.table(title, [names[0], *header], [[value, *cells] for value, cells in table.items()])

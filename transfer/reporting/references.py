@@ -1,12 +1,13 @@
-"""References beside the figures of a result: guessing, and the same network untrained."""
+"""References beside the figures of a result: guessing, features that no network makes, the same network untrained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from excb.console import Reporter
+from excb.references.baselines import WITHOUT_NETWORK
 from excb.references.guessing import CHANCE, MAJORITY, chance, majority
 from excb.references.untrained import NETWORK
 from excb.results.result import Result
@@ -16,9 +17,17 @@ from .predictions import Predictions
 if TYPE_CHECKING:
     from ..task import Task
 
-PIXELS = "pixels"
-TITLES = {NETWORK: "untrained", PIXELS: "raw pixels", MAJORITY: "majority class", CHANCE: "chance"}
+PIXELS, HISTOGRAM = WITHOUT_NETWORK  # by these names they are in results
+OPTIONS = {NETWORK: "untrained", PIXELS: "pixels", HISTOGRAM: "histogram"}  # that ask for them
+TITLES = {
+    NETWORK: "untrained",
+    **{name: title for name, (title, _) in WITHOUT_NETWORK.items()},
+    MAJORITY: "majority class",
+    CHANCE: "chance",
+}
+_RIVALS = {NETWORK: "the same network untrained does", PIXELS: "raw pixels do", HISTOGRAM: "colour histograms do"}
 _MOST = 12  # rows of the table in a terminal
+_NAMED = 3  # figures that a sentence names, at most
 
 
 def guesses(task: "Task", scored: Predictions) -> dict[str, dict[str, float]]:
@@ -33,19 +42,35 @@ def guesses(task: "Task", scored: Predictions) -> dict[str, dict[str, float]]:
     return found
 
 
-def with_untrained(result: Result, twin: Result) -> Result:
-    """A result with the figures of the same network untrained among its references."""
-    return replace(result, references=result.references | {NETWORK: dict(twin.figures)})
+def with_reference(result: Result, name: str, reference: Result) -> Result:
+    """A result with the figures of another among its references, and a note where those are higher."""
+    own = {name: dict(reference.figures)}
+    return replace(result, references=result.references | own, notes=[*result.notes, *_beaten(result, own)])
 
 
 def below(result: Result) -> list[str]:
-    """A sentence for each top-1 accuracy that is below what guessing the most frequent class gives."""
-    return [
+    """A sentence for each top-1 accuracy below that of always guessing, and for each reference that does better."""
+    guessing = [
         f"{figure} of {result.figures[figure]:.2f} % is below the {value:.2f} % of always guessing the most frequent "
         "class: nothing was learned"
         for figure, value in result.references.get(MAJORITY, {}).items()
         if "top1" in figure and result.figures.get(figure, value) < value
     ]
+    return guessing + _beaten(result, result.references)
+
+
+def _beaten(result: Result, references: Mapping[str, Mapping[str, float]]) -> list[str]:
+    sentences = []
+    for name, does in _RIVALS.items():
+        worse = [
+            f"{figure} ({result.figures[figure]:.2f} against {value:.2f} %)"
+            for figure, value in references.get(name, {}).items()
+            if ("top1" in figure or "mAP" in figure) and result.figures.get(figure, value) < value
+        ]
+        if worse:
+            more = f" and {len(worse) - _NAMED} more" if len(worse) > _NAMED else ""
+            sentences.append(f"{does} better in {', '.join(worse[:_NAMED])}{more}")
+    return sentences
 
 
 def rows(result: Result, figures: Sequence[str]) -> list[list[str]]:

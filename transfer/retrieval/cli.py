@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Parser
 from excb.console import Reporter
 
-from ..options import add_task_options
+from ..options import add_baselines, add_task_options
 from ..protocol import Family, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..task_command import TaskCommand, Work
 
@@ -24,6 +24,7 @@ _MOST_PAIRS = 2**30  # of queries and gallery images that `all` compares: minute
 
 def _add_options(parser: Parser) -> None:
     add_task_options(parser)
+    add_baselines(parser)
     help_text = "what test images retrieve: train images (default), or the other test images"
     parser.add_argument("--gallery", choices=("train", "test"), default="train", help=help_text)
 
@@ -61,6 +62,7 @@ RETRIEVAL = Protocol(
     families=(Family("retrieval", "Retrieval of images of the same class", "Retrieval"),),
     kind_of=_kind_of,
     cost=one_pass,
+    references=("untrained", "pixels", "histogram"),
     in_suite=InSuite(names=("retrieval",), steps=_steps),
     group="frozen features",
     examples=(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Parser
 from excb.errors import UserError, nearest_name
 
-from ..options import add_data_options, add_task_options
+from ..options import add_baselines, add_data_options, add_task_options
 from ..protocol import Protocol
 from ..protocols import PROTOCOLS
 
@@ -73,7 +73,7 @@ def asked(args: argparse.Namespace) -> Asked:
     if protocol is None:
         names = [each.name for each in watchable()]
         raise UserError(f"--protocol {name}: no such protocol{nearest_name(name, names)}; there are {', '.join(names)}")
-    given = _flags(add_task_options) | ({protocol.state} - {""})
+    given = _flags(add_task_options) | _flags(add_baselines) | ({protocol.state} - {""})
     if wrong := next((word for word in words if word.partition("=")[0] in given), None):
         raise UserError(
             f"--protocol {args.protocol!r}: {wrong} is no option of {name} alone: give it to watch, if it has it"

@@ -189,7 +189,7 @@ def test_a_wrong_hash_is_refused_and_nothing_imported(server: FileServer, tmp_pa
     [
         ("nnclr_rn50", "nnclr_rn50 has no weights to load: .*no public weights"),
         ("rn50_100ep", "rn50_100ep has no weights to load: .*excb-pretrain rn50_100ep"),
-        ("rn50_40ep", "no checkpoint is called 'rn50_40ep'; did you mean 'rn50_400ep'"),
+        ("rn50_40ep", "shows all names; did you mean 'rn50_400ep'"),
         ("hf-hub:nobody", "hf-hub:nobody|nobody"),
         ("http://example.org/net.pth", "https"),
     ],

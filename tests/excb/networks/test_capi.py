@@ -96,9 +96,9 @@ def test_sizes_that_do_not_fit_are_one_line(options: dict[str, Any]) -> None:
 
 
 def test_it_takes_its_own_options_only() -> None:
-    with pytest.raises(UserError, match="takes the options width, depth, heads, patch, registers only"):
+    with pytest.raises(UserError, match="does not take num_heads: it takes width, depth, heads, patch, registers"):
         Architecture("capi", {"num_heads": 4}).build()
-    with pytest.raises(UserError, match="no drop path"):
+    with pytest.raises(UserError, match="does not take drop_path"):
         Architecture("capi").build(drop_path=0.1)
     with torch.device("meta"):
         network = Architecture("capi").build()

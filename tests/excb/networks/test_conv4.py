@@ -43,5 +43,5 @@ def test_other_options_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_drop_path_is_refused() -> None:
-    with pytest.raises(UserError, match="no drop path"):
+    with pytest.raises(UserError, match="does not take drop_path"):
         Architecture("conv4").build(drop_path=0.1)

@@ -114,6 +114,23 @@ def test_rows_of_untrained_networks_that_are_equal_are_one() -> None:
     assert list(unlike.references) == ["majority class", "a, c, untrained", "b, untrained"]
 
 
+def test_raw_pixels_are_one_row_where_images_are_prepared_alike() -> None:
+    def beside(name: str, pixels: float) -> Contender:
+        one = contender(name, hits(100))
+        references = {"pixels": {FIGURE: pixels}, "colour_histogram": {FIGURE: 20.0}}
+        return replace(one, results={"knn": replace(one.results["knn"], references=references)})
+
+    assert comparison(beside("a", 9.0), beside("b", 9.0)).references == {
+        "colour histogram": {FIGURE: 20.0},
+        "raw pixels": {FIGURE: 9.0},
+    }
+    assert list(comparison(beside("a", 9.0), beside("b", 8.0)).references) == [
+        "colour histogram",
+        "a, raw pixels",
+        "b, raw pixels",
+    ]
+
+
 def test_csv_has_a_line_a_figure() -> None:
     lines = list(csv.DictReader(io.StringIO(to_csv(comparison()))))
     assert len(lines) == 7  # three checkpoints with two figures, and the majority class

@@ -74,6 +74,28 @@ def test_all_that_applies_once_from_shared_features(place: Path, capsys: pytest.
     assert plan == [{"name": "knn", "command": ["excb-eval", "knn"], "state": "run", "why": "the test images changed"}]
 
 
+def test_references_are_measured_where_a_protocol_takes_them(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = place / "beside"
+    words = ("--out", str(out), "--only", "knn", "semisup_10", "--json")
+    write_folder(place / "more" / "train", each=20, seed=1)
+    write_folder(place / "more" / "test", each=2, seed=2)
+    more = ("--data", str(place / "more"))
+
+    def states(*options: str) -> dict[str, str]:
+        assert evaluate(place, *words, *more, *options, "--dry-run") == 0
+        return {one["name"]: one["state"] for one in json.loads(capsys.readouterr().out)["plan"]}
+
+    assert evaluate(place, *words, *more) == 0
+    capsys.readouterr()
+    assert states() == {"knn": "finished", "semisup_10": "finished"}
+    assert states("--histogram") == {"knn": "run", "semisup_10": "finished"}  # fine-tuning has no such reference
+    assert states("--untrained") == {"knn": "run", "semisup_10": "run"}
+    assert evaluate(place, *words, *more, "--histogram", "--pixels") == 0
+    found = json.loads(capsys.readouterr().out)["results"]
+    assert {"colour_histogram", "pixels"} <= set(found["knn"]["references"])
+    assert "raw pixels" in (out / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

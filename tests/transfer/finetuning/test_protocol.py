@@ -169,6 +169,17 @@ def test_missing_classes_are_told(task: Task) -> None:
     assert result.notes[0] == "5 of 7 classes have no image in the share, so none of theirs is found"
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_one_image_of_every_class_may_be_more_than_the_share_asked_for(task: Task, frozen: bool) -> None:
+    result, _ = quiet(task, percent=1, frozen=frozen, settings=None if frozen else replace(QUICK, epochs=1))
+    images = len(task.train)
+    told = f"the share has 7 images, one of every class: 1 % of {images} is {round(images / 100)}"
+    assert result.notes[0] == told
+    enough, _ = quiet(task, percent=10, frozen=True)
+    assert result.settings["share"]["images"] == 7
+    assert not any("one of every class" in note for note in enough.notes)
+
+
 def test_imagenet_is_known_by_its_folders(task: Task) -> None:
     folders = tuple(f"n{number:08}" for number in range(1000))
     assert protocol.is_imagenet(changed(task.train, classes=folders))

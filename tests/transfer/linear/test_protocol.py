@@ -307,7 +307,7 @@ def test_table_shows_figures_and_sweep(place: Path, capsys: pytest.CaptureFixtur
     result, _ = evaluate(task(place), Reporter(quiet=True), protocol="fast", **SWEEP)
     lines = capsys.readouterr().out.splitlines()
     assert f"{result.figures['linear_top1']:.2f}" in lines[2]
-    assert lines[3] == "Sweep: top-1 % on 7 held-out images"
+    assert lines[3] == "Sweep: top-1 % on 7 held-out images, to choose by: the best of many is optimistic"
     assert [line.split()[0] for line in lines[5:]] == ["0.3", "3", "30"]
     assert [float(cell) for line in lines[5:] for cell in line.split()[1:]] == [
         round(one["holdout_top1"], 2) for one in result.settings["sweep"]

@@ -1,6 +1,7 @@
-"""References beside accuracies: guessing against counts, the same network untrained, and a warning below guessing."""
+"""References beside accuracies: guessing, pixels, colours, the same network untrained; and warnings below them."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
 import excb
 from excb.console import Reporter
+from excb.errors import UserError
 from excb.images.scanning import scan_folder
 from excb.references.untrained import estimate_batchnorm
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.knn.protocol import evaluate
-from excb.transfer.reporting.references import below, print_references
+from excb.transfer.reporting.references import below, print_references, with_reference
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, knn_by_loop, write_folder
@@ -61,6 +65,68 @@ def test_every_accuracy_has_its_references(place: Path, capsys: pytest.CaptureFi
     top1, _ = knn_by_loop(*sides[0], *sides[1], k=5, temperature=0.07)
     assert found.references["untrained"]["knn_top1_k5"] == pytest.approx(top1, abs=1e-3)
     assert found.references["untrained"] != found.figures
+
+
+def histogram_by_numpy(image: Image.Image) -> np.ndarray:
+    """Square roots of the counts of 4 x 4 x 4 colours of what the network of `place` sees."""
+    seen = CenterCrop(32)(Resize(36, antialias=True)(image))
+    counts, _ = np.histogramdd(np.asarray(seen).reshape(-1, 3), bins=4, range=[(0, 256)] * 3)
+    return np.sqrt(counts.ravel())
+
+
+def pixels_by_hand(image: Image.Image) -> np.ndarray:
+    seen = np.asarray(CenterCrop(32)(Resize(36, antialias=True)(image))) / 255
+    return ((seen - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)).ravel()
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "features"),
+    [("--histogram", "colour_histogram", histogram_by_numpy), ("--pixels", "pixels", pixels_by_hand)],
+)
+def test_features_that_no_network_makes(
+    place: Path, option: str, name: str, features: Callable[[Image.Image], np.ndarray]
+) -> None:
+    file = place / "out" / f"{name}.json"
+    assert knn(place, option, "--out", str(file), "--quiet") == 0
+    found = Result.read(file)
+
+    def side(part: str) -> tuple[np.ndarray, list[str]]:
+        files = sorted(each for each in (place / "data" / part).rglob("*") if each.is_file())
+        rows = [features(Image.open(each).convert("RGB")) for each in files]
+        return np.stack(rows), [each.parent.name for each in files]
+
+    top1, _ = knn_by_loop(*side("train"), *side("test"), k=5, temperature=0.07)
+    assert found.references[name]["knn_top1_k5"] == pytest.approx(top1, abs=1e-3)
+    assert set(found.references) == {"majority", "chance", name}
+
+
+def test_linear_heads_and_rankings_beside_the_same_references(place: Path) -> None:
+    for words in (
+        ["linear", "--epochs", "2", "--lr", "0.1", "--wd", "0"],
+        ["linear", "--protocol", "resnet", "--epochs", "1"],
+        ["retrieval"],
+    ):
+        file = place / "out" / "of_each.json"
+        usual = ["--ckpt", str(place / "run"), "--data", str(place / "data"), "--no-cache", "--workers", "0"]
+        assert main([*words, *usual, "--pixels", "--histogram", "--untrained", "--quiet", "--out", str(file)]) == 0
+        found = Result.read(file)
+        assert {"pixels", "colour_histogram", "untrained"} <= set(found.references)
+        assert all(set(found.references[name]) == set(found.figures) for name in ("pixels", "colour_histogram"))
+
+
+def test_references_without_a_network_need_one_row_an_image(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = ["--ckpt", str(place / "run"), "--data", str(place / "data"), "--no-cache"]
+    assert main(["linear", *usual, "--protocol", "vit", "--histogram"]) == 2
+    assert "--protocol vit reads class tokens, and --histogram has none: use fast or logreg" in capsys.readouterr().err
+
+
+def test_colours_of_an_unknown_normalisation_are_not_counted(place: Path) -> None:
+    network: Any = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    network.transform = Compose([CenterCrop(32), ToTensor()])
+    task = Task.prepare(network, place / "data" / "train", place / "data" / "test", device="cpu", workers=0)
+    assert task.baseline("pixels").backbone.width == 3072
+    with pytest.raises(UserError, match="does not say how it normalises colours"):
+        task.baseline("colour_histogram")
 
 
 def test_the_twin_differs_in_its_weights_alone(place: Path) -> None:
@@ -108,6 +174,22 @@ def test_figures_below_guessing_are_warned_of(capsys: pytest.CaptureFixture[str]
     assert "41.00" in out
     assert "chance" not in out
     assert "warning: knn_top1_k20 of 40.00 % is below" in err
+
+
+def test_references_that_do_better_are_named() -> None:
+    found = result({"knn_top1_k10": 50.0, "knn_top1_k20": 40.0, "knn_top5_k20": 60.0})
+    twin = replace(found, figures={"knn_top1_k10": 45.0, "knn_top1_k20": 41.5, "knn_top5_k20": 70.0})
+    beside = with_reference(found, "colour_histogram", twin)
+    assert beside.references["colour_histogram"] == twin.figures
+    (sentence,) = below(beside)
+    assert sentence == "colour histograms do better in knn_top1_k20 (40.00 against 41.50 %)"
+    assert beside.notes == [*found.notes, sentence]
+    assert below(with_reference(found, "pixels", found)) == []
+    figures = {f"layers_{block}_top1": 10.0 for block in range(12)}
+    many = with_reference(
+        replace(found, figures=figures), "untrained", replace(found, figures=dict.fromkeys(figures, 11.0))
+    )
+    assert below(many)[0].endswith("layers_2_top1 (10.00 against 11.00 %) and 9 more")
 
 
 def test_a_result_below_guessing_says_so_in_its_notes(place: Path) -> None:
