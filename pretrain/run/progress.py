@@ -17,6 +17,32 @@ from ..recipe import Recipe
 from .alarms import EMPTY_SHARE
 from .run_folder import CURVES
 
+# Figures of an epoch, in words for people who see them for the first time.
+MEANINGS = {
+    "loss": "what is minimised",
+    "contrast": "its contrastive term",
+    "regression": "its regression (BYOL's term)",
+    "cluster_loss": "its clustering term",
+    "anchor": "distance from the start's features",
+    "confidence": "of assignments to clusters, 0 to 1",
+    "agreement": "views assigned as another view of their image, 0 to 1",
+    "smallest_cluster": "views in it; 1 is balanced",
+    "largest_cluster": "views in it; 1 is balanced",
+    "empty_clusters_balanced": "without a view, as balanced",
+    "empty_clusters_unbalanced": "that no view is nearest to, without balancing",
+    "distinct_winners": "clusters that a batch fills; 1 if images are independent",
+    "same_winner": "pairs of images in one cluster; 1 if independent",
+    "same_winner_by_sizes": "the same, by the sizes of clusters alone",
+    "purity": "images of the most frequent class of their cluster, 0 to 1",
+    "coincident_centroids": "share that nearly equal another",
+    "held_empty_clusters": "empty, though counted as too large",
+    "effective_rank": "dimensions that features use",
+    "neighbour_agreement": "% of nearest images that stay nearest when augmented",
+    "instance_retrieval": "% of images nearest to their own augmented view",
+    "knn_top1": "% right by the nearest other images",
+    "score": "chooses the best epoch",
+}
+
 
 @dataclass
 class Progress:
@@ -78,8 +104,9 @@ def sum_up(
 ) -> None:
     """Print the last epoch's figures, the time taken, and where the run is."""
     if table:
-        rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in (progress.last or {}).items()]
-        reporter.table(f"{recipe.name}, seed {recipe.run.seed}", ["last epoch", ""], rows)
+        figures = (progress.last or {}).items()
+        rows = [[name.replace("_", " "), f"{value:,.4g}", MEANINGS.get(name, "")] for name, value in figures]
+        reporter.table(f"{recipe.name}, seed {recipe.run.seed}", ["last epoch", "", ""], rows)
     if warning := _empty_before_balancing(progress, recipe.method.clusters):
         reporter.warn(warning)
     several = world_size() > 1

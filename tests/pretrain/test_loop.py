@@ -24,6 +24,7 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.data import feed, loader
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.run.progress import MEANINGS
 from tests.pretrain.small_runs import OVERRIDES, assert_same, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -74,6 +75,8 @@ def test_a_run_folder_holds_what_was_promised(finished: Path) -> None:
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, STEPS + 1))
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["epoch"] for line in epochs] == [1, 2, 3]
+    named = set().union(*epochs) - {"kind", "step", "epoch"}
+    assert named <= set(MEANINGS)  # which the table of the last epoch shows beside them
     wanted = {"loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster"} | {
         "empty_clusters_balanced",
         "empty_clusters_unbalanced",
