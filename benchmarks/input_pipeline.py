@@ -6,7 +6,8 @@ Images are the photographs of scikit-image and scikit-learn at ImageNet's usual 
 system holds in memory. "torchvision" is what published codes run: Image.open, then for each view RandomResizedCrop
 (bicubic), flip, ColorJitter, grayscale, GaussianBlur, solarize, ToTensor and Normalize. Its blur is torchvision's, as
 in the authors' code, or Pillow's, as in DINO's. "crops" is what remains of ours on the CPU when a GPU augments: decode
-once, cut eight crops and draw their parameters; "all" is this and the augmentation.
+once, cut eight crops and draw their parameters; "all" is this and the augmentation; "nvJPEG decodes" is what remains
+where the GPU decodes and crops, too: read the file and draw.
 
 One thread. Ways take turns at all images, with the same random choices in every turn, and the least processor time of
 each image counts, because others may use the machine. --large takes mosaics of 2000 x 1500 pixels instead, and decodes
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
@@ -109,14 +111,14 @@ def published(images: ImageSet, settings: ViewSettings, *, pillow_blur: bool) ->
     return views
 
 
-def ours(images: ImageSet, settings: ViewSettings, *, everything: bool, scaled_decoding: bool = False) -> Way:
-    """What a worker of ours does, and perhaps the augmentation."""
+def ours(images: ImageSet, settings: ViewSettings, *, everything: bool = False, **efficiency: Any) -> Way:
+    """What a worker of ours does with these options of `efficiency`, and perhaps the augmentation."""
     recipe = replace(Recipe(name=""), views=settings)
-    recipe = recipe.change(optim={"epochs": 99}, efficiency={"scaled_decoding": scaled_decoding})
+    recipe = recipe.change(optim={"epochs": 99}, efficiency=efficiency)
     crops_of = TrainingViews(images, recipe)
 
     def views(number: int, choice: int) -> object:
-        _, _, arrays, _ = crops_of[SampleRef(choice, 0, number)]
+        arrays = crops_of[SampleRef(choice, 0, number)].arrays
         if not everything:
             return arrays
         tensors = [torch.from_numpy(array) for array in arrays]
@@ -155,11 +157,12 @@ def main() -> None:
             ways = {
                 "torchvision": published(images, settings, pillow_blur=False),
                 "torchvision, Pillow's blur": published(images, settings, pillow_blur=True),
-                "ours, crops": ours(images, settings, everything=False),
+                "ours, nvJPEG decodes": ours(images, settings, decoder="nvjpeg"),
+                "ours, crops": ours(images, settings),
                 "ours, all": ours(images, settings, everything=True),
             }
             if options.large:
-                ways["ours, crops, decoded smaller"] = ours(images, settings, everything=False, scaled_decoding=True)
+                ways["ours, crops, decoded smaller"] = ours(images, settings, scaled_decoding=True)
             seconds = least_seconds(ways, len(images), choices=options.choices, turns=options.turns)
             slow, slow_pillow = list(seconds.values())[:2]
             print(f"\n{recipe:30}{'ms':>8}{'images/s':>10}{'torchvision / it':>18}{'the same, Pillow blur':>23}")

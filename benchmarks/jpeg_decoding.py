@@ -8,7 +8,7 @@ take turns at all images, and the least processor time of each image counts, bec
 time includes what pretraining does before it decodes: Pillow reads the header and EXIF. It fails where pixels differ.
 
 With --device cuda all images also pass through nvJPEG (torchvision's `decode_jpeg`) in batches, by the clock. Its
-pixels are compared with the others' but may differ: pretraining promises equal pixels, so it does not use nvJPEG.
+pixels are compared with the others' and may differ: pretraining uses nvJPEG only with `efficiency.decoder=nvjpeg`.
 """
 
 import argparse

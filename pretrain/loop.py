@@ -21,6 +21,7 @@ from excb.images.image_set import CodedImages
 from excb.method import Step
 
 from .data.batch import Batch
+from .data.gpu_decoding import GpuDecoder, require_decoder
 from .data.prefetch import prefetch_to_device
 from .data.stream_images import StreamImages
 from .data.stream_order import describe_order, reader_count
@@ -86,6 +87,7 @@ def train(
         batch = recipe.optim.batch
         reporter.note(describe_order(images, batch, reader_count(images, batch, world_size())))
     device = device or choose_device(recipe.efficiency.device)
+    all_succeed(lambda: require_decoder(recipe, device))
     folder: RunFolder | None = None
     place = Place(out) if isinstance(out, Path) else out
 
@@ -237,7 +239,7 @@ class Run:
         recipe, trainer = self.recipe, self.trainer
         steps = recipe.kmeans_steps(len(self.state.images))
         with self.reporter.progress("projecting views for k-means", steps) as bar:
-            batches = self.feed.batches(0, steps)
+            batches = self._batches(0, steps)
             summary = start_centroids(trainer, batches, recipe, advance=bar.advance, asked=stop.agreed)
         if summary is not None:
             self.reporter.note(summary)
@@ -249,7 +251,7 @@ class Run:
         if self._finish_pending_epoch(stop):
             return True
         asked, last = False, schedules.steps if progress.ended is None else progress.step
-        batches = prefetch_to_device(self.feed.batches(progress.step, last), self.trainer.device)
+        batches = self._batches(progress.step, last)
         clock = time.monotonic()
         draws_from = clock + CURVES_SECONDS
         for batch in batches:
@@ -279,6 +281,13 @@ class Run:
         if not asked and self.profile is not None and (summary := self.profile.close()):
             self.reporter.note(summary)
         return asked
+
+    def _batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """This rank's part of the batches from step `start` to `stop`, with all crops on the device."""
+        recipe, device = self.recipe, self.trainer.device
+        on_gpu = recipe.efficiency.decoder == "nvjpeg"
+        decode = GpuDecoder(recipe, self.feed.indexed, device) if on_gpu else None
+        return prefetch_to_device(self.feed.batches(start, stop), device, decode)
 
     def _finish_pending_epoch(self, stop: StopRequest) -> bool:
         """Sum up an epoch that was saved before its figures were made; whether the run was asked to stop again."""

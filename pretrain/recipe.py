@@ -315,9 +315,10 @@ class EfficiencySettings:
     bucket_mb: float = option(25.0, "MiB of gradients that are sent together, during the backward pass", source="ours")
     workers: int = option(-1, "processes that read images; -1: one per core of this machine, 8 at most", source="ours")
     prefetch: int = option(2, "batches that each of these processes reads ahead", source="ours")
-    decoder: Literal["auto", "simplejpeg", "torchvision", "pillow"] = option(
+    decoder: Literal["auto", "simplejpeg", "torchvision", "pillow", "nvjpeg"] = option(
         "auto",
-        "decoder of JPEGs, all of the same pixels, from the fastest to the slowest; auto: the first that is installed",
+        "decoder of JPEGs, from the fastest to the slowest; auto: the first that is installed, of these of the same "
+        "pixels; nvjpeg: the GPU decodes and crops, and pixels differ a little",
         source="ours",
     )
     scaled_decoding: bool = option(
@@ -349,6 +350,10 @@ class EfficiencySettings:
             not self.static_graph or self.accumulate == 1,
             "efficiency.static_graph needs a backward pass that averages gradients in every part of a step: set "
             "efficiency.accumulate=1",
+        )
+        require(
+            not (self.scaled_decoding and self.decoder == "nvjpeg"),
+            "efficiency.decoder=nvjpeg decodes images whole: set efficiency.scaled_decoding=false",
         )
         require(self.bucket_mb > 0, "efficiency.bucket_mb must be above 0")
         require(self.accumulate >= 1, "efficiency.accumulate must be at least 1")

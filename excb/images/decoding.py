@@ -1,5 +1,6 @@
 """Opening of any image as upright 8-bit RGB, at full or reduced size, and the errors of damaged files."""
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,13 @@ def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int
             ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image), whole or image.size
     except DAMAGE as error:
-        raise BrokenImageError(f"{type(error).__name__}: {error}") from None
+        raise _broken(error) from None
+
+
+def _broken(error: Exception) -> BrokenImageError:
+    """What is wrong with an image; of one in memory Pillow gives an address, too, which says nothing."""
+    reason = re.sub(r" <_io\.\w+ object at 0x[0-9a-f]+>", "", str(error))
+    return BrokenImageError(f"{type(error).__name__}: {reason}")
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
@@ -82,7 +89,7 @@ def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int,
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:  # as `open_image`
             return image.size, _upright_size(image)
     except DAMAGE as error:
-        raise BrokenImageError(f"{type(error).__name__}: {error}") from None
+        raise _broken(error) from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -21,6 +21,7 @@ except ImportError:  # the extra `fast`
     simplejpeg = None
 
 UPRIGHT = 1  # of EXIF's orientations
+_END, _TRAILER = b"\xff\xd9", 256  # the marker that ends a JPEG, and how many bytes from the end it is looked for
 
 Decoder = Literal["auto", "simplejpeg", "torchvision", "pillow"]
 Decode = Callable[[bytes, tuple[int, int], int], np.ndarray | None]  # file, width and height, divisor of both
@@ -72,24 +73,43 @@ def smaller_pixels(
     if not decoders:
         return None
     try:
-        if isinstance(source, (str, Path)):
-            refuse_special(source)
-            with Path(source).open("rb") as stream:
-                return smaller_pixels(stream, shrink, decoder)
-        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
-            # Not subclasses, such as stereo cameras' files. So far Pillow has read no more than the header.
-            plain = type(image) is JpegImageFile and image.mode in ("RGB", "L")
-            if not plain or image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
-                return None
-            size, divisor = image.size, _pillows_divisor(image.size, shrink(image.size))
-            source.seek(0)
-            coded = source.read()
-            for decode in decoders:
-                if (array := decode(coded, size, divisor)) is not None:
-                    return array, size
+        if (found := _plain(source)) is not None:
+            coded, size = found
+            divisor = _pillows_divisor(size, shrink(size))
+            with warnings.catch_warnings(action="ignore"):  # torchvision plans to move decoding elsewhere
+                for decode in decoders:
+                    if (array := decode(coded, size, divisor)) is not None:
+                        return array, size
     except DAMAGE:
         pass
     return None
+
+
+def whole_file(source: Source) -> tuple[bytes, tuple[int, int]] | None:
+    """The bytes of an upright JPEG in colour or grey that has an end, with its width and height; else None.
+
+    Only the header is looked at: what it holds may be damaged. A stream is read from its beginning and left open.
+    """
+    try:
+        found = _plain(source)
+    except DAMAGE:
+        return None
+    return found if found is not None and _END in found[0][-_TRAILER:] else None
+
+
+def _plain(source: Source) -> tuple[bytes, tuple[int, int]] | None:
+    """An upright JPEG in colour or grey, with its width and height; None for anything else. Raises one of DAMAGE."""
+    if isinstance(source, (str, Path)):
+        refuse_special(source)
+        with Path(source).open("rb") as stream:
+            return _plain(stream)
+    with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+        # Not subclasses, such as stereo cameras' files. So far Pillow has read no more than the header.
+        plain = type(image) is JpegImageFile and image.mode in ("RGB", "L")
+        if not plain or image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
+            return None
+        source.seek(0)
+        return source.read(), image.size
 
 
 def _decoders(decoder: Decoder) -> list[Decode]:

@@ -26,16 +26,20 @@ class TrainingViews(Dataset[Item]):
 
     def __init__(self, images: CodedImages, recipe: Recipe) -> None:
         self._images, self._settings, self._seed = images, recipe.views, recipe.run.seed
-        self._scaled, self._decoder = recipe.efficiency.scaled_decoding, recipe.efficiency.decoder
+        decoder = recipe.efficiency.decoder
+        self._scaled, self._on_gpu = recipe.efficiency.scaled_decoding, decoder == "nvjpeg"
+        self._decoder: jpeg.Decoder = "auto" if decoder == "nvjpeg" else decoder
         self._maker = ViewMaker(recipe.views, seed=recipe.run.seed, epochs=recipe.optim.epochs)
 
     def __getitem__(self, ref: SampleRef) -> Item:
+        views = range(self._settings.global_views + self._settings.local_views)
+        if self._on_gpu and (file := self._whole_file(ref)) is not None:
+            boxes, arrays = self._maker.plan(file[1], epoch=ref.epoch, sample=ref.sample, views=views)
+            return Item(ref, ref.sample, arrays, [], file[0], boxes)
         used, broken = ref.sample, list[Broken]()
         for attempt in range(REPLACEMENTS):
             try:
-                content = ref.content if used == ref.sample else None
-                source = self._images.source(used) if content is None else io.BytesIO(content)
-                pixels, size = self._open(source, ref)
+                pixels, size = self._open(self._source(ref, used), ref)
                 break
             except BrokenImageError as error:
                 random = seeding.generator(seeding.Purpose.REPLACEMENT, self._seed, ref.epoch, ref.position, attempt)
@@ -46,10 +50,20 @@ class TrainingViews(Dataset[Item]):
         else:
             # An error raised here would reach the user as a worker's traceback. `BrokenFiles` refuses the run instead.
             used, pixels, size = NO_IMAGE, np.zeros((1, 1, 3), np.uint8), (1, 1)
-        views = range(self._settings.global_views + self._settings.local_views)
         # The scheduled image keys the random numbers, so the replacement's own views differ when its turn comes.
         arrays = self._maker.cut(pixels, epoch=ref.epoch, sample=ref.sample, views=views, size=size)
-        return ref, used, arrays, broken
+        return Item(ref, used, arrays, broken)
+
+    def _whole_file(self, ref: SampleRef) -> tuple[bytes, tuple[int, int]] | None:
+        try:
+            return jpeg.whole_file(self._source(ref, ref.sample))
+        except BrokenImageError:
+            return None
+
+    def _source(self, ref: SampleRef, image: int) -> Source:
+        """Where an image is stored: the scheduled one of a stream comes with its content."""
+        content = ref.content if image == ref.sample else None
+        return self._images.source(image) if content is None else io.BytesIO(content)
 
     def _open(self, source: Source, ref: SampleRef) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded at a reduced size, and its full size."""

@@ -1,6 +1,6 @@
 """Prefetch to the GPU: the next batch's crops are copied on a stream of their own while a step runs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -8,19 +8,25 @@ import torch
 from .batch import Batch
 
 
-def prefetch_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+def prefetch_to_device(
+    batches: Iterable[Batch], device: torch.device, decode: Callable[[Batch], Batch] | None = None
+) -> Iterator[Batch]:
     """Yield the same batches in the same order; on a GPU, with their crops already copied to it.
+
+    `decode` adds the crops that only the GPU makes (`gpu_decoding`), on the same stream as the copies.
 
     One batch is prefetched: its copy must start before the step that hides it. The GPU then holds the crops of two
     batches, as bytes. Parameters stay on the CPU, which decides by them which operations to launch. Without pinned
     memory the copies are synchronous.
     """
+    decode = decode or (lambda batch: batch)
     if device.type != "cuda":
-        yield from batches
+        yield from map(decode, batches)
         return
     stream, waiting = torch.cuda.Stream(device), None
-    for batch in batches:
+    for read in batches:
         with torch.cuda.stream(stream):
+            batch = decode(read)
             local = None if batch.local_crops is None else batch.local_crops.to(device, non_blocking=True)
             crops = batch.global_crops.to(device, non_blocking=True)
             following = replace(batch, global_crops=crops, local_crops=local), stream.record_event()

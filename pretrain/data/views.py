@@ -76,17 +76,36 @@ class ViewMaker:
         # All are drawn before any is cut, which keeps the code of each in the instruction cache.
         drawn = {view: self._draw((width, height), epoch, sample, view) for view in views}
         arrays: list[np.ndarray] = []
-        count = self._settings.global_views
-        for kind in (range(count), range(count, count + self._settings.local_views)):
-            selected = [view for view in views if view in kind]
-            if selected:
-                side = self._side(selected[0])
-                crops = np.empty((len(selected), side, side, 3), np.uint8)
-                for row, view in enumerate(selected):
-                    left, top, right, bottom = (round(edge / divisor) for edge in drawn[view][0])
-                    crops[row] = resize(pixels[top:bottom, left:right], side, self._settings.interpolation)
-                arrays += [crops, np.array([drawn[view][1] for view in selected], np.float32)]
+        for selected in self._kinds(views):
+            side = self._side(selected[0])
+            crops = np.empty((len(selected), side, side, 3), np.uint8)
+            for row, view in enumerate(selected):
+                left, top, right, bottom = (round(edge / divisor) for edge in drawn[view][0])
+                crops[row] = resize(pixels[top:bottom, left:right], side, self._settings.interpolation)
+            arrays += [crops, np.array([drawn[view][1] for view in selected], np.float32)]
         return arrays
+
+    def plan(
+        self, size: tuple[int, int], *, epoch: int, sample: int, views: range
+    ) -> tuple[list[Box], list[np.ndarray]]:
+        """The views of an image of this width and height, for who cuts them elsewhere.
+
+        Returns:
+            The box of every view, and what `cut` returns without any crop: [views, 0, S, S, 3] and parameters.
+        """
+        drawn = {view: self._draw(size, epoch, sample, view) for view in views}
+        arrays: list[np.ndarray] = []
+        for selected in self._kinds(views):
+            side = self._side(selected[0])
+            rows = np.array([drawn[view][1] for view in selected], np.float32)
+            arrays += [np.empty((len(selected), 0, side, side, 3), np.uint8), rows]
+        return [box for box, _ in drawn.values()], arrays
+
+    def _kinds(self, views: range) -> list[list[int]]:
+        """The global ones of some views, and the local ones, where there are any."""
+        count = self._settings.global_views
+        kinds = [view for view in views if view < count], [view for view in views if view >= count]
+        return [kind for kind in kinds if kind]
 
     def shrink(self, size: tuple[int, int], *, epoch: int, sample: int) -> int:
         """The divisor, 1, 2, 4 or 8, by which an image of this width and height can be decoded smaller.

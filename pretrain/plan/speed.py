@@ -12,7 +12,7 @@ from excb import seeding
 from excb.distributed.machine import peak_memory
 from excb.images.image_set import CodedImages
 
-from ..data.batch import Batch, Broken, collate
+from ..data.batch import Batch, Item, collate
 from ..data.loader import loader
 from ..data.sampler import SampleRef
 from ..data.views import ViewMaker
@@ -59,11 +59,11 @@ def random_batch(recipe: Recipe, images: int) -> Batch:
     views, maker = recipe.views, ViewMaker(recipe.views, seed=recipe.run.seed, epochs=recipe.optim.epochs)
     ranges = [range(views.global_views), range(views.global_views, views.global_views + views.local_views)]
     random = np.random.default_rng(recipe.run.seed)
-    different: list[tuple[SampleRef, int, list[np.ndarray], list[Broken]]] = []
+    different: list[Item] = []
     for sample in range(min(images, DIFFERENT)):
         image = Image.fromarray(random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
         arrays = [maker.cut(image, epoch=0, sample=sample, views=each) for each in ranges if each]
-        different.append((SampleRef(0, sample, sample), sample, list(itertools.chain(*arrays)), []))
+        different.append(Item(SampleRef(0, sample, sample), sample, list(itertools.chain(*arrays)), []))
     return collate(list(itertools.islice(itertools.cycle(different), images)))
 
 

@@ -31,7 +31,8 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
             would have too few views, or there is no backbone to adapt, or it does not exist or cannot take the views'
             sizes, or the decoder is not installed.
     """
-    jpeg.require_installed(recipe.efficiency.decoder)
+    if recipe.efficiency.decoder != "nvjpeg":  # which depends on the device
+        jpeg.require_installed(recipe.efficiency.decoder)
     if recipe.adapt.active and recipe.init is None:
         raise UserError(
             "this recipe continues from a trained backbone: name one, as in `excb-pretrain adapt NAME` or init=NAME "

@@ -101,7 +101,7 @@ def read(guard: Guard, name: str, data: bytes, *, scaled: bool = False) -> None:
     assert found is None or image is not None
     images = ImageSet(guard.folder, [name])
     views = TrainingViews(images, tiny_recipe().change(efficiency={"scaled_decoding": scaled}))
-    _, used, arrays, broken = guard.run(lambda: views[SLOT])
+    _, used, arrays, broken, *_ = guard.run(lambda: views[SLOT])
     assert (used < 0) == bool(broken) == (image is None)
     assert all(array.dtype in (np.uint8, np.float32) for array in arrays)
     _, pixels = guard.run(lambda: Inputs(images, Preprocessing(36, 32))[0])

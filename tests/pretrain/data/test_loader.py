@@ -20,7 +20,7 @@ from excb.images.image_set import ImageSet
 from excb.images.photographs import photograph
 from excb.images.scanning import scan_folder
 from excb.pretrain.data.augmentation import PARAMETERS
-from excb.pretrain.data.batch import NO_IMAGE, Batch, Broken, collate
+from excb.pretrain.data.batch import NO_IMAGE, Batch, Broken, Item, collate
 from excb.pretrain.data.broken_files import BrokenFiles
 from excb.pretrain.data.loader import REPLACEMENTS, TrainingViews, loader
 from excb.pretrain.data.sampler import BatchSampler, SampleRef, epoch_order
@@ -481,11 +481,11 @@ def test_a_fixed_set_is_not_refused_for_what_it_was() -> None:
 
 
 def test_collating_stacks_view_by_view() -> None:
-    def item(number: int) -> tuple[SampleRef, int, list[np.ndarray], list[Broken]]:
+    def item(number: int) -> Item:
         crops: np.ndarray = np.full((2, 4, 4, 3), number, np.uint8)
         parameters: np.ndarray = np.full((2, PARAMETERS), number, np.float32)
         crops[1] += 100
-        return (
+        return Item(
             SampleRef(0, number, 10 + number),
             20 + number,
             [crops, parameters],
