@@ -297,7 +297,11 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
         yield longer
     colours = recipe.views.jitter > 0 or recipe.views.grey > 0
     if poor and colours and run.best == "colour_histogram":
-        yield "keep the colours, which tell these images apart: views.jitter=0 views.grey=0"
+        # Of training images a histogram also finds what one camera took: on others, kept colours may cost accuracy.
+        yield (
+            "try views that keep the colours, which tell these images apart (views.jitter=0 views.grey=0), and compare "
+            "both runs on test images: `excb-eval knn --train DIR --test DIR`"
+        )
     if run.adapted is not None:
         yield from _advice_on_adapting(run, run.adapted, poor=poor)
     if poor and recipe.init is None:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import resource
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,24 @@ from excb.errors import UserError
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the CPU to a device; on a GPU through page-locked memory, so that the CPU does not wait."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def start_copy(tensor: Tensor) -> Callable[[], Tensor]:
+    """Start to copy a tensor to the CPU; what is returned waits for the copy, and returns it.
+
+    It lets the CPU read a step's figures while the next step runs. A tensor of the CPU is returned as it is.
+    """
+    if not tensor.is_cuda:
+        return lambda: tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return host
+
+    return wait
 
 
 def choose_device(name: str) -> torch.device:

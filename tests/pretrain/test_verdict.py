@@ -101,11 +101,14 @@ def test_advice_follows_from_the_curve() -> None:
 
 
 def test_colours_that_views_lose_are_named_where_a_histogram_is_best() -> None:
-    words = "keep the colours, which tell these images apart: views.jitter=0 views.grey=0"
-    assert words in judge(run(45.0, changes={"views": {"jitter": 0.8}})).advice
-    assert words not in judge(run(45.0)).advice
+    def named(verdict: Verdict) -> bool:
+        words = "try views that keep the colours, which tell these images apart (views.jitter=0 views.grey=0)"
+        return any(advice.startswith(words) for advice in verdict.advice)
+
+    assert named(judge(run(45.0, changes={"views": {"jitter": 0.8}})))
+    assert not named(judge(run(45.0)))
     few_colours = REFERENCES | {"colour_histogram": 10.0}
-    assert words not in judge(run(45.0, references=few_colours, changes={"views": {"jitter": 0.8}})).advice
+    assert not named(judge(run(45.0, references=few_colours, changes={"views": {"jitter": 0.8}})))
 
 
 def test_what_was_only_asked_for_does_not_decide() -> None:

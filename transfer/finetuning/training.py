@@ -21,6 +21,7 @@ from excb.checkpoint.same_run import require_same_run
 from excb.console import Reporter
 from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, gather_objects, rank, run_on_rank0, sum_over_ranks, world_size
+from excb.distributed.machine import start_copy
 from excb.errors import UserError, require
 from excb.networks.backbone import has_batchnorm, weights_hash
 from excb.networks.drop_path import SampleDropPath
@@ -238,16 +239,10 @@ class _Training:
 
     def _reading(self, values: Tensor, step: int) -> Callable[[], float]:
         """Start to copy a step's mean loss and whether it was finite to the CPU; what is returned waits for them."""
-        copied = None
-        if values.is_cuda:
-            values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record()
+        copied = start_copy(values)
 
         def read() -> float:
-            if copied is not None:
-                copied.synchronize()
-            mean_loss, valid = values.tolist()
+            mean_loss, valid = copied().tolist()
             if not valid:
                 raise UserError.on_all_ranks(
                     f"fine-tuning diverged in step {step + 1} of {self._steps}: lower the learning rates",

@@ -24,11 +24,12 @@ from ..setup.job import Job
 from ..setup.samples import evaluation_samples, training_sample
 from ..setup.settings import DetectionSettings, rescaled
 from .hooks import Batches, Checkpoints, ProgressLine, ScalarWriter, SeedStep, StopHook, StoppedError
+from .losses import MixedPrecisionTrainer, Trainer, WriteLosses
 from .model import configuration, detector, inputs
 
 # After .model, which silences the warnings of Detectron2's first import.
 from detectron2.config import CfgNode  # isort: skip
-from detectron2.engine import AMPTrainer, HookBase, SimpleTrainer, hooks  # isort: skip
+from detectron2.engine import HookBase, hooks  # isort: skip
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json  # isort: skip
 from detectron2.solver import build_lr_scheduler, build_optimizer, get_default_optimizer_params  # isort: skip
 from detectron2.utils.events import EventStorage  # isort: skip
@@ -57,12 +58,14 @@ def train(job: Job, stop: StopRequest) -> bool:
         optimizer = _optimizer(config, settings, network)
         model, no_loader = average_gradients(network) or network, ()  # the loader depends on the step to resume from
         if settings.precision == "amp":
-            trainer = AMPTrainer(model, no_loader, optimizer, grad_scaler=torch.amp.GradScaler("cuda"))
+            scaler = torch.amp.GradScaler("cuda")
+            trainer: Trainer = MixedPrecisionTrainer(model, no_loader, optimizer, grad_scaler=scaler)
         else:
-            trainer = SimpleTrainer(model, no_loader, optimizer)
+            trainer = Trainer(model, no_loader, optimizer)
         checkpoints, line = Checkpoints(network, job, trainer), ProgressLine()
         rates = hooks.LRScheduler(scheduler=build_lr_scheduler(config, optimizer))
-        trainer.register_hooks([SeedStep(settings.seed), hooks.IterationTimer(), line, rates])
+        losses = WriteLosses(settings.save_every, WRITE_EVERY)
+        trainer.register_hooks([SeedStep(settings.seed), hooks.IterationTimer(), losses, line, rates])
         start = checkpoints.restore()
         if start == settings.iterations:
             return True
@@ -152,7 +155,7 @@ def _optimizer(config: CfgNode, settings: DetectionSettings, network: nn.Module)
     return torch.optim.AdamW(groups, lr=settings.base_lr, weight_decay=settings.weight_decay)
 
 
-def _hooks_of_results(job: Job, trainer: SimpleTrainer, checkpoints: Checkpoints, start: int) -> list[HookBase]:
+def _hooks_of_results(job: Job, trainer: Trainer, checkpoints: Checkpoints, start: int) -> list[HookBase]:
     """Detectron2's hooks that write results: BatchNorm statistics before the checkpoint, then TensorBoard."""
     settings, registered = job.settings, []
     if settings.precise_bn:

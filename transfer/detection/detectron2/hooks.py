@@ -19,11 +19,12 @@ from excb.files.atomic import write_text
 
 from ..setup.job import Job
 from ..setup.samples import Loader
+from .losses import Trainer
 from .model import inputs
 
 # After .model, which silences the warnings of Detectron2's first import.
 from detectron2.checkpoint import DetectionCheckpointer  # isort: skip
-from detectron2.engine import HookBase, SimpleTrainer  # isort: skip
+from detectron2.engine import HookBase  # isort: skip
 from detectron2.utils.events import EventWriter, get_event_storage  # isort: skip
 
 CHECKPOINTS = "checkpoints"
@@ -105,6 +106,7 @@ class StopHook(HookBase):  # type: ignore[misc]
         """Save a checkpoint and raise StoppedError, which leaves the loop, if a signal arrived."""
         step = self.trainer.iter
         if step + 1 < self.trainer.max_iter and self._stop.agreed():
+            self.trainer.write_pending()
             self._checkpoints.save(f"model_{step:07d}", iteration=step)
             raise StoppedError
 
@@ -118,7 +120,7 @@ class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
         trainer: whose state is saved too; None for prediction only.
     """
 
-    def __init__(self, network: nn.Module, job: Job, trainer: SimpleTrainer | None = None) -> None:
+    def __init__(self, network: nn.Module, job: Job, trainer: Trainer | None = None) -> None:
         super().__init__(network, str(job.folder / CHECKPOINTS), **({} if trainer is None else {"trainer": trainer}))
         self._identity = job.training | {"engine": "detectron2"}
 

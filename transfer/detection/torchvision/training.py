@@ -14,7 +14,7 @@ from excb import seeding
 from excb.console import Reporter
 from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks, rank
-from excb.distributed.machine import to_device
+from excb.distributed.machine import start_copy, to_device
 from excb.distributed.parallel import average_gradients
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
@@ -86,16 +86,10 @@ class Training:
 
     def _reading(self, means: Tensor, names: Sequence[str], step: int) -> Callable[[], dict[str, float]]:
         """Start to copy a step's losses to the CPU; what is returned waits for them."""
-        copied = None
-        if means.is_cuda:
-            means = torch.empty(means.shape, dtype=means.dtype, pin_memory=True).copy_(means, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record()
+        copied = start_copy(means)
 
         def read() -> dict[str, float]:
-            if copied is not None:
-                copied.synchronize()
-            values = means.tolist()
+            values = copied().tolist()
             if not math.isfinite(values[0]):
                 where = f"in step {step + 1} of {self._job.settings.iterations}"
                 raise UserError.on_all_ranks(f"training diverged {where}: lower base_lr or lengthen warmup")

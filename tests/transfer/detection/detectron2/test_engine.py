@@ -24,7 +24,7 @@ from tests.transfer.tiny_coco import CATEGORIES, write_coco
 
 pytest.importorskip("detectron2.modeling", reason="detectron2: not installed")  # quiet about what it imports
 from excb.transfer.detection.detectron2 import engine as detectron2_engine
-from excb.transfer.detection.detectron2 import hooks
+from excb.transfer.detection.detectron2 import hooks, losses
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.detectron2]
 
@@ -259,3 +259,76 @@ def test_nothing_trained(make: Callable[..., Job], tmp_path: Path) -> None:
     job = make(tmp_path)
     with pytest.raises(UserError, match="holds no trained detector: train first"):
         detectron2_engine.predict(job, job.val)
+
+
+def curve(folder: Path, name: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, float]]:
+    """Losses by step, as they are written into Detectron2's storage."""
+    found: dict[int, dict[str, float]] = {}
+    write = losses.SimpleTrainer.write_metrics
+
+    def writing(values: dict[str, Tensor], data_time: float, step: int, prefix: str = "") -> None:
+        assert step not in found
+        found[step] = {name: value.item() for name, value in values.items()}
+        write(values, data_time, step, prefix)
+
+    monkeypatch.setattr(losses.SimpleTrainer, "write_metrics", staticmethod(writing))
+    return found
+
+
+def test_losses_are_those_of_detectron2s_trainer(
+    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(TINY, save_every=100, iterations=3)
+    with monkeypatch.context() as patch, StopRequest() as stop:
+        late = recorded(patch)
+        assert detectron2_engine.train(make(tmp_path / "late", settings), stop)
+    with monkeypatch.context() as patch, StopRequest() as stop:
+        patch.setattr(losses.Trainer, "_write_metrics", losses.SimpleTrainer._write_metrics)
+        patch.setattr(losses.Trainer, "write_pending", lambda _self: None)
+        at_once = recorded(patch)
+        assert detectron2_engine.train(make(tmp_path / "at_once", settings), stop)
+    assert late == at_once
+    assert list(late) == [0, 1, 2]
+    curves = [curve(tmp_path / folder / detectron2_engine.TENSORBOARD, "total_loss") for folder in ("late", "at_once")]
+    assert curves[0] == curves[1]
+    assert [step for step, _ in curves[0]] == [2]  # after the last step
+
+
+def test_a_steps_losses_are_written_with_the_next(
+    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = recorded(monkeypatch)
+    seen: list[list[int]] = []
+
+    class Looking(StopRequest):
+        def agreed(self) -> bool:  # after every step but the last
+            seen.append(list(written))
+            return super().agreed()
+
+    with Looking() as stop:
+        assert detectron2_engine.train(make(tmp_path, replace(TINY, save_every=3)), stop)
+    assert seen == [[], [0], [0, 1, 2]]  # the third is saved, which its losses are read before
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_no_checkpoint_holds_a_diverged_step(
+    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    usual = losses.Trainer._write_metrics
+
+    def diverging(self: Any, loss_dict: dict[str, Tensor], *rest: Any, **more: Any) -> None:
+        factor = float("nan") if self.iter == step else 1.0
+        usual(self, {name: loss * factor for name, loss in loss_dict.items()}, *rest, **more)
+
+    monkeypatch.setattr(losses.Trainer, "_write_metrics", diverging)
+    with StopRequest() as stop, pytest.raises(UserError, match=rf"diverged .*iteration={step}!"):
+        detectron2_engine.train(make(tmp_path), stop)  # which saves after steps 1 and 3
+    kept = ["checkpoints/model_0000001.pth"] if step > 1 else []
+    assert files(tmp_path) == kept
