@@ -23,6 +23,7 @@ from .batch import Batch, collate
 from .loader import TrainingViews
 
 INSTEAD = "set efficiency.decoder=auto"
+TOGETHER = 32  # images that are on the GPU whole, at most: one of 12 megapixels takes 36 MB
 
 
 def require_decoder(recipe: Recipe, device: torch.device) -> None:
@@ -64,8 +65,10 @@ class GpuDecoder:
         jpegs = batch.jpegs
         if jpegs is None:
             return batch
-        files = list(jpegs.content.split(jpegs.lengths))
-        cut = [self._views(image, boxes) for image, boxes in zip(self._decoded(files), jpegs.boxes, strict=True)]
+        files, cut = list(jpegs.content.split(jpegs.lengths)), list[list[Tensor] | None]()
+        for first in range(0, len(files), TOGETHER):
+            images = self._decoded(files[first : first + TOGETHER])
+            cut += map(self._views, images, jpegs.boxes[first : first + TOGETHER])
         waiting = {row for row, _ in jpegs.refs}
         there = [row for row in range(len(batch.samples)) if row not in waiting]  # cut by the workers
         kinds = [[crops] for crops in batch.crops]

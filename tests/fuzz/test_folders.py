@@ -41,8 +41,8 @@ def read_all(guard: Guard, images: ImageSet) -> None:
     training = TrainingViews(images, recipe())
     inputs = Inputs(images, Preprocessing(36, 32))
     for index in range(min(len(images), 8)):
-        _, used, _, broken = guard.run(partial(training.__getitem__, SampleRef(0, 0, index)))
-        assert used != NO_IMAGE or broken
+        item = guard.run(partial(training.__getitem__, SampleRef(0, 0, index)))
+        assert item.used != NO_IMAGE or item.broken
         guard.run(partial(inputs.__getitem__, index))
     guard.run(lambda: files_hash(images))
 

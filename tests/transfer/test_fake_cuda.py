@@ -36,7 +36,7 @@ ALLOWED: dict[str, str] = {
     "torch.nn.modules.module:Module.to.<locals>.convert": "weights are copied to the GPU once",
     "excb.networks.backbone:weights_hash": "a checkpoint's identity, once",
     "excb.networks.features:_copied.<locals>.wait": "a batch's features, while the next batch runs",
-    "excb.transfer.finetuning.training:_Training._reading.<locals>.read": "a step's loss, while the next step runs",
+    "excb.distributed.machine:start_copy.<locals>.wait": "a step's loss, while the next step runs",
     "excb.transfer.probes.heads:HeadBank.__init__": "the first weights, once",
     "excb.transfer.probes.heads:HeadBank._chunks": "features to score, thousands of rows at once",
     "excb.transfer.probes.heads:HeadBank.score": "the scores of these",
@@ -94,7 +94,7 @@ DETECTION = {
     ),
     "torchvision.models.detection.roi_heads:fastrcnn_loss": "which regions are of an object",
     "excb.transfer.detection.torchvision.heads:SharedHeads._losses.<locals>.<listcomp>": "the same",
-    "excb.transfer.detection.torchvision.training:Training._reading.<locals>.read": "a step's losses, in the next step",
+    "excb.distributed.machine:start_copy.<locals>.wait": "a step's losses, in the next step",
 }
 FPN = DETECTION | {
     "torchvision.ops.poolers:_multiscale_roi_align": "which level a region is of",
