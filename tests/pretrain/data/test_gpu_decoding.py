@@ -25,6 +25,7 @@ from excb.pretrain.data.loader import TrainingViews, loader
 from excb.pretrain.data.sampler import SampleRef
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipe import Recipe
+from tests.fake_cuda import fake_cuda, obstacle
 from tests.pretrain.small_runs import OVERRIDES, assert_same, stopped_before
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -197,6 +198,28 @@ def test_a_stopped_run_resumes_as_the_undisturbed_one(
         assert pretrain(tmp_path / "parts") > 0
     assert pretrain(tmp_path / "parts") == 0
     assert_same(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
+
+
+@pytest.mark.fake_cuda
+@pytest.mark.skipif(bool(obstacle()), reason=obstacle())
+def test_on_a_gpu_it_waits_for_nothing(images: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what nvJPEG itself does, which cannot be faked."""
+    read = batch(images, "nvjpeg")
+    assert read.jpegs is not None
+    views = sum(len(crops) for crops in read.crops)
+    with fake_cuda() as cuda:
+        monkeypatch.setattr(
+            gpu_decoding,
+            "decode",
+            lambda files, device: [torch.empty(3, 200, 200, dtype=torch.uint8, device=device) for _ in files],
+        )
+        found = GpuDecoder(recipe("nvjpeg"), images, torch.device("cuda"))(read)
+        for crops in found.crops:
+            assert crops.device.type == "cuda"
+            assert crops.shape[1] == FILES
+        launches = sum(cost.launches for cost in cuda.record.costs.values())
+    assert cuda.record.unexpected({}) == {}
+    assert launches <= len(read.jpegs.refs) * (views + 4) + 24  # one for each view, and some for a batch
 
 
 @pytest.mark.gpu
