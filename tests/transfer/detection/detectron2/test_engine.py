@@ -23,6 +23,8 @@ from excb.transfer.detection.setup.settings import DetectionSettings
 from tests.transfer.tiny_coco import CATEGORIES, write_coco
 
 pytest.importorskip("detectron2.modeling", reason="detectron2: not installed")  # quiet about what it imports
+from detectron2.engine import SimpleTrainer
+
 from excb.transfer.detection.detectron2 import engine as detectron2_engine
 from excb.transfer.detection.detectron2 import hooks, losses
 
@@ -271,14 +273,14 @@ def curve(folder: Path, name: str) -> list[tuple[int, float]]:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, float]]:
     """Losses by step, as they are written into Detectron2's storage."""
     found: dict[int, dict[str, float]] = {}
-    write = losses.SimpleTrainer.write_metrics
+    write = SimpleTrainer.write_metrics
 
     def writing(values: dict[str, Tensor], data_time: float, step: int, prefix: str = "") -> None:
         assert step not in found
         found[step] = {name: value.item() for name, value in values.items()}
         write(values, data_time, step, prefix)
 
-    monkeypatch.setattr(losses.SimpleTrainer, "write_metrics", staticmethod(writing))
+    monkeypatch.setattr(SimpleTrainer, "write_metrics", staticmethod(writing))
     return found
 
 
@@ -290,7 +292,7 @@ def test_losses_are_those_of_detectron2s_trainer(
         late = recorded(patch)
         assert detectron2_engine.train(make(tmp_path / "late", settings), stop)
     with monkeypatch.context() as patch, StopRequest() as stop:
-        patch.setattr(losses.Trainer, "_write_metrics", losses.SimpleTrainer._write_metrics)
+        patch.setattr(losses.Trainer, "_write_metrics", SimpleTrainer._write_metrics)
         patch.setattr(losses.Trainer, "write_pending", lambda _self: None)
         at_once = recorded(patch)
         assert detectron2_engine.train(make(tmp_path / "at_once", settings), stop)
