@@ -16,6 +16,10 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+
+# torch._dynamo imports this module late, and its default arguments would then hold the group for good: gloo's threads
+# would outlive `destroy_process_group`, and now and then abort the program at its end. Imported early, they are None.
+import torch.distributed.nn.functional
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel

@@ -158,3 +158,34 @@ def test_a_process_whose_launcher_is_gone_stops(monkeypatch: pytest.MonkeyPatch)
         launcher.gone.set()
         assert stop.agreed()
         assert stop.exit_code == 128 + signal.SIGTERM
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The end of a script that stays in its group
+# ---------------------------------------------------------------------------------------------------------------------
+
+STAYS = """
+import atexit, os, sys
+def threads():
+    return sorted(open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task"))
+def write():
+    open(os.path.join(sys.argv[1], "end" + os.environ["RANK"]), "w").write("".join(threads()))
+atexit.register(write)  # runs after what is registered later
+from excb.distributed.collectives import gather_numbers
+from excb.distributed.parallel import joined
+with joined("cpu", stay=True):
+    import torch._dynamo
+    assert gather_numbers([1]).tolist() == [[1], [1]]
+open(os.path.join(sys.argv[1], "joined" + os.environ["RANK"]), "w").write("".join(threads()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed in /proc")
+def test_no_thread_of_the_group_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that did aborted the program at its end now and then."""
+    (tmp_path / "stays.py").write_text(STAYS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(launcher.__file__).parents[2]}")
+    assert launch("stays", [str(tmp_path)], 2) == 0
+    for rank in "01":
+        assert "gloo" in (tmp_path / f"joined{rank}").read_text()
+        assert "gloo" not in (tmp_path / f"end{rank}").read_text()

@@ -287,7 +287,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, float]]:
 def test_losses_are_those_of_detectron2s_trainer(
     make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = replace(TINY, save_every=100, iterations=3)
+    settings = replace(TINY, save_every=100, iterations=5)
+    monkeypatch.setattr(detectron2_engine, "WRITE_EVERY", 2)
     with monkeypatch.context() as patch, StopRequest() as stop:
         late = recorded(patch)
         assert detectron2_engine.train(make(tmp_path / "late", settings), stop)
@@ -297,10 +298,10 @@ def test_losses_are_those_of_detectron2s_trainer(
         at_once = recorded(patch)
         assert detectron2_engine.train(make(tmp_path / "at_once", settings), stop)
     assert late == at_once
-    assert list(late) == [0, 1, 2]
+    assert list(late) == [0, 1, 2, 3, 4]
     curves = [curve(tmp_path / folder / detectron2_engine.TENSORBOARD, "total_loss") for folder in ("late", "at_once")]
     assert curves[0] == curves[1]
-    assert [step for step, _ in curves[0]] == [2]  # after the last step
+    assert [step for step, _ in curves[0]] == [1, 3, 4]  # and after the last step
 
 
 def test_a_steps_losses_are_written_with_the_next(
@@ -319,9 +320,10 @@ def test_a_steps_losses_are_written_with_the_next(
     assert seen == [[], [0], [0, 1, 2]]  # the third is saved, which its losses are read before
 
 
+@pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("step", [1, 2])
 def test_no_checkpoint_holds_a_diverged_step(
-    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, stopped: bool
 ) -> None:
     usual = losses.Trainer._write_metrics
 
@@ -330,7 +332,9 @@ def test_no_checkpoint_holds_a_diverged_step(
         usual(self, {name: loss * factor for name, loss in loss_dict.items()}, *rest, **more)
 
     monkeypatch.setattr(losses.Trainer, "_write_metrics", diverging)
-    with StopRequest() as stop, pytest.raises(UserError, match=rf"diverged .*iteration={step}!"):
-        detectron2_engine.train(make(tmp_path), stop)  # which saves after steps 1 and 3
-    kept = ["checkpoints/model_0000001.pth"] if step > 1 else []
+    settings = replace(TINY, save_every=100) if stopped else TINY  # which saves after steps 1 and 3
+    stop = After(step + 1, ask_to_stop) if stopped else StopRequest()
+    with stop, pytest.raises(UserError, match=rf"diverged .*iteration={step}!"):
+        detectron2_engine.train(make(tmp_path, settings), stop)
+    kept = ["checkpoints/model_0000001.pth"] if step > 1 and not stopped else []
     assert files(tmp_path) == kept
