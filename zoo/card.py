@@ -49,12 +49,13 @@ def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
     facts: dict[str, Any] = {"checkpoint": source} if isinstance(source, Checkpoint) else _facts(source)
     checkpoint: Checkpoint = facts["checkpoint"]
     network = facts.get("network") or checkpoint.network
+    untested = facts.get("untested")
     parts = [
         f"---\n{_header(checkpoint, facts, results)}\n---",
         f"# {cell(checkpoint.name)}",
         f"Image encoder {cell(checkpoint.architecture.name)} without a classifier: the {cell(network)} network of "
         f"{cell(checkpoint.method)}. {cell(checkpoint.note)}".rstrip(),
-        *([f"**Not tested.** The self-test was left out: {cell(why)}"] if (why := facts.get("untested")) else []),
+        *([f"**Not tested.** The self-test was not run before publishing: {cell(untested)}"] if untested else []),
         "## Load",
         _loading(checkpoint),
         _images(checkpoint.preprocessing),

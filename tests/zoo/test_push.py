@@ -230,7 +230,7 @@ def test_untested_weights_are_published_with_the_reason_on_their_card(
     quietly(run, untested="trained on *noise*,\nfor a test")
     folder: Path = uploads[0]["folder"]
     text = (folder / "README.md").read_text(encoding="utf-8")
-    assert "**Not tested.** The self-test was left out: trained on \\*noise\\*, for a test" in text
+    assert "**Not tested.** The self-test was not run before publishing: trained on \\*noise\\*, for a test" in text
     block = json.loads((folder / "config.json").read_text(encoding="utf-8"))["excb"]
     assert block["untested"] == "trained on *noise*, for a test"
 
