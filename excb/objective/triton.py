@@ -47,7 +47,7 @@ TILES = {
     ((8, 0), torch.float32): Tiles(Tile(32, 32, step=32), Tile(32, 32, step=32)),
     ((9, 0), torch.float32): Tiles(Tile(32, 32, step=32), Tile(32, 32, step=32)),
     ((10, 0), torch.float32): Tiles(Tile(64, 64, step=32), Tile(64, 64, step=32)),
-    ((12, 0), torch.float32): Tiles(Tile(32, 32, step=32), Tile(32, 32, step=32)),
+    ((12, 0), torch.float32): Tiles(Tile(32, 16, step=32), Tile(32, 32, step=32)),
 }
 _SMALLEST = (12, 0)  # in 99 KiB of shared memory, which every GPU from 8.0 on has
 _TYPES = (torch.bfloat16, torch.float32, torch.float16)

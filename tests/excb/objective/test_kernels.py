@@ -1,14 +1,12 @@
 """The Triton kernels without a GPU: interpreted against float64, and compiled for GPUs that are not here."""
 
 import dataclasses
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 from torch import Tensor
 
 from benchmarks.kernels import ARCHITECTURES, TYPES, Compiled, compile_kernels
@@ -185,18 +183,12 @@ def term_of(scores: Scores, average: Average, vectors: Tensor) -> CentroidGradie
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-# The compiler that tiles were chosen with. The one before spills 56 bytes in one of them (teacher, sm_120, fp32).
-TILES_OF = Version("3.9")
-
-
 @pytest.mark.kernels
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("extras", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["equations", "extras"])
 def test_compiled_kernels_neither_spill_nor_exceed_their_gpu(architecture: int, type_: str, extras: bool) -> None:
     compiled = list(compile_kernels(architecture, type_, extras=extras))
-    if Version(metadata.version("triton")) < TILES_OF:
-        compiled = [dataclasses.replace(kernel, spills=0) for kernel in compiled]
     assert {kernel: fault for kernel in compiled if (fault := kernel.fault())} == {}
     assert len(compiled) == 5  # three with products and the merges of two
 
