@@ -1,11 +1,14 @@
 """Worker processes of data loaders: their number, their signals, and one clear error where a worker is lost."""
 
+import atexit
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -73,6 +76,9 @@ def watch_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     workers = [child for child in multiprocessing.active_children() if child not in others]
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A program may end with these batches still open, and multiprocessing then waits for workers that ignore SIGTERM.
+    kill, finalizing = partial(_kill, workers), sys.is_finalizing  # at its end, names of modules are gone
+    atexit.register(kill)
     try:
         while True:
             failure = None
@@ -88,15 +94,17 @@ def watch_workers(loader: DataLoader[Any]) -> Iterator[Any]:
                 raise ReadingError(failure, rank_local=True)
             yield batch
     finally:
-        # Workers that hang while reading would not exit, and the program would wait for them at its end.
-        end = threading.Timer(PATIENCE, _kill, [workers])
-        end.daemon = True
-        end.start()
-        del iterator
-        end.cancel()
-        _kill(workers)
-        for worker in workers:
-            worker.join(PATIENCE)
+        if not finalizing():  # else they are killed already, and no thread can be started
+            # Workers that hang while reading would not exit, and the program would wait for them at its end.
+            end = threading.Timer(PATIENCE, kill)
+            end.daemon = True
+            end.start()
+            del iterator
+            end.cancel()
+            kill()
+            for worker in workers:
+                worker.join(PATIENCE)
+            atexit.unregister(kill)
 
 
 def _kill(workers: Sequence[BaseProcess]) -> None:

@@ -50,6 +50,21 @@ def test_whoever_stops_early_leaves_no_worker() -> None:
     assert multiprocessing.active_children() == []
 
 
+STILL_OPEN = """
+from torch.utils.data import DataLoader
+from excb.distributed.workers import follow_parent, watch_workers
+
+batches = watch_workers(DataLoader(range(100), num_workers=2, worker_init_fn=follow_parent))
+print(next(batches).item())
+"""
+
+
+def test_a_program_ends_while_batches_are_open() -> None:
+    command = [sys.executable, "-c", STILL_OPEN]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["0"], "")
+
+
 @pytest.mark.parametrize(
     ("deed", "words"),
     [

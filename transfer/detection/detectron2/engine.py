@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,19 @@ def train(job: Job, stop: StopRequest) -> bool:
         start = checkpoints.restore()
         if start == settings.iterations:
             return True
-        trainer.register_hooks(_hooks_of_results(job, trainer, checkpoints, start))
+        batches = Batches(job, start)
+        note = f"recomputing BatchNorm's statistics on {settings.precise_bn_iterations} batches"
+        later = Batches(job, settings.iterations, note)  # the batches after training's, wherever it was interrupted
+        trainer.register_hooks(_hooks_of_results(job, trainer, checkpoints, start, later))
         trainer.register_hooks([StopHook(checkpoints, stop)])
         if rank() == 0:
             write_text(config.dump(), job.folder / CONFIG)
-        trainer.reset_data_loader(lambda: Batches(job, start))
-        with job.rank0_reporter.progress("detection: training", settings.iterations, done=start) as line.bar:
+        trainer.reset_data_loader(lambda: batches)
+        with (
+            closing(batches),
+            closing(later),
+            job.rank0_reporter.progress("detection: training", settings.iterations, done=start) as line.bar,
+        ):
             try:
                 trainer.train(start, settings.iterations)
             except StoppedError:
@@ -155,12 +162,12 @@ def _optimizer(config: CfgNode, settings: DetectionSettings, network: nn.Module)
     return torch.optim.AdamW(groups, lr=settings.base_lr, weight_decay=settings.weight_decay)
 
 
-def _hooks_of_results(job: Job, trainer: Trainer, checkpoints: Checkpoints, start: int) -> list[HookBase]:
+def _hooks_of_results(
+    job: Job, trainer: Trainer, checkpoints: Checkpoints, start: int, later: Batches
+) -> list[HookBase]:
     """Detectron2's hooks that write results: BatchNorm statistics before the checkpoint, then TensorBoard."""
     settings, registered = job.settings, []
     if settings.precise_bn:
-        note = f"recomputing BatchNorm's statistics on {settings.precise_bn_iterations} batches"
-        later = Batches(job, settings.iterations, note)  # the batches after training's, wherever it was interrupted
         registered.append(hooks.PreciseBN(0, trainer.model, later, settings.precise_bn_iterations))
     if rank() == 0:
         registered.append(hooks.PeriodicCheckpointer(checkpoints, settings.save_every))

@@ -1,6 +1,6 @@
 """Hooks around the steps of Detectron2's trainer: seeding, progress, checkpoints, stopping."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,26 @@ SMOOTHED = 20  # newest values of a scalar, whose median is written
 
 
 class Batches:
-    """This rank's batches from step `start` on, as Detectron2 takes them; `note` is printed when iteration starts."""
+    """This rank's batches from step `start` on, as Detectron2 takes them; `note` is printed when iteration starts.
+
+    Detectron2 keeps the iterator for as long as the trainer lives: `close` ends its worker processes.
+    """
 
     def __init__(self, job: Job, start: int, note: str = "") -> None:
         self._job, self._start, self._note = job, start, note
+        self._opened: list[Generator[list[dict[str, Any]]]] = []
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         """Lists of dicts, one for each image."""
+        self._opened.append(self._batches())
+        return self._opened[-1]
+
+    def close(self) -> None:
+        """End every iteration that is open."""
+        for batches in self._opened:
+            batches.close()
+
+    def _batches(self) -> Generator[list[dict[str, Any]]]:
         job = self._job
         if self._note and rank() == 0:
             job.reporter.note(self._note)
