@@ -20,16 +20,22 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
-def start_copy(tensor: Tensor) -> Callable[[], Tensor]:
+def start_copy(tensor: Tensor, stream: torch.cuda.Stream | None = None) -> Callable[[], Tensor]:
     """Start to copy a tensor to the CPU; what is returned waits for the copy, and returns it.
 
-    It lets the CPU read a step's figures while the next step runs. A tensor of the CPU is returned as it is.
+    It lets the CPU read a step's figures while the next step runs. On a `stream` of its own the copy does not delay the
+    next step either. A tensor of the CPU is returned as it is.
     """
     if not tensor.is_cuda:
         return lambda: tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
+    current = torch.cuda.current_stream(tensor.device)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    if stream is not None:
+        stream.wait_event(current.record_event())
+        tensor.record_stream(stream)
+    with torch.cuda.stream(stream or current):
+        host.copy_(tensor, non_blocking=True)
+    copied = (stream or current).record_event()
 
     def wait() -> Tensor:
         copied.synchronize()

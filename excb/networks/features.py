@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, cast
 
@@ -10,6 +11,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from excb.distributed.machine import start_copy, to_device
 from excb.distributed.workers import follow_parent, watch_workers
 from excb.errors import require
 from excb.images.decoding import BrokenImageError
@@ -86,26 +88,30 @@ def stream(
         device: of the backbone. From a GPU a batch is yielded once the next one runs.
         workers: worker processes of the data loader.
     """
+    device = torch.device(device)
+    on_gpu = device.type == "cuda"
     loader = DataLoader(
         inputs,
         batch_sampler=batches,  # type: ignore[arg-type]  # any sequence of indices will do, such as a range
         num_workers=workers,
         collate_fn=_collate,
         worker_init_fn=follow_parent,
-        pin_memory=torch.device(device).type == "cuda",
+        pin_memory=on_gpu,
     )
     dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
+    # Of their own, so that neither copy waits for the network; two, so that the next batch's does not wait for rows.
+    arriving, leaving = (torch.cuda.Stream(device), torch.cuda.Stream(device)) if on_gpu else (None, None)
     with evaluating(backbone):
         before: Callable[[], Features] | None = None
         for indices, stacked, bad in watch_workers(loader):
             broken = {inputs.images.paths[index]: reason for index, reason in bad}
             rows = torch.empty(0, 0)
             if stacked is not None:
-                rows = backbone(stacked.to(device, dtype, non_blocking=True)).float()
-            if not rows.is_cuda and before is None:
-                yield Features(rows, indices, broken)
+                rows = backbone(_upload(stacked, device, dtype, arriving)).float()
+            following = partial(_finish, start_copy(rows, leaving), indices, broken, pinned=rows.is_cuda)
+            if not on_gpu:
+                yield following()
                 continue
-            following = _copied(rows, indices, broken)
             if before is not None:
                 yield before()
             before = following
@@ -113,19 +119,23 @@ def stream(
             yield before()
 
 
-def _copied(rows: Tensor, indices: Tensor, broken: dict[str, str]) -> Callable[[], Features]:
-    """Start to copy a batch's rows to the CPU, and return what waits for them: the next batch runs meanwhile."""
-    if not rows.is_cuda:
-        return lambda: Features(rows, indices, broken)
-    pinned = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
+def _finish(copied: Callable[[], Tensor], indices: Tensor, broken: dict[str, str], *, pinned: bool) -> Features:
+    """The features of a batch, once its rows are copied."""
+    rows = copied()
+    return Features(rows.clone() if pinned else rows, indices, broken)  # page-locked memory is scarce
 
-    def wait() -> Features:
-        copied.synchronize()
-        return Features(pinned.clone(), indices, broken)  # page-locked memory is scarce
 
-    return wait
+def _upload(batch: Tensor, device: torch.device, dtype: torch.dtype, stream: torch.cuda.Stream | None) -> Tensor:
+    """Copy a batch to the device on a stream, for which the network's waits; the batch before it runs meanwhile."""
+    if stream is None:
+        return batch.to(device, dtype)
+    with torch.cuda.stream(stream):
+        copied = batch.to(device, non_blocking=True)
+        done = stream.record_event()
+    networks = torch.cuda.current_stream(device)
+    networks.wait_event(done)
+    copied.record_stream(networks)
+    return copied.to(dtype)
 
 
 def extract(
@@ -156,7 +166,7 @@ def vectors(backbone: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
     """Features [B, D] float32 on the CPU of inputs [3, H, W] of one size, in eval mode, on the backbone's device."""
     one = next(backbone.parameters(), torch.empty(0))
     with evaluating(backbone):
-        rows: Tensor = backbone(torch.stack(list(inputs)).to(one.device, one.dtype))
+        rows: Tensor = backbone(to_device(torch.stack(list(inputs)), one.device).to(one.dtype))
     return rows.float().cpu()
 
 

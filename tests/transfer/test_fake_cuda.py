@@ -3,14 +3,19 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from excb.console import Reporter
 from excb.neighbours.nearest import nearest
+from excb.transfer.dense.heads import linear as dense_linear
+from excb.transfer.dense.heads.recipes import LinearRecipe
+from excb.transfer.dense.patches import features as dense_features
 from excb.transfer.detection.setup.samples import Loader
 from excb.transfer.detection.torchvision.training import Training
 from excb.transfer.features.precision import Precision
@@ -35,8 +40,7 @@ pytestmark = [
 ALLOWED: dict[str, str] = {
     "torch.nn.modules.module:Module.to.<locals>.convert": "weights are copied to the GPU once",
     "excb.networks.backbone:weights_hash": "a checkpoint's identity, once",
-    "excb.networks.features:_copied.<locals>.wait": "a batch's features, while the next batch runs",
-    "excb.distributed.machine:start_copy.<locals>.wait": "a step's loss, while the next step runs",
+    "excb.distributed.machine:start_copy.<locals>.wait": "a batch's features or a step's loss, while the next runs",
     "excb.transfer.probes.heads:HeadBank.__init__": "the first weights, once",
     "excb.transfer.probes.heads:HeadBank._chunks": "features to score, thousands of rows at once",
     "excb.transfer.probes.heads:HeadBank.score": "the scores of these",
@@ -127,6 +131,35 @@ def test_features_are_read_back_while_the_next_batch_runs(place: Path, network: 
         rows, _ = task.features(task.train, "train", QUIET)
     assert len(rows) == len(task.train)
     assert cuda.record.unexpected(ALLOWED) == {}
+
+
+class TenViews:
+    """Patches of ten views of 2 x 2 in place of stored ones."""
+
+    width, whole, chosen = 8, torch.ones(40, 8), np.arange(40)
+
+    def __len__(self) -> int:
+        return 40
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.whole[start:stop]
+
+    def view(self, view: int) -> Tensor:
+        return self.rows(4 * view, 4 * view + 4)
+
+
+@pytest.mark.parametrize("loss", ["patches", "pixels"])
+def test_a_step_of_a_dense_head_waits_for_nothing(loss: Literal["patches", "pixels"]) -> None:
+    labels = SimpleNamespace(classes=3, shares=lambda chosen: torch.ones(len(chosen), 3) / 3)
+    memory: Any = SimpleNamespace(patches=TenViews(), labels=labels)
+    views: Any = SimpleNamespace(mask=lambda _view: np.zeros((32, 32), np.uint8))
+    recipe = LinearRecipe(lr=0.1, weight_decay=0.0, schedule="cosine", input="batchnorm", loss=loss, batch=8, steps=3)
+    grid = dense_features.Grid(height=2, width=2, channels=8, stride=16)
+    with fake_cuda() as cuda:
+        head = dense_linear.LinearHead(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)).to(CUDA)
+        cuda.reset()
+        dense_linear._train(head, memory, views, grid, recipe, seed=0, device=CUDA, progress=lambda _done: None)
+    assert cuda.record.waits == {}
 
 
 @pytest.mark.parametrize(("rows", "k"), [(32, 5), (8192, 1)])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from excb.distributed.collectives import broadcast, rank
+from excb.distributed.machine import to_device
 from excb.seeding import Purpose, fold, generator
 
 from ..layouts.masks import IGNORED
@@ -180,7 +181,7 @@ def _patch_loss(head: LinearHead, memory: Memory, places: np.ndarray, device: to
     """Cross-entropy with the shares of classes: the mean over a patch's pixels were all predicted alike."""
     rows = memory.patches.whole[torch.from_numpy(places)]
     shares = memory.labels.shares(memory.patches.chosen[places])
-    return F.cross_entropy(head(rows.to(device)), shares.to(device))
+    return F.cross_entropy(head(to_device(rows, device)), to_device(shares, device))
 
 
 def _pixel_loss(
@@ -194,8 +195,9 @@ def _pixel_loss(
     device: torch.device,
 ) -> Tensor:
     """Cross-entropy of scores that are upsampled to the pixels of the network's input."""
-    rows = torch.stack([patches.view(view) for view in chosen.tolist()]).to(device)  # [B, P, D]
-    true = torch.from_numpy(np.stack([views.mask(view) for view in chosen.tolist()])).long().to(device)  # [B, S, S]
+    rows = to_device(torch.stack([patches.view(view) for view in chosen.tolist()]), device)  # [B, P, D]
+    masks = to_device(torch.from_numpy(np.stack([views.mask(view) for view in chosen.tolist()])), device)
+    true = masks.long()  # [B, S, S]
     kept = F.dropout1d(rows.transpose(1, 2), dropout).transpose(1, 2) if dropout else rows
     maps = head(kept.flatten(0, 1)).view(*rows.shape[:2], -1).transpose(1, 2)  # [B, C, P]
     maps = maps.unflatten(2, (grid.height, grid.width))
