@@ -28,6 +28,7 @@ from ..run.run_folder import CURVES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LEGEND_ROOM = 1.3  # of an axis: the legend of a single run's panel lies above its lines
 LARGEST = 1e30  # larger values are not drawn
 LONGEST_NAME = 40  # characters of a run's
 # Shares of empty clusters. Runs of older versions have the first name only, for what is now the second.
@@ -284,17 +285,20 @@ def _titles(axes: Sequence[Any]) -> None:
     for panel in (CONFIDENCE, AGREEMENT, PURITY):
         axes[panel].set_ylim(0, 1 if len(axes) > FROZEN else None)  # curves.png of different runs stay comparable
     axes[SIZES].axhline(1, color=GREY, linestyle=":", zorder=0)
-    axes[SIZES].set_ylim(bottom=0)
+    room = LEGEND_ROOM if len(axes) > FROZEN else 1
     if (top := axes[SIZES].get_ylim()[1]) > 6:  # one dominant cluster would flatten the rest
         axes[SIZES].set_yscale("symlog", linthresh=2)
         axes[SIZES].set_yticks([0, 1, *[m * 10**n for n in range(6) for m in (2, 5, 10) if m * 10**n <= top][:8]])
-        axes[SIZES].set_ylim(0, top)
         axes[SIZES].yaxis.set_major_formatter("{x:g}")
+        room **= 5  # as much on its logarithmic part
+    axes[SIZES].set_ylim(0, room * top)
     if not axes[PURITY].get_lines():
         axes[PURITY].set_title("Purity: no labels", fontsize=10)
     if len(axes) > FROZEN and axes[FROZEN].get_lines():
-        axes[FROZEN].set_ylim(bottom=0)
-        axes[FROZEN].legend(frameon=False, fontsize=8)
+        axes[FROZEN].set_ylim(0, axes[FROZEN].get_ylim()[1] * LEGEND_ROOM)
+        axes[FROZEN].legend(
+            frameon=False, fontsize=7.5, ncols=2, loc="upper left", columnspacing=0.6, handlelength=1.2, borderaxespad=0
+        )
 
 
 def _placed(run: Curves) -> list[dict[str, Any]]:

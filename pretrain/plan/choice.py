@@ -145,6 +145,10 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> 
     size = 64 if side >= 96 else max(32, side // 2 // 16 * 16)
     evaluated = min(max(size, side // 8 * 8), size * 5 // 4)
     reasons.append(f"views of {size} pixels, evaluated at {evaluated}: images are {side} pixels")
+    reasons.append(
+        "views keep their colours; where shape tells your images apart and colour does not, add views.jitter=0.8 "
+        "views.grey=0.2"
+    )
     values = [f"optim.batch={batch}", f"method.clusters={clusters}"]
     values += [f"views.global_size={size}", f"views.local_size={size // 2}"]
     return SMALL, [*values, f"views.eval_resize={evaluated}", f"views.eval_crop={evaluated}"]
