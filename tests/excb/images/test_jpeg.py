@@ -120,14 +120,14 @@ def compare(count: int, seed: int) -> dict[str, int]:
 
 def test_odd_files_have_pillows_pixels_or_its_refusal() -> None:
     pytest.importorskip("simplejpeg")
-    read = compare(400, seed=0)
-    assert read["simplejpeg"] == read["auto"] >= read["torchvision"] > 150  # what it refuses, torchvision may decode
-    assert read["files"] - read["pillow"] > 50
+    read = compare(2000, seed=0)
+    assert read["simplejpeg"] == read["auto"] >= read["torchvision"] > 750  # what it refuses, torchvision may decode
+    assert read["files"] - read["pillow"] > 250
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_thousands_of_odd_files_have_pillows_pixels_or_its_refusal(seed: int) -> None:
+def test_many_thousands_of_odd_files_have_pillows_pixels_or_its_refusal(seed: int) -> None:
     pytest.importorskip("simplejpeg")
     compare(5000, seed)
 
