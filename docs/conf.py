@@ -41,7 +41,7 @@ nb_merge_streams = True
 default_role = "code"  # docstrings have names in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
+autodoc_typehints_description_target = "documented_params"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 

@@ -46,7 +46,7 @@ class Run:
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """What `report.json` says: steps, seconds, the last and the best epoch; None before the run is finished."""
+        """The content of `report.json`, with steps, seconds, the last and the best epoch; None before the end."""
         try:
             report = json_text.parse((self.folder / REPORT).read_bytes())
         except FileNotFoundError:

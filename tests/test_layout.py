@@ -172,8 +172,11 @@ def test_no_file_or_folder_has_a_vague_name() -> None:
 
 @pytest.mark.parametrize(("word", "better"), WORDS.items())
 def test_words_of_the_old_dialect_are_gone(word: str, better: str) -> None:
+    others = [ROOT / name for name in ("benchmarks", "examples", ".github")]
     files = [*sources(CORE, *LEAVES), *documents()]
-    offences = [where(file) for file in files if re.search(rf"\b({word})\b", file.read_text(encoding="utf-8"))]
+    files += [file for folder in others for file in folder.rglob("*") if file.suffix in (".py", ".md", ".yml", ".sh")]
+    pattern = re.compile(rf"\b({word})\b", re.IGNORECASE)
+    offences = [where(file) for file in files if pattern.search(file.read_text(encoding="utf-8"))]
     assert offences == [], f"write {better}"
 
 

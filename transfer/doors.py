@@ -49,7 +49,8 @@ def embed(
         options: of the command, with _ for -: `batch_size=128`, `workers=4`, `resize=256`, `crop=224`, `listed=FILE`.
 
     Returns:
-        The embeddings: `.vectors` [N, D] float32, `.paths`, `.search(query, k)`, `.near_duplicates(cosine)`, `.save`.
+        The embeddings, with `.vectors` [N, D] float32, `.paths`, `.search(query, k)`, `.near_duplicates(cosine)` and
+        `.save`.
 
     Raises:
         UserError: checkpoint or images cannot be used, or none of them can be read.
@@ -95,8 +96,8 @@ def compare(first: Result | str | Path, second: Result | str | Path, /, *, figur
         figure: one figure that both have, or "A:B"; by default every main figure of both.
 
     Returns:
-        "images", "warnings" and "figures": each figure's "difference" in points (second minus first), its 95 %
-        "interval", "p_value", whether it is "real" at 5 %, and all that in "words".
+        A dictionary with "images", "warnings" and "figures". Each figure has its "difference" in points (second minus
+        first), its 95 % "interval", "p_value", whether it is "real" at 5 %, and all that in "words".
 
     Raises:
         UserError: the test images differ, or a result has no such figure or no predictions.
@@ -134,7 +135,7 @@ def reproduce(
         options: of the command, with _ for -: `claims=["mine.toml"]`, `batch_size=32`.
 
     Returns:
-        A verdict for each claim: `word` is PASS, FAIL or CANNOT, `why` says why, and `measured` is the figure here.
+        A verdict for each claim. Its `word` is PASS, FAIL or CANNOT, `why` says why, and `measured` is the figure here.
 
     Raises:
         UserError: there is no such claim, or its images are unusable.

@@ -36,7 +36,7 @@ class Result:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Figures by name, accuracies in percent: `result.figures["knn_top1_k20"]`."""
+        """Figures by name, such as `result.figures["knn_top1_k20"]`; accuracies are in percent."""
         return self.record.figures
 
     @property
@@ -100,7 +100,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        """What it is called beside others: its checkpoint and its protocol."""
+        """Its name beside other results, made of its checkpoint and its protocol."""
         return f"{self.record.checkpoint.get('name')}, {self.record.protocol}"
 
     def _rows(self) -> list[tuple[str, str, str]]:

@@ -169,7 +169,7 @@ class _Work:
         return f"cut off by the end of this call; the next one {'continues it' if part.continues else 'begins it anew'}"
 
     def sum_up(self, command: str) -> int:
-        """Say what was skipped, what failed, what is left and how to go on; return the exit code."""
+        """Say what was skipped, what failed, what is left and how to continue; return the exit code."""
         outcomes = [(part.name, self.record.of(part.name)) for part in self.call.parts]
         for name, outcome in outcomes:
             if outcome.state == "skipped":

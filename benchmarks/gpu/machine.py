@@ -80,10 +80,10 @@ def _driver() -> str:
     """The driver's version; empty where nvidia-smi does not tell."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    return next(iter(told.split(os.linesep)), "").strip()
+    return next(iter(answer.split(os.linesep)), "").strip()
 
 
 def main() -> int:

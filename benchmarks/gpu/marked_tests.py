@@ -55,8 +55,8 @@ def run_file(file: str, out: Path) -> int:
     """Run a file's marked tests in this process; write how they ended, and return pytest's exit code."""
     recorder = Recorder()
     code = pytest.main(["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", file], plugins=[recorder])
-    told = recorder.outcomes["failed"] or recorder.outcomes["skipped"]
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not told:
+    decided = recorder.outcomes["failed"] or recorder.outcomes["skipped"]
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not decided:
         recorder.outcomes["failed"][file] = f"pytest ended with {code!r}"
     write_text(json.dumps(recorder.outcomes), out)
     return int(code)

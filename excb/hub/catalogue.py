@@ -103,7 +103,7 @@ class Checkpoint:
 
 
 def checkpoints(home: Path | None = None) -> list[Checkpoint]:
-    """Every checkpoint that `excb.load` knows by name, each name once: bundled ones, the user's, then the built-in.
+    """Every checkpoint that `excb.load` knows by name, each once: bundled ones, the user's, then the built-in ones.
 
     The user's are the tables of catalogue.toml and the exported folders in the zoo's folder. A folder that copies a
     built-in row is that row. What is damaged is left out: `damaged` names it.

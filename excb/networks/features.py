@@ -100,15 +100,15 @@ def stream(
     )
     dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
     # Of their own, so that neither copy waits for the network; two, so that the next batch's does not wait for rows.
-    arriving, leaving = (torch.cuda.Stream(device), torch.cuda.Stream(device)) if on_gpu else (None, None)
+    uploads, downloads = (torch.cuda.Stream(device), torch.cuda.Stream(device)) if on_gpu else (None, None)
     with evaluating(backbone):
         before: Callable[[], Features] | None = None
         for indices, stacked, bad in watch_workers(loader):
             broken = {inputs.images.paths[index]: reason for index, reason in bad}
             rows = torch.empty(0, 0)
             if stacked is not None:
-                rows = backbone(_upload(stacked, device, dtype, arriving)).float()
-            following = partial(_finish, start_copy(rows, leaving), indices, broken, pinned=rows.is_cuda)
+                rows = backbone(_upload(stacked, device, dtype, uploads)).float()
+            following = partial(_finish, start_copy(rows, downloads), indices, broken, pinned=rows.is_cuda)
             if not on_gpu:
                 yield following()
                 continue

@@ -25,7 +25,12 @@ SHOWN = 20  # groups of near-duplicates that the terminal lists
 
 def _add_images(parser: Parser) -> None:
     add = parser.add_argument
-    add("--ckpt", required=True, metavar="PATH", help="run folder, checkpoint file, exported folder or timm:NAME")
+    add(
+        "--ckpt",
+        required=True,
+        metavar="PATH",
+        help="run folder, checkpoint file, exported folder, a name of `excb-zoo list` or timm:NAME",
+    )
     add("--data", metavar="SOURCE", help="images in folders of any depth, with labels or not; shards; hf:ID ...")
     add("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
     add("--data-root", type=Path, metavar="DIR", help="folder with torchvision's data sets")

@@ -41,7 +41,7 @@ class Embeddings(Vectors):
 
     @cached_property
     def vectors(self) -> np.ndarray:
-        """[N, D] float32 in memory: N x D x 4 bytes, the same array each time."""
+        """All rows [N, D] float32 in memory, which takes N x D x 4 bytes; the same array each time."""
         return np.concatenate(list(self.parts())) if len(self) else np.empty((0, self.rows.width), np.float32)
 
     def search(self, query: "Picture | np.ndarray | Tensor", k: int = 12) -> list[Match]:
