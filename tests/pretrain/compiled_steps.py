@@ -14,6 +14,7 @@ from torch import nn
 
 from excb.distributed.collectives import rank
 from excb.distributed.parallel import run_joined
+from excb.errors import UserError
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.speed import random_batch
@@ -31,11 +32,13 @@ VIT = (
 RESNET = ("method.head=batchnorm",)  # that of the small runs
 
 
-def matrix(network: tuple[str, ...], precisions: tuple[str, ...], backend: str) -> list[dict[str, Any]]:
+def matrix(
+    network: tuple[str, ...], precisions: tuple[str, ...], backend: str, checkpointing: tuple[bool, ...] = (False, True)
+) -> list[dict[str, Any]]:
     """A compiled step for each precision, with and without recomputing."""
     return [
-        compiled_step((*network, f"efficiency.precision={precision}"), backend, checkpointing=checkpointing)
-        for precision, checkpointing in itertools.product(precisions, (False, True))
+        compiled_step((*network, f"efficiency.precision={precision}"), backend, checkpointing=recomputed)
+        for precision, recomputed in itertools.product(precisions, checkpointing)
     ]
 
 
@@ -78,14 +81,17 @@ def _step(recipe: Recipe) -> list[float]:
     return [float(output.loss), float(norm)]
 
 
-def main(file: str) -> int:
-    """Write the ViT's matrix of this process, one of several, to `file`."""
+def main(folder: str) -> int:
+    """Write the ViT's matrix of this process, one of several, into `folder`, or why torch may not compile a part."""
 
     def work(_device: torch.device) -> int:
         torch.set_num_threads(1)
-        rows = matrix(VIT, PRECISIONS, "eager")
-        if rank() == 0:
-            Path(file).write_text(json.dumps(rows), encoding="utf-8")
+        found: dict[str, Any] = {"stored": matrix(VIT, PRECISIONS, "eager", (False,))}
+        try:
+            found["recomputed"] = matrix(VIT, PRECISIONS, "eager", (True,))
+        except UserError as error:
+            found["refusal"] = str(error)
+        Path(folder, f"{rank()}.json").write_text(json.dumps(found), encoding="utf-8")
         return 0
 
     return run_joined("test", "cpu", work)

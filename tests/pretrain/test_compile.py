@@ -1,8 +1,10 @@
 """Compiled backbones with recomputed blocks, in several processes, in every precision: one graph a network."""
 
 import copy
+import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,11 @@ ROUNDING = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 0.1, "fp16": 0.02}
 NETWORKS = 2  # the student's and the teacher's
 
 
-def assert_whole(rows: list[dict[str, Any]], precisions: tuple[str, ...]) -> None:
+def assert_whole(
+    rows: list[dict[str, Any]], precisions: tuple[str, ...], checkpointing: tuple[bool, ...] = (False, True)
+) -> None:
     """Each network is one graph, and the step is that of networks that are not compiled."""
-    assert [(row["precision"], row["checkpointing"]) for row in rows] == [
-        (precision, checkpointing) for precision in precisions for checkpointing in (False, True)
-    ]
+    assert [(row["precision"], row["checkpointing"]) for row in rows] == [*itertools.product(precisions, checkpointing)]
     for row in rows:
         assert (row["breaks"], row["graphs"]) == (0, NETWORKS), row
         (loss, norm), (plain_loss, plain_norm) = row["compiled"], row["plain"]
@@ -48,14 +50,20 @@ def test_vits_in_one_process() -> None:
     assert_whole(matrix(VIT, PRECISIONS, "eager"), PRECISIONS)
 
 
-@pytest.mark.skipif(
-    torch.__version__ < step_module.COMPILES_RECOMPUTED, reason="this torch does not compile recomputed blocks there"
-)
 def test_vits_in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled in both; with recomputed blocks, a torch that may not is refused in one line."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert launch("tests.pretrain.compiled_steps", [str(tmp_path / "rows.json")], 2) == 0
-    assert_whole(json.loads((tmp_path / "rows.json").read_text(encoding="utf-8")), PRECISIONS)
+    assert launch("tests.pretrain.compiled_steps", [str(tmp_path)], 2) == 0
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
+        assert_whole(found["stored"], PRECISIONS, (False,))
+        if torch.__version__ < step_module.COMPILES_RECOMPUTED:
+            assert re.fullmatch(
+                r"torch \S+ may not compile recomputed blocks .*: install torch 2\.15 .*", found["refusal"]
+            )
+        else:
+            assert_whole(found["recomputed"], PRECISIONS, (True,))
 
 
 def test_graphs_are_split_for_gradients_that_travel_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +100,7 @@ def test_graphs_are_split_for_gradients_that_travel_meanwhile(tmp_path: Path, mo
 
 def test_resnets_in_one_process() -> None:
     # BatchNorm's statistics change in the graph, which torch's `eager` backend repeats as it is.
-    assert_whole(matrix(RESNET, ("fp32",), "aot_eager_decomp_partition"), ("fp32",))
+    assert_whole(matrix(RESNET, PRECISIONS, "aot_eager_decomp_partition"), PRECISIONS)
 
 
 def test_an_older_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
