@@ -13,7 +13,16 @@ from tests.clone import ROOT
 pytest.importorskip("furo", reason="the site needs `pip install '.[docs]'`")
 pytestmark = pytest.mark.browser
 
-PAGES = ("index.html", "python.html", "evaluation.html", "method.html", "reference/api.html", "reference/options.html")
+PAGES = (
+    "index.html",
+    "python.html",
+    "photographs.html",
+    "evaluation.html",
+    "method.html",
+    "equations.html",
+    "reference/api.html",
+    "reference/options.html",
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +55,15 @@ def test_pages_fit_and_are_readable(site: Path, page: Page, width: int, scheme: 
         )
         assert dark == (scheme == "dark"), f"{name}: text is as bright as on a {'dark' if dark else 'light'} page"
     assert page.problems == []
+
+
+def test_equations_are_not_cut_off(site: Path, page: Page) -> None:
+    page.size(1440, 900)
+    page.open(site / "equations.html")
+    heights = "[...document.querySelectorAll('.math-wrapper')].map((box) => [box.scrollHeight, box.clientHeight])"
+    found = page.run(heights)
+    assert len(found) > 3
+    assert [box for box in found if box[0] > box[1]] == []
 
 
 def test_search_finds_k_nn(site: Path, page: Page) -> None:

@@ -133,7 +133,7 @@ def record(recipe: Recipe, images: int, *, steps: int = 2) -> Record:
 
 def figures(costs: dict[str, Cost]) -> tuple[dict[str, float], dict[str, float]]:
     """Launches and MB of every phase of a step, and of all together."""
-    launches = {phase: costs.get(phase, Cost()).launches for phase in COLUMNS}
+    launches: dict[str, float] = {phase: costs.get(phase, Cost()).launches for phase in COLUMNS}
     moved = {phase: costs.get(phase, Cost()).bytes / 1e6 for phase in COLUMNS}
     return launches | {"all": sum(launches.values())}, moved | {"all": sum(moved.values())}
 
