@@ -42,6 +42,14 @@ default_role = "code"  # docstrings have names in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
+nitpicky = True  # a reference to nothing fails the build
+nitpick_ignore_regex = [
+    # Of other projects: their pages are not asked, as the site is built without a network.
+    ("py:class", r"(collections|pathlib|os|numpy|np|torch|nn|PIL)\..*|Path|Tensor"),
+    # Of ours, in signatures of what is documented; their own pages would say no more.
+    ("py:class", r"Picture|Record|PerImage|Paired|Output|Leaderboard|Images|Verdict"),
+    ("py:class", r"excb\.(pretrain\.(recipe\.Recipe|run\.gain\.Gain)|settings\.MethodSettings|method\.(Step|Clustered))"),
+]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
