@@ -48,7 +48,10 @@ nitpick_ignore_regex = [
     ("py:class", r"(collections|pathlib|os|numpy|np|torch|nn|PIL)\..*|Path|Tensor"),
     # Of ours, in signatures of what is documented; their own pages would say no more.
     ("py:class", r"Picture|Record|PerImage|Paired|Output|Leaderboard|Images|Verdict"),
-    ("py:class", r"excb\.(pretrain\.(recipe\.Recipe|run\.gain\.Gain)|settings\.MethodSettings|method\.(Step|Clustered))"),
+    (
+        "py:class",
+        r"excb\.(pretrain\.(recipe\.Recipe|run\.gain\.Gain)|settings\.MethodSettings|method\.(Step|Clustered))",
+    ),
 ]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
