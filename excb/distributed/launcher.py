@@ -7,10 +7,11 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import NoReturn
 
 from excb.errors import require
 
@@ -24,6 +25,7 @@ GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 gone = threading.Event()  # the launcher is dead
 saves = threading.Event()  # what runs now looks at `gone` after every step, and saves (`StopRequest`)
+_ends: list[Callable[[], None]] = []  # what the blocks of `ending_with_launcher` do at their ends
 
 
 def started_together() -> bool:
@@ -73,16 +75,31 @@ def ending_with_launcher(program: str) -> Iterator[None]:
     if started_together() and LAUNCHER in os.environ and (ours := whole_number(LAUNCHER, 0, least=1)) not in chain:
         chain = [os.getpid(), ours]  # our parent no longer
     watcher = threading.Thread(target=_watch, args=(program, chain, done), daemon=True)
-    if chain:
-        watcher.start()
-    try:
-        yield
-    finally:
+
+    def end() -> None:
         done.set()
         if chain:
             watcher.join(POLL)
             if not gone.is_set() and not _is_whole(chain):  # another rank saw it first, and ended the run for all
                 _report(program, chain, "the run stops")
+
+    if chain:
+        watcher.start()
+    _ends.append(end)
+    try:
+        yield
+    finally:
+        _ends.pop()
+        end()
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End this process without clean-up. A launcher that is gone is reported first, as at the block's end."""
+    for end in reversed(_ends):
+        end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _watch(program: str, chain: list[int], done: threading.Event) -> None:

@@ -6,7 +6,6 @@ Processes are started by `excb.distributed.launch` (`--gpus N`), torchrun or Slu
 import atexit
 import hashlib
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from excb.distributed.collectives import join_store, world_size
 from excb.distributed.heartbeat import watched
-from excb.distributed.launcher import LOST, check_environment, started_together, whole_number
+from excb.distributed.launcher import LOST, check_environment, exit_at_once, started_together, whole_number
 from excb.distributed.machine import choose_device
 from excb.errors import UserError, is_rank0, print_error
 
@@ -142,10 +141,8 @@ def run_joined(program: str, device: str, work: Callable[[torch.device], int]) -
             code = print_error(program, error)
         else:
             traceback.print_exc()
-    if several:  # at once: torch's clean-up at a normal exit would wait for lost processes, or abort
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if several:
+        exit_at_once(code)  # torch's clean-up at a normal exit would wait for lost processes, or abort
     return code
 
 

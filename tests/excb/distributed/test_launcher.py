@@ -36,6 +36,16 @@ with launcher.ending_with_launcher("test"):
     sys.stdin.readline()
     print("alive", flush=True)
 """
+# A rank that exits when its input ends, long before it looks at its launcher.
+EXITS = """
+import sys
+from excb.distributed import launcher
+launcher._watch = lambda program, chain, done: done.wait()
+with launcher.ending_with_launcher("test"):
+    print("started", flush=True)
+    sys.stdin.read()
+    launcher.exit_at_once(0)
+"""
 # A launcher that starts a command with more in its environment, and waits for it.
 LAUNCHER = """
 import os, subprocess, sys
@@ -85,6 +95,30 @@ def test_a_rank_ends_with_its_launcher_whatever_that_is(variables: str) -> None:
 @needs_proc
 def test_a_rank_that_saves_is_given_time_to() -> None:
     assert after_the_death(launched(ALL, *HERE, "saving")) == "saves\n"
+
+
+@needs_proc
+def test_a_rank_that_exits_before_it_looks_reports_its_launcher(tmp_path: Path) -> None:
+    """Another rank saw it first, and ended the run for all."""
+    with (
+        (tmp_path / "said").open("w+") as said,
+        subprocess.Popen(
+            launched(ALL, sys.executable, "-c", EXITS),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        assert process.stdout.read() == ""  # the rank has ended
+        said.seek(0)
+        assert said.read() == f"test: the launcher (process {process.pid}) is gone: the run stops\n"
 
 
 @needs_proc

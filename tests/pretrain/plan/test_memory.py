@@ -1,5 +1,6 @@
 """Memory known before a step, against what steps on real tensors save, hold and allocate."""
 
+import bisect
 import gc
 import itertools
 
@@ -65,6 +66,15 @@ def test_activations_are_what_a_real_pass_saves(network: tuple[str, ...], values
     assert step_memory(recipe, IMAGES).activations == pytest.approx(total, rel=0.01)
 
 
+def highest_between_operations(profiler: profile) -> int:
+    """The most bytes at the end of any operation: what oneDNN needs within one depends on the processor."""
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    held = list(itertools.accumulate((change for _, change in changes), initial=0))
+    ends = (event.end_ns() for event in events if event.name().startswith("aten::"))
+    return max(held[bisect.bisect_right(changes, end, key=lambda change: change[0])] for end in ends)
+
+
 @pytest.mark.parametrize("values", [(), ("efficiency.checkpointing=true",)])
 def test_a_pass_allocates_what_is_counted(values: tuple[str, ...]) -> None:
     recipe = small(*RESNET, *values)
@@ -73,12 +83,10 @@ def test_a_pass_allocates_what_is_counted(values: tuple[str, ...]) -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         loss, model, views = real_loss(recipe)
         loss.backward()
-    events = profiler.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    highest = max(itertools.accumulate(change for _, change in changes))
+    highest = highest_between_operations(profiler)
     counted = step_memory(recipe, IMAGES)
     kept = counted.weights + counted.teacher + counted.buffers // 2 + counted.views
-    assert counted.activations + counted.passing + kept == pytest.approx(highest, rel=0.1)
+    assert counted.activations + counted.passing + kept == pytest.approx(highest, rel=0.01)
     del model, views  # alive until here
 
 
