@@ -15,7 +15,7 @@ LONGER = ("optim.epochs=20", "efficiency.workers=2")
 
 @pytest.mark.parametrize(
     ("begun", "stride"),
-    [(True, 4), *(pytest.param(begun, 1, marks=pytest.mark.slow) for begun in (True, False))],
+    [(True, 6), *(pytest.param(begun, 1, marks=pytest.mark.slow) for begun in (True, False))],
 )
 def test_killed_at_every_change_of_its_folder(
     images: Path, undisturbed: Path, tmp_path: Path, begun: bool, stride: int

@@ -206,7 +206,7 @@ def catalogues(draw: st.DrawFn) -> bytes:
     return text
 
 
-@fuzz("catalogues", inputs=100, text=catalogues(), name=hostile.names)
+@fuzz("catalogues", inputs=60, text=catalogues(), name=hostile.names)
 def test_catalogues(guard: Guard, text: bytes, name: str) -> None:
     place = home.home()
     place.mkdir()

@@ -72,7 +72,7 @@ def results(draw: st.DrawFn) -> bytes:
     return json.dumps(values).encode()
 
 
-@fuzz(KIND, inputs=160, text=results(), name=st.sampled_from(("mine.json", "\x1b[31m.json", "a b\udce9.json")))
+@fuzz(KIND, inputs=80, text=results(), name=st.sampled_from(("mine.json", "\x1b[31m.json", "a b\udce9.json")))
 def test_results(guard: Guard, text: bytes, name: str) -> None:
     folder = guard.folder / "results"
     folder.mkdir()

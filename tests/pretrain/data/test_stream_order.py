@@ -308,22 +308,22 @@ def test_another_buffer_is_another_run(folder: Path, tmp_path: Path, capsys: pyt
 def test_a_shard_that_fails_during_the_run_loses_nothing(
     folder: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command(folder, tmp_path / "whole", "optim.epochs=20")) == 0
+    words = ("optim.epochs=9", "monitor.every_epochs=9", f"efficiency.workers={workers}")
+    assert main(command(folder, tmp_path / "whole", *words)) == 0
     usual = ShardReader._next
 
     def fail(reader: ShardReader) -> tuple[int, int, bytes]:
-        if reader._draws == 60:  # 2 images of each reader a step
+        if reader._draws == 40:  # 2 images of each reader a step
             raise UserError("cannot read the shard")
         return usual(reader)
 
-    words = ("optim.epochs=20", f"efficiency.workers={workers}")
     with monkeypatch.context() as patch:
         patch.setattr(ShardReader, "_next", fail)
         assert main(command(folder, tmp_path / "run", *words)) == 2
     messages = capsys.readouterr().err.splitlines()[-1]
     found = re.search(r"error: cannot read the shard; step (\d+) is saved: repeat the command to resume", messages)
     assert found is not None
-    assert 24 <= int(found[1]) <= 30  # but for what workers had not read yet
+    assert 14 <= int(found[1]) <= 20  # but for what workers had not read yet
     assert main(command(folder, tmp_path / "run", *words)) == 0
     one, other = state(tmp_path / "whole"), state(tmp_path / "run")
     assert all(torch.equal(one[name], other[name]) for name in one)
