@@ -3,6 +3,7 @@
 import bisect
 import gc
 import itertools
+from typing import Any, cast
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_activations_are_what_a_real_pass_saves(network: tuple[str, ...], values
 
 def highest_between_operations(profiler: profile) -> int:
     """The most bytes at the end of any operation: what oneDNN needs within one depends on the processor."""
-    events = profiler.profiler.kineto_results.events()
+    events = cast(Any, profiler.profiler).kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     held = list(itertools.accumulate((change for _, change in changes), initial=0))
     ends = (event.end_ns() for event in events if event.name().startswith("aten::"))
