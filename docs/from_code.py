@@ -92,7 +92,8 @@ def _entry(entry: Checkpoint) -> list[str]:
         for name in ("linear_top1", "knn_top1")
     )
     licence = entry.licence or "not stated"
-    return [f"`{entry.name}`", entry.architecture.name, str(entry.epochs or "–"), licence, linear, knn, entry.note]
+    name, architecture = _code(entry.name), _code(entry.architecture.name)
+    return [name, architecture, str(entry.epochs or "–"), licence, linear, knn, entry.note]
 
 
 def _help(parser: argparse.ArgumentParser) -> list[str]:
