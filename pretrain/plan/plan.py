@@ -73,6 +73,8 @@ def plan_run(
 ) -> Report:
     """The plan of a recipe, as `--json` prints it; arguments and errors are those of `plan`."""
     settled = _with_precision(recipe, gpus, gpu)
+    settled.micro_batch(max(1, gpus or 1))  # what cannot run is refused before networks are traced
+    settled.steps_per_epoch(_size(images))
     with (reporter or Reporter(quiet=True)).progress("tracing the networks", 2) as bar:  # seconds each
         counts = count(settled)
         bar.advance()
@@ -96,10 +98,14 @@ def _with_precision(recipe: Recipe, gpus: int | None, gpu: Gpu | None) -> Recipe
     return recipe.change(efficiency={"precision": "bf16" if bf16 else "fp32"})
 
 
+def _size(images: CodedImages | None) -> int:
+    return IMAGENET if images is None else len(images)
+
+
 def count_run(recipe: Recipe, counts: Counts, trace: Trace, processes: int, images: CodedImages | None) -> Report:
     """The report without measurements: everything that needs no run."""
     share, optim = recipe.micro_batch(processes), recipe.optim
-    size = len(images) if images is not None else IMAGENET
+    size = _size(images)
     steps = optim.epochs * recipe.steps_per_epoch(size)
     memory = step_memory(recipe, share, trace)
     sent = communication(recipe, counts, processes)
