@@ -6,32 +6,43 @@ from torch import Tensor, nn
 
 from excb.errors import require
 
-KERNELS, STRIDES = (4, 3, 3, 3), (4, 2, 1, 2)  # one cell of the last map sees 16 x 16 pixels in steps
+# By the stride of the first layer: kernel, stride and pooling of the four convolutions.
+STEMS: dict[int, tuple[tuple[int, int, int], ...]] = {
+    4: ((4, 4, 1), (3, 2, 1), (3, 1, 1), (3, 2, 1)),  # one cell of the last map sees 16 x 16 pixels in steps
+    2: ((3, 2, 1), (3, 1, 2), (3, 1, 2), (3, 1, 1)),  # 8 x 8
+    1: ((3, 1, 2), (3, 1, 2), (3, 1, 2), (3, 1, 1)),  # 8 x 8
+}
 
 
 class Conv4(nn.Module):
     """Four convolutions, each with BatchNorm and ReLU, and the mean over the map: [B, 3, H, W] -> [B, widths[-1]].
 
     A ResNet's stem and pooling leave nothing of a 32-pixel image to later layers. This network divides the resolution
-    by 16 in all, and keeps 8 x 8 cells after its first layer.
+    by 16 in all, and keeps 8 x 8 cells after its first layer. With a finer stem it divides it by 8, by max pooling,
+    and takes three (`stem=2`) to five times (`stem=1`) the time.
 
     Args:
         widths: channels of the four layers.
+        stem: stride of the first layer in pixels: 4, 2 or 1.
 
     Raises:
-        UserError: `widths` are not four positive numbers.
+        UserError: `widths` are not four positive numbers, or there is no such stem.
     """
 
-    def __init__(self, widths: Sequence[int] = (24, 48, 96, 256)) -> None:
+    def __init__(self, widths: Sequence[int] = (24, 48, 96, 256), stem: int = 4) -> None:
         super().__init__()
         valid = isinstance(widths, list | tuple) and len(widths) == 4
         valid = valid and all(type(width) is int and 0 < width <= 4096 for width in widths)
         require(valid, f"conv4 takes four widths from 1 to 4,096, such as [24, 48, 96, 256], not {widths!r}")
-        inputs, blocks = 3, []
-        for width, kernel, stride in zip(widths, KERNELS, STRIDES, strict=True):
+        require(type(stem) is int and stem in STEMS, f"conv4 takes a stem of stride 4, 2 or 1, not {stem!r}")
+        inputs, blocks, self.strides = 3, [], list[int]()
+        for width, (kernel, stride, pooled) in zip(widths, STEMS[stem], strict=True):
             convolution = nn.Conv2d(inputs, width, kernel, stride, padding=(kernel - stride + 1) // 2, bias=False)
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-            blocks.append(nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
+            # ReLU commutes with max pooling, and then has a quarter of the values.
+            pooling = [nn.MaxPool2d(pooled)] if pooled > 1 else []
+            blocks.append(nn.Sequential(convolution, nn.BatchNorm2d(width), *pooling, nn.ReLU(inplace=True)))
+            self.strides.append(stride * pooled)
             inputs = width
         self.blocks = nn.Sequential(*blocks)
         self.num_features = inputs

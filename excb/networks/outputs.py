@@ -152,7 +152,7 @@ def _stages(network: Any) -> list[Stage]:
         return [Stage(index, width >> 3 - index, finest << index) for index in range(4)]
     if isinstance(network, Conv4):
         convolutions: list[Any] = [block[0] for block in cast("Any", network.blocks)]
-        strides = accumulate((layer.stride[0] for layer in convolutions), mul)
+        strides = accumulate(network.strides, mul)
         layers = zip(convolutions, strides, strict=True)
         return [Stage(index, layer.out_channels, stride) for index, (layer, stride) in enumerate(layers)]
     information = getattr(network, "feature_info", ()) if hasattr(network, "forward_intermediates") else ()
