@@ -53,9 +53,8 @@ def _add_cache(parser: Parser) -> None:
 
 
 def _cache(args: argparse.Namespace) -> int:
+    from excb.features.cache import entries, remove
     from excb.remote.home import cache_root
-
-    from .features.cache import entries, remove
 
     root, reporter = args.cache or cache_root(), Reporter()
     if args.cache is not None and not root.is_dir():

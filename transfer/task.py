@@ -15,6 +15,9 @@ from excb.distributed.collectives import broadcast, rank, run_on_rank0
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import UserError, require
+from excb.features.cache import CachedFeatures
+from excb.features.extraction import Extraction, features_of
+from excb.features.precision import Precision, check
 from excb.hub.adopted import Adopted, OwnTransform, adopt
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.loading import load
@@ -28,9 +31,6 @@ from excb.references import untrained
 from excb.references.baselines import rows_of_inputs
 
 from .data.classes import labelled, with_classes_of
-from .features.cache import CachedFeatures
-from .features.extraction import Extraction, features_of
-from .features.precision import Precision, check
 from .published.subjects import Subject
 
 CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
@@ -88,7 +88,7 @@ class Task:
 
         Raises:
             UserError: checkpoint, images or device cannot be used; or features would leave the bound of
-                `features.precision.check`.
+                `excb.features.precision.check`.
         """
         if (batch != "auto" and batch < 1) or (workers is not None and workers < 0):
             raise UserError("--batch-size must be at least 1 and --workers at least 0")

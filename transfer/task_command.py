@@ -16,11 +16,11 @@ from .protocol import Evaluation, Measured
 if TYPE_CHECKING:
     import torch
 
+    from excb.features.extraction import Extraction
     from excb.images.image_set import Images
     from excb.networks.features import Kind
     from excb.results.result import Result
 
-    from .features.extraction import Extraction
     from .reporting.report import Packed
     from .task import Task
 

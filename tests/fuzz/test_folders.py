@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from excb.features.extraction import files_hash
 from excb.images.image_set import ImageSet
 from excb.images.opening import read_list
 from excb.images.scanning import scan_folder
@@ -20,7 +21,6 @@ from excb.pretrain.data.loader import TrainingViews
 from excb.pretrain.data.sampler import SampleRef
 from excb.transfer.data import splits
 from excb.transfer.data.sources import train_and_test
-from excb.transfer.features.extraction import files_hash
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz

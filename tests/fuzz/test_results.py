@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from excb.features.cache import FOLDER, META, Store, entries, remove
 from excb.pretrain.__main__ import main as pretrain
 from excb.results.result import Result
 from excb.transfer.cli import main as transfer
-from excb.transfer.features.cache import FOLDER, META, Store, entries, remove
 from excb.transfer.leaderboard.submission import check, submit
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write as write_all

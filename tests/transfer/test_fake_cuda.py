@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from excb.console import Reporter
+from excb.features.precision import Precision
 from excb.neighbours.nearest import nearest
 from excb.transfer.dense.heads import linear as dense_linear
 from excb.transfer.dense.heads.recipes import LinearRecipe
 from excb.transfer.dense.patches import features as dense_features
 from excb.transfer.detection.setup.samples import Loader
 from excb.transfer.detection.torchvision.training import Training
-from excb.transfer.features.precision import Precision
 from excb.transfer.finetuning import training
 from excb.transfer.finetuning.training import Settings
 from excb.transfer.instances.ranking import positions

@@ -14,10 +14,9 @@ from torch import Tensor
 from excb.distributed.collectives import gather_objects, rank, world_size
 from excb.errors import require
 from excb.exact import exact_products
+from excb.features.cache import CachedFeatures
 from excb.hub.trained_heads import NetworkHeads
 from excb.networks.features import in_batches
-
-from ..features.cache import CachedFeatures
 
 TILE = 2**24  # similarities held at once: 64 MiB
 MOST_ROWS = 1024  # in the projector at once; independent of the user's batch size, as the figures must be

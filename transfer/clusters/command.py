@@ -14,6 +14,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import rank
 from excb.errors import UserError, require
+from excb.features.cache import CachedFeatures
 from excb.files.atomic import write_bytes, write_text
 from excb.hub.backbone import Backbone
 from excb.hub.trained_heads import NetworkHeads
@@ -21,7 +22,6 @@ from excb.images.image_set import Images
 from excb.method import EMPTY_WEIGHT, Form, balancing
 from excb.results.result import Result
 
-from ..features.cache import CachedFeatures
 from . import atlas, drawing, exemplars, files
 from .assignment import Assignment, Neighbours, assign, neighbours
 from .statistics import balanced_figures, label_figures, many_empty, sizes_figures

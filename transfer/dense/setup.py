@@ -13,13 +13,13 @@ from excb.distributed.collectives import rank
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import UserError, first_line, require
+from excb.features.extraction import features_of
+from excb.features.precision import Precision, check
 from excb.hub.adopted import Adopted
 from excb.hub.backbone import Backbone
 from excb.hub.loading import load
 from excb.networks.backbone import REFUSALS
 
-from ..features.extraction import features_of
-from ..features.precision import Precision, check
 from ..task import Task, automatic_batch
 from .layouts.masks import Layout
 from .layouts.table import layout_of, train_and_test
@@ -119,7 +119,7 @@ def prepare(
 
     Raises:
         UserError: checkpoint, images, device or options cannot be used; or maps would leave the bound of
-            `features.precision.check`.
+            `excb.features.precision.check`.
     """
     require((batch == "auto" or int(batch) >= 1) and (workers or 0) >= 0, "--batch-size is at least 1, --workers 0")
     found = layout_of(data, layout)

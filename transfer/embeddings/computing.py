@@ -12,13 +12,13 @@ import numpy as np
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, rank
 from excb.errors import UserError, require
+from excb.features.cache import CachedFeatures
+from excb.features.extraction import Extraction, features_of
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import weights_hash
 
-from ..features.cache import CachedFeatures
-from ..features.extraction import Extraction, features_of
 from ..task import Task
 from ..task_command import prepared
 from .embeddings import Embeddings

@@ -11,13 +11,13 @@ from typing import Any
 from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, is_rank0, nearest_name
+from excb.features.extraction import files_hash
 from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 from excb.version import __version__
 
-from ..features.extraction import files_hash
 from ..protocol import SuiteStep
 from ..protocols import PROTOCOLS, of_command
 from ..task import Task

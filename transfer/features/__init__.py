@@ -1,1 +1,1 @@
-"""Features of frozen backbones: extraction, cache, export."""
+"""What evaluation does with features: parts of every block, their export and what computing them takes."""

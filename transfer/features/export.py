@@ -11,10 +11,9 @@ import torch
 from excb.console import Reporter, duration
 from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.errors import UserError
+from excb.features.extraction import Extraction, features_of
 from excb.files.atomic import new_file
 from excb.networks.features import Inputs, in_batches, stream
-
-from .extraction import Extraction, features_of
 
 TIMED = 16  # images that are timed for the estimate
 

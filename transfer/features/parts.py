@@ -7,11 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from excb.features.cache import CachedFeatures
+from excb.features.extraction import Extraction
 from excb.networks.backbone import evaluating
 from excb.networks.blocks import BlockOutput, Blocks
-
-from .cache import CachedFeatures
-from .extraction import Extraction
 
 Pooling = Literal["own", "cls", "mean", "gem", "patches"]
 GEM_POWER, GEM_LEAST = 3.0, 1e-6  # of generalised mean pooling (Radenovic et al., 2018), before it learns its power

@@ -23,12 +23,12 @@ from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, gather_objects, rank, run_on_rank0, sum_over_ranks, world_size
 from excb.distributed.machine import start_copy
 from excb.errors import UserError, require
+from excb.features.extraction import refuse_broken
 from excb.networks.backbone import has_batchnorm, weights_hash
 from excb.networks.drop_path import SampleDropPath
 from excb.networks.features import Inputs, extract
 
 from ..data.batches import Augmentation, Batch, TrainingBatches
-from ..features.extraction import refuse_broken
 from ..task import Task
 
 

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from excb.errors import UserError
+from excb.features.extraction import Extraction
 from excb.hub.backbone import Backbone
 from excb.images.picture import Picture, as_rgb
 from excb.networks.outputs import FeatureMap
 from excb.networks.preprocessing import Preprocessing
 from excb.references.baselines import PIXELS, PixelRows
-
-from ..features.extraction import Extraction
 
 Pooling = Literal["own", "gem", "both", "pixels"]
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}

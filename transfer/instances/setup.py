@@ -14,6 +14,7 @@ from excb.distributed.collectives import rank, run_on_rank0
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import UserError, first_line, require
+from excb.features.extraction import features_of
 from excb.hub.adopted import Adopted
 from excb.hub.backbone import Backbone
 from excb.hub.loading import load
@@ -24,7 +25,6 @@ from excb.networks.backbone import REFUSALS, evaluating
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
 
-from ..features.extraction import features_of
 from ..task import Task, automatic_batch
 from .descriptors import Descriptor, DescriptorExtraction, Descriptors, Pooling, WholeImage, patch_side
 from .instance_set import InstanceSet, Layout

@@ -17,12 +17,12 @@ from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, gather_numbers, run_on_rank0
 from excb.distributed.machine import to_device
 from excb.errors import UserError
+from excb.features.precision import in_precision
 from excb.networks.backbone import evaluating, weights_hash
 from excb.networks.outputs import LastClassTokens
 
 from ..data.batches import Augmentation, TrainingBatches
 from ..features.parts import Part
-from ..features.precision import in_precision
 from ..probes.attentive import queries_of
 from ..probes.heads import HeadBank
 from ..probes.recipes import LinearProtocol

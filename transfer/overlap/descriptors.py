@@ -9,11 +9,11 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import rank
 from excb.errors import require
+from excb.features.extraction import features_of
 from excb.images.image_set import Images
 from excb.images.subset import Subset
 from excb.neighbours.unit_rows import Rows
 
-from ..features.extraction import features_of
 from ..task import Task
 from .altered import mirrored
 from .hashing import BITS

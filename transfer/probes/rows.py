@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from excb.console import Reporter
 from excb.distributed.collectives import rank
+from excb.features.extraction import features_of
 from excb.images.image_set import Images
 
-from ..features.extraction import features_of
 from ..features.parts import Part, PartExtraction, PartRows, Shapes
 from ..task import Task
 

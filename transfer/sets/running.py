@@ -13,6 +13,7 @@ import torch
 from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
+from excb.features.extraction import files_hash, refuse_broken
 from excb.files import npy
 from excb.files.atomic import write_bytes, write_text
 from excb.images.image_set import Images
@@ -23,7 +24,6 @@ from excb.results.result import Result
 from excb.version import __version__
 
 from ..every.suite import RunStep, common
-from ..features.extraction import files_hash, refuse_broken
 from ..protocol import SuiteStep
 from ..task import Task
 from .choosing import OpenSet

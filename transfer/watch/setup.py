@@ -42,7 +42,7 @@ class Asked:
 
     def on(self, train: "Images", test: "Images", run: str) -> dict[str, Any]:
         """All that the figures of a run's checkpoints depend on, as JSON holds it."""
-        from ..features.extraction import files_hash
+        from excb.features.extraction import files_hash
 
         images = {
             name: {

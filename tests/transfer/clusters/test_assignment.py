@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from excb.errors import UserError
+from excb.features.cache import CachedFeatures
 from excb.heads import MLP
 from excb.hub.trained_heads import NetworkHeads
 from excb.method import CentroidLayer
 from excb.transfer.clusters import assignment
 from excb.transfer.clusters.assignment import assign, neighbours
-from excb.transfer.features.cache import CachedFeatures
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

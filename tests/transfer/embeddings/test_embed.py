@@ -14,11 +14,11 @@ from safetensors.numpy import load_file
 import excb
 from excb.distributed.launch import launch
 from excb.errors import UserError
+from excb.features import cache, extraction
 from excb.networks import features
 from excb.networks.backbone import weights_hash
 from excb.transfer.cli import main
 from excb.transfer.embeddings import vectors as vectors_module
-from excb.transfer.features import cache, extraction
 from tests.transfer.embeddings.photos import Means, by_loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,9 +9,9 @@ import pytest
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.transfer.features import cache
+from excb.features import cache
+from excb.features.extraction import Extraction
 from excb.transfer.features.export import describe, export, plan
-from excb.transfer.features.extraction import Extraction
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, changed, features_by_loop, write_folder

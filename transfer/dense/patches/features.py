@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from excb.features.cache import CachedFeatures
+from excb.features.extraction import Extraction
 from excb.networks.backbone import evaluating
 from excb.networks.outputs import FeatureMap
-
-from ...features.cache import CachedFeatures
-from ...features.extraction import Extraction
 
 PIXELS = 4  # raw pixels of a patch are compared at 4 x 4
 

@@ -8,6 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from excb.errors import UserError
+from excb.features.cache import CachedFeatures
 from excb.transfer.dense.heads import linear, logistic, neighbours
 from excb.transfer.dense.heads.memory import Memory
 from excb.transfer.dense.heads.recipes import (
@@ -24,7 +25,6 @@ from excb.transfer.dense.patches.features import Grid, Patches
 from excb.transfer.dense.patches.geometry import Geometry
 from excb.transfer.dense.patches.labels import PatchLabels
 from excb.transfer.dense.patches.views import Views
-from excb.transfer.features.cache import CachedFeatures
 from tests.transfer.dense.masked_images import write_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,16 +18,15 @@ from torch import Tensor, nn
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_numbers, gather_objects, rank, run_on_rank0, world_size
 from excb.errors import UserError, require
+from excb.features import cache
+from excb.features.cache import CachedFeatures, Store
+from excb.features.precision import Precision, in_precision
 from excb.hub.backbone import Backbone
 from excb.images.image_set import Images
 from excb.networks.backbone import weights_hash
 from excb.networks.features import Features, Inputs, Kind, in_batches, stream
 from excb.networks.outputs import LastClassTokens
 from excb.networks.preprocessing import Preprocessing
-
-from . import cache
-from .cache import CachedFeatures, Store
-from .precision import Precision, in_precision
 
 CODE_VERSION = 2  # raise it with every change of the code that changes features
 GATHERED = 4  # batches of each rank between two exchanges of rows

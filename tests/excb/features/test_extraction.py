@@ -20,12 +20,12 @@ from torch import nn
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.features import cache, extraction
+from excb.features.cache import FOLDER, META, entries
+from excb.features.extraction import Extraction, files_hash, modules_hash
 from excb.images.image_set import ImageSet
 from excb.networks.backbone import weights_hash
 from excb.transfer.data.torchvision_sets import ArrayImages
-from excb.transfer.features import cache, extraction
-from excb.transfer.features.cache import FOLDER, META, entries
-from excb.transfer.features.extraction import Extraction, files_hash, modules_hash
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder
@@ -334,7 +334,7 @@ def test_many_processes_give_the_rows_of_one(place: Path, tmp_path: Path, proces
         (write_folder(place / "broken", each=2, seed=1) / "bee" / "1.png").write_bytes(b"nothing")
     expected = both_sets(place, None)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["excb.transfer.features.extraction", "timm"])  # imports take longer than the work
+    context.set_forkserver_preload(["excb.features.extraction", "timm"])  # imports take longer than the work
     running = [
         context.Process(target=work_together, args=(place, tmp_path, processes, rank)) for rank in range(processes)
     ]

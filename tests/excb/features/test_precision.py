@@ -11,10 +11,10 @@ from torch.nn.functional import cosine_similarity
 
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.features.precision import BOUND, check
 from excb.networks.preprocessing import Preprocessing
 from excb.results.result import Result
 from excb.transfer.cli import main
-from excb.transfer.features.precision import BOUND, check
 from excb.transfer.linear.probe import Probe
 from excb.transfer.probes.recipes import PROTOCOLS
 from excb.transfer.task import Task

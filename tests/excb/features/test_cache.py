@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from excb.errors import UserError
+from excb.features import cache
+from excb.features.cache import CHECKSUMS, FOLDER, META, CachedFeatures, Store, entries, remove
 from excb.remote.home import cache_root
-from excb.transfer.features import cache
-from excb.transfer.features.cache import CHECKSUMS, FOLDER, META, CachedFeatures, Store, entries, remove
 
 WIDTH = 3
 SHARDS = [range(5), range(5, 10), range(10, 12)]
