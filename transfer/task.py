@@ -34,6 +34,7 @@ from .data.classes import labelled, with_classes_of
 from .published.subjects import Subject
 
 CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
+FULL_PRECISION = "use --feature-precision fp32"  # where half precision is refused
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Task:
         if where.type == "cpu":  # convolutions of this layout take two thirds of the time there
             backbone.to(memory_format=torch.channels_last)
         size = automatic_batch(backbone, preprocessing.crop, where) if batch == "auto" else batch
-        check(backbone, precision, train_set, preprocessing)
+        check(backbone, precision, train_set, preprocessing, advice=FULL_PRECISION)
         return cls(backbone, preprocessing, train_set, test_set, where, size, count, cache, precision)
 
     def untrained(self) -> "Task":
@@ -175,6 +176,7 @@ class Task:
             self.batch,
             self.workers,
             precision=self.precision,
+            advice="use a smaller --batch-size",
         )
 
     def stored(self, images: Images, name: str, reporter: Reporter, *, kind: Kind = "pooled") -> CachedFeatures:

@@ -72,6 +72,7 @@ class Extraction:
     # What an unreadable image does: figures over the others would not compare, but embeddings of the others are of use.
     unreadable: Literal["refuse", "nan"] = "refuse"
     precision: Precision = "fp32"  # of the pass
+    advice: str = "use a smaller batch"  # where memory is too small, as the end of a sentence
 
     @property
     def reader(self) -> nn.Module:
@@ -184,7 +185,7 @@ class Extraction:
             yield from stream(self.network, inputs, batches, device=self.device, workers=self.workers)
         except torch.OutOfMemoryError:
             raise UserError(
-                f"{self.batch} images at once do not fit into the memory of {self.device}: use a smaller --batch-size"
+                f"{self.batch} images at once do not fit into the memory of {self.device}: {self.advice}"
             ) from None
 
 

@@ -33,14 +33,22 @@ def in_precision(network: nn.Module, precision: Precision) -> nn.Module:
     return network if precision == "fp32" else _HalfPrecision(network)
 
 
-def check(network: nn.Module, precision: Precision, images: Images, preprocessing: Preprocessing) -> None:
+def check(
+    network: nn.Module,
+    precision: Precision,
+    images: Images,
+    preprocessing: Preprocessing,
+    *,
+    advice: str = "use fp32",
+) -> None:
     """Compare features in this precision with those in full precision, on a few images of the set.
 
     Args:
         network: [B, 3, H, W] -> [B, D] float32, on its device.
         precision: wanted.
-        images: of which `PROBED` are read; unreadable ones are left to the evaluation.
+        images: of which `PROBED` are read; unreadable ones are left to the extraction.
         preprocessing: of every image.
+        advice: how the user takes full precision instead, as the end of a sentence.
 
     Raises:
         UserError: there is no such precision; the weights are not float32; or 1 - cosine exceeds `BOUND`, or is not a
@@ -50,7 +58,7 @@ def check(network: nn.Module, precision: Precision, images: Images, preprocessin
     if precision == "fp32":
         return
     parameter = next(network.parameters(), torch.empty(0))
-    require(parameter.dtype == torch.float32, f"--feature-precision bf16 is for float32 weights, not {parameter.dtype}")
+    require(parameter.dtype == torch.float32, f"bf16 is for float32 weights, not {parameter.dtype}: {advice}")
     inputs = Inputs(spread(images, PROBED), preprocessing)
     rows, halved = (
         extract(in_precision(network, each), inputs, device=parameter.device).rows.double()
@@ -60,6 +68,6 @@ def check(network: nn.Module, precision: Precision, images: Images, preprocessin
     worst = float(error.max()) if len(error) else 0.0
     require(
         worst <= BOUND,  # false for NaN
-        f"--feature-precision {precision} changes the features of this network by 1 - cosine = {worst:.1e} here, "
-        f"more than {BOUND:.0e}: use --feature-precision fp32",
+        f"{precision} changes the features of this network by 1 - cosine = {worst:.1e} here, more than {BOUND:.0e}: "
+        f"{advice}",
     )

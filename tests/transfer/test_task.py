@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.features import precision
 from excb.images.scanning import scan_folder
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.data.classes import labelled
@@ -165,6 +166,12 @@ def test_size_that_the_network_cannot_take_is_refused_before_the_work(place: Pat
 def test_batch_and_workers_out_of_range(place: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="--batch-size must be at least 1 and --workers at least 0"):
         prepare(place, **options)
+
+
+def test_refused_half_precision_names_the_option(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "BOUND", -1.0)
+    with pytest.raises(UserError, match=r"^bf16 changes the features .* use --feature-precision fp32$"):
+        prepare(place, precision="bf16")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", ""])

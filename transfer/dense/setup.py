@@ -20,7 +20,7 @@ from excb.hub.backbone import Backbone
 from excb.hub.loading import load
 from excb.networks.backbone import REFUSALS
 
-from ..task import Task, automatic_batch
+from ..task import FULL_PRECISION, Task, automatic_batch
 from .layouts.masks import Layout
 from .layouts.table import layout_of, train_and_test
 from .patches.features import Grid, Patches, PatchExtraction, PatchReader, pixel_grid
@@ -151,7 +151,7 @@ def prepare(
         ) from None
     size = automatic_batch(backbone, side, where) if batch == "auto" else int(batch)
     plain = replace(transform, resize=side, crop=side)
-    check(reader, precision, train, plain)
+    check(reader, precision, train, plain, advice=FULL_PRECISION)
     task = Task(backbone, plain, train, test, where, size, count, cache, precision)
     return DenseTask(task, found, train, test, grid, scoring)
 

@@ -279,8 +279,20 @@ def full(*_arguments: Any) -> None:
 def test_memory_that_does_not_suffice_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = prepare(place, None)
     monkeypatch.setattr(task.backbone.network, "forward", full)
-    with pytest.raises(UserError, match="3 images at once do not fit into the memory of cpu: use a smaller"):
+    with pytest.raises(
+        UserError, match="3 images at once do not fit into the memory of cpu: use a smaller --batch-size"
+    ):
         task.features(task.test, "test", QUIET)
+
+
+def test_the_caller_says_what_to_do_about_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = prepare(place, None)
+    evaluation = task.extraction(task.test)
+    pretraining = replace(evaluation, advice="lower teacher.batch")
+    assert pretraining.description() == evaluation.description()  # one place in the cache for both
+    monkeypatch.setattr(task.backbone.network, "forward", full)
+    with pytest.raises(UserError, match=r"do not fit into the memory of cpu: lower teacher\.batch$"):
+        extraction.features_of(pretraining, None, QUIET, name="test")
 
 
 def test_source_without_files_counts_by_its_fingerprint(place: Path) -> None:

@@ -69,14 +69,16 @@ class Cancelling(nn.Module):
 
 def test_a_network_that_half_precision_changes_is_refused(place: Path) -> None:
     images = prepare(place).train
-    with pytest.raises(UserError, match=r"--feature-precision bf16 changes .* more than 1e-03: use .* fp32"):
+    with pytest.raises(UserError, match=r"^bf16 changes .* more than 1e-03: use fp32$"):
         check(Cancelling(), "bf16", images, Preprocessing(32, 32))
+    with pytest.raises(UserError, match=r"^bf16 changes .* more than 1e-03: name another$"):
+        check(Cancelling(), "bf16", images, Preprocessing(32, 32), advice="name another")
     check(Cancelling(), "fp32", images, Preprocessing(32, 32))
     wrong = Cancelling()
     wrong.weight.data.fill_(torch.nan)
     with pytest.raises(UserError, match="1 - cosine = nan"):
         check(wrong, "bf16", images, Preprocessing(32, 32))
-    with pytest.raises(UserError, match="float64"):
+    with pytest.raises(UserError, match=r"^bf16 is for float32 weights, not torch.float64: use fp32$"):
         check(wrong.double(), "bf16", images, Preprocessing(32, 32))
 
 
