@@ -69,6 +69,20 @@ def write_run(folder: Path, *steps: int, recipe: Recipe | None = None, **changes
     return folder
 
 
+def distilled_recipe(*names: str, clustering: bool = False) -> dict[str, Any]:
+    """Plain values of the recipe of a run that learns from teachers of these names."""
+    values = tiny_recipe().to_dict()
+    return values | {"method": values["method"] | {"clustering": clustering}, "distil": {"teachers": list(names)}}
+
+
+def write_student(folder: Path, *teachers: dict[str, Any], clustering: bool = False, **changes: Any) -> Path:
+    """Write the run folder of a student: a checkpoint of step 7 that records these teachers."""
+    recipe = distilled_recipe(*(each["name"] for each in teachers), clustering=clustering)
+    values = contents(tiny_recipe(), step=7) | {"recipe": recipe, "teachers": list(teachers)} | changes
+    run_checkpoint.write(values, folder / "checkpoints" / "step-7.pt")
+    return folder
+
+
 def damage(file: Path) -> None:
     """Cut a file short."""
     file.write_bytes(file.read_bytes()[:-200])

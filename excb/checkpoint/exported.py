@@ -11,10 +11,11 @@ from torch import Tensor
 
 from excb.checkpoint import timm_format
 from excb.checkpoint.stored import Stored
+from excb.checkpoint.teachers import TEACHERS
 from excb.errors import UserError
 from excb.files import json_text, records
 from excb.files.atomic import new_folder
-from excb.files.records import Field, number, optional, table, text, whole
+from excb.files.records import Field, number, optional, record, table, text, whole
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import architecture_from, preprocessing_from
@@ -35,6 +36,18 @@ _FACTS = {
     "recipe": _table,
     "checkpoint": _table,
     "origin": _table,
+    "timm": _table,
+    "training": Field(
+        optional(
+            record(
+                {"seconds": optional(number), "images": optional(whole)}
+                | dict.fromkeys(("data", "fingerprint"), optional(text)),
+                extra=True,
+            )
+        ),
+        "a table of data, images, fingerprint and seconds",
+    ),
+    "teachers": TEACHERS,
     "sha256": Field(table, "a table"),
 }
 
@@ -61,7 +74,8 @@ def write(
         preprocessing: of its images.
         width: D, of its features.
         heads: tensors of everything else, named as in `excb.method.ExCB`.
-        facts: the rest of the block "excb", plain values: network, step, epoch, recipe, checkpoint, origin.
+        facts: the rest of the block "excb", plain values: network, step, epoch, recipe, checkpoint, origin, and of a
+            run also training and teachers.
         complete: adds files, such as the self-test's, to the unfinished folder, before hashes are taken.
 
     Returns:

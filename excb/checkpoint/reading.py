@@ -16,6 +16,7 @@ from excb.checkpoint.stored import Stored, Which
 from excb.errors import UserError, nearest_path
 from excb.networks.lora import folded
 from excb.networks.rules import architecture_from, preprocessing_from
+from excb.results.result import folder_name
 
 
 def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (), heads: bool = False) -> Stored:
@@ -83,7 +84,9 @@ def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
         model: dict[str, Tensor] = contents["model"]
         if odd := [key for key, value in model.items() if not (isinstance(key, str) and isinstance(value, Tensor))]:
             raise TypeError(f"{odd[0]!r} is no tensor by name")
-        facts = exported.facts_from({name: contents.get(name) for name in ("step", "epoch", "recipe")})
+        facts = exported.facts_from(
+            {name: contents.get(name) for name in ("step", "epoch", "recipe")} | _training(contents)
+        )
         return Stored(
             file,
             folded({key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)}),
@@ -96,6 +99,22 @@ def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{file} is no whole checkpoint of a run ({reason}): use another one of the run") from None
+
+
+def _training(contents: dict[str, Any]) -> dict[str, Any]:
+    """What a run learned from: its images, and the teachers of a distilled one."""
+    facts: dict[str, Any] = {}
+    if data := contents.get("data"):
+        root = data.get("root")
+        facts["training"] = {
+            "data": folder_name(root) if isinstance(root, str) else root,
+            "images": data.get("images"),
+            "fingerprint": data.get("fingerprint"),
+            "seconds": contents.get("seconds"),
+        }
+    if teachers := contents.get("teachers"):
+        facts["teachers"] = teachers
+    return facts
 
 
 def _from_exported(folder: Path, network: Which, *, heads: bool) -> Stored:

@@ -25,7 +25,7 @@ class Stored:
     preprocessing: Preprocessing  # of its images
     # Projectors, predictor, centroids and sizes, named as in `excb.method.ExCB`; empty where there are none.
     heads: dict[str, Tensor] = field(default_factory=dict)
-    # What else is known: network, step, epoch, recipe, layout, the catalogue's row.
+    # What else is known: network, step, epoch, recipe, training, teachers, layout, the catalogue's row.
     facts: dict[str, Any] = field(default_factory=dict)
     contents: dict[str, Any] = field(default_factory=dict)  # everything in a run's checkpoint; empty otherwise
     preprocessing_from: str = ""  # who says so, of a foreign file, for a note

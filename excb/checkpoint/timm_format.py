@@ -10,7 +10,7 @@ from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 # What is kept of timm's own files besides the network and its inputs.
-_FACTS = ("tag", "license", "description", "origin_url", "paper_name", "paper_ids", "notes")
+_FACTS = ("tag", "num_classes", "license", "description", "origin_url", "paper_name", "paper_ids", "notes")
 
 
 def config_for(architecture: Architecture, preprocessing: Preprocessing, width: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ itself. Rules are built from rules: `record({"name": text, "sizes": list_of(coun
 
 import math
 import re
+import reprlib
 from collections.abc import Callable, Collection, Mapping
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -51,9 +52,16 @@ def check(
     for name, value in values.items():
         if name in fields:
             if fields[name].rule(value) is not None:
-                raise RecordError(f"{what}: {name} must be {fields[name].words}, not {ascii(value)[:80]}")
+                raise RecordError(f"{what}: {name} must be {fields[name].words}, not {_beginning(value)}")
         elif not extra:
             raise RecordError(f"{what} has no field {name!r}{nearest_name(str(name), fields)}")
+
+
+def _beginning(value: Any) -> str:
+    """A value's first 80 characters in ASCII. Lists of lists are cut: as text, few of a pickle's fill any memory."""
+    if isinstance(value, dict | list | tuple):
+        return reprlib.repr(value).encode("ascii", "backslashreplace").decode()[:80]
+    return ascii(value)[:80]
 
 
 def where(holds: Callable[[Any], bool]) -> Rule:

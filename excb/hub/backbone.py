@@ -33,6 +33,10 @@ class Entry:
     dropped: tuple[str, ...] = ()  # tensors of that file that were left out because the user said so
     # Its row in the catalogue: licence, published figures and more; None if it has no row.
     checkpoint: Checkpoint | None = None
+    training: dict[str, Any] = field(default_factory=dict)  # its images: name, number, fingerprint; empty if unknown
+    # A table for each teacher of a distilled student, by the rules of `excb.checkpoint.teachers`.
+    teachers: tuple[dict[str, Any], ...] = ()
+    published: dict[str, Any] = field(default_factory=dict)  # what timm's repository of the weights says: tag, license
 
 
 class Backbone(nn.Module):

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from excb.checkpoint import teachers
 from excb.errors import UserError
 from excb.files import json_text, toml
 from excb.files.atomic import locked, write_text
@@ -63,6 +64,7 @@ class Checkpoint:
     epochs: int | None = None  # of pretraining; None is not stated
     batch: int | None = None  # images a step; None is not stated
     crops: str | None = None  # as "2x224+6x96"; None is not stated
+    pretrained_on: str | None = None  # the images of its training, such as "ImageNet-1k"; None is not stated
     licence: str | None = None  # of the weights; None is not stated
     redistributable: bool = False  # whether the licence lets others host the file
     terms: str = ""  # what a download agrees to, shown in one line before it; empty where the licence alone says enough
@@ -180,6 +182,8 @@ def _from_folder(file: Path) -> Checkpoint:
     try:
         facts = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
         row = {"method": method_of(facts.get("recipe"))} | (facts.get("checkpoint") or {})
+        if teachers.named(facts.get("recipe")):  # whatever the row calls it
+            row["method"] = method_of(facts["recipe"])
         row |= {name: facts[name] for name in ("architecture", "preprocessing")}
         row |= {"name": file.parent.name, "source": "imported"}
         if facts.get("network") in ("teacher", "student"):  # files that hold one network say other things
@@ -194,6 +198,8 @@ def method_of(recipe: Mapping[str, Any] | None) -> str:
     if not recipe:
         return "unknown"
     method = recipe.get("method", {})
+    if teachers.named(recipe):
+        return teachers.DISTILLATION + (" + ExCB" if method.get("clustering", True) else "")
     if not method.get("clustering", True):
         return "BYOL" if method.get("regression") else "SimCLR"
     return "ExCB + contrast" if method.get("contrast") else "ExCB"

@@ -208,4 +208,7 @@ def _entry(checkpoint: Stored, architecture: Architecture) -> Entry:
         layout=facts.get("layout") or (facts.get("origin") or {}).get("layout"),
         dropped=tuple((facts.get("origin") or {}).get("dropped") or ()),
         checkpoint=row if isinstance(row, Checkpoint) or row is None else Checkpoint.from_dict(row),
+        training=facts.get("training") or {},
+        teachers=tuple(facts.get("teachers") or ()),
+        published=facts.get("timm") or {},
     )

@@ -50,6 +50,7 @@ FIELDS = {
     "epochs": _COUNT,
     "batch": _COUNT,
     "crops": _TEXT,
+    "pretrained_on": _TEXT,
     "licence": _TEXT,
     "redistributable": Field(boolean, "true or false"),
     "terms": Field(records.line, "one line of text"),

@@ -19,6 +19,7 @@ FULL: dict[str, Any] = ROW | {
     "epochs": 400,
     "batch": 1024,
     "crops": "2x224",
+    "pretrained_on": "ImageNet-1k",
     "licence": "MIT",
     "redistributable": True,
     "terms": "read them first",
