@@ -1,4 +1,4 @@
-"""Features that nothing was trained for: raw pixels and colour histograms; and the names of all references."""
+"""Features that nothing is fitted for: raw pixels and colour histograms; and the names of all references."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from excb.images.image_set import Images
 from excb.networks.features import Features, Inputs, extract
 from excb.networks.preprocessing import Preprocessing
+from excb.references import patches
 
 UNTRAINED = "untrained"
 PIXELS = Preprocessing(32, 32)  # raw pixels are compared at 32 x 32
@@ -36,7 +37,11 @@ WITHOUT_NETWORK: dict[str, tuple[str, Callable[[Image.Image], Tensor]]] = {
 
 
 # All references, by the name that reports and studies have.
-REFERENCES = {UNTRAINED: "untrained network"} | {name: title for name, (title, _) in WITHOUT_NETWORK.items()}
+REFERENCES = {
+    UNTRAINED: "untrained network",
+    **{name: title for name, (title, _) in WITHOUT_NETWORK.items()},
+    patches.NAME: patches.TITLE,
+}
 
 
 def features_without_network(name: str, images: Images, *, workers: int = 0) -> Features:
