@@ -19,6 +19,7 @@ from excb.images.scanning import scan_folder
 from excb.neighbours.knn import accuracy, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.features import Features, Inputs, extract
+from excb.references import patches
 from excb.references.baselines import REFERENCES, UNTRAINED, WITHOUT_NETWORK, features_without_network
 from excb.references.untrained import estimate_batchnorm
 
@@ -31,7 +32,7 @@ from .run.run_folder import CURVES, RunFolder
 K, TEMPERATURE = 20, 0.07
 PICTURE = "references.png"
 TRAINED = "excb"
-SHOWN = (*WITHOUT_NETWORK, UNTRAINED)  # the references, in the order of table and picture
+SHOWN = (*WITHOUT_NETWORK, patches.NAME, UNTRAINED)  # the references, in the order of table and picture
 
 
 def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True, profile: bool = False) -> int:
@@ -51,6 +52,8 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
     untrained = build_model(recipe).teacher.backbone
     estimate_batchnorm(untrained, sets[0], preprocessing)
     figures = {name: knn(sets, partial(features_without_network, name)) for name in WITHOUT_NETWORK}
+    layer = patches.fitted(sets[0], preprocessing)
+    figures[patches.NAME] = knn(sets, lambda images: extract(layer, Inputs(images, preprocessing), batch=256))
     figures[UNTRAINED] = knn(sets, lambda images: extract(untrained, Inputs(images, preprocessing), batch=256))
     seconds_before = time.monotonic() - start
     # No verdict: the table below judges the run, on patches that it has not seen.
@@ -97,7 +100,7 @@ def _print_report(report: dict[str, Any], out: Path, reporter: Reporter) -> None
 def _draw(figures: dict[str, float], file: Path) -> None:
     """Draw ExCB's bar beside those of its references."""
     names = [*SHOWN, TRAINED]
-    figure = new_figure(6, 2.6)
+    figure = new_figure(6, 3)
     axes = figure.subplots()
     bars = axes.barh(range(len(names)), [figures[name] for name in names], color=[GREY] * len(SHOWN) + [BLUE])
     axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=9)

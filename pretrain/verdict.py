@@ -2,21 +2,24 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from excb.console import Reporter
+from excb.references import patches
 
 from .recipe import Recipe
 from .run.gain import SOURCE, TARGET, Adapted, Gain, points
 
 RUN, START, GUESSING, TWIN = "run", "start", "guessing", "untrained"
-# References that need no training; what a run was asked to be compared with beside them has its own name.
+HISTOGRAM, PATCHES = "colour_histogram", patches.NAME
+# References that need no training run; what a run was asked to be compared with beside them has its own name.
 TITLES = {
     GUESSING: "guessing",
     "pixels": "raw pixels",
-    "colour_histogram": "a colour histogram",
+    HISTOGRAM: "a colour histogram",
+    PATCHES: patches.TITLE,
     TWIN: "the same network untrained",
     START: "the checkpoint it started from",
 }
@@ -161,7 +164,11 @@ class RunFigures:
     @property
     def best(self) -> str:
         """The reference that is best in it; those that are only asked for do not count."""
-        rivals = [name for name in self.references if name in TITLES]
+        return self.best_of(TITLES)
+
+    def best_of(self, names: Collection[str]) -> str:
+        """The best of these references, of those that there are."""
+        rivals = [name for name in self.references if name in names]
         return max(rivals, key=lambda name: self.references[name][self.decisive])
 
     def lead(self, reference: str) -> float:
@@ -266,7 +273,7 @@ def _learned(run: RunFigures) -> tuple[bool | None, str]:
         )
     return None, (
         f"This run learned something, but too little to be of use: its {figure} is {points(over_twin)} "
-        f"{run.described(TWIN)}, but {points(lead)} {run.described(best)}, which needs no training."
+        f"{run.described(TWIN)}, but {points(lead)} {run.described(best)}, for which no training run is needed."
     )
 
 
@@ -296,7 +303,7 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
     if (run.adapted is None or run.adapted.ended is None) and (longer := _longer(run, poor=poor)):
         yield longer
     colours = recipe.views.jitter > 0 or recipe.views.grey > 0
-    if poor and colours and run.best == "colour_histogram":
+    if poor and colours and _colours_suffice(run):
         # Of training images a histogram also finds what one camera took: on others, kept colours may cost accuracy.
         yield (
             "try views that keep the colours, which tell these images apart (views.jitter=0 views.grey=0), and compare "
@@ -308,6 +315,12 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
         yield "continue from a trained backbone: `excb-pretrain adapt NAME --data DIR`, a NAME of `excb-zoo list`"
     if poor and run.images < FEW:
         yield f"add images: {run.images:,} are few, and they need no labels"
+
+
+def _colours_suffice(run: RunFigures) -> bool:
+    """Whether colours alone do as well as the run, and better than other references that need no fit."""
+    simple = TITLES.keys() - {PATCHES}  # patches show both colours and edges, so that their lead speaks for neither
+    return run.best_of(simple) == HISTOGRAM and run.lead(HISTOGRAM) <= run.margin(HISTOGRAM)
 
 
 def _advice_on_adapting(run: RunFigures, adapted: Adapted, *, poor: bool) -> Iterator[str]:

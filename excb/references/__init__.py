@@ -1,1 +1,1 @@
-"""What a figure must beat: guessing, raw pixels, colour histograms, patches, untrained networks; and retrieval of instances."""
+"""What a figure must beat: guessing, raw pixels, colour histograms, patches, untrained networks; instance retrieval."""

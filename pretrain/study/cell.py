@@ -28,6 +28,7 @@ from excb.images.image_set import Images
 from excb.neighbours.knn import accuracy, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.features import Features, Inputs, extract
+from excb.references import patches
 from excb.references.baselines import REFERENCES, UNTRAINED, features_without_network
 from excb.references.untrained import estimate_batchnorm, spread
 from excb.results.result import environment
@@ -174,6 +175,8 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
         job.folder.mkdir(parents=True, exist_ok=True)
     if job.cell == UNTRAINED:
         measured = _measure_untrained(job, sets, device)
+    elif job.cell == patches.NAME:
+        measured = _measure_patches(recipe, sets, device)
     elif job.cell in REFERENCES:
         measured = {"figures": _knn(lambda images: features_without_network(job.cell, images), sets)}
     else:
@@ -239,6 +242,13 @@ def _measure_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, 
     monitor = Monitor(images, recipe, device=device, workers=worker_count(recipe.efficiency.workers))
     figures = _of_features(monitor.measure(backbone))
     return {"figures": figures | _knn(partial(_features, backbone, recipe=recipe, device=device), sets)}
+
+
+def _measure_patches(recipe: Recipe, sets: Sets, device: torch.device) -> dict[str, Any]:
+    """Figures of whitened patches of the inputs that cells are measured on, fitted on the training images."""
+    workers = worker_count(recipe.efficiency.workers)
+    layer = patches.fitted(sets.train, recipe.views.preprocessing, workers=workers).to(device)
+    return {"figures": _knn(partial(_features, layer, recipe=recipe, device=device), sets)}
 
 
 def _of_features(measured: dict[str, float]) -> dict[str, float]:

@@ -18,13 +18,14 @@ from excb.files import json_text
 from excb.files.run_files import REPORT, read_metrics
 from excb.hub import loading
 from excb.networks.preprocessing import Preprocessing
+from excb.references import patches
 from excb.references.baselines import WITHOUT_NETWORK, rows_of_inputs
 from excb.references.untrained import estimate_batchnorm, spread
 
 from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
 from ..run.monitor import Monitor, StoppedError
-from ..verdict import FIGURES, GUESSING, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
+from ..verdict import FIGURES, GUESSING, PATCHES, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
 from .epoch_end import EpochEnd
 from .state import RunState
 
@@ -149,6 +150,7 @@ class _Comparison:
         networks |= {
             name: rows_of_inputs(name, recipe.views.preprocessing).to(self._device) for name in WITHOUT_NETWORK
         }
+        networks |= self._unless_gone(lambda: {PATCHES: self._patches()})
         if recipe.init is not None:
             networks |= self._unless_gone(lambda: {START: self._start()})
         figures = self._compare(networks, "comparing with references")
@@ -203,6 +205,12 @@ class _Comparison:
         broadcast(network.state_dict().values())
         return network
 
+    def _patches(self) -> nn.Module:
+        """Whitened patches with k-means, fitted on the images that are measured."""
+        images, workers = self._monitor.images, self._state.feed.workers
+        transform = self._state.recipe.views.preprocessing
+        return run_on_rank0(lambda: patches.fitted(images, transform, workers=workers)).to(self._device)
+
     def _start(self) -> nn.Module:
         """The network that `init` names."""
         model = build_model(self._state.recipe)
@@ -212,7 +220,7 @@ class _Comparison:
         return network
 
     def _unless_gone(self, make: Callable[[], dict[str, T]]) -> dict[str, T]:
-        """What is made, or nothing where a checkpoint cannot be loaded any more: the run is done, and is judged."""
+        """What is made, or nothing where files that it needs are gone: the run is done, and is judged."""
         try:
             return make()
         except UserError as error:

@@ -10,7 +10,7 @@ from excb.pretrain.__main__ import main
 from tests.pretrain.small_runs import OVERRIDES
 
 
-def test_the_report_compares_four_kinds_of_features(
+def test_the_report_compares_features_with_their_references(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(photographs, "TRAIN", 4)
@@ -19,7 +19,7 @@ def test_the_report_compares_four_kinds_of_features(
     assert main(command) == 0
     said = capsys.readouterr().out
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["knn"].keys() == {"pixels", "colour_histogram", "untrained", "excb"}
+    assert report["knn"].keys() == {"pixels", "colour_histogram", "patches", "untrained", "excb"}
     assert all(0 <= figure <= 100 for figure in report["knn"].values())
     assert report["seconds"] >= report["training_seconds"] > 0
     figures = report["knn"]
@@ -27,6 +27,7 @@ def test_the_report_compares_four_kinds_of_features(
         ("raw pixels", "pixels"),
         ("untrained network", "untrained"),
         ("colour histogram", "colour_histogram"),
+        ("whitened patches with k-means", "patches"),
     ):
         lead = f"{figures['excb'] - figures[key]:+.1f}"
         assert any(line.split() == [*name.split(), f"{figures[key]:.1f}", lead] for line in said.splitlines())

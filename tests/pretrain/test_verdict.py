@@ -46,7 +46,7 @@ def epochs(*figures: dict[str, float]) -> Sequence[dict[str, Any]]:
     [
         (60.0, 2640, True, "This run learned: its k-NN top-1 of 60.0 % (of 2,640 train images, each classified by its"),
         (51.5, 2640, None, "no different from a colour histogram (50.9 %) within 2.7"),
-        (45.0, 2640, None, "5.9 points below a colour histogram (50.9 %), which needs no training"),
+        (45.0, 2640, None, "5.9 points below a colour histogram (50.9 %), for which no training run is needed"),
         (35.0, 2640, False, "This run learned nothing: its k-NN top-1 of 35.0 %"),
         (20.0, 2640, False, "13.6 points below the same network untrained (33.6 %)"),
         (40.0, 60, None, "cannot be judged from 60 images: its k-NN top-1 of 40.0 %"),
@@ -111,6 +111,21 @@ def test_colours_that_views_lose_are_named_where_a_histogram_is_best() -> None:
     assert not named(judge(run(45.0, references=few_colours, changes={"views": {"jitter": 0.8}})))
 
 
+def test_colours_are_named_beside_better_patches_unless_the_run_is_ahead_of_them() -> None:
+    beside, changes = REFERENCES | {"patches": 70.0}, {"views": {"jitter": 0.8}}
+    behind, ahead = (judge(run(figure, references=beside, changes=changes)) for figure in (45.0, 60.0))
+    assert "25.0 points below whitened patches with k-means (70.0 %), for which no training run" in behind.summary
+    assert any("keep the colours" in advice for advice in behind.advice)
+    assert ahead.learned is None
+    assert "10.0 points below whitened patches with k-means" in ahead.summary
+    assert not any("keep the colours" in advice for advice in ahead.advice)
+
+
+def test_the_checkpoint_that_a_run_started_from_may_be_the_best_reference() -> None:
+    verdict = judge(run(45.0, references=REFERENCES | {"patches": 52.0, "start": 58.0}))
+    assert "13.0 points below the checkpoint it started from (58.0 %)" in verdict.summary
+
+
 def test_what_was_only_asked_for_does_not_decide() -> None:
     verdict = judge(run(60.0, references=REFERENCES | {"rn50_400ep": 90.0}))
     assert verdict.learned is True
@@ -164,7 +179,7 @@ def report(folder: Path) -> dict[str, Any]:
 def test_a_run_ends_with_its_verdict(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = report(finished)
     verdict = Verdict.from_dict(before["verdict"])
-    assert verdict.references.keys() == {"untrained", "pixels", "colour_histogram", "guessing"}
+    assert verdict.references.keys() == {"untrained", "pixels", "colour_histogram", "patches", "guessing"}
     assert all(values.keys() == verdict.figures.keys() for values in verdict.references.values())
     assert verdict.figures["knn_top1"] == round(before["last"]["knn_top1"], 2)
     assert verdict.figures["instance_retrieval"] == round(before["last"]["instance_retrieval"], 2)

@@ -32,7 +32,7 @@ from tests.pretrain.small_runs import OVERRIDES, write_images
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CELLS, SEEDS = ("linear", "none"), (0, 1)
-REFERENCES = ("untrained", "pixels", "colour_histogram")  # of which one depends on the seed
+REFERENCES = ("untrained", "pixels", "colour_histogram", "patches")  # of which one depends on the seed
 ALL = [*((name, 0) for name in (*REFERENCES, *CELLS)), *((name, 1) for name in ("untrained", *CELLS))]
 
 
@@ -96,12 +96,12 @@ def test_a_study_stopped_between_and_inside_cells_repeats_nothing(
 
     monkeypatch.setattr(step.Trainer, "step", stopping)
     assert main(command(images, tmp_path)) == 128 + signal.SIGTERM
-    assert trained == ALL[:4]
+    assert trained == ALL[:5]
     assert main(command(images, tmp_path)) == 130
-    assert trained == [*ALL[:4], *ALL[3:5]]
+    assert trained == [*ALL[:5], *ALL[4:6]]
     assert steps == [0, 1, 2, 3, 0]  # the second cell went on where it was
     assert main(command(images, tmp_path)) == 0
-    assert trained == [*ALL[:4], *ALL[3:5], *ALL[4:]]
+    assert trained == [*ALL[:5], *ALL[4:6], *ALL[5:]]
     for name, seed in ALL:
         again, undisturbed = cell(tmp_path / "form", name, seed), cell(finished, name, seed)
         for part in ("figures", "sizes", "recipe_digest", "data_digest"):
@@ -285,7 +285,7 @@ def test_a_dry_run_runs_nothing(
 ) -> None:
     assert main(command(images, tmp_path / "studies", "--dry-run")) == 0
     said = capsys.readouterr().out
-    assert re.search(r"8 of 8 to run: about \d", said)
+    assert re.search(r"9 of 9 to run: about \d", said)
     assert re.search(r"none\s+-\s+0, 1\s+method.balancing=none", said)
     assert trained == []
     assert not (tmp_path / "studies").exists()
@@ -420,10 +420,10 @@ def test_a_plan_with_tuning_counts_what_runs(
 ) -> None:
     assert main(command(images, tmp_path, *TUNE, "--dry-run", "--json")) == 0
     cells = json.loads(capsys.readouterr().out)["cells"]
-    assert len(cells) == 2 * (4 + 1) + 4  # trials, their second seed, references
+    assert len(cells) == 2 * (4 + 1) + 5  # trials, their second seed, references
     assert not trained
     assert main(command(images, tmp_path, "--tune", "optim.base_lr=0.05,0.1")) == 0
-    assert len(trained) == 2 * (2 + 1) + 4
+    assert len(trained) == 2 * (2 + 1) + 5
 
 
 @pytest.mark.parametrize(
