@@ -20,6 +20,12 @@ FROM_SHELL = {
     **dict.fromkeys(("dry_run", "help"), "that is the command line's"),
 }
 
+# References that no network makes: options that ask for them, and what these evaluate.
+BASELINES = {
+    "pixels": "raw pixels",
+    "histogram": "colour histograms",
+    "patches": "whitened patches with k-means, fitted on the train images",
+}
 CKPT = "run folder, checkpoint file, exported folder, name of `excb-zoo list`, timm:NAME or untrained:NAME"
 
 
@@ -40,9 +46,8 @@ def add_untrained(parser: argparse.ArgumentParser) -> None:
 
 def add_baselines(parser: argparse.ArgumentParser) -> None:
     """Add the references that no network makes, for protocols on one row of features an image."""
-    add = parser.add_argument
-    add("--pixels", action="store_true", help="also evaluate raw pixels, as a reference")
-    add("--histogram", action="store_true", help="also evaluate colour histograms, as a reference")
+    for name, words in BASELINES.items():
+        parser.add_argument(f"--{name}", action="store_true", help=f"also evaluate {words}, as a reference")
 
 
 def add_out(parser: argparse.ArgumentParser, result: str) -> None:

@@ -27,7 +27,7 @@ from excb.images.scanning import scan_folder
 from excb.networks.backbone import check_resolution
 from excb.networks.features import Kind
 from excb.networks.preprocessing import Preprocessing
-from excb.references import untrained
+from excb.references import patches, untrained
 from excb.references.baselines import rows_of_inputs
 
 from .data.classes import labelled, with_classes_of
@@ -131,8 +131,10 @@ class Task:
     def baseline(self, name: str) -> "Task":
         """The same evaluation of features that no network makes, from the same inputs; all ranks call this.
 
+        Patches are fitted on the train images.
+
         Args:
-            name: a key of `excb.references.baselines.WITHOUT_NETWORK`, "pixels" or "colour_histogram".
+            name: of `excb.references.baselines.REFERENCES`: "pixels", "colour_histogram" or "patches".
 
         Raises:
             UserError: colours cannot be counted, as the normalisation of the network's own transform is not known.
@@ -140,7 +142,11 @@ class Task:
         prepared = self.preprocessing
         known = not isinstance(prepared, OwnTransform) or prepared.normalisation_known
         require(known or name == "pixels", "the network's own transform does not say how it normalises colours")
-        network = rows_of_inputs(name, prepared)
+        network = (
+            run_on_rank0(lambda: patches.fitted(self.train, prepared, workers=self.workers))
+            if name == patches.NAME
+            else rows_of_inputs(name, prepared)
+        )
         network.transform = prepared  # type: ignore[assignment]
         return replace(self, backbone=adopt(network).eval().to(self.device))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from excb.console import Reporter, duration
 from excb.errors import UserError, is_rank0
 
+from .options import BASELINES
 from .parallel import in_parallel
 from .protocol import Evaluation, Measured
 
@@ -123,11 +124,10 @@ def _references(args: argparse.Namespace, task: "Task") -> "dict[str, tuple[str,
     """What the options ask to measure beside the network: in words -> (name in the result, the task)."""
     from excb.references.untrained import NETWORK
 
-    from .reporting.references import HISTOGRAM, OPTIONS, PIXELS
+    from .reporting.references import OPTIONS
 
     every: dict[str, tuple[str, Callable[[], Task]]] = {
-        "raw pixels": (PIXELS, partial(task.baseline, PIXELS)),
-        "colour histograms": (HISTOGRAM, partial(task.baseline, HISTOGRAM)),
+        BASELINES[option]: (name, partial(task.baseline, name)) for name, option in OPTIONS.items() if name != NETWORK
     }
     if not task.is_untrained:
         every["the same network untrained"] = NETWORK, task.untrained

@@ -12,7 +12,7 @@ from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
 from ..protocols import headline, kind_of, title
-from ..reporting.references import HISTOGRAM, PIXELS, TITLES
+from ..reporting.references import HISTOGRAM, PATCHES, PIXELS, TITLES
 from ..reporting.statistics import compared
 from .cost import Cost
 
@@ -223,7 +223,7 @@ def _references(contenders: Sequence[Contender]) -> dict[str, dict[str, float]]:
     for reference in (MAJORITY, CHANCE):
         for values in (_reference(one, reference) for one in contenders):
             rows.setdefault(TITLES[reference], {}).update(values)
-    for reference in (HISTOGRAM, PIXELS, NETWORK):  # equal for one preprocessing, and one architecture
+    for reference in (PATCHES, HISTOGRAM, PIXELS, NETWORK):  # equal for one preprocessing, and one architecture
         of: dict[tuple[tuple[str, float], ...], list[str]] = {}
         for one in contenders:
             if values := _reference(one, reference):

@@ -18,6 +18,7 @@ from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 from excb.version import __version__
 
+from ..options import BASELINES
 from ..protocol import SuiteStep
 from ..protocols import PROTOCOLS, of_command
 from ..task import Task
@@ -33,8 +34,7 @@ _WORDS = {
     "images": "the images of --coco",
     "masks": "the images of --masks",
     "untrained": "--untrained",
-    "pixels": "--pixels",
-    "histogram": "--histogram",
+    **{name: f"--{name}" for name in BASELINES},
 }
 
 # Runs a command line of `excb-eval` and writes its result to FILE.json; its files are returned.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Parser
 from excb.console import Reporter
 
-from ..options import add_baselines, add_task_options
+from ..options import BASELINES, add_baselines, add_task_options
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
 from ..task_command import TaskCommand, Work
@@ -96,7 +96,7 @@ KNN = Protocol(
     cost=one_pass,
     result_fields=_of_result,
     claim_fields=_of_one_figure,
-    references=("untrained", "pixels", "histogram"),
+    references=("untrained", *BASELINES),
     in_suite=InSuite(names=("knn",), steps=_steps),
     group="frozen features",
     examples=(

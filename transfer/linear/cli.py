@@ -10,7 +10,7 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError
 
-from ..options import add_baselines, add_task_options
+from ..options import BASELINES, add_baselines, add_task_options
 from ..probes.recipes import PROTOCOLS, LinearProtocol, choose
 from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..reporting.fields import named
@@ -54,10 +54,12 @@ def _check(args: argparse.Namespace) -> None:
     if args.state is not None and args.state.is_dir():
         raise UserError.on_all_ranks(f"--state {args.state} is a folder: name a file in it")
     read = PROTOCOLS[args.recipe].features if args.recipe in PROTOCOLS else "pooled"
-    if read != "pooled" and (args.pixels or args.histogram):
-        what = "--pixels" if args.pixels else "--histogram"
-        words = "patches" if read == "patches" else "class tokens"
-        raise UserError.on_all_ranks(f"--protocol {args.recipe} reads {words}, and {what} has none: use fast or logreg")
+    asked = [f"--{name}" for name in BASELINES if getattr(args, name)]
+    if read != "pooled" and asked:
+        words = "patch tokens" if read == "patches" else "class tokens"
+        raise UserError.on_all_ranks(
+            f"--protocol {args.recipe} reads {words}, and {asked[0]} has none: use fast or logreg"
+        )
 
 
 def _work(args: argparse.Namespace, task: "Task", _reporter: Reporter) -> Work:
@@ -167,7 +169,7 @@ LINEAR = Protocol(
     cost=_cost,
     result_fields=lambda settings, _kind: named(settings),
     claim_fields=_claim_fields,
-    references=("untrained", "pixels", "histogram"),
+    references=("untrained", *BASELINES),
     in_suite=InSuite(names=("linear",), steps=_steps, add_options=_add_suite_options),
     group="frozen features",
     examples=(

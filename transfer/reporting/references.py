@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from excb.console import Reporter
+from excb.references import patches
 from excb.references.baselines import WITHOUT_NETWORK
 from excb.references.guessing import CHANCE, MAJORITY, chance, majority
 from excb.references.untrained import NETWORK
@@ -18,14 +19,22 @@ if TYPE_CHECKING:
     from ..task import Task
 
 PIXELS, HISTOGRAM = WITHOUT_NETWORK  # by these names they are in results
-OPTIONS = {NETWORK: "untrained", PIXELS: "pixels", HISTOGRAM: "histogram"}  # that ask for them
+PATCHES = patches.NAME
+# The options that ask for them.
+OPTIONS = {NETWORK: "untrained", PIXELS: "pixels", HISTOGRAM: "histogram", PATCHES: "patches"}
 TITLES = {
     NETWORK: "untrained",
     **{name: title for name, (title, _) in WITHOUT_NETWORK.items()},
+    PATCHES: patches.TITLE,
     MAJORITY: "majority class",
     CHANCE: "chance",
 }
-_RIVALS = {NETWORK: "the same network untrained does", PIXELS: "raw pixels do", HISTOGRAM: "colour histograms do"}
+_RIVALS = {
+    NETWORK: "the same network untrained does",
+    PIXELS: "raw pixels do",
+    HISTOGRAM: "colour histograms do",
+    PATCHES: f"{patches.TITLE} do",
+}
 _MOST = 12  # rows of the table in a terminal
 _NAMED = 3  # figures that a sentence names, at most
 

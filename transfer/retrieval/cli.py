@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Parser
 from excb.console import Reporter
 
-from ..options import add_baselines, add_task_options
+from ..options import BASELINES, add_baselines, add_task_options
 from ..protocol import Family, FigureKind, InSuite, Protocol, SuiteStep, one_pass
 from ..task_command import TaskCommand, Work
 
@@ -62,7 +62,7 @@ RETRIEVAL = Protocol(
     families=(Family("retrieval", "Retrieval of images of the same class", "Retrieval"),),
     kind_of=_kind_of,
     cost=one_pass,
-    references=("untrained", "pixels", "histogram"),
+    references=("untrained", *BASELINES),
     in_suite=InSuite(names=("retrieval",), steps=_steps),
     group="frozen features",
     examples=(

@@ -117,14 +117,16 @@ def test_rows_of_untrained_networks_that_are_equal_are_one() -> None:
 def test_raw_pixels_are_one_row_where_images_are_prepared_alike() -> None:
     def beside(name: str, pixels: float) -> Contender:
         one = contender(name, hits(100))
-        references = {"pixels": {FIGURE: pixels}, "colour_histogram": {FIGURE: 20.0}}
+        references = {"pixels": {FIGURE: pixels}, "colour_histogram": {FIGURE: 20.0}, "patches": {FIGURE: 30.0}}
         return replace(one, results={"knn": replace(one.results["knn"], references=references)})
 
     assert comparison(beside("a", 9.0), beside("b", 9.0)).references == {
+        "whitened patches with k-means": {FIGURE: 30.0},
         "colour histogram": {FIGURE: 20.0},
         "raw pixels": {FIGURE: 9.0},
     }
     assert list(comparison(beside("a", 9.0), beside("b", 8.0)).references) == [
+        "whitened patches with k-means",
         "colour histogram",
         "a, raw pixels",
         "b, raw pixels",

@@ -90,9 +90,9 @@ def test_references_are_measured_where_a_protocol_takes_them(place: Path, capsys
     assert states() == {"knn": "finished", "semisup_10": "finished"}
     assert states("--histogram") == {"knn": "run", "semisup_10": "finished"}  # fine-tuning has no such reference
     assert states("--untrained") == {"knn": "run", "semisup_10": "run"}
-    assert evaluate(place, *words, *more, "--histogram", "--pixels") == 0
+    assert evaluate(place, *words, *more, "--histogram", "--pixels", "--patches") == 0
     found = json.loads(capsys.readouterr().out)["results"]
-    assert {"colour_histogram", "pixels"} <= set(found["knn"]["references"])
+    assert {"colour_histogram", "pixels", "patches"} <= set(found["knn"]["references"])
     assert "raw pixels" in (out / "report.html").read_text(encoding="utf-8")
 
 

@@ -16,6 +16,8 @@ import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.images.scanning import scan_folder
+from excb.networks.preprocessing import Preprocessing
+from excb.references import patches
 from excb.references.untrained import estimate_batchnorm
 from excb.results.result import Result
 from excb.transfer.cli import main
@@ -108,10 +110,28 @@ def test_linear_heads_and_rankings_beside_the_same_references(place: Path) -> No
     ):
         file = place / "out" / "of_each.json"
         usual = ["--ckpt", str(place / "run"), "--data", str(place / "data"), "--no-cache", "--workers", "0"]
-        assert main([*words, *usual, "--pixels", "--histogram", "--untrained", "--quiet", "--out", str(file)]) == 0
+        references = ["--pixels", "--histogram", "--patches", "--untrained"]
+        assert main([*words, *usual, *references, "--quiet", "--out", str(file)]) == 0
         found = Result.read(file)
-        assert {"pixels", "colour_histogram", "untrained"} <= set(found.references)
-        assert all(set(found.references[name]) == set(found.figures) for name in ("pixels", "colour_histogram"))
+        without_network = {"pixels", "colour_histogram", "patches"}
+        assert without_network | {"untrained"} <= set(found.references)
+        assert all(set(found.references[name]) == set(found.figures) for name in without_network)
+
+
+def test_patches_are_fitted_on_the_train_images_alone(place: Path) -> None:
+    file = place / "out" / "patches.json"
+    assert knn(place, "--patches", "--out", str(file), "--quiet") == 0
+    train = scan_folder(place / "data" / "train")
+    transform = Preprocessing(36, 32)
+    layer: Any = patches.fitted(train, transform)
+    sides = [features_by_loop(layer, place / "data" / part, transform) for part in ("train", "test")]
+    top1, _ = knn_by_loop(*sides[0], *sides[1], k=5, temperature=0.07)
+    found = Result.read(file)
+    assert found.references["patches"]["knn_top1_k5"] == pytest.approx(top1, abs=1e-3)
+    assert set(found.references) == {"majority", "chance", "patches"}
+    options: dict[str, Any] = {"data": place / "data", "k": [5], "device": "cpu", "workers": 0, "quiet": True}
+    python = excb.evaluate(place / "run", "knn", patches=True, **options)
+    assert python.record.references["patches"] == found.references["patches"]
 
 
 def test_references_without_a_network_need_one_row_an_image(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,8 +145,9 @@ def test_colours_of_an_unknown_normalisation_are_not_counted(place: Path) -> Non
     network.transform = Compose([CenterCrop(32), ToTensor()])
     task = Task.prepare(network, place / "data" / "train", place / "data" / "test", device="cpu", workers=0)
     assert task.baseline("pixels").backbone.width == 3072
-    with pytest.raises(UserError, match="does not say how it normalises colours"):
-        task.baseline("colour_histogram")
+    for name in ("colour_histogram", "patches"):
+        with pytest.raises(UserError, match="does not say how it normalises colours"):
+            task.baseline(name)
 
 
 def test_the_twin_differs_in_its_weights_alone(place: Path) -> None:
