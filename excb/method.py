@@ -12,6 +12,7 @@ The balancing operator is affine per cluster, so balanced logits are one linear 
 that, and an identity of the cross-entropy, to compute the loss without a matrix of size R x K.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
@@ -29,6 +30,7 @@ from excb.errors import UserError
 from excb.exact import similarities
 from excb.heads import MLP
 from excb.networks.backbone import feature_width, has_batchnorm
+from excb.networks.blocks import Blocks
 from excb.networks.drop_path import drop_path_keys
 from excb.networks.lora import folded
 from excb.objective.contrast import nt_xent
@@ -157,9 +159,10 @@ def unit(rows: Tensor) -> Tensor:
 
 
 class Network(nn.Module):
-    """Backbone f, projector h, centroids C and, in the student, predictor g."""
+    """Backbone f, projector h, centroids C and, in the student, predictor g and what learns from frozen teachers."""
 
     predictor: nn.Module | None
+    distillation: nn.Module | None
 
     def __init__(self, backbone: nn.Module, settings: MethodSettings, *, predictor: bool) -> None:
         super().__init__()
@@ -176,7 +179,7 @@ class Network(nn.Module):
             style=style,
             output_norm=settings.projector_output_norm,
         )
-        self.predictor = None
+        self.predictor = self.distillation = None
         if predictor:
             layers = settings.predictor_layers
             self.predictor = MLP(width, hidden, width, layers=layers, style=style, input_norm=norm)
@@ -197,15 +200,25 @@ class Clustered:
 
 
 @dataclass(frozen=True)
+class Distilled:
+    """What a comparison of the student with frozen teachers returns."""
+
+    loss: Tensor  # [] the weighted sum of its terms
+    terms: dict[str, Tensor]  # [] of each, without its weight
+    pending: dict[str, Tensor]  # what its `update` needs after the optimizer's step; images come first
+
+
+@dataclass(frozen=True)
 class Step:
     """What one forward pass of the method returns."""
 
-    loss: Tensor  # [] what is differentiated: Eq. 7, and NT-Xent and BYOL's loss times their weights
+    loss: Tensor  # [] what is differentiated: Eq. 7, and NT-Xent, BYOL's and the teachers' loss times their weights
     clusters: Clustered | None  # None with `method.clustering=false`
     contrast: Tensor | None  # [] NT-Xent; None where its weight is 0
     regression: Tensor | None  # [] BYOL's loss; None where its weight is 0
     features: Tensor | None = None  # [V * B, D] of the student's backbone, view by view, for terms besides the method's
     anchor: Tensor | None = None  # [] such a term: the distance from the features of a run's start
+    distilled: Distilled | None = None  # of a student that learns from frozen teachers as well
 
 
 def _fields(values: Any) -> tuple[list[Any], None]:
@@ -215,6 +228,7 @@ def _fields(values: Any) -> tuple[list[Any], None]:
 # DistributedDataParallel looks for tensors in what a pass returns: without this, a static graph would not average the
 # first step's gradients, and say nothing.
 register_pytree_node(Clustered, _fields, lambda values, _: Clustered(*values))
+register_pytree_node(Distilled, _fields, lambda values, _: Distilled(*values))
 register_pytree_node(Step, _fields, lambda values, _: Step(*values))
 
 
@@ -245,8 +259,11 @@ class ExCB(nn.Module):
         self.teacher.load_state_dict(
             {name: value for name, value in self.student.state_dict().items() if not name.startswith("predictor.")}
         )
-        if not settings.clustering:  # no gradient reaches them, which DistributedDataParallel would wait for
+        # DistributedDataParallel would wait for gradients that never come.
+        if not settings.clustering:
             self.student.centroids.requires_grad_(False)
+        if not settings.active:
+            self.student.projector.requires_grad_(False)
         if settings.teacher_centroids == "unit":
             with torch.no_grad():
                 self.teacher.centroids.weight.copy_(self.teacher.centroids())
@@ -256,6 +273,18 @@ class ExCB(nn.Module):
                     module.momentum = 0.0  # its own passes leave the statistics alone; only `update` moves them
         self.register_buffer("sizes", torch.full((settings.clusters,), 1 / settings.clusters))
         self.balancer = balancer(settings)
+        self._blocks: list[Blocks] = []  # in a list, so that the state dict does not hold the backbone twice
+
+    def learn_from(self, distillation: nn.Module) -> None:
+        """Compare the student with frozen teachers as well.
+
+        Args:
+            distillation: called with features [V, B, D], maps and targets, it returns `Distilled`. It trains with the
+                student, and its `update` follows the optimizer's step. Its `needs_maps` says whether it wants the maps
+                of the student's last layer, [v, B, D, h, w] for each resolution.
+        """
+        self.student.distillation = distillation
+        self._blocks = [Blocks(self.student.backbone)] if distillation.needs_maps else []
 
     def forward(
         self,
@@ -264,6 +293,7 @@ class ExCB(nn.Module):
         *,
         step_key: int,
         sample_keys: Tensor | None = None,
+        targets: Sequence[Any] = (),
     ) -> Step:
         """Compute the loss of one batch.
 
@@ -273,18 +303,24 @@ class ExCB(nn.Module):
             step_key: `seeding.fold(seed, step)`, equal on all processes: the RNG key of the noise of empty clusters.
             sample_keys: `seeding.fold(Purpose.DROP_PATH, seed, epoch, sample)` of every image, [B] int64. Needed
                 only where the backbone has drop path.
+            targets: what the frozen teachers make of the batch, for `distillation`.
         """
         settings = self.settings
         globals_, images = global_views.shape[:2]
 
-        features = self._student_features(global_views, local_views, sample_keys)
+        features, maps = self._student_features(global_views, local_views, sample_keys)
+        losses, distilled = list[Tensor](), None
+        if self.student.distillation is not None:
+            distilled = self.student.distillation(features.unflatten(0, (-1, images)), maps, targets)
+            losses.append(distilled.loss)
+        if not settings.active:
+            return Step(losses[0], None, None, None, features, distilled=distilled)
         projected, predicted = self._student_heads(features, globals_ * images)
         # Similarities decide assignments, so they never pass through autocast's half precision.
         with torch.autocast(global_views.device.type, enabled=False):
             h = unit(projected).unflatten(0, (-1, images))
             g = None if predicted is None else unit(predicted).unflatten(0, (-1, images))
             contrast = clusters = regression = None
-            losses = []
             if settings.contrast:
                 contrast = nt_xent(h, globals_, temperature=settings.contrast_temperature)
                 losses.append(settings.contrast * contrast)
@@ -299,7 +335,7 @@ class ExCB(nn.Module):
         if settings.clustering:
             clusters = self._cluster(teacher_rows, h, g, step_key)
             losses.append(clusters.loss)
-        return Step(torch.stack(losses).sum(), clusters, contrast, regression, features)
+        return Step(torch.stack(losses).sum(), clusters, contrast, regression, features, distilled=distilled)
 
     def _cluster(self, teacher_rows: Tensor, h: Tensor, g: Tensor | None, step_key: int) -> Clustered:
         """Eq. 7 of the student's unit rows h and g, [V, B, D] each, against the teacher's projections [G * B, D]."""
@@ -347,15 +383,23 @@ class ExCB(nn.Module):
             self._weights[key] = projector, predictor
         return self._weights[key]
 
-    def _student_features(self, global_views: Tensor, local_views: Tensor | None, sample_keys: Tensor | None) -> Tensor:
-        """Backbone once per resolution: -> [V * B, features], view by view."""
-        backbone, features, first_view = self.student.backbone, [], 0
+    def _student_features(
+        self, global_views: Tensor, local_views: Tensor | None, sample_keys: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Backbone once per resolution: -> [V * B, features], view by view, and the maps of each, if wanted."""
+        backbone = self.student.backbone
+        features, maps, first_view = list[Tensor](), list[Tensor](), 0
         for views in (global_views, local_views):
             if views is not None:
                 with drop_path_keys(backbone, sample_keys, range(first_view, first_view + views.shape[0])):
-                    features.append(backbone(views.flatten(0, 1)))
+                    if self._blocks:
+                        outputs, pooled = self._blocks[0](views.flatten(0, 1))
+                        maps.append(outputs[-1].map.unflatten(0, views.shape[:2]))
+                    else:
+                        pooled = backbone(views.flatten(0, 1))
+                    features.append(pooled)
                 first_view += views.shape[0]
-        return torch.cat(features)
+        return torch.cat(features), maps
 
     def _student_heads(self, features: Tensor, global_rows: int) -> tuple[Tensor, Tensor | None]:
         """Projector and predictor over all views at once, or per resolution (the pseudo-code): [V * B, D] each."""
@@ -400,13 +444,16 @@ class ExCB(nn.Module):
         self.sizes.lerp_(share, 1 - self.settings.sizes_momentum)
 
     @torch.no_grad()
-    def update(self, clusters: Clustered | None, momentum: float | Tensor) -> None:
+    def update(self, clusters: Clustered | None, momentum: float | Tensor, distilled: Distilled | None = None) -> None:
         """After the optimizer's step: count the batch into s (Eq. 9), move the teacher by EMA (Sec. 3.1).
 
         Args:
             clusters: `Step.clusters` of the batch.
             momentum: m of theta_t = m theta_t + (1 - m) theta_s; a tensor [] does not make the CPU wait for a GPU.
+            distilled: `Step.distilled` of the batch.
         """
+        if distilled is not None:
+            cast("Any", self.student.distillation).update(distilled.pending)
         if clusters is not None:
             self.balancer.update(clusters.balance)
             if self.settings.sizes_updated == "after_loss":

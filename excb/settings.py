@@ -138,6 +138,11 @@ class MethodSettings:
     )
 
     @property
+    def active(self) -> bool:
+        """Whether any of the method's own losses is on; a run may learn from frozen teachers alone."""
+        return self.clustering or self.contrast > 0 or self.regression > 0
+
+    @property
     def needs_teacher(self) -> bool:
         """Whether the loss depends on the teacher, which otherwise only averages the student's weights."""
         return self.clustering or self.regression > 0
@@ -162,10 +167,6 @@ class MethodSettings:
             "method.regression is the loss of a predictor: set method.predictor=true",
         )
         if not self.clustering:
-            require(
-                self.contrast > 0 or self.regression > 0,
-                "method.clustering=false leaves no loss: set method.contrast=1 or method.regression=1",
-            )
             require(
                 not self.predictor or self.regression > 0,
                 "method.clustering=false trains no predictor: set method.predictor=false",

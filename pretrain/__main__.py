@@ -11,6 +11,7 @@ from excb.errors import UserError, nearest_name, run
 
 from .commands.adapt import ADAPT
 from .commands.choose import CHOOSE
+from .commands.distil import DISTIL
 from .commands.doctor import DOCTOR
 from .commands.draw import DRAW
 from .commands.list import LIST
@@ -21,9 +22,9 @@ from .commands.show import SHOW
 from .commands.shrink import SHRINK
 from .commands.study import STUDY
 from .commands.train import TRAIN
-from .recipes import RECIPES
+from .recipes import ALIASES, RECIPES
 
-COMMANDS = (QUICKSTART, LIST, CHOOSE, SHRINK, SHOW, PLAN, DOCTOR, TRAIN, ADAPT, STUDY, DRAW)
+COMMANDS = (QUICKSTART, LIST, CHOOSE, SHRINK, SHOW, PLAN, DOCTOR, TRAIN, ADAPT, DISTIL, STUDY, DRAW)
 NAMES = tuple(command.name for command in COMMANDS)
 DESCRIPTION = """\
 Pretrain an image encoder without labels (ExCB).
@@ -41,6 +42,7 @@ Pretrain an image encoder without labels (ExCB).
   excb-pretrain RECIPE --data DIR optim.epochs=50 run.seed=1
   excb-pretrain RECIPE --data DIR --gpus 8    on eight GPUs of this machine
   excb-pretrain adapt NAME --data DIR         continue from any trained backbone without losing what it knows
+  excb-pretrain distil TEACHER --data DIR     teach a small network what a large public one sees in your images
   excb-pretrain study NAME --data DIR         small runs side by side: balancers, batch sizes, components ...
   excb-pretrain RECIPE --data DIR --slurm partition=gpu,nodes=4,gpus=8,time=24:00:00      as a Slurm job
   torchrun --nnodes 4 --nproc-per-node 8 ... -m excb.pretrain RECIPE --data DIR      on many machines
@@ -97,6 +99,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _with_command(arguments: Sequence[str]) -> Sequence[str]:
     """The command line with its command in front: a recipe, or an option, begins one of `train`."""
     first = arguments[0] if arguments else ""
+    if first in ALIASES:
+        return _with_command([ALIASES[first], *arguments[1:]])
     if first in (*NAMES, "-h", "--help", "--version"):
         return arguments
     if first and not first.startswith("-") and first not in RECIPES:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,27 @@ from excb.hub import loading
 from excb.images.image_set import Images
 from excb.method import ExCB
 from excb.networks.architecture import POSITIONS, Architecture
-from excb.networks.backbone import check_resolution, uncompiled
+from excb.networks.backbone import check_resolution, feature_width, has_batchnorm, uncompiled
+from excb.networks.blocks import Blocks
 
 from .data.batch import Batch
+from .distil.distillation import Distillation, TeacherHead
+from .distil.teachers import Teacher
 from .recipe import CLASS_TOKEN_STD, Recipe
 from .step import Trainer
 
+TEACHERS_PART = "student.distillation."  # tensors that belong to a run's frozen teachers
 
-def build_model(recipe: Recipe) -> ExCB:
+
+def build_model(recipe: Recipe, teachers: Sequence[Teacher] = ()) -> ExCB:
     """Build student and teacher with random weights that depend on the seed only.
 
+    Args:
+        recipe: of the run.
+        teachers: frozen ones that the student learns from; the other weights do not depend on them.
+
     Raises:
-        UserError: the backbone does not exist, or cannot take views of the recipe's sizes.
+        UserError: the backbone does not exist, cannot take views of the recipe's sizes, or has no maps to compare.
     """
     architecture, token_std = recipe.model.architecture, recipe.model.class_token_std
     with torch.random.fork_rng(devices=[]):
@@ -39,8 +48,36 @@ def build_model(recipe: Recipe) -> ExCB:
         if token_std != CLASS_TOKEN_STD:  # else it has that already
             nn.init.trunc_normal_(_class_token(student, recipe.model.backbone), std=token_std)
         model = ExCB(student, architecture.build(), recipe.method, backend=recipe.efficiency.objective)
+        if teachers:
+            model.learn_from(distillation(recipe, student, [(each.width, each.map_width) for each in teachers]))
     check_resolution(model.teacher.backbone, _sizes(recipe))
     return model
+
+
+def distillation(recipe: Recipe, student: nn.Module, widths: Sequence[tuple[int, int | None]]) -> Distillation:
+    """What compares a student with frozen teachers: a head for each, with random weights from torch's generator.
+
+    Args:
+        recipe: of the run.
+        student: its backbone.
+        widths: of the vectors and of the maps of each teacher.
+
+    Raises:
+        UserError: the student has no maps, and maps are compared.
+    """
+    settings, views = recipe.distil, recipe.views
+    map_width = Blocks(student).stages[-1].width if settings.needs_maps else None
+    heads = [
+        TeacherHead(
+            settings,
+            width=feature_width(student),
+            teacher_width=width,
+            map_widths=None if map_width is None or theirs is None else (map_width, theirs),
+            style="batchnorm" if has_batchnorm(student) else "gelu",
+        )
+        for width, theirs in widths
+    ]
+    return Distillation(settings, heads, globals_=views.global_views, views=views.global_views + views.local_views)
 
 
 def check_backbone(recipe: Recipe) -> None:
@@ -187,7 +224,9 @@ def _continue(model: ExCB, checkpoint: stored.Stored, images: Images, init: str)
         fresh |= {"sizes"} | balance
     if model.student.predictor is not None and not any(name.startswith("student.predictor.") for name in tensors):
         fresh |= {name for name in new if name.startswith("student.predictor.")}
-    foreign = {name for name in tensors if name.startswith("balancer.")} - balance  # of another balancer
+    fresh |= {name for name in new if name.startswith(TEACHERS_PART)}
+    # Of another balancer, or of a run's own teachers.
+    foreign = {name for name in tensors if name.startswith(("balancer.", TEACHERS_PART))} - balance
     kept = {name: value for name, value in tensors.items() if name not in fresh | foreign}
     if model.student.predictor is None:
         kept = {name: value for name, value in kept.items() if not name.startswith("student.predictor.")}

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from excb.distributed.signals import SecondSignal, StopRequest
 from excb.distributed.workers import ReadingError
 from excb.errors import UserError
 from excb.files.run_files import RECIPE
+from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages
 from excb.method import Step
 
@@ -60,6 +61,7 @@ def train(
     against: Sequence[str] = (),
     verdict: bool = True,
     second: SecondSignal = "exit",
+    teachers: Mapping[str, Backbone] | None = None,
 ) -> int:
     """Pretrain, or resume the run in `out`, until it is finished or asked to stop.
 
@@ -74,6 +76,7 @@ def train(
         against: checkpoints that the verdict compares the run with besides its references, as `excb.load` takes them.
         verdict: end by judging whether the run learned; it takes two passes over the monitor's images.
         second: what a second request to stop does (`StopRequest`).
+        teachers: frozen ones of `recipe.distil.teachers` that are in memory, by name.
 
     Returns:
         Exit code: 0, or 128 + the signal that stopped the run.
@@ -100,7 +103,7 @@ def train(
         begun = place.folder / RECIPE
         recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
         recipe = _with_precision(recipe, folder, device, reporter)
-        run = Run(recipe, images, folder, reporter, device, table=table, profile=profile)
+        run = Run(recipe, images, folder, reporter, device, table=table, profile=profile, teachers=teachers)
         return run.run(against if verdict else None, second=second)
     finally:
         if folder is not None:
@@ -138,9 +141,10 @@ class Run:
         *,
         table: bool = True,
         profile: bool = False,
+        teachers: Mapping[str, Backbone] | None = None,
     ) -> None:
         self.recipe, self.folder, self.reporter, self._table = recipe, folder, reporter, table
-        self.state = start(recipe, images, folder, reporter, device)
+        self.state = start(recipe, images, folder, reporter, device, given=teachers)
         self.trainer, self.feed = self.state.trainer, self.state.feed
         self.statistics, self.progress = self.state.statistics, self.state.progress
         self.epoch_end = EpochEnd(self.state, reporter)

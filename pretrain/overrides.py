@@ -14,7 +14,7 @@ from excb.networks.architecture import known_options
 from excb.options import field_types
 
 from .recipe import Recipe
-from .recipes import RECIPES
+from .recipes import ALIASES, RECIPES
 
 NO_SECTIONS = ("name", "init", "adopts")  # fields of a recipe that are values themselves
 # What a run takes from the checkpoint of `init` unless the command line says otherwise.
@@ -31,6 +31,7 @@ def find_recipe(name: str) -> Recipe:
     Raises:
         UserError: there is no such recipe.
     """
+    name = ALIASES.get(name, name)
     if name not in RECIPES:
         raise UserError(f"no recipe is called {name!r}{nearest_name(name, RECIPES)} (`excb-pretrain list` shows all)")
     return RECIPES[name]()
@@ -90,6 +91,9 @@ def parse(text: str, annotation: Any, name: str) -> Any:
         if text.lower() in ("", "none"):
             return None
         return parse(text, next(part for part in parts if part is not type(None)), name)
+    if origin is tuple and parts[-1] is Ellipsis:
+        items = [] if text.lower() in ("", "none") else text.split(",")
+        return tuple(parse(item.strip(), parts[0], name) for item in items)
     if origin is tuple:
         items = text.strip("()[] ").split(",")
         require(len(items) == len(parts), f"{name} takes {len(parts)} numbers separated by commas, not {text!r}")
@@ -136,9 +140,8 @@ def from_dict(values: dict[str, Any]) -> Recipe:
         if unknown := values.keys() - {field.name for field in stored}:
             raise KeyError(*sorted(unknown))
         for field in stored:
-            value = (
-                values.get("adapt", {}) if field.name == "adapt" else values[field.name]
-            )  # new in 0.2: off by default
+            # Sections that earlier versions lacked: off by default.
+            value = values.get(field.name, {}) if field.name in ("adapt", "distil") else values[field.name]
             kind: Any = typing.get_type_hints(Recipe)[field.name]
             if isinstance(kind, type) and dataclasses.is_dataclass(kind):
                 fields = {n: tuple(v) if isinstance(v, list) else v for n, v in value.items()}

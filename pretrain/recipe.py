@@ -18,6 +18,8 @@ from excb.objective.table import AUTO, BACKENDS
 from excb.options import option, require_choices
 from excb.settings import MethodSettings
 
+from .distil.settings import DistilSettings
+
 CLASS_TOKEN_STD = 1e-6  # of a new class token, in timm
 
 
@@ -105,7 +107,6 @@ class ViewSettings:
         require_choices("views", self)
         require(self.global_views >= 1, "views.global_views must be at least 1")
         require(self.local_views >= 0, "views.local_views must not be negative")
-        require(self.global_views + self.local_views >= 2, "a run needs two views: raise views.global_views")
         for name in ("global_size", "local_size", "eval_resize", "eval_crop"):
             require(getattr(self, name) >= 8, f"views.{name} must be at least 8 pixels")
         require(self.eval_crop <= self.eval_resize, "views.eval_crop must not exceed views.eval_resize")
@@ -392,6 +393,7 @@ class Recipe:
     views: ViewSettings = field(default_factory=ViewSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     adapt: AdaptSettings = field(default_factory=AdaptSettings)
+    distil: DistilSettings = field(default_factory=DistilSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     efficiency: EfficiencySettings = field(default_factory=EfficiencySettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -417,7 +419,22 @@ class Recipe:
             f"method.balancing={method.balancing} balances the whole batch at once: set efficiency.accumulate=1",
         )
         require(
-            views.global_views > 1 or method.predictor or method.projector_on_local,
+            accumulate == 1 or not self.distil.whole_batch,
+            "distil.similarities needs the whole batch at once: set efficiency.accumulate=1",
+        )
+        require(
+            method.active or self.distil.active,
+            "method.clustering=false leaves no loss: set method.contrast=1 or method.regression=1, or learn from a "
+            "teacher (`excb-pretrain distil NAME`)",
+        )
+        several = views.global_views + views.local_views >= 2
+        require(several or not method.active, "a run needs two views: raise views.global_views")
+        require(
+            several or self.distil.teacher_sees != "other_view",
+            "distil.teacher_sees=other_view needs two views: raise views.global_views",
+        )
+        require(
+            not method.active or views.global_views > 1 or method.predictor or method.projector_on_local,
             "the loss has no pair of views: views.global_views=1 needs method.predictor=true or "
             "method.projector_on_local=true",
         )

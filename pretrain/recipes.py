@@ -218,6 +218,37 @@ def adapt() -> Recipe:
     )
 
 
+# What a run that learns from teachers alone leaves out of the method; the averaged network is evaluated here, too.
+TAUGHT: dict[str, Any] = {
+    "clustering": False,
+    "predictor": False,
+    "teacher_statistics": "averaged",
+    "teacher_momentum": 0.99,
+    "teacher_momentum_end": 0.999,
+}
+
+
+def distil() -> Recipe:
+    """A small network of your own that learns, from your images, to see what a large public one sees.
+
+    The teacher sees every image once, and its features are kept. The student sees one crop of it in a step, and
+    predicts them.
+    """
+    return replace(photos_small(), name="distil").change(
+        model={"options": {"widths": [32, 64, 128, 512], "stem": 1}},
+        method=TAUGHT | {"contrast": 0.0},
+        views={"global_views": 1, "local_views": 0, "global_scale": (0.25, 1.0)},
+        distil={"features": 1.0},
+        optim={
+            "optimizer": "adamw",
+            "base_lr": 8e-3,
+            "warmup_epochs": 1.0,
+            "weight_decay": 0.02,
+            "weight_decay_end": 0.02,
+        },
+    )
+
+
 def rn10_tiny() -> Recipe:
     """A small ResNet at 32 pixels. It needs more epochs than `conv4_tiny` to learn as much."""
     return replace(conv4_tiny(), name="rn10_tiny").change(
@@ -251,10 +282,15 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "photos_small": photos_small,
     "photos": photos,
     "adapt": adapt,
+    "distil": distil,
     "conv4_tiny": conv4_tiny,
     "rn10_tiny": rn10_tiny,
     **_paper_runs(),
 }
+
+
+# Other spellings of names above.
+ALIASES = {"distill": "distil"}
 
 
 @dataclass(frozen=True)
@@ -283,6 +319,7 @@ _ABOUT = {
     "photos_small": About("photographs of your own, on one machine", "1,000 to 10,000", 10_000, 0.325),
     "photos": About("photographs of your own, with a GPU for a day", "20,000 to 1,000,000", 200_000, 83.2),
     "adapt": About("photographs of your own, from a trained backbone", "500 to 100,000", 10_000, 73.9),
+    "distil": About("a small network taught by a large one, on your photographs", "1,000 to 100,000", 10_000, 0.5),
     "rn18_small": About("photographs of your own, with a ResNet-18", "1,000 to 100,000", 10_000, 2.79),
     "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
     "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),

@@ -68,7 +68,7 @@ def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
 def value_text(value: Any) -> str:
     """A value of a recipe as it is written on the command line."""
     if isinstance(value, tuple):
-        return ",".join(f"{item:g}" for item in value)
+        return ",".join(item if isinstance(item, str) else f"{item:g}" for item in value) or "none"
     if isinstance(value, dict):
         return json.dumps(value) if value else "{}"
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

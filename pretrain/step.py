@@ -1,6 +1,7 @@
 """One optimization step; the only module that deals with precision and gradient accumulation."""
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from excb.distributed.collectives import all_succeed, mean_over_ranks, world_siz
 from excb.distributed.machine import triton_obstacle
 from excb.distributed.parallel import average_gradients
 from excb.errors import UserError, require
-from excb.method import Clustered, ExCB, Step
+from excb.method import Clustered, Distilled, ExCB, Step
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.backbone import strides_over_one_pixel
 from excb.networks.depth import depths, layer_count
@@ -27,6 +28,7 @@ from .adapt.release import Release
 from .data.augmentation import augment
 from .data.batch import Batch
 from .data.fused_augmentation import augment_fused
+from .distil.interface import Targets
 from .optim import (
     Schedules,
     build_optimizer,
@@ -43,6 +45,9 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The first torch seen to compile recomputed blocks under DistributedDataParallel; earlier ones raised an error.
 COMPILES_RECOMPUTED = "2.15"  # torch compares versions, not text
 SMALLEST_SCALE = 2.0**-10  # of the fp16 loss: gradients that overflow even at this scale are not finite
+
+# What frozen teachers make of a batch: of its images [B] and their views [v, B, 3, S, S] for each resolution.
+TargetSource = Callable[[Tensor, Sequence[Tensor]], list[Targets]]
 
 
 class NotFiniteError(Exception):
@@ -137,7 +142,9 @@ def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
     return model.train()
 
 
-def trainer_for(model: ExCB, recipe: Recipe, device: torch.device, *, steps_per_epoch: int) -> "Trainer":
+def trainer_for(
+    model: ExCB, recipe: Recipe, device: torch.device, *, steps_per_epoch: int, targets: TargetSource | None = None
+) -> "Trainer":
     """What a run trains with.
 
     Args:
@@ -145,6 +152,7 @@ def trainer_for(model: ExCB, recipe: Recipe, device: torch.device, *, steps_per_
         recipe: of the run.
         device: where this rank trains.
         steps_per_epoch: of the run.
+        targets: of the frozen teachers; None without any.
 
     Raises:
         UserError: as `prepare`; or low-rank updates are wanted, and the backbone takes none or peft is not installed.
@@ -164,7 +172,7 @@ def trainer_for(model: ExCB, recipe: Recipe, device: torch.device, *, steps_per_
     if anchor is not None:
         anchor.to(device, torch.float64 if recipe.efficiency.precision == "fp64" else None)
     optimizer = build_optimizer(model.student, recipe.optim, fused=recipe.efficiency.fused, depths=order)
-    return Trainer(model, optimizer, schedules, recipe, device, release=release, anchor=anchor)
+    return Trainer(model, optimizer, schedules, recipe, device, release=release, anchor=anchor, targets=targets)
 
 
 def _refuse_one_pixel(model: ExCB, recipe: Recipe) -> None:
@@ -189,6 +197,7 @@ class Trainer:
         device: of the model.
         release: of the backbone's layers; None where all learn from the first step.
         anchor: to the start's features, on the device; None for none.
+        targets: of the frozen teachers; None without any.
     """
 
     def __init__(
@@ -201,9 +210,11 @@ class Trainer:
         *,
         release: Release | None = None,
         anchor: Anchor | None = None,
+        targets: TargetSource | None = None,
     ) -> None:
         self.model, self.optimizer, self.schedules = model, optimizer, schedules
         self.recipe, self.device, self.anchor, self._release = recipe, device, anchor, release
+        self._targets = targets
         if release is not None:  # before k-means, which must see the frozen backbone
             release.apply(schedules.first_released(0))
         self._parallel = self._averaging()
@@ -285,7 +296,7 @@ class Trainer:
         self.scaler.update()
         # A momentum of 1 leaves the teacher unchanged.
         momentum = 1 - self._valid.double() * (1 - self.schedules.teacher_momentum(step))
-        self.model.update(output.clusters, momentum)
+        self.model.update(output.clusters, momentum, output.distilled)
         self._buffers.restore_unless(self._valid)
         previous, self._check = self._check, StepCheck(step, self._valid, output.loss, norms)
         if previous is not None:
@@ -309,8 +320,10 @@ class Trainer:
             seeding.fold(seeding.Purpose.DROP_PATH, seed, epoch), part.samples.to(self.device, non_blocking=True)
         )
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
+            there = [views for views in (global_views, local_views) if views is not None]
+            targets = [] if self._targets is None else self._targets(part.used, there)
             output: Step = (self._parallel or self.model)(
-                global_views, local_views, step_key=seeding.fold(seed, step), sample_keys=keys
+                global_views, local_views, step_key=seeding.fold(seed, step), sample_keys=keys, targets=targets
             )
             anchor = None
             if self.anchor is not None and self.schedules.anchor(step) > 0:
@@ -346,12 +359,22 @@ def join(parts: list[Step]) -> Step:
     regression = [part.regression.detach() for part in parts if part.regression is not None]
     clusters = [part.clusters for part in parts if part.clusters is not None]
     anchor = [part.anchor.detach() for part in parts if part.anchor is not None]
+    distilled = [part.distilled for part in parts if part.distilled is not None]
     return Step(
         torch.stack([part.loss.detach() for part in parts]).mean(),
         _join_clusters(clusters) if clusters else None,
         torch.stack(contrast).mean() if contrast else None,
         torch.stack(regression).mean() if regression else None,
         anchor=torch.stack(anchor).mean() if anchor else None,
+        distilled=_join_distilled(distilled) if distilled else None,
+    )
+
+
+def _join_distilled(parts: list[Distilled]) -> Distilled:
+    return Distilled(
+        torch.stack([part.loss.detach() for part in parts]).mean(),
+        {name: torch.stack([part.terms[name].detach() for part in parts]).mean() for name in parts[0].terms},
+        {name: torch.cat([part.pending[name] for part in parts]) for name in parts[0].pending},
     )
 
 

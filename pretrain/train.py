@@ -20,9 +20,13 @@ from .verdict import Verdict
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from excb.distributed.signals import SecondSignal
     from excb.hub.backbone import Backbone
+
+    Teacher = str | os.PathLike[str] | nn.Module
+    Teachers = Teacher | Sequence[Teacher] | None
 
 
 @dataclass(frozen=True, init=False)
@@ -93,6 +97,7 @@ def train(
     data: str | Path | None = None,
     out: str | Path | None = None,
     init: "str | Path | Run | None" = None,
+    teacher: "Teachers" = None,
     listed: str | Path | None = None,
     against: Sequence[str] = (),
     quiet: bool = False,
@@ -113,6 +118,8 @@ def train(
         data: a folder of images at any depth, tar shards or "hf-stream:ID"; labels are used for figures only.
         out: the run folder, also "s3://..."; by default runs/RECIPE.
         init: a checkpoint to start from: anything that `excb.load` takes.
+        teacher: a frozen network to learn from, of recipes such as "distil": anything that `excb.load` takes, a
+            `Backbone`, or an `nn.Module` with a `transform`; or several in a list.
         listed: a file with one image path a line, below `data`.
         against: checkpoints that the verdict compares the run with, beside its references.
         quiet: no notes and no progress.
@@ -131,7 +138,8 @@ def train(
 
     if data is None and listed is None:
         raise UserError("name the folder of images with data=, or a list of them with listed=")
-    changed = changed_recipe(recipe, init=init, **overrides)
+    names, given = named_teachers(teacher)
+    changed = changed_recipe(recipe, init=init, teachers=names, **overrides)
     place = run_place(os.fspath(out)) if out is not None else Place(Path("runs") / changed.name)
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(changed.efficiency.device, stay=True) as device:
@@ -146,6 +154,7 @@ def train(
             profile=profile,
             against=against,
             second="interrupt",
+            teachers=given,
         )
     if code in STOPPED:
         # The handlers are the program's own again: it hears of the signal as if it had come now, with the run saved.
@@ -161,6 +170,7 @@ def plan(
     *,
     data: str | Path | None = None,
     init: "str | Path | Run | None" = None,
+    teacher: "Teachers" = None,
     gpus: int | None = None,
     device: str | None = None,
     measure: bool = False,
@@ -172,6 +182,7 @@ def plan(
         recipe: the name of a recipe, or a `Recipe`.
         data: the images; ImageNet's number of them by default.
         init: a checkpoint to start from, which decides architecture and sizes.
+        teacher: a frozen network to learn from, as `train` takes it.
         gpus: processes that share each batch.
         device: a GPU, such as "h100", to estimate hours and memory for (`excb-pretrain plan --device`).
         measure: measure steps on the CPU where there is no GPU; with a GPU they are measured anyway.
@@ -191,16 +202,47 @@ def plan(
     text = None if data is None else os.fspath(data)
     refuse_stream(text, "plan")
     images = None if text is None else training_images(text, None)
-    settled = adopted(changed_recipe(recipe, init=init, **overrides), Reporter(quiet=True).note)
-    return plan_run(settled, gpus, images, measure=measure, gpu=gpu)
+    names, given = named_teachers(teacher)
+    changed = changed_recipe(recipe, init=init, teachers=names, **overrides)
+    settled = adopted(changed, Reporter(quiet=True).note)
+    return plan_run(settled, gpus, images, measure=measure, gpu=gpu, teachers=given)
 
 
-def changed_recipe(recipe: str | Recipe, *, init: "str | Path | Run | None" = None, **overrides: Any) -> Recipe:
+def named_teachers(teacher: "Teachers") -> tuple[list[str], "dict[str, Backbone]"]:
+    """The names of teachers, and those that are in memory by name: a hash of their weights is part of it.
+
+    Raises:
+        UserError: one is neither a name nor a network with a transform.
+    """
+    several = teacher if isinstance(teacher, list | tuple) else [] if teacher is None else [teacher]
+    names, given = list[str](), dict[str, Backbone]()
+    for each in several:
+        if isinstance(each, str | os.PathLike):
+            names.append(os.fspath(each))
+            continue
+        from excb.hub.adopted import adopt
+        from excb.networks.backbone import weights_hash
+
+        backbone = adopt(each)
+        name = f"memory:{type(backbone.network).__name__}@{weights_hash(backbone.network)[:12]}"
+        names.append(name)
+        given[name] = backbone
+    return names, given
+
+
+def changed_recipe(
+    recipe: str | Recipe,
+    *,
+    init: "str | Path | Run | None" = None,
+    teachers: Sequence[str] = (),
+    **overrides: Any,
+) -> Recipe:
     """A recipe with values replaced, each checked as on the command line.
 
     Args:
         recipe: its name, or a recipe.
         init: a checkpoint to start from; None leaves the recipe's.
+        teachers: names of frozen networks to learn from; none leaves the recipe's.
         overrides: values by section and field.
 
     Raises:
@@ -208,6 +250,7 @@ def changed_recipe(recipe: str | Recipe, *, init: "str | Path | Run | None" = No
     """
     base = recipe if isinstance(recipe, Recipe) else overriding.find_recipe(recipe)
     words = [] if init is None else [f"init={os.fspath(init)}"]
+    words += [f"distil.teachers={','.join(teachers)}"] if teachers else []
     for section, values in overrides.items():
         if not isinstance(values, Mapping):
             fields = [name for name in overriding.field_names(base) if name.split(".")[-1] == section]
@@ -226,7 +269,7 @@ def _word(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, Mapping):
         return json.dumps(value)
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return (",".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)
 
 
 def pretrain(
@@ -241,6 +284,7 @@ def pretrain(
     profile: bool,
     against: Sequence[str] = (),
     second: "SecondSignal" = "exit",
+    teachers: "Mapping[str, Backbone] | None" = None,
 ) -> int:
     """Train in this process, as one of those that the run has; arguments as in `loop.train`.
 
@@ -270,4 +314,5 @@ def pretrain(
         profile=profile,
         against=against,
         second=second,
+        teachers=teachers,
     )

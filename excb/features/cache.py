@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,19 @@ class CachedFeatures:
             for number in range(start // size, -(-min(stop, len(self)) // size))
         ]
         return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, self.width), *parts])
+
+    def take(self, numbers: Tensor) -> Tensor:
+        """Copy the rows of images with these numbers, [n] int64 on the CPU -> [n, D]; only their pages are read."""
+        size, wanted = len(self._shards[0]), numbers.numpy()
+        rows = np.empty((len(wanted), self.width), np.float32)
+        for shard in np.unique(wanted // size):
+            here = wanted // size == shard
+            rows[here] = self._shards[shard][wanted[here] - shard * size]
+        return torch.from_numpy(rows)
+
+    def parts(self) -> Iterator[Tensor]:
+        """All rows in order, shard by shard, each [n, D]."""
+        yield from map(torch.from_numpy, self._shards)
 
     def all(self) -> Tensor:
         """All rows [N, D]; several shards are copied into N x D x 4 bytes of memory."""

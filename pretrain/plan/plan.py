@@ -12,6 +12,7 @@ from excb.console import Reporter, duration
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import require
+from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages
 
 from ..precision import resolved
@@ -70,6 +71,7 @@ def plan_run(
     measure: bool,
     gpu: Gpu | None = None,
     reporter: Reporter | None = None,
+    teachers: Mapping[str, Backbone] | None = None,
 ) -> Report:
     """The plan of a recipe, as `--json` prints it; arguments and errors are those of `plan`."""
     settled = _with_precision(recipe, gpus, gpu)

@@ -89,10 +89,13 @@ class Health:
             predictor=method.predictor,
             projector_on_local=method.projector_on_local,
         )
-        # The loss of a student that distinguishes neither clusters nor, by the contrastive term and BYOL's, images.
+        # The loss of a student that distinguishes neither clusters nor, by the other terms, images.
         self.chance = float(sum(half.sum() for half in halves)) * math.log(max(2, method.clusters)) * method.clustering
         self.chance += method.contrast * math.log1p(views.global_views * (recipe.optim.batch - 1))
-        self.chance += method.regression * 2
+        self.chance += method.regression * 2 + recipe.distil.chance(recipe.optim.batch)
+        self._at_chance = f"{self.chance:.3f}" + (": clusters are indistinguishable" if method.clustering else "")
+        tries = ["fewer method.clusters, a higher method.teacher_momentum, or"] if method.clustering else []
+        self._tries = " ".join([*tries, "another optim.base_lr"])
 
     def judge(self, figures: Mapping[str, float]) -> list[Alarm]:
         """The alarms that are new in this epoch.
@@ -116,14 +119,13 @@ class Health:
             return Alarm(
                 "diverging",
                 f"the loss of {loss:.3f} has risen from {self.state.lowest_loss:.3f} to above chance ("
-                f"{self.chance:.3f}: clusters are indistinguishable): lower optim.base_lr (now {optim.base_lr:g})",
+                f"{self._at_chance}): lower optim.base_lr (now {optim.base_lr:g})",
             )
         if loss > self.chance * (1 - AT_CHANCE) and not self._early(figures):
             return Alarm(
                 "chance",
-                f"the loss of {loss:.3f} is no better than chance ({self.chance:.3f}: clusters are indistinguishable): "
-                "check the images and views, then try fewer method.clusters, a higher method.teacher_momentum, or "
-                f"another optim.base_lr (now {optim.base_lr:g}: higher if the loss never moved, else lower)",
+                f"the loss of {loss:.3f} is no better than chance ({self._at_chance}): check the images and views, "
+                f"then try {self._tries} (now {optim.base_lr:g}: higher if the loss never moved, else lower)",
             )
         return None
 

@@ -22,10 +22,12 @@ from excb.images.image_set import Images
 from excb.method import Step
 
 from ..data.batch import Batch
+from ..distil.table import OBJECTIVES
 from ..recipe import Recipe
 
 # Sums over steps, in the order that checkpoints hold them; those of older versions hold the first three.
-SUMS = ("loss", "confidence", "agreement", "cluster_loss", "contrast", "regression", "anchor")
+DISTILLED = tuple(f"distil_{name}" for name in OBJECTIVES)
+SUMS = ("loss", "confidence", "agreement", "cluster_loss", "contrast", "regression", "anchor", *DISTILLED)
 
 
 class EpochStatistics:
@@ -33,6 +35,7 @@ class EpochStatistics:
 
     def __init__(self, images: Images, recipe: Recipe, *, samples: int, device: torch.device) -> None:
         self._labels, self._method, self._anchored = images.labels, recipe.method, recipe.adapt.anchored
+        self._distilled = recipe.distil.weights
         self._sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
         self._winners = torch.zeros(recipe.views.global_views, samples, dtype=torch.int32, device=device)
         self._used = torch.zeros(samples, dtype=torch.int64)
@@ -48,6 +51,8 @@ class EpochStatistics:
         stop = self._filled + len(batch.used)
         zero = torch.zeros_like(output.loss)
         terms = [zero if term is None else term for term in (output.contrast, output.regression, output.anchor)]
+        distilled = {} if output.distilled is None else output.distilled.terms
+        terms += [distilled.get(name, zero) for name in OBJECTIVES]
         figures = [output.loss.detach(), zero, zero, zero, *terms]
         if (clusters := output.clusters) is not None:
             figures[1:4] = clusters.confidence, clusters.agreement, clusters.loss
@@ -67,7 +72,8 @@ class EpochStatistics:
         Cluster sizes are counted over the epoch's assignments, after balancing, and relative to 1/K: 1 is balanced.
         `empty_clusters_unbalanced` counts those that no view was nearest to, before balancing. A run with the
         contrastive term or BYOL's has it and the loss of Eq. 7 as well; a run without clusters has nothing about them.
-        `anchor` is the mean distance from the start's features, 0 in steps without an anchor.
+        `anchor` is the mean distance from the start's features, 0 in steps without an anchor; `distil_...` are the
+        objectives of learning from teachers, each without its weight.
         Passing the result of `state` saves gathering it again.
         """
         state = state or self.state()
@@ -76,6 +82,7 @@ class EpochStatistics:
         terms = [name for name in ("contrast", "regression") if getattr(self._method, name)]
         figures |= {name: means[name] for name in terms}
         figures |= {"anchor": means["anchor"]} if self._anchored else {}
+        figures |= {f"distil_{name}": means[f"distil_{name}"] for name in self._distilled}
         if (counts := self.counts(state)) is None:
             return figures
         if terms:

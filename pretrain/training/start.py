@@ -1,5 +1,6 @@
 """The start of a run: refuse what cannot train, then build a new run or restore an unfinished one."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0, world_size
 from excb.errors import UserError
+from excb.hub.backbone import Backbone
 from excb.images import jpeg
 from excb.images.image_set import CodedImages
 from excb.method import ExCB
@@ -20,6 +22,7 @@ from ..recipe import Recipe
 from ..run.journal import EpochStatistics
 from ..run.run_folder import RunFolder
 from ..step import trainer_for
+from . import teaching
 from .state import RunState
 
 
@@ -28,8 +31,8 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
 
     Raises:
         UserError: there are too few images, or batch, processes and micro-batches do not fit each other, or k-means
-            would have too few views, or there is no backbone to adapt, or it does not exist or cannot take the views'
-            sizes, or the decoder is not installed.
+            would have too few views, or there is no backbone to adapt or teacher to learn from, or it does not exist or
+            cannot take the views' sizes, or the decoder is not installed.
     """
     if recipe.efficiency.decoder != "nvjpeg":  # which depends on the device
         jpeg.require_installed(recipe.efficiency.decoder)
@@ -37,6 +40,16 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
         raise UserError(
             "this recipe continues from a trained backbone: name one, as in `excb-pretrain adapt NAME` or init=NAME "
             "(`excb-zoo list` shows names; tiny_grocery comes with the package)"
+        )
+    if recipe.distil.active and not recipe.distil.teachers:
+        raise UserError(
+            "this recipe learns from a teacher: name one, as in `excb-pretrain distil NAME` or distil.teachers=NAME "
+            "(`excb-zoo list` shows names; mobilenetv2 is a small one)"
+        )
+    if recipe.distil.active and recipe.distil.teacher_sees == "image" and isinstance(images, StreamImages):
+        raise UserError(
+            "a stream has no images to keep a teacher's features of: set distil.teacher_sees=view, where the teacher "
+            "sees every view"
         )
     if len(images) < 2:
         raise UserError(f"{images.root} holds one image: pretraining needs many, at least a few thousand")
@@ -56,8 +69,18 @@ def start(
     folder: RunFolder | None,
     reporter: Reporter,
     device: torch.device,
+    *,
+    given: Mapping[str, Backbone] | None = None,
 ) -> RunState:
     """Build the state of a run: that of the folder's newest checkpoint, or a new one. Only rank 0 has a folder.
+
+    Args:
+        recipe: of the run.
+        images: to train on.
+        folder: of the run, on rank 0.
+        reporter: for messages and progress.
+        device: of this rank.
+        given: frozen teachers that are in memory, by name.
 
     Raises:
         UserError: recipe, images and folder do not fit each other, or `init` cannot be loaded.
@@ -69,16 +92,23 @@ def start(
         return folder.resume(reporter.warn)
 
     feed = BatchFeed(images, recipe, pin_memory=device.type == "cuda")
-    model = all_succeed(lambda: _build(recipe))
+    taught = teaching.load(recipe, device, given)
+    model = all_succeed(lambda: _build(recipe, taught))
     contents = run_on_rank0(resume)
     if contents is None and recipe.init is not None:
         reporter.note(run_on_rank0(lambda: start_from(model, recipe, images)))
-    trainer = trainer_for(model, recipe, device, steps_per_epoch=recipe.steps_per_epoch(len(images)))
+    if contents is not None:
+        teaching.refuse_other_teachers(taught, contents.get("teachers", []))
+    teaching.prepare(taught, recipe, feed, reporter, device)
+    steps = recipe.steps_per_epoch(len(images))
+    trainer = trainer_for(model, recipe, device, steps_per_epoch=steps, targets=taught.targets)
+    if contents is None:
+        teaching.begin(taught, trainer.model, recipe, feed, device)
     if contents is not None:
         refuse_lost_feedback(recipe, contents, steps=trainer.schedules.steps)
     samples = trainer.schedules.steps_per_epoch * recipe.optim.batch // world_size()
     statistics = EpochStatistics(images, recipe, samples=samples, device=device)
-    state = RunState(recipe, images, trainer, statistics, feed)
+    state = RunState(recipe, images, trainer, statistics, feed, teachers=taught.facts())
     if contents is not None:
         state.restore(contents, reporter)
     broadcast(trainer.model.state_dict().values())
@@ -96,9 +126,9 @@ def refuse_lost_feedback(recipe: Recipe, contents: dict[str, Any], *, steps: int
         )
 
 
-def _build(recipe: Recipe) -> ExCB:
+def _build(recipe: Recipe, taught: teaching.Teaching) -> ExCB:
     """The model of a recipe, unless its micro-batches are too small for BatchNorm."""
-    model, accumulate = build_model(recipe), recipe.efficiency.accumulate
+    model, accumulate = build_model(recipe, taught.teachers), recipe.efficiency.accumulate
     if recipe.optim.batch // accumulate < 2 and any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise UserError(
             f"BatchNorm needs two images at once: raise optim.batch to {2 * accumulate}, or lower efficiency.accumulate"

@@ -31,6 +31,7 @@ class RunState:
     feed: BatchFeed
     progress: Progress = field(default_factory=Progress)
     broken: BrokenFiles = field(default_factory=BrokenFiles)
+    teachers: list[dict[str, Any]] = field(default_factory=list)  # frozen ones: see `excb.hub.lineage`
 
     @property
     def epochs_done(self) -> float:
@@ -70,6 +71,7 @@ class RunState:
             "measurements": progress.measurements,
             "losing": progress.losing,
             "ended": progress.ended,
+            "teachers": self.teachers,
             # What to load instead of this one; where the run is not measured against its start, the newest is loaded.
             "evaluated_step": progress.best["step"] if progress.start is not None and progress.best else None,
             "arithmetic": numerics(self.trainer.device),

@@ -1,0 +1,1 @@
+"""Learning from frozen teachers: their features, and the objectives that compare a student's with them."""

@@ -1,0 +1,111 @@
+"""The frozen teachers of a run: loaded, their features computed or found in the cache, their statistics taken."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.console import Reporter
+from excb.distributed.collectives import all_succeed, run_on_rank0
+from excb.errors import UserError
+from excb.features.cache import CachedFeatures
+from excb.hub.backbone import Backbone
+from excb.hub.lineage import lineage
+from excb.images.image_set import Images
+from excb.method import ExCB
+from excb.references.untrained import spread
+from excb.remote.home import cache_root
+
+from ..data.feed import BatchFeed
+from ..distil.distillation import Distillation
+from ..distil.kept import KeptTargets, cells_of_teacher, features_of_teacher
+from ..distil.teachers import Teacher, ViewTargets, load_teachers
+from ..recipe import Recipe
+from ..step import TargetSource
+
+
+@dataclass
+class Teaching:
+    """The teachers of a run, and what they make of its batches."""
+
+    teachers: list[Teacher] = field(default_factory=list)
+    targets: TargetSource | None = None
+    features: list[CachedFeatures] = field(default_factory=list)  # of every teacher, of all images or of a sample
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What a checkpoint says of each: name, licence, whether labels trained it, hash of its weights."""
+        return [lineage(each.backbone, each.name) for each in self.teachers]
+
+
+def load(recipe: Recipe, device: torch.device, given: Mapping[str, Backbone] | None = None) -> Teaching:
+    """Load the teachers; all ranks call this. See `load_teachers`."""
+    settings = recipe.distil
+    double = recipe.efficiency.precision == "fp64" and settings.teacher_sees != "image"
+    dtype = torch.float64 if double else torch.float32
+    return Teaching(load_teachers(settings, device, dtype=dtype, given=given) if settings.active else [])
+
+
+def prepare(teaching: Teaching, recipe: Recipe, feed: BatchFeed, reporter: Reporter, device: torch.device) -> None:
+    """Compute the teachers' features of all images, or of a sample where they see every view; all ranks call this.
+
+    Raises:
+        UserError: the cache cannot be written, or a teacher cannot see the student's views.
+    """
+    if not teaching.teachers:
+        return
+    settings, views = recipe.distil, recipe.views
+    whole = settings.teacher_sees == "image"
+    images: Images = feed.indexed if whole else spread(feed.indexed, settings.samples)
+    needed = whole or (settings.needs_rows and (settings.statistics != "none" or settings.assignments > 0))
+    teaching.features = [
+        features_of_teacher(each, images, cache_root(), reporter, device=device, workers=feed.workers)
+        for each in (teaching.teachers if needed else ())
+    ]
+    dtype = torch.float64 if recipe.efficiency.precision == "fp64" else torch.float32
+    if whole:
+        teaching.targets = KeptTargets(teaching.features, device=device, dtype=dtype)
+    else:
+        teaching.targets = all_succeed(
+            lambda: ViewTargets(teaching.teachers, settings, mean=views.mean, std=views.std, device=device)
+        )
+
+
+def begin(teaching: Teaching, model: ExCB, recipe: Recipe, feed: BatchFeed, device: torch.device) -> None:
+    """Start the heads of a new run with statistics and clusters of the teachers' features; only rank 0 changes.
+
+    Raises:
+        UserError: there are fewer images than clusters; raised on all ranks.
+    """
+    distillation = model.student.distillation
+    if distillation is None:
+        return
+    assert isinstance(distillation, Distillation)
+
+    def start() -> None:
+        for number, teacher in enumerate(teaching.teachers):
+            rows = _sample(teaching.features[number], recipe.distil.samples) if teaching.features else torch.empty(0, 0)
+            cells = None
+            if teacher.blocks is not None and recipe.distil.statistics != "none":
+                cells = cells_of_teacher(teacher, feed.indexed, device=device, workers=feed.workers)
+            distillation.heads[number].start(rows.to(device), cells, seed=recipe.run.seed)  # type: ignore[operator]
+
+    run_on_rank0(start)
+
+
+def _sample(features: CachedFeatures, most: int) -> Tensor:
+    """Rows of at most so many images, evenly spread over the set."""
+    count = min(most, len(features))
+    return features.take(torch.from_numpy(np.arange(count, dtype=np.int64) * len(features) // count))
+
+
+def refuse_other_teachers(teaching: Teaching, stored: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError, on all ranks, where a teacher has other weights than in a run's checkpoint."""
+    for fact, before in zip(teaching.facts(), stored, strict=False):
+        if fact["sha256"] != before.get("sha256"):
+            raise UserError.on_all_ranks(
+                f"the teacher {fact['name']} is another network than the one that this run learned from: restore its "
+                "file, or choose another --out"
+            )
