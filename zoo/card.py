@@ -7,14 +7,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from excb.checkpoint import exported
+from excb.checkpoint.teachers import named
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.markdown import bullets, cell, line, table
 from excb.hub.catalogue import Checkpoint, method_of
+from excb.hub.lineage import is_distilled, labels_behind
 from excb.networks.architecture import TORCHVISION
 from excb.networks.preprocessing import Preprocessing
 from excb.results.result import Result, folder_name
 from excb.settings import MethodSettings
+
+from . import teachers
 
 HUB = "hf-hub:"
 
@@ -50,22 +55,28 @@ def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
     checkpoint: Checkpoint = facts["checkpoint"]
     network = facts.get("network") or checkpoint.network
     untested = facts.get("untested")
+    student = _is_student(checkpoint, facts)
+    kind = f": the {cell(network)} network of {cell(checkpoint.method)}"
+    if student:
+        kind = f", {teachers.summary(facts, network)}"
+    encoder = f"Image encoder {cell(checkpoint.architecture.name)} without a classifier{kind}."
     parts = [
         f"---\n{_header(checkpoint, facts, results)}\n---",
         f"# {cell(checkpoint.name)}",
-        f"Image encoder {cell(checkpoint.architecture.name)} without a classifier: the {cell(network)} network of "
-        f"{cell(checkpoint.method)}. {cell(checkpoint.note)}".rstrip(),
+        f"{encoder} {cell(checkpoint.note)}".rstrip(),
         *([f"**Not tested.** The self-test was not run before publishing: {cell(untested)}"] if untested else []),
         "## Load",
         _loading(checkpoint),
         _images(checkpoint.preprocessing),
         "## Training",
         table(["what", "value"], [*_training(checkpoint, facts), *_recipe_values(facts.get("recipe") or {})]),
+        *(teachers.section(facts) if student else []),
         "## Results",
         *_results(results),
         "## Licence",
         cell(checkpoint.licence or "None is stated."),
-        *(["## Cite", _CITATION] if checkpoint.method.startswith("ExCB") else []),
+        *teachers.licences(facts, checkpoint.licence),
+        *(["## Cite", _CITATION] if "ExCB" in checkpoint.method else []),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -74,7 +85,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     """Our block of an exported folder's config.json, with its catalogue row read or built."""
     file = folder / "config.json"
     try:
-        facts: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
+        facts = exported.facts_from(json_text.parse(file.read_text(encoding="utf-8"))["excb"])
         row = facts.get("checkpoint") or {
             "name": folder.name,
             "method": method_of(facts.get("recipe")),
@@ -82,6 +93,8 @@ def _facts(folder: Path) -> dict[str, Any]:
             "preprocessing": facts["preprocessing"],
             "source": "own run",
         }
+        if named(facts.get("recipe")):  # whatever the row calls it
+            row = row | {"method": method_of(facts["recipe"])}
         return facts | {"checkpoint": Checkpoint.from_dict(row)}
     except (AttributeError, KeyError, OSError, TypeError, UserError, ValueError) as error:
         raise UserError(f"{file} was not written by `excb-zoo export` ({error})") from None
@@ -114,7 +127,7 @@ def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Res
         tags=[
             "image-feature-extraction",
             *(["timm"] if _is_timms(checkpoint) else []),
-            "self-supervised",
+            *_learning(checkpoint, facts),
             line(checkpoint.method).lower(),
         ],
         license=licence if has_identifier else "other" if licence else None,
@@ -124,6 +137,17 @@ def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Res
         eval_results=measured or None,
     ).to_yaml()
     return header.strip()
+
+
+def _is_student(checkpoint: Checkpoint, facts: dict[str, Any]) -> bool:
+    return is_distilled(checkpoint.method, facts.get("recipe"), facts.get("teachers") or ())
+
+
+def _learning(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[str]:
+    """Tags of what the network learned from: no labels only where that is known of it and all its teachers."""
+    labels = labels_behind(checkpoint.method, facts.get("recipe"), facts.get("teachers") or ())
+    distilled = ["knowledge-distillation"] if _is_student(checkpoint, facts) else []
+    return distilled + (["self-supervised"] if labels == "none" else [])
 
 
 def _is_timms(checkpoint: Checkpoint) -> bool:

@@ -1,15 +1,13 @@
 """Publish a checkpoint: export it, prove it by its self-test, describe it, and record it in the catalogue."""
 
 import json
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from excb.checkpoint import exported
-from excb.checkpoint.stored import Stored
+from excb.checkpoint import exported, teachers
 from excb.console import Reporter
 from excb.errors import UserError, require
 from excb.files.atomic import new_folder, write_text
@@ -26,6 +24,7 @@ from .eval_results import eval_results
 from .export import export
 from .measured import results_of
 from .publish import check_access, publish
+from .teachers import same_licence
 
 # Sources of rows whose weights belong to the publisher.
 _OWN = ("own run", "bundled", "imported")
@@ -135,7 +134,7 @@ def package(
         entry = _entry(row, backbone, measured, name=target.name, licence=licence, sha256=sha256)
         if repo is not None:
             entry = replace(entry, locations=(f"hf-hub:{repo}@{revision}",))
-        _describe(unfinished, entry, stored, measured, untested, repo=repo)
+        _describe(unfinished, entry, measured, untested, repo=repo)
     return entry, revision
 
 
@@ -146,12 +145,8 @@ def _check_rights(row: Checkpoint | None, licence: str) -> None:
     if row.source not in _OWN and not row.redistributable:
         reason = f"their licence is {row.licence}" if row.licence else "their authors state no licence"
         raise UserError(f"{row.name} may not be published: {reason} ({row.source}); excb.load fetches it from there")
-    if row.licence and _letters(row.licence) != _letters(licence):
+    if row.licence and not same_licence(row.licence, licence):
         raise UserError(f"{row.name} is under {row.licence} ({row.source}): publish it with --licence '{row.licence}'")
-
-
-def _letters(licence: str) -> str:
-    return re.sub(r"[^a-z0-9.]", "", licence.lower())
 
 
 def _check_origin(facts: dict[str, Any]) -> None:
@@ -204,6 +199,7 @@ def _entry(
     return replace(
         row or own,
         name=own.name,
+        method=own.method if row is None or teachers.named(entry.recipe) else row.method,  # a student is called one
         aliases=(),
         architecture=own.architecture,
         preprocessing=own.preprocessing,
@@ -231,26 +227,18 @@ def _images(result: Result) -> str:
 def _describe(
     folder: Path,
     entry: Checkpoint,
-    stored: Stored,
     results: Mapping[str, Result],
     untested: str | None,
     *,
     repo: str | None,
 ) -> None:
-    """Add the row and facts of the training to config.json, and write results, for the hub too, and card."""
+    """Add the row to config.json, and write results, for the hub too, and card."""
     config = exported.read_config(folder)
     block = config["excb"]
     block["checkpoint"] = entry.to_dict()
     block.pop("untested", None)
     if untested is not None:
         block["untested"] = " ".join(untested.split())
-    if data := stored.contents.get("data"):
-        block["training"] = {
-            "data": folder_name(str(data.get("root"))),
-            "images": data.get("images"),
-            "fingerprint": data.get("fingerprint"),
-            "seconds": stored.contents.get("seconds"),
-        }
     write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", folder / exported.CONFIG)
     for name, result in results.items():
         write_text(result.to_json() + "\n", folder / exported.RESULTS / f"{name}.json")

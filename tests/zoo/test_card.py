@@ -236,7 +236,7 @@ def test_text_of_files_is_no_markup(tmp_path: Path) -> None:
         created=HOSTILE,
     )
     recipe = {"name": HOSTILE, "optim": {HOSTILE: HOSTILE}}
-    place = folder(tmp_path, recipe=recipe, network=HOSTILE, training={"data": HOSTILE, "images": HOSTILE})
+    place = folder(tmp_path, recipe=recipe, network=HOSTILE, training={"data": HOSTILE, "fingerprint": HOSTILE})
     text = card(place, [hostile])
     metric = header(text)["model-index"][0]["results"][0]["metrics"][0]
     assert metric["value"] == 1.5

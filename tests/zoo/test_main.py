@@ -44,6 +44,7 @@ def test_show_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "width": 32,
         "preprocessing": tiny_recipe().views.preprocessing.to_dict(),
         "layout": None,
+        "method": "ExCB + contrast",
         "recipe": "quickstart",
         "step": 10,
         "epoch": 1.0,

@@ -32,12 +32,14 @@ def run(options: argparse.Namespace) -> int:
         facts, own = _facts_of_files(options.source, options.network)
         row = row or own
         if row is not None:
-            facts |= {"method": row.method, "licence": row.licence, "note": row.note}
+            facts = {"method": row.method} | facts | {"licence": row.licence, "note": row.note}
     figures = [] if row is None else row.figures
     reporter = Reporter()
     if options.json:
         reporter.answer(json.dumps(facts | {"figures": [vars(figure) for figure in figures]}, indent=2))
         return 0
+    if "teachers" in facts:  # a table has room for their names
+        facts |= {"teachers": ", ".join(f"{each['name']} (labels: {each['labels']})" for each in facts["teachers"])}
     values = [[name, "" if value is None else str(value)] for name, value in facts.items()]
     reporter.table(str(options.source), ["", "value"], values)
     if figures:
@@ -48,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _facts_of_files(source: str, network: Literal["teacher", "student"]) -> tuple[dict[str, Any], "Checkpoint | None"]:
     """What the files of a checkpoint on this machine say of it, and the catalogue row in them."""
+    from excb.hub.catalogue import method_of
     from excb.hub.loading import load
 
     backbone = load(source, network=network)
@@ -62,6 +65,8 @@ def _facts_of_files(source: str, network: Literal["teacher", "student"]) -> tupl
         "preprocessing": backbone.transform.to_dict(),
         "layout": entry.layout,
         **({"dropped": list(entry.dropped)} if entry.dropped else {}),
+        **({"method": method_of(entry.recipe)} if entry.recipe else {}),
+        **({"teachers": list(entry.teachers)} if entry.teachers else {}),
         "recipe": entry.recipe.get("name"),
         "step": entry.step,
         "epoch": entry.epoch,
