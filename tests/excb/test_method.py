@@ -348,7 +348,6 @@ def test_contrast_is_finite_at_tiny_temperatures() -> None:
     ("options", "message"),
     [
         ({"contrast": -1.0}, "method.contrast must not be negative"),
-        ({"clustering": False}, "leaves no loss: set method.contrast=1 or method.regression=1"),
         ({"regression": -1.0}, "method.regression must not be negative"),
         ({"regression": 1.0, "predictor": False}, "set method.predictor=true"),
         (SIMCLR | {"predictor": True}, "set method.predictor=false"),

@@ -68,6 +68,8 @@ def message_of(override: str) -> str:
         ("views.global_scale=(0.3, 0.9)", (0.3, 0.9)),
         ("views.global_scale=[0.3,0.9]", (0.3, 0.9)),
         ("views.mean=0.1,0.2,0.3", (0.1, 0.2, 0.3)),
+        ("distil.teachers=none", ()),
+        ("distil.teachers=", ()),
         ('model.options={"channels": [8, 16], "act_layer": "silu", "a": {"b": null}}', None),
         ("model.options={}", {}),
     ],
@@ -84,11 +86,20 @@ def test_numbers_in_a_tuple_are_floats() -> None:
     assert all(type(item) is float for item in apply(recipe(), ["views.global_scale=1,1"]).views.global_scale)
 
 
+def text_of(value: Any) -> str:
+    """A value as a user types it."""
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        return ",".join(value) or "none"
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_field_takes_its_own_value_as_text(name: str) -> None:
     wanted = RECIPES[name]()
+    if name == "distil":
+        wanted = wanted.change(distil={"teachers": ("mobilenetv2", "timm:vit_tiny_patch16_224")})
     values = {field: value_of(wanted, field) for field in field_names(wanted)}
-    texts = {field: json.dumps(value) if isinstance(value, dict) else str(value) for field, value in values.items()}
+    texts = {field: text_of(value) for field, value in values.items()}
     found = apply(recipe(), [f"{field}={text}" for field, text in texts.items()])
     assert found == dataclasses.replace(wanted, name="quickstart")
     assert {field: type(value_of(found, field)) for field in values} == {f: type(v) for f, v in values.items()}

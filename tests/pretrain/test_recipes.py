@@ -19,7 +19,7 @@ from excb.pretrain.recipes import RECIPES
 from tests.clone import ROOT
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
-SECTIONS = ("model", "method", "views", "optim", "adapt", "monitor", "efficiency", "run")
+SECTIONS = ("model", "method", "views", "optim", "adapt", "distil", "monitor", "efficiency", "run")
 
 # Every value of the paper's ResNet-50 with multi-crop: Sec. 4.1 of the paper (ECCV 2024) where it says something, and
 # otherwise what it refers to: BYOL's augmentation, DINO's head and blur of local views, torchvision's crops.
@@ -114,6 +114,25 @@ RESNET50: dict[str, Any] = {
     "adapt.frozen_statistics": False,
     "adapt.lora_rank": 0,
     "adapt.patience": None,
+    "distil.teachers": (),  # nothing is learned from other networks
+    "distil.features": 0.0,
+    "distil.similarities": 0.0,
+    "distil.assignments": 0.0,
+    "distil.maps": 0.0,
+    "distil.distance": "cosine",
+    "distil.teacher_sees": "image",
+    "distil.teacher_size": None,
+    "distil.statistics": "centred",
+    "distil.whitening_floor": 0.1,
+    "distil.samples": 10_000,
+    "distil.head": "mlp",
+    "distil.hidden": 512,
+    "distil.temperature": 0.04,
+    "distil.student_temperature": 0.1,
+    "distil.queue": 0,
+    "distil.clusters": 256,
+    "distil.sizes_momentum": 0.99,
+    "distil.kmeans_iterations": 50,
     "monitor.every_epochs": 10,
     "monitor.images": 10_000,
     "monitor.k": 20,
@@ -184,7 +203,7 @@ OFFICIAL_CROPS: dict[str, Any] = {
 OFFICIAL_VIT: dict[str, Any] = {"optim.clip": None, "optim.frozen_centroid_epochs": 0, "optim.centroid_decay": 10.0}
 
 # The paper's runs; these are ours, and judged by what they reach.
-OURS = {"quickstart", "photos_small", "photos", "adapt", "conv4_tiny", "rn10_tiny", "rn18_small"}
+OURS = {"quickstart", "photos_small", "photos", "adapt", "distil", "conv4_tiny", "rn10_tiny", "rn18_small"}
 EXPECTED: dict[str, dict[str, Any]] = {}
 for _epochs in (100, 200, 400):
     EXPECTED[f"rn50_{_epochs}ep"] = {"optim.epochs": _epochs}
@@ -415,6 +434,21 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "adapt.anchor_end": [-1.0, NAN],
     "adapt.lora_rank": [-1],
     "adapt.patience": [0],
+    "distil.teachers": [("one",), ("one", "one"), (" ",)],  # the first with no objective
+    "distil.features": [-1.0, NAN],
+    "distil.similarities": [-1.0, NAN],
+    "distil.assignments": [-1.0, NAN],
+    "distil.maps": [-1.0, NAN, 1.0],  # 1: not of a whole image
+    "distil.teacher_size": [7],
+    "distil.whitening_floor": [0.0, -1.0, NAN],
+    "distil.samples": [1],
+    "distil.hidden": [0],
+    "distil.temperature": [0.0, -1.0, NAN],
+    "distil.student_temperature": [0.0, -1.0, NAN],
+    "distil.queue": [-1],
+    "distil.clusters": [1],
+    "distil.sizes_momentum": [-0.1, 1.1, NAN],
+    "distil.kmeans_iterations": [0],
     "monitor.every_epochs": [0],
     "monitor.images": [1],
     "monitor.k": [0],
@@ -484,10 +518,23 @@ def test_a_moving_scale_stays_between_the_smallest_local_and_the_largest_global_
         ViewSettings(global_scale=(0.2, 1.0), local_scale=(0.3, 0.4), scale_end=0.3)  # starts at 0.2, below 0.3
 
 
+ONE_VIEW = {"global_views": 1, "local_views": 0}
+
+
 def test_one_view_alone_is_refused() -> None:
+    recipe = RECIPES["quickstart"]()
     with pytest.raises(UserError, match=r"two views: raise views\.global_views"):
-        ViewSettings(global_views=1, local_views=0)
-    assert ViewSettings(global_views=1, local_views=1).global_views == 1
+        recipe.change(views=ONE_VIEW)
+    with pytest.raises(UserError, match=r"two views: raise views\.global_views"):  # the method's losses need them
+        RECIPES["distil"]().change(method={"clustering": True})
+    assert recipe.change(views={"global_views": 1, "local_views": 1}).views.global_views == 1
+
+
+def test_a_teacher_needs_no_second_view_unless_it_sees_another_than_the_student() -> None:
+    recipe = RECIPES["distil"]()
+    assert recipe.change(views=ONE_VIEW, distil={"teacher_sees": "view"}).views.global_views == 1
+    with pytest.raises(UserError, match=r"other_view needs two views: raise views\.global_views"):
+        recipe.change(views=ONE_VIEW, distil={"teacher_sees": "other_view"})
 
 
 def test_every_number_has_a_range_that_is_tested() -> None:
@@ -527,6 +574,11 @@ def test_a_micro_batch_is_an_equal_share() -> None:
         ({"efficiency": {"accumulate": 2}, "method": {"sizes_updated": "before_balancing"}}, "the whole batch at once"),
         ({"efficiency": {"accumulate": 2}, "method": {"balancing": "sinkhorn"}}, "the whole batch at once"),
         ({"efficiency": {"accumulate": 2}, "method": {"balancing": "mira"}}, "the whole batch at once"),
+        ({"efficiency": {"accumulate": 2}, "distil": {"similarities": 1.0}}, "the whole batch at once"),
+        (
+            {"method": {"clustering": False, "predictor": False, "teacher_statistics": "averaged", "contrast": 0.0}},
+            r"leaves no loss: set method\.contrast=1 or method\.regression=1, or learn from a teacher",
+        ),
         ({"method": {"balancing": "centering", "winner_gain": 1.01}}, r"set method\.winner_gain=1"),
         ({"method": {"balancing": "mira", "clamp": True}}, r"method\.clamp=false"),
     ],
