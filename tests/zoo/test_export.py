@@ -110,6 +110,7 @@ def test_folder_holds_its_selftest_and_hashes_of_everything(tiny: Path, tmp_path
         "step": 10,
         "epoch": 1.0,
         "recipe": excb.load(tiny).entry.recipe,
+        "training": {"data": "images", "images": 2, "fingerprint": "0" * 64, "seconds": 1.0},
         "checkpoint": None,
         "origin": None,
         "sha256": {part: exported.sha256_of(folder / part) for part in parts},

@@ -137,8 +137,8 @@ def test_a_row_alone_or_a_student_without_its_record_claims_nothing(tmp_path: Pa
         preprocessing=Preprocessing(),
         source="own run",
     )
-    values = {"recipe": distilled_recipe("theirs"), "teachers": None}
-    package(str(write_student(tmp_path / "bare", **values)), tmp_path / "mine", licence="mit", untested="a test")
+    bare = write_student(tmp_path / "bare", recipe=distilled_recipe("theirs"), teachers=None)
+    package(str(bare), tmp_path / "mine", licence="mit", untested="a test")
     for text in (card(row, []), (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")):
         assert "self-supervised" not in text
         assert "knowledge-distillation" in tags(text)
@@ -151,8 +151,7 @@ def test_a_row_alone_or_a_student_without_its_record_claims_nothing(tmp_path: Pa
 def test_a_run_that_continues_from_labels_is_not_called_self_supervised(
     tmp_path: Path, init: str | None, expected: bool
 ) -> None:
-    changes = {"recipe": tiny_recipe().to_dict() | {"init": init}, "teachers": []}
-    run = write_student(tmp_path / "run", **changes)
+    run = write_student(tmp_path / "run", recipe=tiny_recipe().to_dict() | {"init": init})
     package(str(run), tmp_path / "mine", licence="mit", untested="a test")
     text = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
     assert ("self-supervised" in tags(text)) == expected
