@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from excb.errors import require
 from excb.method import balancing, batch_sizes, spherical_kmeans, unit
 from excb.objective.loss import assign, cross_entropy
 
@@ -29,6 +30,11 @@ class Assignments(Objective):
     def start(self, samples: Tensor, *, seed: int) -> None:
         """Start the centroids. Raises UserError for fewer samples than clusters."""
         settings = self.settings
+        require(
+            len(samples) >= settings.clusters,
+            f"distil.assignments needs at least as many images as clusters, but teachers see {len(samples)} for "
+            f"{settings.clusters} clusters: lower distil.clusters to at most {len(samples)}",
+        )
         means = spherical_kmeans(samples, settings.clusters, iterations=settings.kmeans_iterations, seed=seed)
         self.centroids.copy_(unit(means))
 

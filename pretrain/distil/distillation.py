@@ -77,7 +77,7 @@ class TeacherHead(nn.Module):
         """Take statistics and first clusters from a sample of the training images.
 
         Args:
-            rows: the teacher's vectors, [N, D].
+            rows: the teacher's vectors, [N, D]; of no images where nothing needs them.
             maps: cells of its maps, [M, D].
             seed: of the k-means.
         """
@@ -86,7 +86,7 @@ class TeacherHead(nn.Module):
         if self.map_statistics is not None and maps is not None:
             self.map_statistics.start(maps)
         for name, objective in self.objectives.items():
-            if self.statistics is not None and not OBJECTIVES[name].maps:
+            if len(rows) and self.statistics is not None and not OBJECTIVES[name].maps:
                 assert isinstance(objective, Objective)
                 objective.start(self.statistics(rows[rows.isfinite().all(1)]), seed=seed)
 
@@ -107,7 +107,9 @@ class TeacherHead(nn.Module):
             assert self.statistics is not None
             assert targets.rows is not None
             predicted = self.rows(features.flatten(0, 1)).unflatten(0, features.shape[:2])
-            rows = _wide(predicted), self.statistics(_wide(targets.rows))
+            known = targets.rows.any(-1, keepdim=True).all(0)  # [B, 1]
+            # An image that the teacher could not read has a row of zeros: no gradient passes, whatever the objective.
+            rows = _wide(predicted).masked_fill(~known, 0), self.statistics(_wide(targets.rows))
         with torch.autocast(features.device.type, enabled=False):
             for name, objective in self.objectives.items():
                 if OBJECTIVES[name].maps:
@@ -184,6 +186,9 @@ class Distillation(nn.Module):
             pending |= {f"{number}.{name}": values for name, values in needed.items()}
         means = {name: torch.stack(losses).mean() for name, losses in terms.items()}
         loss = torch.stack([self._settings.weights[name] * term for name, term in means.items()]).sum()
+        if not self._settings.needs_rows:
+            # Some networks have layers behind their last map, whose gradients DistributedDataParallel would wait for.
+            loss = loss + 0 * features.sum()
         return Distilled(loss, means, pending)
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from excb.images.image_set import Images
 from excb.networks.features import Inputs, extract
 from excb.references.untrained import spread
 
+from ..data.batch import NO_IMAGE
 from .interface import Targets
 from .teachers import Teacher
 
@@ -36,8 +37,9 @@ class KeptTargets:
     def __call__(self, used: Tensor, views: Sequence[Tensor]) -> list[Targets]:
         """The targets of every teacher, [1, B, D], of images [B]."""
         del views
-        # Zeros have no direction: an image that the teacher could not read gives no gradient.
-        rows = [each.take(used).nan_to_num(0.0) for each in self._features]
+        # Rows of zeros teach nothing: of images that the teacher could not read, and of views without an image.
+        there = (used != NO_IMAGE)[:, None]
+        rows = [each.take(used.clamp(min=0)).nan_to_num(0.0) * there for each in self._features]
         return [Targets(to_device(each, self._device).to(self._dtype)[None]) for each in rows]
 
 

@@ -18,28 +18,26 @@ class Similarities(Objective):
     """
 
     queue: Tensor
-    filled: Tensor
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         self.register_buffer("queue", torch.zeros(self.settings.queue, self.width))
-        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))  # rows of the queue, and then its length
 
     def start(self, samples: Tensor, *, seed: int) -> None:
         """Fill the queue."""
         del seed
         rows = samples[: len(self.queue)].to(self.queue)
         self.queue[: len(rows)] = rows
-        self.filled.fill_(len(rows))
 
     def forward(self, predicted: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """See `Objective.forward`; the batch's keys are the first target of every image."""
         images = predicted.shape[1]
         keys = gather_rows(targets[0])
         own = torch.arange(images, device=keys.device) + rank() * images
-        keys, batch = torch.cat([keys, self.queue.to(keys)]), len(keys)
+        keys = torch.cat([keys, self.queue.to(keys)])
         places = torch.arange(len(keys), device=keys.device)
-        excluded = (places == own[:, None]) | (places >= batch + self.filled)  # [B, keys]
+        # Zeros are no keys: of a queue that is not full yet, and of images that the teacher could not read.
+        excluded = (places == own[:, None]) | ~keys.any(1)  # [B, keys]
         settings = self.settings
 
         def scores(rows: Tensor, temperature: float) -> Tensor:
@@ -57,7 +55,6 @@ class Similarities(Objective):
             return
         newest = gather_rows(pending).to(self.queue)
         self.queue.copy_(torch.cat([newest, self.queue])[:size])
-        self.filled.add_(len(newest)).clamp_(max=size)
 
 
 OBJECTIVE = Similarities

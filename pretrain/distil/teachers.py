@@ -1,5 +1,6 @@
 """Frozen teachers: loading them, and what they make of a batch of views."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from excb.errors import UserError, require
 from excb.hub import loading
 from excb.hub.adopted import OwnTransform
 from excb.hub.backbone import Backbone
+from excb.networks.backbone import check_resolution
 from excb.networks.blocks import Blocks
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
@@ -74,7 +76,7 @@ def _load(
 ) -> Teacher:
     size = settings.teacher_size
     if name in given:
-        backbone = given[name]
+        backbone = copy.deepcopy(given[name])  # its owner may still train it
         transform = backbone.transform
         if size is not None:
             require(
@@ -86,16 +88,33 @@ def _load(
         run_on_rank0(lambda: loading.load(name, img_size=size) and None)  # which fetches it once
         backbone = all_succeed(lambda: loading.load(name, img_size=size))
         transform = backbone.transform
+    _require_size(name, backbone, size)
     backbone = backbone.to(device, dtype).eval().requires_grad_(False)
+    if not settings.needs_maps:
+        return Teacher(name, backbone, transform, None)
     try:
-        blocks = Blocks(backbone.network) if settings.needs_maps else None
+        blocks = Blocks(backbone.network)
+        require(backbone.features == "pool", f"it was loaded with features={backbone.features!r}: load it without")
     except UserError as error:
         raise UserError.on_all_ranks(f"the teacher {name} cannot teach maps: {error}") from None
     return Teacher(name, backbone, transform, blocks)
 
 
+def _require_size(name: str, backbone: Backbone, size: int | None) -> None:
+    """Raise UserError unless the network takes inputs of the size that is asked for."""
+    if size is None:
+        return
+    try:
+        check_resolution(backbone.network, [size])
+    except UserError:
+        raise UserError.on_all_ranks(
+            f"the teacher {name} cannot take inputs of {size} x {size} pixels: choose another distil.teacher_size, or "
+            "none for the size that it was trained for"
+        ) from None
+
+
 class ViewInputs:
-    """The student's views as a teacher wants them: its size, and its normalisation.
+    """The student's views as a teacher wants them: its size, interpolation and normalisation.
 
     Args:
         transform: of the teacher.
@@ -119,7 +138,7 @@ class ViewInputs:
         def channels(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, device=device).view(3, 1, 1)
 
-        self._size = transform.crop, transform.crop
+        self._size, self._mode = (transform.crop, transform.crop), transform.interpolation
         self._from, self._to = (channels(mean), channels(std)), (channels(transform.mean), channels(transform.std))
 
     def __call__(self, views: Tensor) -> Tensor:
@@ -127,7 +146,8 @@ class ViewInputs:
         mean, std = (part.to(views) for part in self._from)
         pixels = (views * std + mean).clamp(0, 1)
         if pixels.shape[-2:] != self._size:
-            pixels = F.interpolate(pixels, self._size, mode="bilinear", align_corners=False, antialias=True)
+            pixels = F.interpolate(pixels, self._size, mode=self._mode, align_corners=False, antialias=True)
+            pixels = pixels.clamp(0, 1)  # bicubic weights overshoot
         mean, std = (part.to(views) for part in self._to)
         return (pixels - mean) / std
 
