@@ -11,6 +11,7 @@ from excb.references import patches
 
 from .recipe import Recipe
 from .run.gain import SOURCE, TARGET, Adapted, Gain, points
+from .run.taught import BATCH, Comparison, Cost, cost_rows
 
 RUN, START, GUESSING, TWIN = "run", "start", "guessing", "untrained"
 HISTOGRAM, PATCHES = "colour_histogram", patches.NAME
@@ -57,6 +58,7 @@ class Verdict:
         alarms: of the whole run, in its order.
         gains: of a run that started from a trained network and measured it: what became of it, on the images that it
             is for (`target`) and those that it knew (`source`). Then `learned` is whether it is better than it was.
+        costs: of a run that learned from teachers: its own network's (`run`) and each teacher's.
     """
 
     learned: bool | None
@@ -67,12 +69,14 @@ class Verdict:
     advice: tuple[str, ...] = ()
     alarms: tuple[str, ...] = ()
     gains: dict[str, Gain] = field(default_factory=dict)
+    costs: dict[str, Cost] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = asdict(self) | {"advice": [*self.advice], "alarms": [*self.alarms]}
-        if not self.gains:
-            del values["gains"]
+        for name in ("gains", "costs"):
+            if not values[name]:
+                del values[name]
         return values
 
     @classmethod
@@ -94,6 +98,7 @@ class Verdict:
             tuple(map(str, stored["advice"])),
             tuple(map(str, stored["alarms"])),
             {str(name): Gain.from_dict(values) for name, values in stored.get("gains", {}).items()},
+            {str(name): Cost.from_dict(values) for name, values in stored.get("costs", {}).items()},
         )
 
     def lines(self) -> list[str]:
@@ -124,6 +129,15 @@ def tell(verdict: Verdict, reporter: Reporter, *, table: bool) -> None:
         return
     header = ["features", *(f"{FIGURES[name]} %" for name in verdict.figures)]
     reporter.table("Did it learn?", header, verdict.rows())
+    if verdict.costs:
+        figure = next(iter(verdict.figures))
+        named = {RUN: verdict.figures} | verdict.references
+        values = {name: named[name][figure] for name in verdict.costs if name in named}
+        columns = ("M weights", "ms an image", "MiB", "per M weights", "per ms", "per MiB")
+        rows = cost_rows(verdict.costs, values)
+        rows[0][0] = "this run"
+        reporter.table("What it costs", ["features", f"{FIGURES[figure]} %", *columns], rows)
+        reporter.answer(f"ms an image: in batches of {BATCH} on this machine, reading not counted")
     for name, words in verdict.units.items():
         reporter.answer(f"{FIGURES.get(name, name)}: {words}")
     for line in verdict.lines():
@@ -144,6 +158,7 @@ class RunFigures:
         alarms: its lines of kind `alarm`.
         active: names of the alarms of its last epoch.
         adapted: what became of the network that it started from, where that was measured.
+        costs: of the run's network and of its frozen teachers, which are among the references.
     """
 
     recipe: Recipe
@@ -155,6 +170,7 @@ class RunFigures:
     alarms: Sequence[Mapping[str, Any]] = ()
     active: Sequence[str] = ()
     adapted: Adapted | None = None
+    costs: Mapping[str, Cost] = field(default_factory=dict)
 
     @property
     def decisive(self) -> str:
@@ -212,7 +228,8 @@ def judge(run: RunFigures) -> Verdict:
     figures = {name: run.figures[name] for name in FIGURES if name in run.figures}
     gains = {} if run.adapted is None else dict(run.adapted.gains)
     learned, summary = run.adapted.judge() if run.adapted is not None and TARGET in gains else _learned(run)
-    if others := [run.described(name) for name in run.references if name not in TITLES]:
+    summary += "".join(f" {each.sentence(helps=bool(learned))}" for each in _comparisons(run))
+    if others := [run.described(name) for name in run.references if name not in TITLES and name not in run.costs]:
         summary += f" For comparison: {', '.join(others)}."
     if run.decisive != "knn_top1":
         summary += " Without labels this says how well features know an image again, not what they say of its subject."
@@ -225,7 +242,26 @@ def judge(run: RunFigures) -> Verdict:
         tuple(_advice(run, learned)),
         tuple(_alarms(run)),
         gains,
+        dict(run.costs),
     )
+
+
+def _comparisons(run: RunFigures) -> list[Comparison]:
+    """The run's network beside each of its teachers."""
+    decisive = run.decisive
+    return [
+        Comparison(
+            name,
+            FIGURES[decisive],
+            run.figures[decisive],
+            run.references[name][decisive],
+            run.margin(name),
+            run.costs[RUN],
+            cost,
+        )
+        for name, cost in run.costs.items()
+        if name in run.references
+    ]
 
 
 def units(measured: int, k: int, figures: Iterable[str]) -> dict[str, str]:
@@ -311,7 +347,7 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
         )
     if run.adapted is not None:
         yield from _advice_on_adapting(run, run.adapted, poor=poor)
-    if poor and recipe.init is None:
+    if poor and recipe.init is None and not run.costs:
         yield "continue from a trained backbone: `excb-pretrain adapt NAME --data DIR`, a NAME of `excb-zoo list`"
     if poor and run.images < FEW:
         yield f"add images: {run.images:,} are few, and they need no labels"

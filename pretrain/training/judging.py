@@ -17,6 +17,7 @@ from excb.errors import UserError
 from excb.files import json_text
 from excb.files.run_files import REPORT, read_metrics
 from excb.hub import loading
+from excb.hub.backbone import Backbone
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches
 from excb.references.baselines import WITHOUT_NETWORK, rows_of_inputs
@@ -25,6 +26,7 @@ from excb.references.untrained import estimate_batchnorm, spread
 from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
 from ..run.monitor import Monitor, StoppedError
+from ..run.taught import Cost, measure_cost
 from ..verdict import FIGURES, GUESSING, PATCHES, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
 from .epoch_end import EpochEnd
 from .state import RunState
@@ -74,14 +76,18 @@ def verdict(
     compare = _Comparison(state, measured.monitor, reporter, stop, folder)
     if RUN not in known:
         known = compare.usual()
+    costs = compare.costs()
+    for name, teacher in state.teaching.by_name().items():
+        if name not in known:
+            known |= compare.with_teacher(name, teacher)
     for name in against:
         path = f"./{name}" if name in (RUN, *TITLES) else name  # a folder may have the name of a reference
         if path not in known:
             known |= compare.with_checkpoint(path)
-    return None if folder is None else _judged(state, measured, known, folder)
+    return None if folder is None else _judged(state, measured, known, folder, costs)
 
 
-def _judged(state: RunState, measured: EpochEnd, known: Figures, folder: Path) -> Verdict:
+def _judged(state: RunState, measured: EpochEnd, known: Figures, folder: Path, costs: Mapping[str, Cost]) -> Verdict:
     lines = read_metrics(folder)
     alarms = [line for line in lines if line["kind"] == "alarm" and line["step"] <= state.progress.step]
     run = RunFigures(
@@ -94,6 +100,7 @@ def _judged(state: RunState, measured: EpochEnd, known: Figures, folder: Path) -
         alarms=alarms,
         active=list(state.progress.health.get("ringing", [])),
         adapted=_adapted(state, measured),
+        costs=costs,
     )
     return judge(run)
 
@@ -157,6 +164,21 @@ class _Comparison:
         labels = None if images.labels is None else images.labels.tolist()
         guesses = guessing(labels if images.classes else None, measured=len(images), k=recipe.monitor.k)
         return figures | {GUESSING: guesses}
+
+    def with_teacher(self, name: str, teacher: Backbone) -> Figures:
+        """A frozen teacher, on images that are prepared as it wants them."""
+        return self._compare({name: teacher}, f"comparing with {name}", teacher.transform)
+
+    def costs(self) -> dict[str, Cost]:
+        """What the run's network and its teachers cost, on rank 0; empty without teachers."""
+        teachers = self._state.teaching.by_name()
+        if not teachers or self._folder is None:
+            return {}
+        network, side = self._state.trainer.model.teacher.backbone, self._state.recipe.views.eval_crop
+        return {RUN: measure_cost(network, side, self._device)} | {
+            name: measure_cost(teacher.network, teacher.transform.crop, self._device)
+            for name, teacher in teachers.items()
+        }
 
     def with_checkpoint(self, name: str) -> Figures:
         """A checkpoint, on images that are prepared as it wants them."""

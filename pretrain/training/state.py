@@ -18,6 +18,7 @@ from ..run.journal import EpochStatistics
 from ..run.progress import Progress
 from ..run.run_folder import describe, numerics, numerics_changed
 from ..step import Trainer, state_tensors
+from .teaching import Teaching
 
 
 @dataclass
@@ -31,7 +32,7 @@ class RunState:
     feed: BatchFeed
     progress: Progress = field(default_factory=Progress)
     broken: BrokenFiles = field(default_factory=BrokenFiles)
-    teachers: list[dict[str, Any]] = field(default_factory=list)  # frozen ones: see `excb.hub.lineage`
+    teaching: Teaching = field(default_factory=Teaching)
 
     @property
     def epochs_done(self) -> float:
@@ -71,7 +72,7 @@ class RunState:
             "measurements": progress.measurements,
             "losing": progress.losing,
             "ended": progress.ended,
-            "teachers": self.teachers,
+            "teachers": self.teaching.facts,
             # What to load instead of this one; where the run is not measured against its start, the newest is loaded.
             "evaluated_step": progress.best["step"] if progress.start is not None and progress.best else None,
             "arithmetic": numerics(self.trainer.device),
