@@ -212,13 +212,16 @@ def named_teachers(teacher: "Teachers") -> tuple[list[str], "dict[str, Backbone]
     """The names of teachers, and those that are in memory by name: a hash of their weights is part of it.
 
     Raises:
-        UserError: one is neither a name nor a network with a transform.
+        UserError: one is neither a name without a comma nor a network with a transform.
     """
     several = teacher if isinstance(teacher, list | tuple) else [] if teacher is None else [teacher]
-    names, given = list[str](), dict[str, Backbone]()
+    names: list[str] = []
+    given: dict[str, Backbone] = {}
     for each in several:
         if isinstance(each, str | os.PathLike):
             names.append(os.fspath(each))
+            if "," in names[-1]:
+                raise UserError(f"the teacher {names[-1]!r} has a comma in its name, which separates names: rename it")
             continue
         from excb.hub.adopted import adopt
         from excb.networks.backbone import weights_hash

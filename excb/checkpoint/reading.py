@@ -92,13 +92,24 @@ def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
             folded({key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)}),
             architecture_from(contents["architecture"]),
             preprocessing_from(contents["preprocessing"]),
-            {key: value for key, value in model.items() if not key.startswith(NOT_HEADS)},
+            {key: value for key, value in model.items() if not key.startswith(NOT_HEADS)}
+            if _heads_learn(facts)
+            else {},
             {"network": network} | facts,
             contents,
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{file} is no whole checkpoint of a run ({reason}): use another one of the run") from None
+
+
+def _heads_learn(facts: dict[str, Any]) -> bool:
+    """Whether a run trains projector or centroids: a student that learns from frozen teachers alone does not."""
+    recipe = facts.get("recipe") or {}
+    method = recipe.get("method") if isinstance(recipe, dict) else None
+    if not isinstance(method, dict):
+        return True
+    return bool(method.get("clustering", True) or method.get("contrast") or method.get("regression"))
 
 
 def _training(contents: dict[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def load(
         if not checkpoint.heads:
             raise UserError(
                 f"{checkpoint.file} holds a backbone without heads (projector and centroids): name a run of "
-                "excb-pretrain, an export of one, or a full checkpoint of ExCB's authors or of DINO"
+                "excb-pretrain that trains them, an export of one, or a full checkpoint of ExCB's authors or of DINO"
             )
         backbone.heads = Heads.of(checkpoint.heads, source=str(checkpoint.file))
     return backbone
