@@ -31,8 +31,8 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
 
     Raises:
         UserError: there are too few images, or batch, processes and micro-batches do not fit each other, or k-means
-            would have too few views, or there is no backbone to adapt or teacher to learn from, or it does not exist or
-            cannot take the views' sizes, or the decoder is not installed.
+            would have too few views or images, or there is no backbone to adapt or teacher to learn from, or it does
+            not exist or cannot take the views' sizes, or the decoder is not installed.
     """
     if recipe.efficiency.decoder != "nvjpeg":  # which depends on the device
         jpeg.require_installed(recipe.efficiency.decoder)
@@ -41,11 +41,7 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
             "this recipe continues from a trained backbone: name one, as in `excb-pretrain adapt NAME` or init=NAME "
             "(`excb-zoo list` shows names; tiny_grocery comes with the package)"
         )
-    if recipe.distil.active and not recipe.distil.teachers:
-        raise UserError(
-            "this recipe learns from a teacher: name one, as in `excb-pretrain distil NAME` or distil.teachers=NAME "
-            "(`excb-zoo list` shows names; mobilenetv2 is a small one)"
-        )
+    teaching.require_named(recipe)
     if recipe.distil.active and recipe.distil.teacher_sees == "image" and isinstance(images, StreamImages):
         raise UserError(
             "a stream has no images to keep a teacher's features of: set distil.teacher_sees=view, where the teacher "
@@ -57,6 +53,8 @@ def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
     recipe.micro_batch(world_size())
     if recipe.starts_centroids:
         recipe.kmeans_steps(len(images))
+    if not isinstance(images, StreamImages):
+        teaching.require_samples(recipe.distil, len(images))
     if not recipe.adopts:  # else the checkpoint that it starts from says which backbone it is
         check_backbone(recipe)
     if isinstance(images, StreamImages):
@@ -108,7 +106,7 @@ def start(
         refuse_lost_feedback(recipe, contents, steps=trainer.schedules.steps)
     samples = trainer.schedules.steps_per_epoch * recipe.optim.batch // world_size()
     statistics = EpochStatistics(images, recipe, samples=samples, device=device)
-    state = RunState(recipe, images, trainer, statistics, feed, teachers=taught.facts())
+    state = RunState(recipe, images, trainer, statistics, feed, teaching=taught)
     if contents is not None:
         state.restore(contents, reporter)
     broadcast(trainer.model.state_dict().values())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from excb.remote.home import cache_root
 from ..data.feed import BatchFeed
 from ..distil.distillation import Distillation
 from ..distil.kept import KeptTargets, cells_of_teacher, features_of_teacher
+from ..distil.settings import DistilSettings
 from ..distil.teachers import Teacher, ViewTargets, load_teachers
 from ..recipe import Recipe
 from ..step import TargetSource
@@ -35,9 +37,42 @@ class Teaching:
     targets: TargetSource | None = None
     features: list[CachedFeatures] = field(default_factory=list)  # of every teacher, of all images or of a sample
 
+    def by_name(self) -> dict[str, Backbone]:
+        """The networks, each with the transform that it sees images by."""
+        return {each.name: each.backbone for each in self.teachers}
+
+    @cached_property
     def facts(self) -> list[dict[str, Any]]:
         """What a checkpoint says of each: name, licence, whether labels trained it, hash of its weights."""
         return [lineage(each.backbone, each.name) for each in self.teachers]
+
+
+def require_named(recipe: Recipe) -> None:
+    """Raise UserError where a recipe learns from teachers and names none."""
+    if recipe.distil.active and not recipe.distil.teachers:
+        raise UserError(
+            "this recipe learns from a teacher: name one, as in `excb-pretrain distil NAME` or distil.teachers=NAME "
+            "(`excb-zoo list` shows names; mobilenetv2 is a small one)"
+        )
+
+
+def images_once(settings: DistilSettings, images: int) -> int:
+    """How many images of a set teachers see before training: all, or what gives statistics and first clusters."""
+    if settings.teacher_sees == "image":
+        return images
+    needed = settings.needs_rows and (settings.statistics != "none" or settings.assignments > 0)
+    return len(range(0, images, -(-images // settings.samples))) if needed else 0  # as `spread` takes them
+
+
+def require_samples(settings: DistilSettings, images: int) -> None:
+    """Raise UserError where a set of so many images is too small to start the clusters of `distil.assignments`."""
+    samples, clusters = min(settings.samples, images_once(settings, images)), settings.clusters
+    if settings.assignments > 0 and samples < clusters:
+        more = ", or raise distil.samples" if images > samples else ""
+        raise UserError(
+            f"k-means starts distil.clusters={clusters} from a teacher's features, and these are of {samples:,} "
+            f"images: set distil.clusters to at most {samples}{more}"
+        )
 
 
 def load(recipe: Recipe, device: torch.device, given: Mapping[str, Backbone] | None = None) -> Teaching:
@@ -59,7 +94,7 @@ def prepare(teaching: Teaching, recipe: Recipe, feed: BatchFeed, reporter: Repor
     settings, views = recipe.distil, recipe.views
     whole = settings.teacher_sees == "image"
     images: Images = feed.indexed if whole else spread(feed.indexed, settings.samples)
-    needed = whole or (settings.needs_rows and (settings.statistics != "none" or settings.assignments > 0))
+    needed = images_once(settings, len(feed.indexed)) > 0
     teaching.features = [
         features_of_teacher(each, images, cache_root(), reporter, device=device, workers=feed.workers)
         for each in (teaching.teachers if needed else ())
@@ -103,7 +138,7 @@ def _sample(features: CachedFeatures, most: int) -> Tensor:
 
 def refuse_other_teachers(teaching: Teaching, stored: Sequence[Mapping[str, Any]]) -> None:
     """Raise UserError, on all ranks, where a teacher has other weights than in a run's checkpoint."""
-    for fact, before in zip(teaching.facts(), stored, strict=False):
+    for fact, before in zip(teaching.facts, stored, strict=False):
         if fact["sha256"] != before.get("sha256"):
             raise UserError.on_all_ranks(
                 f"the teacher {fact['name']} is another network than the one that this run learned from: restore its "
