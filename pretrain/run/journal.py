@@ -51,14 +51,14 @@ class EpochStatistics:
         stop = self._filled + len(batch.used)
         zero = torch.zeros_like(output.loss)
         terms = [zero if term is None else term for term in (output.contrast, output.regression, output.anchor)]
-        distilled = {} if output.distilled is None else output.distilled.terms
-        terms += [distilled.get(name, zero) for name in OBJECTIVES]
+        if output.distilled is not None:
+            terms += [output.distilled.terms.get(name, zero) for name in OBJECTIVES]
         figures = [output.loss.detach(), zero, zero, zero, *terms]
         if (clusters := output.clusters) is not None:
             figures[1:4] = clusters.confidence, clusters.agreement, clusters.loss
             self._winners[:, self._filled : stop] = clusters.winners
             self._chosen.index_fill_(0, clusters.raw_winners.flatten(), True)
-        self._sums += torch.stack([figure.detach().double() for figure in figures])
+        self._sums[: len(figures)] += torch.stack([figure.detach().double() for figure in figures])
         self._used[self._filled : stop] = batch.used
         self._filled, self._steps = stop, self._steps + 1
 
