@@ -2,17 +2,19 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from excb.distributed.collectives import all_succeed, run_on_rank0
+from excb.distributed.collectives import all_succeed, run_on_rank0, world_size
 from excb.errors import UserError, require
 from excb.hub import loading
 from excb.hub.adopted import OwnTransform
 from excb.hub.backbone import Backbone
+from excb.hub.lineage import lineage
 from excb.networks.backbone import check_resolution
 from excb.networks.blocks import Blocks
 from excb.networks.outputs import resized_preprocessing
@@ -30,6 +32,7 @@ class Teacher:
     backbone: Backbone  # in eval mode, on the run's device
     transform: Preprocessing  # of whole images
     blocks: Blocks | None  # gives its maps, if they are compared
+    facts: dict[str, Any] = field(default_factory=dict)  # of its weights as they were given: see `excb.hub.lineage`
 
     @property
     def width(self) -> int:
@@ -77,27 +80,27 @@ def _load(
     size = settings.teacher_size
     if name in given:
         backbone = copy.deepcopy(given[name])  # its owner may still train it
-        transform = backbone.transform
         if size is not None:
             require(
-                not isinstance(transform, OwnTransform),
+                not isinstance(backbone.transform, OwnTransform),
                 f"{name} has a transform of its own, which distil.teacher_size={size} cannot change: leave it out",
             )
-            transform = resized_preprocessing(transform, size)
+            backbone.transform = resized_preprocessing(backbone.transform, size)
     else:
-        run_on_rank0(lambda: loading.load(name, img_size=size) and None)  # which fetches it once
+        if world_size() > 1:
+            run_on_rank0(lambda: loading.load(name, img_size=size) and None)  # which fetches it once
         backbone = all_succeed(lambda: loading.load(name, img_size=size))
-        transform = backbone.transform
     _require_size(name, backbone, size)
+    facts = lineage(backbone, name)  # whose hash is of the weights before another type rounds or widens them
     backbone = backbone.to(device, dtype).eval().requires_grad_(False)
     if not settings.needs_maps:
-        return Teacher(name, backbone, transform, None)
+        return Teacher(name, backbone, backbone.transform, None, facts)
     try:
         blocks = Blocks(backbone.network)
         require(backbone.features == "pool", f"it was loaded with features={backbone.features!r}: load it without")
     except UserError as error:
         raise UserError.on_all_ranks(f"the teacher {name} cannot teach maps: {error}") from None
-    return Teacher(name, backbone, transform, blocks)
+    return Teacher(name, backbone, backbone.transform, blocks, facts)
 
 
 def _require_size(name: str, backbone: Backbone, size: int | None) -> None:

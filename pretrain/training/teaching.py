@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.features.cache import CachedFeatures
 from excb.hub.backbone import Backbone
-from excb.hub.lineage import lineage
 from excb.images.image_set import Images
 from excb.method import ExCB
 from excb.references.untrained import spread
@@ -41,10 +39,10 @@ class Teaching:
         """The networks, each with the transform that it sees images by."""
         return {each.name: each.backbone for each in self.teachers}
 
-    @cached_property
+    @property
     def facts(self) -> list[dict[str, Any]]:
         """What a checkpoint says of each: name, licence, whether labels trained it, hash of its weights."""
-        return [lineage(each.backbone, each.name) for each in self.teachers]
+        return [each.facts for each in self.teachers]
 
 
 def require_named(recipe: Recipe) -> None:

@@ -130,6 +130,15 @@ def test_teachers_of_files_come_in_their_order_at_the_size_asked_for(tmp_path: P
     assert [each.look(torch.randn(1, 3, 48, 48))[0].shape for each in larger] == [(1, 12), (1, 12)]
 
 
+def test_a_teacher_in_memory_takes_the_size_asked_for(tmp_path: Path) -> None:
+    backbone = taught.load(taught.write_teacher(tmp_path, taught.CONV))
+    (teacher,) = taught.teachers(DistilSettings(features=1.0, teacher_size=60), backbone)
+    assert (teacher.transform.resize, teacher.transform.crop) == (72, 60)  # in the proportion of 48 and 40
+    assert teacher.backbone.transform == teacher.transform
+    assert teacher.facts["input"] == [72, 60]
+    assert backbone.transform.crop == 40
+
+
 @pytest.mark.parametrize("size", [30, 12])
 def test_a_size_that_the_patches_do_not_divide_is_refused(size: int, tmp_path: Path) -> None:
     name = str(taught.write_teacher(tmp_path, taught.VIT, crop=32))

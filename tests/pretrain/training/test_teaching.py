@@ -96,8 +96,9 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(images: Path, files: list[str]
         assert line["loss"] == pytest.approx(sum(weights[name] * line[f"distil_{name}"] for name in names), rel=1e-5)
 
 
-def test_the_checkpoint_says_who_taught(images: Path, files: list[str], tmp_path: Path) -> None:
-    run(images, tmp_path, files, "optim.epochs=1")
+@pytest.mark.parametrize("more", [(), ("efficiency.precision=fp64", "distil.teacher_sees=view")])
+def test_the_checkpoint_says_who_taught(images: Path, files: list[str], tmp_path: Path, more: tuple[str, ...]) -> None:
+    run(images, tmp_path, files, "optim.epochs=1", *more)
     facts = newest(tmp_path)["teachers"]
     assert [fact["name"] for fact in facts] == files
     assert [fact["sha256"] for fact in facts] == [weights_hash(taught.load(Path(file)).network) for file in files]
