@@ -54,6 +54,14 @@ def test_any_range_of_rows(store: Store, start: int) -> None:
         assert torch.equal(features.rows(start, stop), torch.from_numpy(rows(range(start, stop))))
 
 
+def test_any_rows_in_any_order(store: Store) -> None:
+    wanted = [11, 0, 4, 5, 5, 9, 10]
+    whole = rows(range(12))
+    assert torch.equal(store.open().take(torch.tensor(wanted)), torch.from_numpy(np.stack([whole[n] for n in wanted])))
+    assert store.open().take(torch.tensor([], dtype=torch.int64)).shape == (0, WIDTH)
+    assert torch.equal(torch.cat(list(store.open().parts())), torch.from_numpy(whole))
+
+
 def test_rows_of_one_shard_are_not_copied() -> None:
     shard = rows(range(5))
     assert CachedFeatures([shard]).all().data_ptr() == shard.ctypes.data
