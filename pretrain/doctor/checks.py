@@ -13,6 +13,8 @@ from excb.images.image_set import CodedImages
 from excb.images.scanning import refuse_among
 
 from ..data.broken_files import MAX_SHARE
+from ..distil.teachers import Teacher
+from ..plan import frozen_teachers
 from ..recipe import Recipe
 from ..run.remote_mirror import Place
 from ..run.run_folder import describe, refuse_other_run
@@ -22,6 +24,7 @@ from .finding import Finding
 from .limits import check_cores, check_open_files, check_shared_memory
 from .requirements import batch_bytes, check_step, checkpoint_bytes
 from .run_folder import check_folder, check_space, check_store
+from .teachers import LOADED, check_teachers
 from .tree import check_tree
 from .versions import check_versions
 
@@ -59,6 +62,11 @@ class Subject:
         """Where the run computes."""
         return choose_device("cpu" if self.gpus == 0 else self.recipe.efficiency.device)
 
+    @cached_property
+    def teachers(self) -> list[Teacher]:
+        """The frozen teachers that the run learns from, on the CPU. Raises UserError where it would."""
+        return frozen_teachers.load(self.recipe)
+
     def refuse_folder(self) -> None:
         """Raise UserError where the run itself would refuse its folder: among the images, or another run's."""
         if self.place.url is None:
@@ -83,7 +91,7 @@ def _shared_memory(subject: Subject) -> list[Finding]:
 
 
 def _space(subject: Subject) -> list[Finding]:
-    checkpoint = checkpoint_bytes(subject.recipe, len(subject.images))
+    checkpoint = checkpoint_bytes(subject.recipe, len(subject.images), subject.teachers)
     return [check_space(subject.place.folder, checkpoint, subject.recipe.run.keep)]
 
 
@@ -101,11 +109,12 @@ CHECKS = (  # quick ones first
     Check(lambda s: check_folder(s.place.folder, s.refuse_folder)),
     Check(lambda s: [check_store(s.place.url)] if s.place.url is not None else []),
     Check(_shared_memory, needs_recipe=True),
-    Check(_space, needs_recipe=True, not_after=("run folder",)),
+    Check(lambda s: check_teachers(s.recipe, len(s.images), lambda: s.teachers), needs_recipe=True),
+    Check(_space, needs_recipe=True, not_after=("run folder", LOADED)),
     Check(
-        lambda s: [check_step(s.recipe, s.device, s.processes)],
+        lambda s: [check_step(s.recipe, s.device, s.processes, s.teachers)],
         needs_recipe=True,
-        not_after=("GPU", "bf16", "versions"),
+        not_after=("GPU", "bf16", "versions", LOADED),
     ),
     Check(_files),
 )

@@ -1,7 +1,7 @@
 """What a recipe needs: bytes of a checkpoint and of a batch, and the memory and time of one step."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -9,9 +9,13 @@ import torch
 
 from excb.distributed.machine import available_memory
 
-from ..plan.flops import count, fake_networks, value_bytes
+from ..distil.teachers import Teacher
+from ..plan.fakes import fake_networks, trained, value_bytes
+from ..plan.flops import count
+from ..plan.frozen_teachers import pass_memory
 from ..plan.memory import step_memory
 from ..plan.speed import measure_step
+from ..plan.trace import trace_step
 from ..precision import resolved
 from ..recipe import Recipe
 from .finding import Finding, plural, size
@@ -20,20 +24,26 @@ STEP_LIMIT = 120  # seconds for the measured step, with set-up and warm-up
 CPU_FLOPS = 5e10  # at most, for a step measured on a CPU: about a second
 
 
-def checkpoint_bytes(recipe: Recipe, images: int) -> int:
+def checkpoint_bytes(recipe: Recipe, images: int, teachers: Sequence[Teacher] = ()) -> int:
     """Size of a checkpoint: both networks, the optimizer's state, and an epoch's assignments.
+
+    Args:
+        recipe: the recipe.
+        images: of the set.
+        teachers: the frozen ones that its student learns from; their heads are part of a checkpoint.
 
     Raises:
         UserError: no such backbone, or it cannot take views of the recipe's sizes.
     """
     width, method = value_bytes(recipe), recipe.method
-    _, model = fake_networks(recipe)
+    _, model = fake_networks(recipe, teachers)
     traced = model.student.centroids.weight.shape[0]
     more = width * (method.clusters - traced) * method.width
     student: int = more + sum(value.nbytes for value in model.student.parameters())
     networks: int = 2 * more + sum(value.nbytes for value in model.state_dict().values())
-    states = 2 if recipe.optim.optimizer == "adamw" else int(recipe.optim.momentum > 0)
-    return networks + states * student + images * (4 * recipe.views.global_views + 8)
+    learned = width * (trained(model) + method.clusters * method.width * method.clustering)
+    states = 2 * learned if recipe.optim.optimizer == "adamw" else student * (recipe.optim.momentum > 0)
+    return networks + states + images * (4 * recipe.views.global_views + 8)
 
 
 def batch_bytes(recipe: Recipe, processes: int) -> int:
@@ -43,8 +53,14 @@ def batch_bytes(recipe: Recipe, processes: int) -> int:
     return 3 * pixels * recipe.optim.batch // processes
 
 
-def check_step(recipe: Recipe, device: torch.device, processes: int) -> Finding:
+def check_step(recipe: Recipe, device: torch.device, processes: int, teachers: Sequence[Teacher] = ()) -> Finding:
     """Run a step on random images if it fits in memory, and report how long it takes.
+
+    Args:
+        recipe: the recipe.
+        device: where the run trains.
+        processes: of the run.
+        teachers: the frozen ones that its student learns from, on the CPU.
 
     Raises:
         UserError: the batch cannot be split over that many processes, or there is no such backbone.
@@ -52,17 +68,20 @@ def check_step(recipe: Recipe, device: torch.device, processes: int) -> Finding:
     recipe = resolved(recipe, device)
     share, where = recipe.micro_batch(processes), f"{device.type} in {recipe.efficiency.precision}"
     if device.type == "cpu":  # a whole batch would take minutes there
-        share = max(2, min(share, int(CPU_FLOPS / count(recipe).flops.image)))
+        share = max(2, min(share, int(CPU_FLOPS / count(recipe, teachers).flops.image)))
         recipe = recipe.change(efficiency={"accumulate": 1})
-    need = step_memory(recipe, share).total
+    need = step_memory(recipe, share, trace_step(recipe, teachers)).total
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    if (before := pass_memory(recipe, teachers)) > free:
+        found = f"not tried: a teacher's features need about {size(before)}, {size(free)} free"
+        return Finding("step", "error", found, "lower distil.teacher_size, or learn from a smaller teacher")
     memory = f"{plural(share, 'image')} on {where} need about {size(need)}, {size(free)} free"
     fix = "raise efficiency.accumulate, or set efficiency.checkpointing=true (see `excb-pretrain plan`)"
     if need > free:
         return Finding("step", "error", f"not tried: {memory}", fix)
     try:
         with time_limit(STEP_LIMIT):
-            step = measure_step(recipe, share, device, seconds=0)
+            step = measure_step(recipe, share, device, seconds=0, teachers=teachers)
     except TimeoutError:
         fix = "check whether the machine is busy, or the GPU hangs"
         return Finding("step", "error", f"{memory}; no step within {STEP_LIMIT} s", fix)

@@ -97,15 +97,24 @@ def choose(
         reasons.append(f"such large images take longer to decode than to train on; copy them first: {shrink}")
     speed = processes * _images_per_second(name, values, device)
     values, taken = _epochs(name, values, reasons, number=number, speed=speed, hours=hours)
-    if number < FEW:
-        adapt = shlex.join(["excb-pretrain", "adapt", "NAME", "--data", data])
-        reasons.append(
-            f"fewer than {FEW:,} images teach little: continue from a trained backbone (`excb-zoo list`): {adapt}"
-        )
+    reasons.append(_alternatives(number, data))
     before = overrides.find_recipe(name)
     changed = overrides.apply(before, values)
     unlike = tuple(value for value in values if _field(before, value) != _field(changed, value))
     return Choice(name, unlike, data, number, side, taken, processes if processes > 1 else 0, reasons)
+
+
+def _alternatives(number: int, data: str) -> str:
+    """What a trained network offers, as one reason."""
+
+    def command(*words: str) -> str:
+        return shlex.join(["excb-pretrain", *words, "--data", data])
+
+    why = f"fewer than {FEW:,} images teach little" if number < FEW else "this recipe starts from random weights"
+    return (
+        f"{why}; compare with a trained network (NAME in `excb-zoo list`): as it is, excb.load('NAME'); adapted, "
+        f"{command('adapt', 'NAME')}; or as the teacher of a small one, {command('distil', 'NAME')}"
+    )
 
 
 def _field(recipe: Recipe, override: str) -> Any:

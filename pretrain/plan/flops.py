@@ -4,12 +4,12 @@ Networks pass on fake tensors, which have shapes and no values. The loss head is
 V views, G of them global, B images, K clusters, D width; so the networks counted have few clusters.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,11 +18,13 @@ from excb.balancing.interface import Balancer
 from excb.method import ExCB, balancer
 from excb.settings import MethodSettings
 
-from ..initialise import build_model
+from ..distil.table import OBJECTIVES
+from ..distil.teachers import Teacher
 from ..recipe import Recipe
+from .fakes import fake_networks, fake_targets, fake_views, loss_of, trained, value_bytes
 
-FEW = 8  # clusters of fake networks
 PARTS = ("backbone", "projector", "predictor")
+HEADS = "distillation"  # the part of a student that learns from frozen teachers
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class Flops:
     student: int
     teacher: int  # its pass forward
     loss_head: int
+    frozen_teachers: int = 0  # their passes forward, where they see every view
 
     @property
     def image(self) -> int:
         """All of an image."""
-        return self.student + self.teacher + self.loss_head
+        return self.student + self.teacher + self.loss_head + self.frozen_teachers
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,13 @@ class Communication:
     sizes: int
     balancing: int  # what balancers other than B exchange
     contrast: int  # rows of all processes, and their gradients
+    distillation: int  # frozen teachers' rows of all processes, and sizes of clusters of them
     exchanges: int  # of BatchNorm statistics, one after the other
 
     @property
     def total(self) -> int:
         """All bytes."""
-        return self.gradients + self.batchnorm + self.sizes + self.balancing + self.contrast
+        return self.gradients + self.batchnorm + self.sizes + self.balancing + self.contrast + self.distillation
 
 
 @dataclass(frozen=True)
@@ -63,57 +67,60 @@ class Counts:
     parameters: dict[str, dict[str, int]]  # of "student" and "teacher", by part
     flops: Flops
     norms: tuple[tuple[int, bool], ...]  # every BatchNorm that a pass meets: channels, and whether it is the student's
+    trained: int  # parameters of the student that have gradients, centroids with them if they have
+    frozen_widths: tuple[int, ...] = ()  # D of every frozen teacher
 
 
-def value_bytes(recipe: Recipe) -> int:
-    """Bytes of a weight: autocast keeps weights in float32."""
-    return 8 if recipe.efficiency.precision == "fp64" else 4
+@dataclass(frozen=True)
+class _Passed:
+    """FLOPs of a batch that passed, forward and backward."""
+
+    model: ExCB
+    norms: list[tuple[int, bool]]  # as in `Counts`
+    by_module: dict[str, dict[Any, int]]
+    total: int  # with similarities to the few clusters
+    frozen_teachers: int
+
+    def of(self, network: str) -> int:
+        """Of the parts of student or teacher."""
+        return sum(sum(self.by_module.get(f"ExCB.{network}.{part}", {}).values()) for part in PARTS)
 
 
-def fake_networks(recipe: Recipe) -> tuple[FakeTensorMode, ExCB]:
-    """Student and teacher with few clusters as fake tensors of the CPU, and the mode that they work in.
-
-    Raises:
-        UserError: no such backbone, or it cannot take views of the recipe's sizes.
-    """
-    # With the pseudo-code's order of updates, a pass would need the values of assignments. Balancers other than B are
-    # counted by what they state. The plain loss has no tiles, whose number would depend on the images.
-    method = {"clusters": FEW, "sizes_updated": "after_loss", "balancing": "linear"}
-    few = recipe.change(method=method, efficiency={"objective": "plain"})
-    with torch.device("meta"):
-        model = build_model(few).train()
-    if value_bytes(recipe) == 8:
-        model.double()
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake:  # as `to_empty` does, which is slower: it makes fakes of the meta tensors first
-        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))  # type: ignore[no-untyped-call]
-    return fake, model
-
-
-def fake_views(recipe: Recipe, images: int) -> tuple[Tensor, Tensor | None]:
-    """Views [G, B, 3, S, S] and [L, B, 3, s, s] of `images` images; call it in the networks' fake mode."""
-    views, dtype = recipe.views, torch.float64 if value_bytes(recipe) == 8 else torch.float32
-
-    def empty(count: int, side: int) -> Tensor:
-        return torch.empty(count, images, 3, side, side, dtype=dtype)
-
-    local_views = empty(views.local_views, views.local_size) if views.local_views else None
-    return empty(views.global_views, views.global_size), local_views
-
-
-def loss_of(model: ExCB, views: tuple[Tensor, Tensor | None]) -> Tensor:
-    """The loss of fake views."""
-    loss: Tensor = model(*views, step_key=0, sample_keys=torch.empty(views[0].shape[1], dtype=torch.int64)).loss
-    return loss
-
-
-def count(recipe: Recipe) -> Counts:
+def count(recipe: Recipe, teachers: Sequence[Teacher] = ()) -> Counts:
     """Count what a recipe's networks have and do.
 
+    Args:
+        recipe: the recipe.
+        teachers: the frozen ones that its student learns from, on the CPU.
+
     Raises:
-        UserError: as `fake_networks`.
+        UserError: as `fake_networks` and `fake_targets`.
     """
-    fake, model = fake_networks(recipe)
+    # A whole batch, since images may be compared with each other; two at least, since BatchNorm refuses one value a
+    # channel.
+    images = max(2, recipe.optim.batch)
+    passed = _passed(recipe, teachers, images)
+    student, model = passed.of("student"), passed.model
+    if teachers:  # backward, maps belong to no module of the student's: what teachers add is a difference
+        alone = _passed(recipe, (), images) if recipe.method.active else None
+        student = passed.total if alone is None else alone.of("student") + passed.total - alone.total
+    flops = Flops(
+        student=student // images,
+        teacher=passed.of("teacher") // images,
+        loss_head=_loss_head_flops(recipe),
+        frozen_teachers=passed.frozen_teachers // images,
+    )
+    parts, centroids = (*PARTS, HEADS) if teachers else PARTS, recipe.method.clusters * recipe.method.width
+    parameters = {
+        name: {part: _parameters(getattr(network, part)) for part in parts} | {"centroids": centroids}
+        for name, network in (("student", model.student), ("teacher", model.teacher))
+    }
+    learned = trained(model) + centroids * recipe.method.clustering
+    return Counts(parameters, flops, tuple(passed.norms), learned, tuple(each.width for each in teachers))
+
+
+def _passed(recipe: Recipe, teachers: Sequence[Teacher], images: int) -> _Passed:
+    fake, model = fake_networks(recipe, teachers)
     norms: list[tuple[int, bool]] = []
 
     def met(norm: nn.Module, _inputs: Any, _output: Any) -> None:
@@ -123,22 +130,15 @@ def count(recipe: Recipe) -> Counts:
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.register_forward_hook(met)
-    # Attention in parts: the backward pass of the whole would compute similarities a second time. Two images, since
-    # BatchNorm refuses one value a channel; FLOPs are proportional to images.
-    with fake, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        loss_of(model, fake_views(recipe, 2)).backward()
-    of_modules = counter.get_flop_counts()
-
-    def of_network(name: str) -> int:
-        return sum(sum(of_modules.get(f"ExCB.{name}.{part}", {}).values()) for part in PARTS) // 2
-
-    flops = Flops(of_network("student"), of_network("teacher"), _loss_head_flops(recipe))
-    centroids = {"centroids": recipe.method.clusters * recipe.method.width}
-    parameters = {
-        name: {part: _parameters(getattr(network, part)) for part in PARTS} | centroids
-        for name, network in (("student", model.student), ("teacher", model.teacher))
-    }
-    return Counts(parameters, flops, tuple(norms))
+    # Attention in parts: the backward pass of the whole would compute similarities a second time.
+    with fake, sdpa_kernel(SDPBackend.MATH):
+        views = fake_views(recipe, images)
+        with FlopCounterMode(display=False) as frozen:
+            targets = fake_targets(recipe, teachers, views)
+        with FlopCounterMode(display=False) as counter:
+            loss_of(model, views, targets).backward()
+    by_module = counter.get_flop_counts()
+    return _Passed(model, norms, by_module, counter.get_total_flops(), frozen.get_total_flops())
 
 
 def _parameters(module: nn.Module | None) -> int:
@@ -185,17 +185,19 @@ def communication(recipe: Recipe, counts: Counts, processes: int) -> Communicati
     norms = counts.norms if processes > 1 else ()
     gathered = sum(width * (2 * channels + 1) for channels, _ in norms) * (processes - 1)
     batchnorm = gathered + sum(width * 2 * channels for channels, student in norms if student) * around
-    method, student = recipe.method, dict(counts.parameters["student"])
-    if not method.clustering:
-        student.pop("centroids", None)  # they are not trained
+    method, distil = recipe.method, recipe.distil
     sums = meta_balancer(method).exchanges * method.clustering
     rows = width * recipe.views.global_views * recipe.optim.batch * method.width if method.contrast else 0
     passes = sum(1 + student for _, student in norms)
+    whole_batch = sum(OBJECTIVES[name].whole_batch for name in distil.weights)
+    taught = width * recipe.optim.batch * sum(counts.frozen_widths) * whole_batch * (1 + bool(distil.queue))
+    clusters = width * distil.clusters * len(counts.frozen_widths) * bool(distil.assignments)
     return Communication(
-        gradients=round(around * width * sum(student.values())),
+        gradients=round(around * width * counts.trained),
         batchnorm=round(accumulate * batchnorm),
         sizes=round(around * width * method.clusters) * method.clustering,
         balancing=round(around * width * method.clusters * sums),
         contrast=round((around + (processes - 1) / processes) * rows),
+        distillation=round((processes - 1) / processes * taught + around * clusters),
         exchanges=accumulate * passes,
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields
 from excb.objective.table import LOSSES
 
 from ..recipe import Recipe
-from .flops import FEW, meta_balancer, value_bytes
+from .fakes import FEW, value_bytes
+from .flops import meta_balancer
 from .trace import Trace, trace_step
 
 NOT_COUNTED = "cuDNN's and cuBLAS's workspaces, the allocator's fragmentation, what torch.compile changes, libraries"
@@ -27,10 +28,11 @@ class Memory:
     gradients: int = field(metadata={"doc": "of the student's weights"})
     optimizer: int = field(metadata={"doc": "its state"})
     teacher: int = field(metadata={"doc": "its weights"})
+    frozen_teachers: int = field(metadata={"doc": "their weights"})
     buffers: int = field(metadata={"doc": "BatchNorm's statistics and cluster sizes, with a step's copy of them"})
     views: int = field(metadata={"doc": "of a micro-batch, augmented"})
     activations: int = field(metadata={"doc": "of the student, saved for the backward pass"})
-    passing: int = field(metadata={"doc": "beside them at most: in the teacher's pass, or in the backward pass"})
+    passing: int = field(metadata={"doc": "beside them at most: in a teacher's pass, or in the backward pass"})
     loss_head: int = field(metadata={"doc": "centroids and a tile of scores; if plain, rows x clusters"})
 
     @property
@@ -50,6 +52,7 @@ def step_memory(recipe: Recipe, images: int, trace: Trace | None = None) -> Memo
     trace = trace or trace_step(recipe)
     more = (method.clusters - FEW) * method.width
     student, teacher = (width * (more + parameters) for parameters in (trace.student, trace.teacher))
+    trained = width * (trace.trained + method.clusters * method.width * method.clustering)
     learned = method.clusters + sum(buffer.numel() for buffer in balancer.buffers())  # s, and the balancer's state
     buffers = trace.buffers + width * (learned - FEW)
     activations = trace.saved.at(images)
@@ -57,17 +60,19 @@ def step_memory(recipe: Recipe, images: int, trace: Trace | None = None) -> Memo
     scores = min(TILE, width * count * images * method.clusters)
     if recipe.efficiency.objective == "plain" or LOSSES[method.loss].probabilities or not balancer.is_affine:
         scores = PLAIN * plain_loss_head(recipe, images)
-    states = 2 if recipe.optim.optimizer == "adamw" else int(recipe.optim.momentum > 0)
+    # AdamW has a state for what has gradients, SGD for all (`build_optimizer`).
+    states = 2 * trained if recipe.optim.optimizer == "adamw" else student * (recipe.optim.momentum > 0)
     return Memory(
         weights=student,
-        gradients=student,
-        optimizer=states * student,
+        gradients=trained,
+        optimizer=states,
         teacher=teacher,
+        frozen_teachers=trace.frozen_teachers,
         buffers=2 * buffers,
         views=trace.views.at(images),
         activations=activations,
         passing=max(0, trace.highest(images) - activations),
-        loss_head=HEAD_MATRICES * width * method.clusters * method.width + scores,
+        loss_head=(HEAD_MATRICES * width * method.clusters * method.width + scores) * method.clustering,
     )
 
 
@@ -75,8 +80,11 @@ def plain_loss_head(recipe: Recipe, images: int) -> int:
     """Bytes that the loss as printed holds at least, for `images` images.
 
     These are p_t [G, B, K], log p_s [V, B, K] of projector and predictor, and the gradient of one of the latter.
+    None without clusters.
     """
     views, method = recipe.views, recipe.method
+    if not method.clustering:
+        return 0
     count = views.global_views + views.local_views
     matrices = views.global_views + (3 if method.predictor else 2) * count
     return value_bytes(recipe) * matrices * images * method.clusters

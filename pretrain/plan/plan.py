@@ -2,32 +2,35 @@
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from excb.console import Reporter, duration
+from excb.console import Reporter
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import require
 from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages
 
+from ..distil.teachers import Teacher
 from ..precision import resolved
 from ..recipe import Recipe
+from . import frozen_teachers
 from .devices import Gpu, hours
 from .flops import Counts, communication, count
-from .memory import NOT_COUNTED, Memory, plain_loss_head, step_memory
+from .memory import NOT_COUNTED, plain_loss_head, step_memory
 from .peaks import PEAKS
-from .scaling import print_scaling, scaling
+from .scaling import scaling
 from .speed import measure_loader, measure_step
+from .tables import print_plan
 from .trace import Trace, trace_step
 
 IMAGENET = 1_281_167  # training images of ImageNet-1k, where no folder is named
 ROOM = 0.9  # of a GPU's memory that a run may fill
-STEP_SECONDS, LOADER_SECONDS = 15.0, 10.0  # of measuring
+STEP_SECONDS, LOADER_SECONDS, TEACHER_SECONDS = 15.0, 10.0, 5.0  # of measuring
 CPU_FLOPS = 2e11  # of a step measured on a CPU, at most: some seconds
 NO_GPU = "no GPU to measure on (--measure measures on the CPU)"
 
@@ -60,7 +63,7 @@ def show(report: Report, reporter: Reporter, *, as_json: bool) -> None:
     if as_json:
         reporter.answer(json.dumps(report, indent=2))
     else:
-        _print(report, reporter)
+        print_plan(report, reporter)
 
 
 def plan_run(
@@ -73,17 +76,29 @@ def plan_run(
     reporter: Reporter | None = None,
     teachers: Mapping[str, Backbone] | None = None,
 ) -> Report:
-    """The plan of a recipe, as `--json` prints it; arguments and errors are those of `plan`."""
+    """The plan of a recipe, as `--json` prints it.
+
+    Args:
+        recipe: as for `plan`, and so are arguments and errors that are not named here.
+        gpus: processes.
+        images: the set.
+        measure: also on the CPU.
+        gpu: for estimates.
+        reporter: of progress.
+        teachers: frozen ones that are in memory, by name; the others are loaded as a run loads them.
+    """
     settled = _with_precision(recipe, gpus, gpu)
     settled.micro_batch(max(1, gpus or 1))  # what cannot run is refused before networks are traced
     settled.steps_per_epoch(_size(images))
+    frozen = frozen_teachers.load(settled, teachers)
     with (reporter or Reporter(quiet=True)).progress("tracing the networks", 2) as bar:  # seconds each
-        counts = count(settled)
+        counts = count(settled, frozen)
         bar.advance()
-        trace = trace_step(settled)
+        trace = trace_step(settled, frozen)
         bar.advance()
     report = count_run(settled, counts, trace, max(1, gpus or 1), images)
-    report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure))
+    report["teachers"] = frozen_teachers.summary(settled, frozen, _size(images))
+    report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure), frozen)
     report["estimate"] = None if gpu is None else estimate(settled, report, gpu)
     peaks = None if gpu is None else PEAKS.get(gpu.name)
     report["model"] = None if peaks is None else scaling(settled, counts, trace, peaks)
@@ -138,10 +153,14 @@ def _device(recipe: Recipe, *, measure: bool) -> torch.device | None:
 
 
 def measure_run(
-    recipe: Recipe, counted: Mapping[str, Any], images: CodedImages | None, device: torch.device | None
+    recipe: Recipe,
+    counted: Mapping[str, Any],
+    images: CodedImages | None,
+    device: torch.device | None,
+    teachers: Sequence[Teacher] = (),
 ) -> Report:
     """Measure for about half a minute; whatever was not measured is None, and `missing` says why."""
-    measured: Report = dict.fromkeys(("device", "step", "loader", "hours", "limit", "missing"))
+    measured: Report = dict.fromkeys(("device", "step", "loader", "hours", "limit", "teachers", "missing"))
     if device is None:
         return measured | {"missing": NO_GPU}
     on_gpu = device.type == "cuda"
@@ -151,7 +170,11 @@ def measure_run(
         share = max(2, min(share, int(CPU_FLOPS / counted["flops"]["image"])))
         recipe = recipe.change(efficiency={"accumulate": 1})
     try:
-        step = measure_step(recipe, share, device, seconds=STEP_SECONDS)
+        step = measure_step(recipe, share, device, seconds=STEP_SECONDS, teachers=teachers)
+        if counted["teachers"] is not None:
+            measured["teachers"] = frozen_teachers.measure_once(
+                counted["teachers"], teachers, device, processes=counted["processes"], seconds=TEACHER_SECONDS
+            )
     except torch.OutOfMemoryError:
         return measured | {"missing": f"{share} images do not fit into this GPU: raise efficiency.accumulate"}
     measured["step"], speed = asdict(step), step.images_per_second
@@ -173,109 +196,20 @@ def estimate(recipe: Recipe, counted: Mapping[str, Any], gpu: Gpu) -> Report:
     Raises:
         UserError: the GPU does not compute in the recipe's precision.
     """
-    precision, total = recipe.efficiency.precision, counted["memory"]["total"]
+    precision, teachers = recipe.efficiency.precision, counted["teachers"]
+    needed = max(counted["memory"]["total"], 0 if teachers is None else teachers["once"]["memory"])
     require(
         precision != "bf16" or gpu.bf16, f"a {gpu.name} does not compute in bf16: set efficiency.precision=fp16 or fp32"
     )
-    rate = gpu.rate(precision, tf32=recipe.efficiency.tf32)
+    rate, processes = gpu.rate(precision, tf32=recipe.efficiency.tf32), counted["processes"]
+    once = None if teachers is None else hours(teachers["once"]["flops"] / 1e12, gpu.rate("fp32") * processes)
     return {
         "device": gpu.name,
         "measured": False,
-        "hours": hours(counted["flops"]["run"] / 1e12, rate * counted["processes"]),
+        "hours": hours(counted["flops"]["run"] / 1e12, rate * processes),
+        "teachers_hours": once,
         "tflops": rate,
         "memory": gpu.memory * 2**30,
-        "needed": total,
-        "fits": total < ROOM * gpu.memory * 2**30,
+        "needed": needed,
+        "fits": needed < ROOM * gpu.memory * 2**30,
     }
-
-
-def _print_estimate(report: Report, reporter: Reporter) -> None:
-    estimated, processes = report["estimate"], report["processes"]
-    several = f"{processes} x " if processes > 1 else ""
-    reporter.answer(
-        f"\nEstimated for {several}{estimated['device']}, not measured: {duration(3600 * estimated['hours'])} at "
-        f"{estimated['tflops']:,.3g} TFLOP/s each, which may be wrong by a factor of two; reading images not counted"
-    )
-    needed, memory = _bytes(estimated["needed"]), _bytes(estimated["memory"])
-    advice = "raise efficiency.accumulate or --gpus, or set efficiency.precision=bf16 or efficiency.checkpointing=true"
-    verdict = "it fits" if estimated["fits"] else f"it does not fit: {advice}"
-    reporter.answer(f"memory: {needed} of {memory} at most, {verdict}")
-
-
-def _print(report: Report, reporter: Reporter) -> None:
-    processes, share = report["processes"], report["micro_batch"]
-    precision = report["precision"] + (" (auto)" if report["precision_asked"] == "auto" else "")
-    again = ", blocks recomputed in the backward pass" if report["checkpointing"] else ""
-    whose = "" if report["set_given"] else " of ImageNet (--data DIR for others)"
-    reporter.answer(
-        f"{report['recipe']} on {processes} process{'es' if processes > 1 else ''}, {precision}{again}: "
-        f"{report['batch']:,} images a step, {share:,} in a micro-batch of a process\n"
-        f"{report['steps']:,} steps with {report['set']:,} images{whose}\n"
-    )
-    student, teacher = report["parameters"]["student"], report["parameters"]["teacher"]
-    rows = [[part, f"{student[part]:,}", f"{teacher[part]:,}"] for part in student]
-    rows.append(["total", f"{sum(student.values()):,}", f"{sum(teacher.values()):,}"])
-    reporter.table("Parameters", ["", "student", "teacher"], rows)
-    flops, batch = report["flops"], report["batch"]
-    kinds = {"student": "student", "teacher": "teacher", "loss head": "loss_head", "total": "image"}
-    rows = [[name, _flops(flops[key]), _flops(flops[key] * batch)] for name, key in kinds.items()]
-    title = "\nFLOPs, forward and backward, without what is computed again (a multiply-add is two)"
-    reporter.table(title, ["", "an image", "a step"], rows)
-    reporter.answer(f"{_flops(flops['run'])} for the whole run")
-    documented = {part.name: part.metadata["doc"] for part in fields(Memory)}
-    memory = report["memory"]
-    rows = [[f"{name.replace('_', ' ')}: {doc}", _bytes(memory[name])] for name, doc in documented.items()]
-    rows.append(["total, at most", _bytes(memory["total"])])
-    reporter.table("\nMemory of each process", ["", "bytes"], rows)
-    reporter.answer(f"not counted: {report['memory_not_counted']}")
-    plain = _bytes(report["plain_loss_head"])
-    reporter.answer(f"the equations as written would hold {plain} of rows x clusters at least")
-    _print_communication(report, reporter)
-    _print_measured(report, reporter)
-    if report["model"] is not None:
-        print_scaling(report["model"], report["batch"], report["estimate"]["device"], reporter)
-    if report["estimate"] is not None:
-        _print_estimate(report, reporter)
-
-
-def _print_communication(report: Report, reporter: Reporter) -> None:
-    sent = report["communication"]
-    if report["processes"] == 1:
-        reporter.answer("\nCommunication: none, one process")
-        return
-    rows = [
-        ["gradients", _bytes(sent["gradients"])],
-        [f"BatchNorm statistics, {sent['exchanges']} exchanges", _bytes(sent["batchnorm"])],
-        ["cluster sizes", _bytes(sent["sizes"])],
-        *([["balancing", _bytes(sent["balancing"])]] if sent["balancing"] else []),
-        *([["contrast", _bytes(sent["contrast"])]] if sent["contrast"] else []),
-        ["total", _bytes(sent["total"])],
-    ]
-    reporter.table("\nSent by each process in a step", ["", "bytes"], rows)
-
-
-def _print_measured(report: Report, reporter: Reporter) -> None:
-    measured, processes = report["measured"], report["processes"]
-    if measured["missing"] is not None:
-        reporter.answer(f"\nnothing was measured: {measured['missing']}")
-        return
-    step, loader = measured["step"], measured["loader"]
-    peak = f", {_bytes(step['peak_memory'])} at most" if step["peak_memory"] is not None else ""
-    rows = [[f"steps alone, {step['images']:,} random images each{peak}", f"{step['images_per_second']:,.3g} images/s"]]
-    if loader is not None:
-        rows.append([f"loader alone, {loader['workers']} workers", f"{loader['images_per_second']:,.3g} images/s"])
-    scaling = f", if {processes} processes are {processes} times as fast" if processes > 1 else ""
-    rows.append([f"the whole run{scaling}", duration(3600 * measured["hours"])])
-    rows.append(["the limit is", f"the {measured['limit']}" if measured["limit"] else "not known without --data DIR"])
-    reporter.table(f"\nMeasured here in one process ({measured['device']})", ["", ""], rows)
-
-
-def _bytes(count: float) -> str:
-    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
-
-
-def _flops(count: float) -> str:
-    for unit, size in (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9)):
-        if count >= size:
-            return f"{count / size:,.4g} {unit}FLOP"
-    return f"{count / 1e6:,.4g} MFLOP"

@@ -25,7 +25,8 @@ from .assumptions import (
     LEFT_OUT_SHORTER,
     NODE,
 )
-from .flops import Counts, communication, value_bytes
+from .fakes import value_bytes
+from .flops import Counts, communication
 from .peaks import Peaks
 from .trace import Trace
 from .work import Work, step_work
@@ -43,7 +44,7 @@ class StepTime:
     launches: float  # of the CPU, beside the GPU's work
     gradients: float  # their all-reduce
     hidden: float  # of that, behind the backward pass
-    collectives: float  # BatchNorm, sizes, balancing, contrast: nothing hides them
+    collectives: float  # BatchNorm, sizes, balancing, contrast, distillation: nothing hides them
     decoding: float  # of the CPU's cores, beside the GPU's work
 
     @property
@@ -76,7 +77,7 @@ def step_time(recipe: Recipe, counts: Counts, work: Work, processes: int, peaks:
     parts, share = efficiency.accumulate, recipe.optim.batch // processes
     rate, bandwidth = peaks.rate(efficiency.precision, tf32=efficiency.tf32), 1e9 * peaks.bandwidth
     again = FORWARD * flops.student * efficiency.checkpointing
-    of_forward = share * (FORWARD * flops.student + flops.teacher + flops.loss_head / 2)
+    of_forward = share * (FORWARD * flops.student + flops.teacher + flops.frozen_teachers + flops.loss_head / 2)
     of_backward = share * (BACKWARD * flops.student + again + flops.loss_head / 2)
     forward = max(of_forward / rate, parts * work.forward.product_bytes / bandwidth)
     backward = max(of_backward / rate, parts * work.backward.product_bytes / bandwidth)
@@ -92,13 +93,14 @@ def step_time(recipe: Recipe, counts: Counts, work: Work, processes: int, peaks:
         size = sent.gradients * (
             HALF_BYTES / value_bytes(recipe) if efficiency.compression in ("bf16", "fp16") else 1.0
         )
-        whole = value_bytes(recipe) * sum(counts.parameters["student"].values())
+        whole = value_bytes(recipe) * counts.trained
         buckets = max(1, math.ceil(whole / (2**20 * efficiency.bucket_mb)))
         gradients = size / link + buckets * start
         # The last bucket is full when the backward pass ends. Only the last micro-batch's gradients travel.
         behind = (backward + parts * work.backward.other_bytes / bandwidth) / parts
         hidden = min(gradients * (1 - 1 / buckets), behind)
-        others = sent.exchanges + bool(sent.sizes) + bool(sent.balancing) + 2 * bool(sent.contrast)
+        others = sent.exchanges + bool(sent.sizes) + bool(sent.balancing)
+        others += 2 * bool(sent.contrast) + bool(sent.distillation)
         collectives = (sent.total - sent.gradients) / link + others * start
     return StepTime(
         compute=forward + backward,

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,15 +11,19 @@ from PIL import Image
 
 from excb import seeding
 from excb.distributed.machine import peak_memory
+from excb.features.cache import CachedFeatures
 from excb.images.image_set import CodedImages
 
 from ..data.batch import Batch, Item, collate
 from ..data.loader import loader
 from ..data.sampler import SampleRef
 from ..data.views import ViewMaker
+from ..distil.kept import KeptTargets
+from ..distil.teachers import Teacher, ViewTargets
 from ..initialise import build_model
 from ..recipe import Recipe
-from ..step import Trainer, trainer_for
+from ..step import TargetSource, Trainer, trainer_for
+from .fakes import value_type
 
 STEPS_PER_EPOCH = 1000  # of the schedules: of no matter for speed
 SIDE = 256  # of random images, pixels
@@ -44,14 +49,34 @@ class LoaderSpeed:
     workers: int
 
 
-def build_trainer(recipe: Recipe, device: torch.device) -> Trainer:
+def build_trainer(recipe: Recipe, device: torch.device, teachers: Sequence[Teacher] = ()) -> Trainer:
     """What a run trains with, with new weights.
+
+    Args:
+        recipe: the recipe.
+        device: where it trains.
+        teachers: the frozen ones that its student learns from; they are moved there.
 
     Raises:
         UserError: no such backbone, it cannot take views of the recipe's sizes, or has no blocks to recompute.
     """
     released = recipe.change(adapt={"warmup_epochs": 0.0, "release_epochs": 0.0})  # most steps of a run are these
-    return trainer_for(build_model(released), released, device, steps_per_epoch=STEPS_PER_EPOCH)
+    model, targets = build_model(released, teachers), None
+    if teachers:
+        for teacher in teachers:
+            teacher.backbone.to(device)
+        targets = _targets(recipe, teachers, device)
+    return trainer_for(model, released, device, steps_per_epoch=STEPS_PER_EPOCH, targets=targets)
+
+
+def _targets(recipe: Recipe, teachers: Sequence[Teacher], device: torch.device) -> TargetSource:
+    """Random features in the place of those kept of images, or what teachers make of every view."""
+    settings, views = recipe.distil, recipe.views
+    if settings.teacher_sees != "image":
+        return ViewTargets(teachers, settings, mean=views.mean, std=views.std, device=device)
+    random = np.random.default_rng(recipe.run.seed)
+    rows = [random.standard_normal((DIFFERENT, each.width), dtype=np.float32) for each in teachers]
+    return KeptTargets([CachedFeatures([each]) for each in rows], device=device, dtype=value_type(recipe))
 
 
 def random_batch(recipe: Recipe, images: int) -> Batch:
@@ -67,8 +92,17 @@ def random_batch(recipe: Recipe, images: int) -> Batch:
     return collate(list(itertools.islice(itertools.cycle(different), images)))
 
 
-def measure_step(recipe: Recipe, images: int, device: torch.device, *, seconds: float) -> StepSpeed:
+def measure_step(
+    recipe: Recipe, images: int, device: torch.device, *, seconds: float, teachers: Sequence[Teacher] = ()
+) -> StepSpeed:
     """Take steps of `images` images for some seconds, at least one, after one to warm up.
+
+    Args:
+        recipe: the recipe.
+        images: of a step.
+        device: where they are taken.
+        seconds: of measuring, about.
+        teachers: as for `build_trainer`.
 
     Raises:
         UserError: as `build_trainer`.
@@ -77,7 +111,7 @@ def measure_step(recipe: Recipe, images: int, device: torch.device, *, seconds: 
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         torch.manual_seed(seeding.fold(seeding.Purpose.WEIGHTS, recipe.run.seed))
-        trainer, batch = build_trainer(recipe, device), random_batch(recipe, images)
+        trainer, batch = build_trainer(recipe, device, teachers), random_batch(recipe, images)
         if on_gpu:
             batch = batch.pin_memory()
             torch.cuda.reset_peak_memory_stats(device)

@@ -5,22 +5,23 @@ is prime and no size in a network, so every size says by itself whether it grows
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from excb.networks.activation_checkpointing import recompute_blocks
 
+from ..distil.teachers import Teacher
 from ..recipe import Recipe
 from ..step import AUTOCAST
-from .flops import fake_networks, fake_views, loss_of
+from .fakes import fake_networks, fake_targets, fake_views, loss_of, trained
 
 IMAGES = 997  # traced
 NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "detach"}
@@ -78,38 +79,50 @@ class Operations:
 
 @dataclass(frozen=True)
 class Trace:
-    """A step of a micro-batch, without views, update and the clusters beyond `flops.FEW`."""
+    """A step of a micro-batch, without views, update and the clusters beyond `fakes.FEW`."""
 
-    forward: Operations  # of both networks
+    forward: Operations  # of all networks
     backward: Operations
     views: Growth  # bytes
     saved: Growth  # bytes kept for the backward pass
     alive: tuple[Growth, ...]  # bytes alive, whenever a tensor was made
     student: int  # parameters
+    trained: int  # those of the student that have gradients, without centroids
     teacher: int
     buffers: int  # bytes
+    frozen_teachers: int = 0  # bytes of their weights
 
     def highest(self, images: int) -> int:
         """The most bytes alive at once."""
         return max((size.at(images) for size in self.alive), default=0)
 
 
-def trace_step(recipe: Recipe) -> Trace:
+def trace_step(recipe: Recipe, teachers: Sequence[Teacher] = ()) -> Trace:
     """Trace the step of a recipe; its batch does not matter.
 
+    A queue of similarities makes sizes of rows and images together, which are taken as fixed: too large for fewer
+    images than IMAGES.
+
+    Args:
+        recipe: the recipe.
+        teachers: the frozen ones that its student learns from, on the CPU.
+
     Raises:
-        UserError: no such backbone, it cannot take views of the recipe's sizes, or has no blocks to recompute.
+        UserError: no such backbone, it cannot take views of the recipe's sizes, or has no blocks to recompute; or as
+            `fake_targets`.
     """
-    fake, model = fake_networks(recipe)
+    fake, model = fake_networks(recipe, teachers)
     if recipe.efficiency.checkpointing:
         recompute_blocks(model.student.backbone)
-    for parameter in model.student.parameters():
+    for parameter in filter(lambda each: each.requires_grad, model.student.parameters()):
         parameter.register_post_accumulate_grad_hook(_forget_gradient)  # what is kept of them is counted by itself
     autocast = AUTOCAST.get(recipe.efficiency.precision)
     with fake:
         views = fake_views(recipe, IMAGES)
         there = [view for view in views if view is not None]
-        existing = [*there, *model.parameters(), *model.buffers()]
+        weights = [each for teacher in teachers for each in tensors_of(teacher.backbone)]
+        frozen = [fake.from_tensor(tensor) for tensor in weights]  # kept, so that passes meet these fakes
+        existing = [*there, *model.parameters(), *model.buffers(), *frozen]
         saved: dict[int, int] = {}
         recorder = _Recorder(tensor.untyped_storage() for tensor in existing)
 
@@ -124,7 +137,7 @@ def trace_step(recipe: Recipe) -> Trace:
                 torch.autocast("cpu", autocast) if autocast is not None else nullcontext(),
                 torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
             ):
-                loss = loss_of(model, views)
+                loss = loss_of(model, views, fake_targets(recipe, teachers, views))
             forward = recorder.restart()
             loss.backward()
         return Trace(
@@ -134,9 +147,16 @@ def trace_step(recipe: Recipe) -> Trace:
             saved=sum((Growth.of(size) for size in saved.values()), Growth()),
             alive=tuple(recorder.sizes),
             student=sum(parameter.numel() for parameter in model.student.parameters()),
+            trained=trained(model),
             teacher=sum(parameter.numel() for parameter in model.teacher.parameters()),
             buffers=sum(buffer.nbytes for buffer in model.buffers()),
+            frozen_teachers=sum(tensor.nbytes for tensor in weights),
         )
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers."""
+    return [*module.parameters(), *module.buffers()]
 
 
 def _forget_gradient(parameter: Tensor) -> None:

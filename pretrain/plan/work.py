@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..recipe import Recipe
 from .assumptions import HEAD_PASSES, UPDATE, VIEW_LAUNCHES, VIEW_PASSES
-from .flops import value_bytes
+from .fakes import value_bytes
 from .trace import Operations, Trace
 
 
@@ -19,7 +19,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Work:
-    """Of a micro-batch: passes forward (of both networks) and backward; and what a step does once."""
+    """Of a micro-batch: passes forward (of all networks) and backward; and what a step does once."""
 
     forward: Passes
     backward: Passes

@@ -62,9 +62,14 @@ def images_once(settings: DistilSettings, images: int) -> int:
     return len(range(0, images, -(-images // settings.samples))) if needed else 0  # as `spread` takes them
 
 
+def samples_seen(settings: DistilSettings, images: int) -> int:
+    """How many images of a set give statistics and first clusters."""
+    return min(settings.samples, images_once(settings, images))
+
+
 def require_samples(settings: DistilSettings, images: int) -> None:
     """Raise UserError where a set of so many images is too small to start the clusters of `distil.assignments`."""
-    samples, clusters = min(settings.samples, images_once(settings, images)), settings.clusters
+    samples, clusters = samples_seen(settings, images), settings.clusters
     if settings.assignments > 0 and samples < clusters:
         more = ", or raise distil.samples" if images > samples else ""
         raise UserError(

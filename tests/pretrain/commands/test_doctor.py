@@ -12,6 +12,7 @@ from excb.pretrain import overrides
 from excb.pretrain.__main__ import main
 from excb.pretrain.run.remote_mirror import Place
 from excb.pretrain.run.run_folder import RunFolder
+from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,6 +55,21 @@ def test_a_run_folder_that_the_run_would_refuse(
         _code, checks = doctor(capsys, *arguments, "--out", str(out), override)
         assert said in checks["run folder"]["found"]
         assert checks["run folder"]["verdict"] == ("ok" if override == "run.keep=2" and out.exists() else "error")
+
+
+def test_a_run_with_a_teacher(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    teacher = taught.write_teacher(tmp_path, taught.CONV)
+    arguments = ["distil", "--data", str(images), "--out", str(tmp_path / "run"), "--gpus", "0", *taught.SMALL]
+    arguments += taught.overrides(taught.CONV)
+    code, checks = doctor(capsys, *arguments, f"distil.teachers={teacher}")
+    assert code == 0, checks
+    assert {f"teacher {teacher}", "kept features", "disk", "step"} <= checks.keys()
+    assert checks["step"]["verdict"] == "ok"
+    code, checks = doctor(capsys, *arguments, f"distil.teachers={tmp_path / 'none.pt'}")
+    assert code == 1
+    assert checks["teachers"]["verdict"] == "error"
+    assert not {"disk", "step"} & checks.keys()  # which need the teacher
+    assert "pixels" in checks
 
 
 def test_an_error_ends_with_1(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

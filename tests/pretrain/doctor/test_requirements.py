@@ -2,6 +2,8 @@
 
 import io
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +11,11 @@ import torch
 from excb.pretrain.doctor import requirements
 from excb.pretrain.doctor.requirements import batch_bytes, check_step, checkpoint_bytes, time_limit
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.plan import frozen_teachers
 from excb.pretrain.plan.speed import build_trainer, random_batch
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.step import state_tensors
+from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import OVERRIDES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,6 +35,31 @@ def test_the_size_of_a_checkpoint(overrides: tuple[str, ...]) -> None:
     torch.save({"model": state_tensors(trainer.model), **trainer.state()}, stream)
     assert checkpoint_bytes(small, images=0) == pytest.approx(stream.tell(), rel=0.15)  # names take the rest
     assert checkpoint_bytes(small, images=1000) - checkpoint_bytes(small, images=0) == 1000 * (2 * 4 + 8)
+
+
+def test_heads_for_teachers_are_part_of_a_checkpoint_and_of_a_step(tmp_path: Path) -> None:
+    teacher = taught.write_teacher(tmp_path, taught.CONV)
+    small = taught.recipe(f"distil.teachers={teacher}", "distil.hidden=2000", "distil.statistics=whitened")
+    teachers = frozen_teachers.load(small)
+    trainer = build_trainer(small, CPU, teachers)
+    trainer.step(random_batch(small, 8), 0)
+    stream = io.BytesIO()
+    torch.save({"model": state_tensors(trainer.model), **trainer.state()}, stream)
+    assert checkpoint_bytes(small, 0, teachers) == pytest.approx(stream.tell(), rel=0.15)
+    assert check_step(small, CPU, 1, teachers).verdict == "ok"
+
+
+def test_a_teacher_whose_pass_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = taught.recipe(f"distil.teachers={taught.write_teacher(tmp_path, taught.CONV)}")
+    teachers = frozen_teachers.load(small)
+    need = frozen_teachers.pass_memory(small, teachers)
+    monkeypatch.setattr(requirements, "step_memory", lambda *_: SimpleNamespace(total=0))
+    for free, verdict in ((need, "ok"), (need - 1, "error")):
+        monkeypatch.setattr(requirements, "available_memory", lambda free=free: free)
+        finding = check_step(small, CPU, 1, teachers)
+        assert finding.verdict == verdict
+    assert "a teacher's features need" in finding.found
+    assert "distil.teacher_size" in finding.fix
 
 
 def test_the_size_of_a_batch() -> None:

@@ -11,7 +11,12 @@ from excb.pretrain.plan.devices import GPUS
 from excb.pretrain.plan.plan import estimate
 from excb.pretrain.recipes import RECIPES
 
-COUNTED: dict[str, Any] = {"processes": 2, "flops": {"run": 7.2e19}, "memory": {"total": 20 * 2**30}}
+COUNTED: dict[str, Any] = {
+    "processes": 2,
+    "flops": {"run": 7.2e19},
+    "memory": {"total": 20 * 2**30},
+    "teachers": None,
+}
 
 
 def test_hours_and_memory() -> None:

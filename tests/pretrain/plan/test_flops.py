@@ -193,7 +193,7 @@ def test_two_processes_send_what_is_counted(monkeypatch: pytest.MonkeyPatch, val
 
 def test_batchnorms_gather_statistics_once_and_sum_their_gradients_once() -> None:
     recipe = small("method.clusters=12", "efficiency.accumulate=2")
-    counts = Counts({"student": {"backbone": 100}}, Flops(1, 1, 1), ((3, True), (5, False)))
+    counts = Counts({"student": {"backbone": 100}}, Flops(1, 1, 1), ((3, True), (5, False)), 100)
     sent = communication(recipe, counts, 4)
     ring = 2 * 3 / 4
     assert sent.gradients == 4 * 100 * ring

@@ -14,7 +14,7 @@ from excb.networks.activation_checkpointing import recompute_blocks
 from excb.pretrain.initialise import build_model
 from excb.pretrain.optim import build_optimizer
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.plan.flops import FEW
+from excb.pretrain.plan.fakes import FEW
 from excb.pretrain.plan.memory import HEAD_MATRICES, plain_loss_head, step_memory
 from excb.pretrain.plan.speed import build_trainer, random_batch
 from excb.pretrain.plan.trace import Alive

@@ -14,7 +14,7 @@ from excb.pretrain.plan.work import Passes, Work
 
 # A GPU of 1 TFLOP/s with 1 TB/s of memory and links of 100 GB/s; a network with 10^9 FLOPs an image and 10^8 weights.
 SIMPLE = Peaks(half=1, tf32=0.5, fp32=0.25, fp64=0.1, bandwidth=1000, link=100, network=80, source="none")
-COUNTS = Counts({"student": {"backbone": 10**8}, "teacher": {}}, Flops(600_000_000, 400_000_000, 0), ())
+COUNTS = Counts({"student": {"backbone": 10**8}, "teacher": {}}, Flops(600_000_000, 400_000_000, 0), (), 10**8)
 WORK = Work(Passes(100, 0, 1e9), Passes(200, 0, 3e9), Passes(30, 0, 1e9), Passes(10, 0, 5e9))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan import trace as tracing
-from excb.pretrain.plan.flops import FEW
+from excb.pretrain.plan.fakes import FEW
 from excb.pretrain.plan.trace import Growth, trace_step
 from excb.pretrain.plan.work import step_work
 from excb.pretrain.recipe import Recipe
