@@ -300,7 +300,9 @@ class About:
     purpose: str
     images: str  # how many it is made for
     typical: int  # images that hours are stated for
-    gflop: float  # of an image in all its views, forward and backward, as `excb-pretrain plan` counts
+    # Of an image in all its views, forward and backward, as `excb-pretrain plan` counts. Of a student, with a head for
+    # one teacher of 1,280 features, which sees an image once and is not counted.
+    gflop: float
 
 
 def about(name: str) -> About:
@@ -319,7 +321,7 @@ _ABOUT = {
     "photos_small": About("photographs of your own, on one machine", "1,000 to 10,000", 10_000, 0.325),
     "photos": About("photographs of your own, with a GPU for a day", "20,000 to 1,000,000", 200_000, 83.2),
     "adapt": About("photographs of your own, from a trained backbone", "500 to 100,000", 10_000, 73.9),
-    "distil": About("a small network taught by a large one, on your photographs", "1,000 to 100,000", 10_000, 0.5),
+    "distil": About("a small network taught by a large one, on your photographs", "1,000 to 100,000", 10_000, 0.473),
     "rn18_small": About("photographs of your own, with a ResNet-18", "1,000 to 100,000", 10_000, 2.79),
     "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
     "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),

@@ -13,6 +13,7 @@ HEADER = (
     *("recipe", "backbone", "input", "epochs", "batch", "clusters", "views"),
     *("images", "on CPU", "on GPU", "purpose"),
 )
+WHOLE = {1: "one view", 2: "two views"}  # without local ones
 MOST_HOURS = 24 * 60  # of what anybody would wait for
 
 
@@ -26,8 +27,8 @@ def run(options: argparse.Namespace) -> int:
         reporter.table("Recipes (`excb-pretrain show RECIPE` for every value)", HEADER, rows)
         reporter.answer(
             f"Times are estimates, for {CORES} CPU cores and for one {GPU.upper()} in bf16: of ImageNet (the paper's), "
-            "200,000 images (photos), 10,000 (photos_small, rn18_small) or 2,640 (the others). `excb-pretrain choose "
-            "--data DIR` has a recipe for your images and this machine."
+            "200,000 images (photos), 10,000 (rn18_small, photos_small, adapt, distil) or 2,640 (the others). Frozen "
+            "teachers are not counted. `excb-pretrain choose --data DIR` has a recipe for your images and this machine."
         )
     return 0
 
@@ -42,8 +43,8 @@ def _row(name: str) -> list[str]:
         f"{views.global_size} px",
         str(recipe.optim.epochs),
         f"{recipe.optim.batch:,}",
-        f"{recipe.method.clusters:,}",
-        f"{views.global_views}+{views.local_views}" if views.local_views else "two views",
+        f"{recipe.method.clusters:,}" if recipe.method.clustering else "none",
+        f"{views.global_views}+{views.local_views}" if views.local_views else WHOLE[views.global_views],
         known.images,
         _about(hours(tflop, CORES * CORE_TFLOPS)),
         _about(hours(tflop, find_gpu(GPU).rate("bf16"))),

@@ -13,11 +13,12 @@ from excb.errors import UserError
 from excb.images.scanning import scan_folder
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
-from excb.pretrain.plan import choice
+from excb.pretrain.plan import choice, frozen_teachers
 from excb.pretrain.plan.choice import choose
 from excb.pretrain.plan.devices import GPUS, find_gpu
 from excb.pretrain.plan.flops import count
 from excb.pretrain.recipes import RECIPES, about
+from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -115,6 +116,16 @@ def test_few_images_are_advised_to_start_from_a_trained_network(images: Path) ->
     assert shlex.split(proposed.command)[:4] == ["excb-pretrain", "photos_small", "--data", "my photos"]
 
 
+def test_a_trained_network_is_named_beside_the_proposal(images: Path) -> None:
+    pretended: Any = Pretended(scan_folder(images), 2_640)
+    for number, words in ((pretended, "starts from random weights"), (scan_folder(images), "fewer than 1,000 images")):
+        (reason,) = (each for each in choose(number, "my photos", CPU).reasons if "trained network" in each)
+        assert words in reason
+        for command in ("adapt NAME --data 'my photos'", "distil NAME --data 'my photos'"):
+            assert f"excb-pretrain {command}" in reason
+        assert "excb.load('NAME')" in reason
+
+
 def test_large_photographs_are_to_be_copied_first(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_median_side", lambda _: 767)
     assert not any("shrink" in reason for reason in choose(scan_folder(images), "my photos", CPU).reasons)
@@ -137,6 +148,13 @@ def test_what_list_says_of_cost_is_what_plan_counts(name: str) -> None:
     assert about(name).gflop == pytest.approx(count(RECIPES[name]()).flops.image / 1e9, rel=0.01)
 
 
+def test_what_list_says_of_a_student_is_what_plan_counts(tmp_path: Path) -> None:
+    wide = {"backbone": "conv4", "options": {"widths": [4, 4, 4, 1280]}}  # as MobileNetV2's features
+    recipe = apply(find_recipe("distil"), [f"distil.teachers={taught.write_teacher(tmp_path, wide)}"])
+    counted = count(recipe, frozen_teachers.load(recipe)).flops.image
+    assert about("distil").gflop == pytest.approx(counted / 1e9, rel=0.01)
+
+
 def test_list_says_what_recipes_are_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     rows = {row["recipe"]: row for row in json.loads(capsys.readouterr().out)}
@@ -145,6 +163,8 @@ def test_list_says_what_recipes_are_for(capsys: pytest.CaptureFixture[str]) -> N
     assert (rows["rn50_100ep"]["input"], rows["rn50_100ep"]["on CPU"]) == ("224 px", "months")
     assert rows["rn50_100ep"]["on GPU"].endswith(" days")
     assert rows["rn18_small"]["on CPU"].endswith(" h")
+    assert (rows["distil"]["views"], rows["distil"]["clusters"]) == ("one view", "none")
+    assert (rows["adapt"]["views"], rows["adapt"]["clusters"]) == ("two views", "128")
 
 
 def test_gpus_by_name() -> None:
