@@ -1,5 +1,7 @@
 """The student predicts which cluster of the teacher's features an image is in; ExCB's s and B balance the clusters."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,6 +11,7 @@ from excb.method import balancing, batch_sizes, spherical_kmeans, unit
 from excb.objective.loss import assign, cross_entropy
 
 from .interface import Objective
+from .settings import DistilSettings
 
 
 class Assignments(Objective):
@@ -26,6 +29,12 @@ class Assignments(Objective):
         clusters = self.settings.clusters
         self.register_buffer("centroids", F.normalize(torch.randn(clusters, self.width), dim=1))
         self.register_buffer("sizes", torch.full((clusters,), 1 / clusters))
+
+    @staticmethod
+    def chance(settings: DistilSettings, batch: int) -> float:
+        """The cross-entropy of a student that tells no two clusters apart, ln K."""
+        del batch
+        return math.log(settings.clusters)
 
     def start(self, samples: Tensor, *, seed: int) -> None:
         """Start the centroids. Raises UserError for fewer samples than clusters."""

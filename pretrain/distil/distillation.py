@@ -68,7 +68,7 @@ class TeacherHead(nn.Module):
             self.map_statistics = Statistics(theirs, settings.statistics, floor=settings.whitening_floor)
         self.objectives = nn.ModuleDict(
             {
-                name: _objective(name)(settings, theirs if OBJECTIVES[name].maps else teacher_width)
+                name: objective_of(name)(settings, theirs if OBJECTIVES[name].maps else teacher_width)
                 for name in settings.weights
             }
         )
@@ -137,7 +137,8 @@ class TeacherHead(nn.Module):
         return torch.stack(losses).sum()
 
 
-def _objective(name: str) -> type[Objective]:
+def objective_of(name: str) -> type[Objective]:
+    """The objective of that name in the table, imported on first use."""
     kind: type[Objective] = import_module(f"{__package__}.{OBJECTIVES[name].module}").OBJECTIVE
     return kind
 
@@ -145,6 +146,11 @@ def _objective(name: str) -> type[Objective]:
 def _wide(values: Tensor) -> Tensor:
     """In float32 at least: rounded similarities tie."""
     return values if values.dtype == torch.float64 else values.float()
+
+
+def loss_by_chance(settings: DistilSettings, batch: int) -> float:
+    """The loss of a student that learns nothing, of batches of so many images."""
+    return sum(weight * objective_of(name).chance(settings, batch) for name, weight in settings.weights.items())
 
 
 class Distillation(nn.Module):

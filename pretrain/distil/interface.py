@@ -34,6 +34,12 @@ class Objective(nn.Module):
         super().__init__()
         self.settings, self.width = settings, width
 
+    @staticmethod
+    def chance(settings: DistilSettings, batch: int) -> float:
+        """The loss of a student that learns nothing, of batches of so many images; of a distance, 1."""
+        del settings, batch
+        return 1.0
+
     def start(self, samples: Tensor, *, seed: int) -> None:
         """Take in targets of a sample of the training images, [N, D] unit rows, before the first step; on rank 0."""
 

@@ -14,7 +14,6 @@ from excb.images.image_set import Images
 from excb.networks.features import Inputs, extract
 from excb.references.untrained import spread
 
-from ..data.batch import NO_IMAGE
 from .interface import Targets
 from .teachers import Teacher
 
@@ -35,10 +34,10 @@ class KeptTargets:
         self._features, self._device, self._dtype = features, device, dtype
 
     def __call__(self, used: Tensor, views: Sequence[Tensor]) -> list[Targets]:
-        """The targets of every teacher, [1, B, D], of images [B]."""
+        """The targets of every teacher, [1, B, D], of images [B]; a view without an image has a negative number."""
         del views
         # Rows of zeros teach nothing: of images that the teacher could not read, and of views without an image.
-        there = (used != NO_IMAGE)[:, None]
+        there = (used >= 0)[:, None]
         rows = [each.take(used.clamp(min=0)).nan_to_num(0.0) * there for each in self._features]
         return [Targets(to_device(each, self._device).to(self._dtype)[None]) for each in rows]
 

@@ -65,10 +65,6 @@ class DistilSettings:
         """The objectives that are on, with their weights."""
         return {name: weight for name in OBJECTIVES if (weight := getattr(self, name)) > 0}
 
-    def chance(self, batch: int) -> float:
-        """The loss of a student that learns nothing, of batches of so many images."""
-        return sum(weight * OBJECTIVES[name].chance(self, batch) for name, weight in self.weights.items())
-
     @property
     def active(self) -> bool:
         """Whether anything is learned from teachers."""

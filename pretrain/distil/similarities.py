@@ -1,5 +1,7 @@
 """The student's similarities to other images follow the teacher's: within the batch, and to a queue of earlier ones."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -8,6 +10,7 @@ from excb.distributed.collectives import gather_rows, rank
 from excb.exact import similarities
 
 from .interface import Objective
+from .settings import DistilSettings
 
 
 class Similarities(Objective):
@@ -22,6 +25,11 @@ class Similarities(Objective):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         self.register_buffer("queue", torch.zeros(self.settings.queue, self.width))
+
+    @staticmethod
+    def chance(settings: DistilSettings, batch: int) -> float:
+        """The cross-entropy of a student that tells no two images apart."""
+        return math.log(max(2, batch - 1 + settings.queue))
 
     def start(self, samples: Tensor, *, seed: int) -> None:
         """Fill the queue."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from excb.method import pair_weights
 from excb.neighbours.nearest import nearest
 
+from ..distil.distillation import loss_by_chance
 from ..recipe import Recipe
 
 AT_CHANCE = 0.01  # a loss this close to ln K, relatively, is at chance
@@ -92,7 +93,7 @@ class Health:
         # The loss of a student that distinguishes neither clusters nor, by the other terms, images.
         self.chance = float(sum(half.sum() for half in halves)) * math.log(max(2, method.clusters)) * method.clustering
         self.chance += method.contrast * math.log1p(views.global_views * (recipe.optim.batch - 1))
-        self.chance += method.regression * 2 + recipe.distil.chance(recipe.optim.batch)
+        self.chance += method.regression * 2 + loss_by_chance(recipe.distil, recipe.optim.batch)
         self._at_chance = f"{self.chance:.3f}" + (": clusters are indistinguishable" if method.clustering else "")
         tries = ["fewer method.clusters, a higher method.teacher_momentum, or"] if method.clustering else []
         self._tries = " ".join([*tries, "another optim.base_lr"])
