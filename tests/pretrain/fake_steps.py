@@ -5,7 +5,7 @@ what they count with these.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +23,10 @@ from excb.pretrain import step as step_module
 from excb.pretrain.data.batch import Batch
 from excb.pretrain.data.prefetch import prefetch_to_device
 from excb.pretrain.data.views import ViewMaker
+from excb.pretrain.distil.teachers import Teacher
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.plan.speed import build_trainer
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.run.journal import EpochStatistics
 from excb.pretrain.step import Trainer, trainer_for
@@ -111,17 +113,21 @@ def phases(cuda: FakeCuda) -> Iterator[None]:
         yield
 
 
-def record(recipe: Recipe, images: int, *, steps: int = 2) -> Record:
+def record(recipe: Recipe, images: int, *, steps: int = 2, teachers: Sequence[Teacher] = ()) -> Record:
     """What the last of a recipe's first steps does on a fake device; from the second on, all do the same.
 
     Args:
         recipe: of the run.
         images: of this process.
         steps: how many to take.
+        teachers: frozen ones to learn from, on the CPU.
     """
     recipe = recipe.change(optim={"batch": images * world_size()})
     with fake_cuda() as cuda:
-        trainer = trainer_for(build_model(recipe), recipe, CUDA, steps_per_epoch=4)
+        if teachers:
+            trainer = build_trainer(recipe, CUDA, teachers)
+        else:
+            trainer = trainer_for(build_model(recipe), recipe, CUDA, steps_per_epoch=4)
         labels: Any = SimpleNamespace(labels=None)
         statistics = EpochStatistics(labels, recipe, samples=steps * images, device=CUDA)
         with phases(cuda):

@@ -7,7 +7,12 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from excb.balancing.table import BALANCERS
+from excb.hub.backbone import Backbone, Entry
+from excb.networks.architecture import Architecture
+from excb.networks.blocks import Blocks
+from excb.networks.preprocessing import Preprocessing
 from excb.pretrain import step as step_module
+from excb.pretrain.distil.teachers import Teacher
 from excb.pretrain.overrides import apply, find_recipe
 from tests.pretrain.fake_steps import ALLOWED, FAMILIES, UNSTATED, figures, gpu_recipe, record, stated
 
@@ -70,6 +75,27 @@ def test_nor_does_adapting_a_trained_backbone(lora: int) -> None:
     anchored = ("adapt.warmup_epochs=0", f"adapt.lora_rank={lora}", "method.centroid_init=random")
     recipe = apply(find_recipe("adapt"), [*TINY, *VIT, *anchored])
     assert record(recipe, 4, steps=1).unexpected(ALLOWED) == {}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("distil.features=1",),
+        ("distil.features=1", "distil.distance=squared", "distil.statistics=whitened", "efficiency.precision=bf16"),
+        ("distil.features=0", "distil.similarities=1", "distil.queue=8", "efficiency.precision=bf16"),
+        ("distil.features=0", "distil.assignments=1", "distil.clusters=6", "efficiency.precision=bf16"),
+        ("distil.teacher_sees=view", "distil.maps=1", "views.local_views=2"),
+        ("distil.teacher_sees=other_view", "views.global_views=2", "method.clustering=true"),
+    ],
+    ids=lambda overrides: " ".join(part.split(".")[-1] for part in overrides),
+)
+def test_nor_does_learning_from_teachers(overrides: tuple[str, ...]) -> None:
+    recipe = apply(find_recipe("distil"), [*TINY, "model.options={}", "distil.teachers=a,b", *overrides])
+    network = Architecture("conv4", {"widths": [4, 4, 4, 12]}).build().eval().requires_grad_(False)
+    backbone = Backbone(network, Preprocessing(40, 32), Entry("memory", Architecture("conv4")))
+    blocks = Blocks(network) if recipe.distil.needs_maps else None
+    teachers = [Teacher(name, backbone, backbone.transform, blocks, {}) for name in recipe.distil.teachers]
+    assert record(recipe, 4, steps=1, teachers=teachers).unexpected(ALLOWED) == {}
 
 
 @pytest.fixture
