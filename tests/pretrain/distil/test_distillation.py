@@ -153,6 +153,19 @@ def test_a_head_is_linear_or_has_one_hidden_layer_of_the_students_style() -> Non
     assert kinds("mlp", "gelu") == ["Linear", "GELU", "Linear"]
 
 
+@pytest.mark.parametrize("name", ["features", "similarities", "assignments"])
+def test_the_loss_by_chance_is_that_of_a_student_that_says_nothing(name: str) -> None:
+    """Of a full queue, whose rows are keys as those of the batch's other images are."""
+    made = distillation(cases.settings(**{name: 1.0}, clusters=4, queue=3, samples=30))
+    for head in made.heads:
+        with torch.no_grad():
+            for parameter in head.rows.parameters():
+                parameter.zero_()
+    found = made(cases.random(cases.VIEWS, IMAGES, FEATURES), [], rows_of(1)).loss
+    (one, _) = made.heads
+    assert found.item() == pytest.approx(one.objectives[name].chance(one.objectives[name].settings, IMAGES), rel=1e-6)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # In a whole model
 # ---------------------------------------------------------------------------------------------------------------------
