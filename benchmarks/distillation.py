@@ -36,7 +36,10 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "squared": ("distil", ("distil.distance=squared",)),
     "similarities": ("distil", (ALONE, "distil.similarities=1", "distil.queue=1024")),
     "assignments": ("distil", (ALONE, "distil.assignments=1")),
+    # A momentum of 1 leaves s at 1/K, where B changes nothing.
+    "unbalanced": ("distil", (ALONE, "distil.assignments=1", "distil.sizes_momentum=1")),
     "features+assignments": ("distil", ("distil.assignments=0.2",)),
+    "similarities+assignments": ("distil", (ALONE, "distil.similarities=1", "distil.assignments=1")),
     "features+excb": ("photos_small", (*CONTRAST, "distil.features=5")),
     "view": ("distil", ("distil.teacher_sees=view",)),
     "linear-head": ("distil", ("distil.head=linear",)),

@@ -11,7 +11,7 @@ from excb.references import patches
 
 from .recipe import Recipe
 from .run.gain import SOURCE, TARGET, Adapted, Gain, points
-from .run.taught import BATCH, Comparison, Cost, cost_rows
+from .run.taught import BATCH, BesideTeacher, NetworkCost, cost_rows
 
 RUN, START, GUESSING, TWIN = "run", "start", "guessing", "untrained"
 HISTOGRAM, PATCHES = "colour_histogram", patches.NAME
@@ -69,7 +69,7 @@ class Verdict:
     advice: tuple[str, ...] = ()
     alarms: tuple[str, ...] = ()
     gains: dict[str, Gain] = field(default_factory=dict)
-    costs: dict[str, Cost] = field(default_factory=dict)
+    costs: dict[str, NetworkCost] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -98,7 +98,7 @@ class Verdict:
             tuple(map(str, stored["advice"])),
             tuple(map(str, stored["alarms"])),
             {str(name): Gain.from_dict(values) for name, values in stored.get("gains", {}).items()},
-            {str(name): Cost.from_dict(values) for name, values in stored.get("costs", {}).items()},
+            {str(name): NetworkCost.from_dict(values) for name, values in stored.get("costs", {}).items()},
         )
 
     def lines(self) -> list[str]:
@@ -170,7 +170,7 @@ class RunFigures:
     alarms: Sequence[Mapping[str, Any]] = ()
     active: Sequence[str] = ()
     adapted: Adapted | None = None
-    costs: Mapping[str, Cost] = field(default_factory=dict)
+    costs: Mapping[str, NetworkCost] = field(default_factory=dict)
 
     @property
     def decisive(self) -> str:
@@ -246,11 +246,11 @@ def judge(run: RunFigures) -> Verdict:
     )
 
 
-def _comparisons(run: RunFigures) -> list[Comparison]:
+def _comparisons(run: RunFigures) -> list[BesideTeacher]:
     """The run's network beside each of its teachers."""
     decisive = run.decisive
     return [
-        Comparison(
+        BesideTeacher(
             name,
             FIGURES[decisive],
             run.figures[decisive],

@@ -16,7 +16,7 @@ CHEAPER = 0.8  # of a teacher's time or size, from which on a student saves some
 
 
 @dataclass(frozen=True)
-class Cost:
+class NetworkCost:
     """What a network takes in use."""
 
     parameters: int
@@ -24,7 +24,7 @@ class Cost:
     milliseconds: float  # an image in batches of `BATCH`, on the run's machine
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Cost":
+    def from_dict(cls, stored: Mapping[str, Any]) -> "NetworkCost":
         """From plain values.
 
         Raises:
@@ -34,7 +34,7 @@ class Cost:
 
 
 @torch.no_grad()
-def measure_cost(network: nn.Module, side: int, device: torch.device) -> Cost:
+def measure_cost(network: nn.Module, side: int, device: torch.device) -> NetworkCost:
     """Time a network on random images of `side` pixels, and count its tensors.
 
     Args:
@@ -54,11 +54,11 @@ def measure_cost(network: nn.Module, side: int, device: torch.device) -> Cost:
             seconds.append(time.perf_counter() - start)
     size = sum(tensor.nbytes for tensor in network.state_dict().values())
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return Cost(parameters, round(size / 2**20, 2), round(1e3 * statistics.median(seconds[1:]) / BATCH, 3))
+    return NetworkCost(parameters, round(size / 2**20, 2), round(1e3 * statistics.median(seconds[1:]) / BATCH, 3))
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BesideTeacher:
     """A student beside one of its teachers.
 
     Attributes:
@@ -76,8 +76,8 @@ class Comparison:
     student_value: float
     teacher_value: float
     margin: float
-    student: Cost
-    cost: Cost
+    student: NetworkCost
+    cost: NetworkCost
 
     def sentence(self, *, helps: bool) -> str:
         """What the student keeps, what it saves, and which of the two to use.
@@ -120,7 +120,7 @@ def _share(share: float) -> str:
     return f"1/{1 / share:.2g}" if share <= 0.67 else f"{share:.2g} times" if share > 1.05 else f"{share:.0%}"
 
 
-def cost_rows(costs: Mapping[str, Cost], values: Mapping[str, float]) -> list[list[str]]:
+def cost_rows(costs: Mapping[str, NetworkCost], values: Mapping[str, float]) -> list[list[str]]:
     """A table of networks: the figure, what each costs, and the figure per million weights, millisecond and MiB.
 
     Args:

@@ -26,7 +26,7 @@ from excb.references.untrained import estimate_batchnorm, spread
 from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
 from ..run.monitor import Monitor, StoppedError
-from ..run.taught import Cost, measure_cost
+from ..run.taught import NetworkCost, measure_cost
 from ..verdict import FIGURES, GUESSING, PATCHES, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
 from .epoch_end import EpochEnd
 from .state import RunState
@@ -87,7 +87,9 @@ def verdict(
     return None if folder is None else _judged(state, measured, known, folder, costs)
 
 
-def _judged(state: RunState, measured: EpochEnd, known: Figures, folder: Path, costs: Mapping[str, Cost]) -> Verdict:
+def _judged(
+    state: RunState, measured: EpochEnd, known: Figures, folder: Path, costs: Mapping[str, NetworkCost]
+) -> Verdict:
     lines = read_metrics(folder)
     alarms = [line for line in lines if line["kind"] == "alarm" and line["step"] <= state.progress.step]
     run = RunFigures(
@@ -169,7 +171,7 @@ class _Comparison:
         """A frozen teacher, on images that are prepared as it wants them."""
         return self._compare({name: teacher}, f"comparing with {name}", teacher.transform)
 
-    def costs(self) -> dict[str, Cost]:
+    def costs(self) -> dict[str, NetworkCost]:
         """What the run's network and its teachers cost, on rank 0; empty without teachers."""
         teachers = self._state.teaching.by_name()
         if not teachers or self._folder is None:

@@ -13,7 +13,9 @@ from excb.errors import UserError
 from excb.pretrain.__main__ import main
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.run.monitor import Monitor
+from excb.pretrain.run.taught import NetworkCost
 from excb.pretrain.verdict import RunFigures, Verdict, guessing, judge
+from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import OVERRIDES, write_images
 from tests.run_files import write_run
 
@@ -39,6 +41,38 @@ def run(
 
 def epochs(*figures: dict[str, float]) -> Sequence[dict[str, Any]]:
     return [{"epoch": 10 * number, "loss": 4.0} | each for number, each in enumerate(figures, 1)]
+
+
+COSTS = {"run": NetworkCost(700_000, 2.7, 1.0), "mobilenetv2": NetworkCost(2_100_000, 8.1, 4.0)}
+
+
+def test_a_student_is_judged_beside_its_teacher_which_is_no_mere_comparison() -> None:
+    verdict = judge(run(60.0, references=REFERENCES | {"mobilenetv2": 65.0, "other": 70.0}, costs=COSTS))
+    assert verdict.learned is True  # a teacher is no reference that a student must be ahead of
+    assert "It keeps 92 % of the k-NN top-1 of mobilenetv2 (60.0 of 65.0 %) at 1/4 of its time" in verdict.summary
+    assert verdict.summary.endswith("For comparison: other (70.0 %).")
+    assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
+
+
+def test_a_student_below_its_references_does_not_help() -> None:
+    verdict = judge(run(40.0, references=REFERENCES | {"mobilenetv2": 65.0}, costs=COSTS))
+    assert verdict.learned is None
+    assert "It does not help: use mobilenetv2 as it is." in verdict.summary
+    assert not any("adapt NAME" in line for line in verdict.advice)  # the sentence names a trained network already
+
+
+def test_a_run_with_a_teacher_reports_and_prints_what_both_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = taught.write_teacher(tmp_path, taught.RESNET)
+    images = write_images(tmp_path / "images")
+    assert main([word for word in taught.command(images, tmp_path / "run", str(teacher)) if word != "--quiet"]) == 0
+    verdict = Verdict.from_dict(json.loads((tmp_path / "run" / "report.json").read_text())["verdict"])
+    assert set(verdict.costs) == {"run", str(teacher)}
+    assert str(teacher) in verdict.references
+    printed = capsys.readouterr().out
+    assert "What it costs" in printed
+    assert "per MiB" in printed
 
 
 @pytest.mark.parametrize(
