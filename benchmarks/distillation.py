@@ -2,8 +2,9 @@
 
 Run: python -m benchmarks.distillation SET OUT --seconds 180 [--methods features simclr ...] [--seeds 3]
 SET has train/ and test/ with a folder a class. A method first trains a few epochs, which say how many the time allows.
-Then every seed trains, and k-NN (with --linear logistic regression, too) of the test images is measured. OUT keeps runs
-and results, and the same command continues where it was stopped. The teacher's own pass over the images is not counted.
+No method gets less. Then every seed trains, and k-NN (with --linear logistic regression, too) of the test images is
+measured. OUT keeps runs and results, and the same command continues where it was stopped. The teacher's own pass over
+the images is not counted.
 References (pixels, histogram, patches with k-means, untrained, the teacher frozen) are measured with --references.
 """
 
@@ -27,25 +28,28 @@ from excb.pretrain.study.studies import SIMCLR
 PILOT, PILOT_SECONDS = 1000, 10.0  # seed of the runs that are timed, and how long the longer one takes
 T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided, by the number of seeds
 CONTRAST = ("method.contrast=2",)
-ALONE = "distil.features=0"
+JITTER = ("views.jitter=0.8", "views.grey=0.2")
+ALONE = "distil.assignments=0"
 # Recipe and values of every method; the network and the sizes are those of the command line for all.
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "simclr": ("photos_small", SIMCLR),
     "excb-contrast": ("photos_small", CONTRAST),
-    "features": ("distil", ()),
-    "squared": ("distil", ("distil.distance=squared",)),
+    "simclr-jitter": ("photos_small", (*SIMCLR, *JITTER)),
+    "excb-contrast-jitter": ("photos_small", (*CONTRAST, *JITTER)),
+    "assignments": ("distil", ()),
+    "features": ("distil", (ALONE, "distil.features=1")),
+    "squared": ("distil", (ALONE, "distil.features=1", "distil.distance=squared")),
     "similarities": ("distil", (ALONE, "distil.similarities=1", "distil.queue=1024")),
-    "assignments": ("distil", (ALONE, "distil.assignments=1")),
     # A momentum of 1 leaves s at 1/K, where B changes nothing.
-    "unbalanced": ("distil", (ALONE, "distil.assignments=1", "distil.sizes_momentum=1")),
-    "features+assignments": ("distil", ("distil.assignments=0.2",)),
-    "similarities+assignments": ("distil", (ALONE, "distil.similarities=1", "distil.assignments=1")),
+    "unbalanced": ("distil", ("distil.sizes_momentum=1",)),
+    "features+assignments": ("distil", ("distil.features=5",)),
+    "similarities+assignments": ("distil", ("distil.similarities=1",)),
     "features+excb": ("photos_small", (*CONTRAST, "distil.features=5")),
     "view": ("distil", ("distil.teacher_sees=view",)),
     "linear-head": ("distil", ("distil.head=linear",)),
     "whitened": ("distil", ("distil.statistics=whitened",)),
     "as-they-are": ("distil", ("distil.statistics=none",)),
-    "scratch-views": ("distil", ("views.global_views=2", ALONE, "distil.teachers=none", *SIMCLR)),
+    "scratch-views": ("photos_small", (*SIMCLR, "views.local_views=0", "views.global_scale=0.25,1")),
 }
 
 
@@ -126,7 +130,7 @@ def measure(args: argparse.Namespace, method: str, seed: int) -> None:
         _, seconds = run(args, method, PILOT + 1, more)
         _, start = run(args, method, PILOT + 2, 1)
         each = (seconds - start) / (more - 1)
-        results = note(args, "epochs", key, max(1, round(1 + (args.seconds - start) / each)))
+        results = note(args, "epochs", key, max(1, math.ceil(1 + (args.seconds - start) / each)))
     epochs = results["epochs"][key]
     folder, seconds = run(args, method, seed, epochs)
     figures = {"seconds": round(seconds, 1), "epochs": epochs}

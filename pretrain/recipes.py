@@ -232,14 +232,15 @@ def distil() -> Recipe:
     """A small network of your own that learns, from your images, to see what a large public one sees.
 
     The teacher sees every image once, and its features are kept. The student sees one crop of it in a step, and
-    predicts them.
+    predicts which cluster of the features it is in, balanced by ExCB's s and B: on three sets this was never worse
+    than predicting the features themselves by more than chance, and better on one (docs/distil.md).
     """
     return replace(photos_small(), name="distil").change(
-        model={"options": {"widths": [32, 64, 128, 512], "stem": 1}},
         method=TAUGHT | {"contrast": 0.0},
         views={"global_views": 1, "local_views": 0, "global_scale": (0.25, 1.0)},
-        distil={"features": 1.0},
+        distil={"assignments": 1.0},
         optim={
+            "epochs": 200,
             "optimizer": "adamw",
             "base_lr": 8e-3,
             "warmup_epochs": 1.0,
@@ -321,7 +322,7 @@ _ABOUT = {
     "photos_small": About("photographs of your own, on one machine", "1,000 to 10,000", 10_000, 0.325),
     "photos": About("photographs of your own, with a GPU for a day", "20,000 to 1,000,000", 200_000, 83.2),
     "adapt": About("photographs of your own, from a trained backbone", "500 to 100,000", 10_000, 73.9),
-    "distil": About("a small network taught by a large one, on your photographs", "1,000 to 100,000", 10_000, 0.473),
+    "distil": About("a small network taught by a large one, on your photographs", "1,000 to 100,000", 10_000, 0.0992),
     "rn18_small": About("photographs of your own, with a ResNet-18", "1,000 to 100,000", 10_000, 2.79),
     "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
     "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),

@@ -90,7 +90,8 @@ def test_nor_does_adapting_a_trained_backbone(lora: int) -> None:
     ids=lambda overrides: " ".join(part.split(".")[-1] for part in overrides),
 )
 def test_nor_does_learning_from_teachers(overrides: tuple[str, ...]) -> None:
-    recipe = apply(find_recipe("distil"), [*TINY, "model.options={}", "distil.teachers=a,b", *overrides])
+    alone = ("model.options={}", "distil.teachers=a,b", "distil.assignments=0")
+    recipe = apply(find_recipe("distil"), [*TINY, *alone, *overrides])
     network = Architecture("conv4", {"widths": [4, 4, 4, 12]}).build().eval().requires_grad_(False)
     backbone = Backbone(network, Preprocessing(40, 32), Entry("memory", Architecture("conv4")))
     blocks = Blocks(network) if recipe.distil.needs_maps else None
