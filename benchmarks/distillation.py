@@ -29,24 +29,25 @@ PILOT, PILOT_SECONDS = 1000, 10.0  # seed of the runs that are timed, and how lo
 T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided, by the number of seeds
 CONTRAST = ("method.contrast=2",)
 JITTER = ("views.jitter=0.8", "views.grey=0.2")
-ALONE = "distil.assignments=0"
+ALONE = "distil.features=0"
 # Recipe and values of every method; the network and the sizes are those of the command line for all.
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "simclr": ("photos_small", SIMCLR),
     "excb-contrast": ("photos_small", CONTRAST),
     "simclr-jitter": ("photos_small", (*SIMCLR, *JITTER)),
     "excb-contrast-jitter": ("photos_small", (*CONTRAST, *JITTER)),
-    "assignments": ("distil", ()),
-    "features": ("distil", (ALONE, "distil.features=1")),
-    "squared": ("distil", (ALONE, "distil.features=1", "distil.distance=squared")),
+    "features": ("distil", ()),
+    "squared": ("distil", ("distil.distance=squared",)),
+    "assignments": ("distil", (ALONE, "distil.assignments=1")),
     "similarities": ("distil", (ALONE, "distil.similarities=1", "distil.queue=1024")),
     # A momentum of 1 leaves s at 1/K, where B changes nothing.
-    "unbalanced": ("distil", ("distil.sizes_momentum=1",)),
-    "features+assignments": ("distil", ("distil.features=5",)),
-    "similarities+assignments": ("distil", ("distil.similarities=1",)),
+    "unbalanced": ("distil", (ALONE, "distil.assignments=1", "distil.sizes_momentum=1")),
+    "features+assignments": ("distil", ("distil.features=5", "distil.assignments=1")),
     "features+excb": ("photos_small", (*CONTRAST, "distil.features=5")),
     "view": ("distil", ("distil.teacher_sees=view",)),
-    "linear-head": ("distil", ("distil.head=linear",)),
+    "features-linear": ("distil", ("distil.head=linear",)),
+    "assignments-linear": ("distil", (ALONE, "distil.assignments=1", "distil.head=linear")),
+    "similarities-linear": ("distil", (ALONE, "distil.similarities=1", "distil.queue=1024", "distil.head=linear")),
     "whitened": ("distil", ("distil.statistics=whitened",)),
     "as-they-are": ("distil", ("distil.statistics=none",)),
     "scratch-views": ("photos_small", (*SIMCLR, "views.local_views=0", "views.global_scale=0.25,1")),
