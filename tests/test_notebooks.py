@@ -22,7 +22,7 @@ def cells(file: Path, kind: str) -> list[dict[str, Any]]:
 def test_the_site_lists_each() -> None:
     listed = re.findall(r"^notebooks/(.+)$", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(listed) == [file.stem for file in NOTEBOOKS]
-    assert len(listed) == 5
+    assert len(listed) == 6
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)

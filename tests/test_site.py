@@ -17,6 +17,7 @@ PAGES = (
     "index.html",
     "python.html",
     "photographs.html",
+    "distil.html",
     "evaluation.html",
     "method.html",
     "equations.html",
@@ -57,9 +58,10 @@ def test_pages_fit_and_are_readable(site: Path, page: Page, width: int, scheme: 
     assert page.problems == []
 
 
-def test_equations_are_not_cut_off(site: Path, page: Page) -> None:
+@pytest.mark.parametrize("name", ["equations.html", "distil.html"])
+def test_equations_are_not_cut_off(site: Path, page: Page, name: str) -> None:
     page.size(1440, 900)
-    page.open(site / "equations.html")
+    page.open(site / name)
     heights = "[...document.querySelectorAll('.math-wrapper')].map((box) => [box.scrollHeight, box.clientHeight])"
     found = page.run(heights)
     assert len(found) > 3
