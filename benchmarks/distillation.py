@@ -151,7 +151,7 @@ def references(args: argparse.Namespace) -> None:
     if known(args)["references"]:
         return
     folder, _ = run(args, args.methods[0], 2000, 1)
-    flags = {"untrained": True, "pixels": True, "histogram": True, "patches": True}
+    flags: dict[str, Any] = {"untrained": True, "pixels": True, "histogram": True, "patches": True}
     student = excb.evaluate(folder, "knn", data=args.set, k=[20], quiet=True, **flags)
     teacher = excb.load(args.teacher, img_size=args.teacher_size)
     frozen = excb.evaluate(teacher, "knn", data=args.set, k=[20], quiet=True)

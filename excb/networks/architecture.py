@@ -10,7 +10,8 @@ from excb.errors import UserError, first_line, nearest_name
 if TYPE_CHECKING:
     from torch import nn
 
-OWN = {"conv4": ("widths", "stem"), "capi": ("width", "depth", "heads", "patch", "registers")}  # with the options they take
+# With the options they take.
+OWN = {"conv4": ("widths", "stem"), "capi": ("width", "depth", "heads", "patch", "registers")}
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 # ResNets that torchvision has not: with the stem for small images of CIFAR, and with more channels (SwAV's, VICReg's).
 SMALL_STEM = tuple(f"{name}_cifar" for name in TORCHVISION)
@@ -61,8 +62,8 @@ class Architecture:
             channels ("resnet50w2"), a short name ("vit_small"), "timm:NAME", "torchvision:NAME" of any image
             classifier, our "conv4", or "capi", CAPI's ViT-L/14.
         options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of ResNets only
-            `zero_init_residual`, and those of `excb.networks.resnets.small_stem`; of conv4 `widths` and `stem`; of capi its sizes.
-            For timm's ViTs also `POSITIONS`.
+            `zero_init_residual`, and those of `excb.networks.resnets.small_stem`; of conv4 `widths` and `stem`; of capi
+            its sizes. For timm's ViTs also `POSITIONS`.
     """
 
     name: str

@@ -251,7 +251,9 @@ def test_heads_of_a_file_without_them(server: FileServer, tmp_path: Path) -> Non
     serve(server, tmp_path / "files")
     file = tmp_path / "files" / "net.pth"
     torch.save(Architecture("resnet18").build().state_dict(), file)
-    with pytest.raises(UserError, match=r"holds a backbone without heads .*: name a run of excb-pretrain that trains them, an"):
+    with pytest.raises(
+        UserError, match=r"holds a backbone without heads .*: name a run of excb-pretrain that trains them, an"
+    ):
         excb.load(file, heads=True)
 
 

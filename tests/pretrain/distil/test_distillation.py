@@ -25,7 +25,7 @@ ALL = {"features": 1.0, "similarities": 0.5, "assignments": 0.25}
 IMAGES = 4
 
 
-def distillation(settings: DistilSettings, *, maps: tuple[int, int] | None = None) -> Distillation:
+def distillation(settings: DistilSettings, *, maps: tuple[int, int] | None = None) -> Any:
     """Of two teachers, in float64, started with random rows; its weights are large enough to matter."""
     torch.manual_seed(0)
     heads = [
@@ -136,7 +136,7 @@ def test_an_image_that_the_teacher_could_not_read_teaches_nothing(name: str, dis
 def test_rows_are_not_needed_to_start_where_there_are_no_statistics() -> None:
     """Of every view, without statistics and clusters, no image passes before training: the queue starts empty."""
     settings = cases.settings(features=1.0, similarities=1.0, queue=3, statistics="none", teacher_sees="view")
-    head = TeacherHead(settings, width=FEATURES, teacher_width=5, map_widths=None, style="gelu")
+    head: Any = TeacherHead(settings, width=FEATURES, teacher_width=5, map_widths=None, style="gelu")
     head.start(torch.empty(0, 0), None, seed=0)
     assert not head.objectives["similarities"].queue.any()
 

@@ -1,5 +1,7 @@
 """Statistics of a teacher's features: what centring and whitening make of them, zeros and unreadable images."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ def rows(count: int = COUNT) -> Tensor:
     return 5 + scale * cases.random(count, WIDTH, seed=4)
 
 
-def started(kind: str, *, floor: float = 0.1, of: Tensor | None = None) -> Statistics:
+def started(kind: Any, *, floor: float = 0.1, of: Tensor | None = None) -> Statistics:
     made = Statistics(WIDTH, kind, floor=floor).double()
     made.start(rows() if of is None else of)
     return made

@@ -21,7 +21,7 @@ from excb.pretrain import loop
 from excb.pretrain.__main__ import main
 from excb.pretrain.data.hub_stream import open_stream
 from excb.pretrain.distil.kept import KeptTargets
-from excb.pretrain.distil.teachers import Teacher
+from excb.pretrain.distil.teachers import Teacher, load_teachers
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.training import teaching
 from tests.excb.images.shard_files import pack_folder
@@ -111,7 +111,7 @@ def test_teachers_stay_as_they_were(
     images: Path, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sees: str
 ) -> None:
     loaded: list[Teacher] = []
-    usual = teaching.load_teachers
+    usual = load_teachers
 
     def remember(*arguments: Any, **options: Any) -> list[Teacher]:
         loaded.extend(usual(*arguments, **options))
