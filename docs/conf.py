@@ -47,10 +47,10 @@ nitpick_ignore_regex = [
     # Of other projects: their pages are not asked, as the site is built without a network.
     ("py:class", r"(collections|pathlib|os|numpy|np|torch|nn|PIL)\..*|Path|Tensor"),
     # Of ours, in signatures of what is documented; their own pages would say no more.
-    ("py:class", r"Picture|Record|PerImage|Paired|Output|Leaderboard|Images|Verdict"),
+    ("py:class", r"Picture|Record|PerImage|Paired|Output|Leaderboard|Images|Teachers|Verdict"),
     (
         "py:class",
-        r"excb\.(pretrain\.(recipe\.Recipe|run\.gain\.Gain)|settings\.MethodSettings|method\.(Step|Clustered))",
+        r"excb\.(pretrain\.(recipe\.Recipe|run\.gain\.Gain)|settings\.MethodSettings|method\.(Step|Clustered|Distilled))",
     ),
 ]
 napoleon_google_docstring = True
