@@ -1,16 +1,14 @@
 """`excb-pretrain adapt NAME --data DIR`: continue training from any backbone, and say whether it became better."""
 
 import argparse
-import re
 
 from excb.cli import Command, Parser
 from excb.errors import UserError
 
-from .options import add_overrides, rank0_reports
+from .options import add_overrides, names_and_overrides, rank0_reports
 from .train import add_training
 from .train import run as run_recipe
 
-OVERRIDE = re.compile(r"[\w.]+=")
 DESCRIPTION = """\
 Continue self-supervised training of a trained backbone on your own images without losing what it knows, and measure
 before, during and after training whether it improved.
@@ -45,9 +43,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Adapt the backbone."""
-    words = [word for word in (options.start, *options.overrides) if word is not None]
-    values = [word for word in words if OVERRIDE.match(word)]
-    names = [word for word in words if word not in values]
+    names, values = names_and_overrides([options.start, *options.overrides])
     with rank0_reports():
         if len(names) > 1:
             raise UserError(f"adapt one backbone, not {len(names)} ({', '.join(names)})")

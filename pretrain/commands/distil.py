@@ -1,16 +1,14 @@
 """`excb-pretrain distil TEACHER --data DIR`: a small network learns from a large one, and is compared with it."""
 
 import argparse
-import re
 
 from excb.cli import Command, Parser
 from excb.errors import UserError
 
-from .options import add_overrides, rank0_reports
+from .options import add_overrides, names_and_overrides, rank0_reports
 from .train import add_training
 from .train import run as run_recipe
 
-OVERRIDE = re.compile(r"[\w.]+=")
 DESCRIPTION = """\
 Teach a small network of your own what a large public one sees in your images. No labels are needed. The run ends with
 a verdict: how much of the teacher's accuracy the student keeps, at which share of its time and size.
@@ -35,9 +33,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Teach the student."""
-    words = [*options.teachers, *options.overrides]
-    values = [word for word in words if OVERRIDE.match(word)]
-    names = [word for word in words if word not in values]
+    names, values = names_and_overrides([*options.teachers, *options.overrides])
     with rank0_reports():
         if commas := [name for name in names if "," in name]:
             raise UserError(f"{commas[0]!r} is not one name: write several teachers with spaces between them")

@@ -1,7 +1,8 @@
 """Options that several commands of `excb-pretrain` share, and the recipe that they name."""
 
 import argparse
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from .. import overrides
 from ..recipe import Recipe
 from ..run.remote_mirror import Place, run_place
 
+OVERRIDE = re.compile(r"[\w.]+=")  # how an override begins
+
 
 def add_recipe(parser: Parser) -> None:
     """A recipe and its overrides."""
@@ -23,6 +26,13 @@ def add_recipe(parser: Parser) -> None:
 def add_overrides(parser: Parser) -> None:
     """Overrides; `parse` in `__main__` also takes those that stand between other options."""
     parser.add_argument("overrides", metavar="section.field=value", nargs="*", help="values that replace the recipe's")
+
+
+def names_and_overrides(words: Iterable[str | None]) -> tuple[list[str], list[str]]:
+    """Divide words of a command line, of which argparse cannot tell names of networks from overrides."""
+    given = [word for word in words if word is not None]
+    values = [word for word in given if OVERRIDE.match(word)]
+    return [word for word in given if word not in values], values
 
 
 def add_run(parser: Parser) -> None:
