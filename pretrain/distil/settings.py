@@ -17,7 +17,7 @@ class DistilSettings:
         (), "the networks to learn from, as excb.load takes them; each has a head of its own", source="ours"
     )
     features: float = option(
-        0.0, "weight of the distance between predicted and teacher's features", source="AM-RADIO, DINOv2"
+        0.0, "weight of the distance between predicted and teacher's features", source="AM-RADIO"
     )
     similarities: float = option(
         0.0,

@@ -92,7 +92,10 @@ class BesideTeacher:
             f"{self.teacher_value:.1f} %) {self._price()}"
         )
         if not helps:
-            return f"{keeps}. It does not help: use {self.teacher} as it is."
+            return (
+                f"{keeps}. On these images it does not help: use {self.teacher} as it is, unless labelled images that "
+                "neither has seen say otherwise (`excb-eval knn`)."
+            )
         if not self._cheaper():
             return f"{keeps}, so it saves nothing: use {self.teacher} as it is."
         if behind <= self.margin:
@@ -112,12 +115,14 @@ class BesideTeacher:
     def _price(self) -> str:
         time_share = self.student.milliseconds / max(self.cost.milliseconds, 1e-9)
         size_share = self.student.mebibytes / max(self.cost.mebibytes, 1e-9)
-        return f"at {_share(time_share)} of its time and {_share(size_share)} of its size"
+        return f"at {_share(time_share)} its time and {_share(size_share)} its size"
 
 
 def _share(share: float) -> str:
-    """A share as people say it: 1/4, or 1.3 times."""
-    return f"1/{1 / share:.2g}" if share <= 0.67 else f"{share:.2g} times" if share > 1.05 else f"{share:.0%}"
+    """A share as people say it before what it is of: 1/4 of, 80 % of, 1.3 times."""
+    if share > 1.05:
+        return f"{share:.2g} times"
+    return f"1/{1 / share:.2g} of" if share <= 0.67 else f"{100 * share:.0f} % of"
 
 
 def cost_rows(costs: Mapping[str, NetworkCost], values: Mapping[str, float]) -> list[list[str]]:

@@ -57,7 +57,7 @@ def test_a_student_is_judged_beside_its_teacher_which_is_no_mere_comparison() ->
 def test_a_student_below_its_references_does_not_help() -> None:
     verdict = judge(run(40.0, references=REFERENCES | {"mobilenetv2": 65.0}, costs=COSTS))
     assert verdict.learned is None
-    assert "It does not help: use mobilenetv2 as it is." in verdict.summary
+    assert "On these images it does not help: use mobilenetv2 as it is" in verdict.summary
     assert not any("adapt NAME" in line for line in verdict.advice)  # the sentence names a trained network already
 
 

@@ -48,7 +48,7 @@ def test_a_deeper_network_of_the_same_kind_takes_longer() -> None:
         (53.0, 57.0, True, "Use it where time or size decides; else use teacher, which is 4.0 points ahead."),
         (56.0, 57.0, True, "a difference within chance (2.0): use the student."),
         (60.0, 57.0, True, "a difference within chance (2.0): use the student."),
-        (30.0, 57.0, False, "It does not help: use teacher as it is."),
+        (30.0, 57.0, False, "On these images it does not help: use teacher as it is, unless"),
     ],
 )
 def test_the_sentence_says_which_of_the_two_to_use(student: float, teacher: float, helps: bool, words: str) -> None:
@@ -59,7 +59,7 @@ def test_a_student_that_saves_nothing_is_not_recommended() -> None:
     sentence = beside(56.0, 57.0, cost=NetworkCost(2_000_000, 8.0, 3.9)).sentence(helps=True)
     assert "so it saves nothing: use teacher as it is." in sentence
     larger = beside(56.0, 57.0, cost=NetworkCost(4_200_000, 16.2, 6.0)).sentence(helps=True)
-    assert "at 1.5 times of its time and 2 times of its size" in larger
+    assert "at 1.5 times its time and 2 times its size" in larger
 
 
 def test_the_table_divides_the_figure_by_each_price() -> None:
