@@ -28,6 +28,7 @@ class Schedules:
     steps_per_epoch: int
     adapt: AdaptSettings = field(default_factory=AdaptSettings)
     layers: int = 1  # of the backbone, see `excb.networks.depth`
+    average: float = 0.0  # share of the run so far that the teacher averages over; 0: by the method's momenta
 
     @property
     def steps(self) -> int:
@@ -79,7 +80,13 @@ class Schedules:
         return factor * self.weight_decay(step)
 
     def teacher_momentum(self, step: int) -> float:
-        """Momentum m of the teacher's EMA."""
+        """Momentum m of the teacher's EMA.
+
+        An average over a share of the run so far fits runs of any length (Karras et al., "Analyzing and Improving the
+        Training Dynamics of Diffusion Models", CVPR 2024).
+        """
+        if self.average:
+            return 1 - 1 / max(1.0, self.average * (step + 1))
         return cosine(self.method.teacher_momentum, self.method.teacher_momentum_end, step / self.steps)
 
     def centroids_frozen(self, step: int) -> bool:

@@ -219,14 +219,7 @@ def adapt() -> Recipe:
 
 
 # What a run that learns from teachers alone leaves out of the method; the averaged network is evaluated here, too.
-TAUGHT: dict[str, Any] = {
-    "clustering": False,
-    "predictor": False,
-    "teacher_statistics": "averaged",
-    # Over a hundred steps at the end: what averages over a thousand lags behind in runs of a few hundred.
-    "teacher_momentum": 0.9,
-    "teacher_momentum_end": 0.99,
-}
+TAUGHT: dict[str, Any] = {"clustering": False, "predictor": False, "teacher_statistics": "averaged"}
 
 
 def distil() -> Recipe:

@@ -164,7 +164,8 @@ def trainer_for(
         seed = seeding.fold(seeding.Purpose.WEIGHTS, recipe.run.seed, 1)
         all_succeed(lambda: add_lora(model.student.backbone, adapt.lora_rank, seed=seed))
     model = prepare(model, recipe, device)
-    schedules = Schedules(recipe.optim, recipe.method, steps_per_epoch, adapt)
+    average = 0.0 if recipe.method.needs_teacher or not recipe.distil.active else recipe.distil.average
+    schedules = Schedules(recipe.optim, recipe.method, steps_per_epoch, adapt, average=average)
     if adapt.active:
         order = depths(model.student.backbone)
         schedules = replace(schedules, layers=layer_count(order))

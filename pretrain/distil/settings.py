@@ -16,9 +16,7 @@ class DistilSettings:
     teachers: tuple[str, ...] = option(
         (), "the networks to learn from, as excb.load takes them; each has a head of its own", source="ours"
     )
-    features: float = option(
-        0.0, "weight of the distance between predicted and teacher's features", source="AM-RADIO"
-    )
+    features: float = option(0.0, "weight of the distance between predicted and teacher's features", source="AM-RADIO")
     similarities: float = option(
         0.0,
         "weight of the cross-entropy of similarities to other images, of the batch and a queue",
@@ -51,6 +49,12 @@ class DistilSettings:
         0.1, "of statistics=whitened: added to every variance, as a share of their mean", source="ours"
     )
     samples: int = option(10_000, "images that statistics and k-means see at most", source="ours")
+    average: float = option(
+        0.125,
+        "share of the run so far that the average of the student covers, which is what is measured and loaded; 0: that "
+        "of method.teacher_momentum, as in runs whose losses need the method's own teacher",
+        source="ours; relative widths: EDM2",
+    )
     head: Literal["linear", "mlp"] = option("mlp", "from the student's features to a teacher's", source="ours")
     hidden: int = option(512, "hidden width of head=mlp", source="ours")
     temperature: float = option(0.04, "tau_t of the teacher's similarities and assignments", source="ExCB")
@@ -114,3 +118,4 @@ class DistilSettings:
         for name in ("temperature", "student_temperature", "whitening_floor"):
             require(getattr(self, name) > 0, f"distil.{name} must be above 0")
         require(0 <= self.sizes_momentum <= 1, "distil.sizes_momentum must lie between 0 and 1")
+        require(0 <= self.average <= 1, "distil.average is a share of the run: between 0 and 1")

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,6 +164,21 @@ def test_centroid_decay_of_vits() -> None:
         assert paper.centroid_decay(step) == close(half_cosine(0.04, 0.4, step / 500))
         factor = half_cosine(10, 1, step / 500)
         assert code.centroid_decay(step) == close(factor * half_cosine(0.04, 0.4, step / 500))
+
+
+@pytest.mark.parametrize("steps", [8, 1000])
+def test_a_share_of_the_run_is_averaged_whatever_its_length(steps: int) -> None:
+    """The weights of an average over a share a of the run so far: of the steps of its last a, 1 - (1 - a)^(1 / a)."""
+    share = 0.125
+    momentum = replace(schedules(steps=steps), average=share).teacher_momentum
+    assert momentum(0) == 0  # the first step's network is the average
+    weights = []
+    for step in range(steps):
+        weights = [weight * momentum(step) for weight in weights] + [1 - momentum(step)]
+    assert sum(weights) == pytest.approx(1)
+    if steps == 1000:
+        last = sum(weights[-round(share * steps) :])
+        assert last == pytest.approx(1 - (1 - share) ** (1 / share), rel=0.01)
 
 
 def test_teacher_momentum_rises_from_0_996_to_1() -> None:

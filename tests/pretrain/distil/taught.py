@@ -45,6 +45,7 @@ SMALL = (
     "views.eval_crop=32",
     "distil.assignments=0",
     "distil.features=1",
+    "distil.average=0.5",  # an eighth of a few steps is the newest alone
     "distil.hidden=8",
     "distil.clusters=5",
     "optim.epochs=2",
