@@ -172,7 +172,7 @@ def test_a_share_of_the_run_is_averaged_whatever_its_length(steps: int) -> None:
     share = 0.125
     momentum = replace(schedules(steps=steps), average=share).teacher_momentum
     assert momentum(0) == 0  # the first step's network is the average
-    weights = []
+    weights = list[float]()
     for step in range(steps):
         weights = [weight * momentum(step) for weight in weights] + [1 - momentum(step)]
     assert sum(weights) == pytest.approx(1)
