@@ -85,8 +85,8 @@ def recipe_of(args: argparse.Namespace, method: str, seed: int, epochs: int) -> 
     side = args.size
     common = [
         *(f"views.global_size={side}", f"views.local_size={side // 2}"),
-        *(f"views.eval_resize={side * 5 // 4 if side >= 64 else side}",),
-        *(f"views.eval_crop={side * 5 // 4 if side >= 64 else side}",),
+        f"views.eval_resize={side * 3 // 2 if side >= 64 else side}",  # as photos_small
+        f"views.eval_crop={side * 5 // 4 if side >= 64 else side}",
         *("monitor.every_epochs=100000", "monitor.images=64", "run.save_epochs=100000"),
         *("efficiency.workers=0", "efficiency.precision=fp32", f"optim.epochs={epochs}", f"run.seed={seed}"),
     ]
