@@ -36,7 +36,8 @@ class EpochStatistics:
     def __init__(self, images: Images, recipe: Recipe, *, samples: int, device: torch.device) -> None:
         self._labels, self._method, self._anchored = images.labels, recipe.method, recipe.adapt.anchored
         self._distilled = recipe.distil.weights
-        self._sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+        count = len(SUMS) if recipe.distil.active else len(SUMS) - len(DISTILLED)
+        self._sums = torch.zeros(count, dtype=torch.float64, device=device)
         self._winners = torch.zeros(recipe.views.global_views, samples, dtype=torch.int32, device=device)
         self._used = torch.zeros(samples, dtype=torch.int64)
         # Clusters that any view was nearest to, before balancing.
@@ -77,7 +78,7 @@ class EpochStatistics:
         Passing the result of `state` saves gathering it again.
         """
         state = state or self.state()
-        means = dict(zip(SUMS, (state["sums"] / max(1, self._steps)).tolist(), strict=True))
+        means = dict(zip(SUMS, (state["sums"] / max(1, self._steps)).tolist(), strict=False))
         figures: dict[str, float] = {"loss": means["loss"]}
         terms = [name for name in ("contrast", "regression") if getattr(self._method, name)]
         figures |= {name: means[name] for name in terms}
@@ -145,7 +146,7 @@ class EpochStatistics:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Resume from `state`: each rank takes an equal part of every step's images."""
-        sums = state["sums"]
+        sums = state["sums"][: len(self._sums)]
         self._sums.zero_()[: len(sums)] = sums.to(self._sums)
         self._filled, self._steps = len(state["used"]) // world_size(), state["steps"]
         self._chosen_known = "chosen" in state
