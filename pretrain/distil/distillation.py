@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from excb.exact import widened
 from excb.heads import MLP
 from excb.method import Distilled
 
@@ -109,7 +110,7 @@ class TeacherHead(nn.Module):
             predicted = self.rows(features.flatten(0, 1)).unflatten(0, features.shape[:2])
             known = targets.rows.any(-1, keepdim=True).all(0)  # [B, 1]
             # An image that the teacher could not read has a row of zeros: no gradient passes, whatever the objective.
-            rows = _wide(predicted).masked_fill(~known, 0), self.statistics(_wide(targets.rows))
+            rows = widened(predicted).masked_fill(~known, 0), self.statistics(widened(targets.rows))
         with torch.autocast(features.device.type, enabled=False):
             for name, objective in self.objectives.items():
                 if OBJECTIVES[name].maps:
@@ -128,9 +129,9 @@ class TeacherHead(nn.Module):
         assert targets.maps is not None
         views, losses = sum(len(part) for part in maps), []
         for part, wanted in zip(maps, targets.maps, strict=True):
-            predicted = _wide(self.cells(part.flatten(0, 1)))
+            predicted = widened(self.cells(part.flatten(0, 1)))
             with torch.autocast(part.device.type, enabled=False):
-                cells = on_grid(_wide(wanted.flatten(0, 1)), predicted.shape[-2:]).movedim(1, -1)
+                cells = on_grid(widened(wanted.flatten(0, 1)), predicted.shape[-2:]).movedim(1, -1)
                 target = self.map_statistics(cells).movedim(-1, 1).unflatten(0, part.shape[:2])
                 shares = predicted.new_full((len(part),), 1 / views)
                 losses.append(self.objectives["maps"](predicted.unflatten(0, part.shape[:2]), target, shares)[0])
@@ -141,11 +142,6 @@ def objective_of(name: str) -> type[Objective]:
     """The objective of that name in the table, imported on first use."""
     kind: type[Objective] = import_module(f"{__package__}.{OBJECTIVES[name].module}").OBJECTIVE
     return kind
-
-
-def _wide(values: Tensor) -> Tensor:
-    """In float32 at least: rounded similarities tie."""
-    return values if values.dtype == torch.float64 else values.float()
 
 
 def loss_by_chance(settings: DistilSettings, batch: int) -> float:
