@@ -10,12 +10,11 @@ from excb.errors import UserError, nearest_name
 from excb.results.result import Result
 
 from . import protocols
-from .pairing import Comparison, Paired
+from .inference.paired import Paired, PairedTest
+from .inference.tiers import LEVEL
 from .protocol import Fields
 from .reporting.fields import differences, named, readable
 from .reporting.report import paired_beside
-
-LEVEL = 0.05
 
 
 class Side(NamedTuple):
@@ -148,7 +147,7 @@ def _pairs(a: Paired, b: Paired, figure: str | None) -> list[tuple[str, str]]:
     return [(names[0], names[1])]
 
 
-def _to_dict(test: Comparison) -> dict[str, Any]:
+def _to_dict(test: PairedTest) -> dict[str, Any]:
     real = test.p_value < LEVEL
     if test.difference == 0:
         words = "both are right equally often" if test.test == "McNemar" else "both score the same"

@@ -104,7 +104,7 @@ def compare(first: Result | str | Path, second: Result | str | Path, /, *, figur
     """
     from .compare import Side
     from .compare import compare as compare_sides
-    from .pairing import Paired
+    from .inference.paired import Paired
 
     def side(which: Result | str | Path) -> Path | Side:
         if not isinstance(which, Result):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from excb.results.result import Result as Record
 
-    from .pairing import Paired, PerImage
+    from .inference.paired import Paired, PerImage
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +68,7 @@ class Result:
         Raises:
             UserError: the protocol says nothing of single images, or there is no such figure.
         """
-        from .pairing import PerImage
+        from .inference.paired import PerImage
 
         if not isinstance(self.scored, PerImage):
             raise UserError(f"{self.record.protocol} makes no prediction for each image")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from excb.console import Reporter
     from excb.results.result import Result
 
-    from .pairing import Paired
+    from .inference.paired import Paired
     from .published.claim import ClaimImages
     from .task import Task
 

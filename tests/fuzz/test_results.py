@@ -16,10 +16,10 @@ from excb.features.cache import FOLDER, META, Store, entries, remove
 from excb.pretrain.__main__ import main as pretrain
 from excb.results.result import Result
 from excb.transfer.cli import main as transfer
+from excb.transfer.inference.accuracy import accuracy_interval
 from excb.transfer.leaderboard.submission import check, submit
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write as write_all
-from excb.transfer.reporting.scoring import interval
 from excb.zoo.__main__ import main as zoo
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
@@ -42,7 +42,7 @@ def sound() -> tuple[dict[str, Any], bytes]:
     targets = torch.tensor([0, 1, 2, 0, 1, 2])
     top5 = torch.tensor([[0, 1], [0, 1], [2, 0], [0, 1], [0, 1], [0, 2]])
     ranked = {"knn_top1_k20": top5[:, :1], "knn_top5_k20": top5}
-    intervals = {name: interval((each == targets[:, None]).any(1)) for name, each in ranked.items()}
+    intervals = {name: accuracy_interval((each == targets[:, None]).any(1)) for name, each in ranked.items()}
     predictions = Predictions(targets, [f"{n}.png" for n in range(6)], ("a", "b", "c"), {"knn_{}_k20": top5})
     with tempfile.TemporaryDirectory() as name:
         found = replace(result({"knn_top1_k20": 50.0, "knn_top5_k20": 100.0}), intervals=intervals)

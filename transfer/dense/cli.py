@@ -20,7 +20,7 @@ from .heads.recipes import LINEAR, LOGISTIC, SETTINGS, options
 if TYPE_CHECKING:
     import torch
 
-    from ..pairing import Paired
+    from ..inference.paired import Paired
     from ..task import Task
     from .protocol import Request
     from .setup import DenseTask

@@ -15,10 +15,10 @@ from excb.errors import UserError
 from excb.results.result import Result
 from excb.seeding import Purpose, generator
 
-from ..pairing import Comparison, Paired
+from ..inference.accuracy import RESAMPLES, percentiles
+from ..inference.means import blocks
+from ..inference.paired import Paired, PairedTest
 from ..reporting.report import bytes_beside
-from ..reporting.resampling import blocks
-from ..reporting.scoring import RESAMPLES, percentiles
 from .patches.metrics import MEASURES, Areas, figure_name, of_resamples, resamples
 
 Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # see `metrics.MEASURES`
@@ -63,7 +63,7 @@ class Segmentations(Paired):
                 "evaluate both with the same masks, classes and --mask-size"
             )
 
-    def compared(self, figure: str, other: "Segmentations", other_figure: str) -> Comparison:
+    def compared(self, figure: str, other: "Segmentations", other_figure: str) -> PairedTest:
         """A paired bootstrap of the difference, and a randomisation test in which images change sides.
 
         Figures are means over seeds; an image is drawn, or changes sides, in all of them.
@@ -92,7 +92,7 @@ class Segmentations(Paired):
         swapped = np.concatenate([mixed[1](sides) - mixed[0](sides) for sides in _sides(images)])
         extreme = np.abs(swapped) >= abs(whole[1] - whole[0]) - _SLACK
         alone = [_by_image(MEASURES[measure], runs) for runs in (first, second)]
-        return Comparison(
+        return PairedTest(
             100 * whole[0],
             100 * whole[1],
             100 * (whole[1] - whole[0]),

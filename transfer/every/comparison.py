@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 from torch import Tensor
@@ -11,12 +10,11 @@ from excb.references.guessing import CHANCE, MAJORITY
 from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
+from ..inference.statistics import compared
+from ..inference.tiers import pairwise, tiers
 from ..protocols import headline, kind_of, title
 from ..reporting.references import HISTOGRAM, PATCHES, PIXELS, TITLES
-from ..reporting.statistics import compared
 from .cost import Cost
-
-LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -145,22 +143,20 @@ def side_by_side(contenders: Sequence[Contender], *, notes: Sequence[str] = ()) 
         notes: what a reader must know.
     """
     columns = list({column.figure: column for one in contenders for column in _columns(one)}.values())
-    p_values = holm(
-        {
-            (column.figure, first.name, second.name): compared(
-                first.scores[column.step][column.figure], second.scores[column.step][column.figure]
-            ).p_value
-            for column in columns
-            for first, second in combinations([one for one in contenders if _testable(one, column)], 2)
-        }
-    )
-    cells = {}
+    by_name, steps = {one.name: one for one in contenders}, {column.figure: column.step for column in columns}
+
+    def p_value(figure: str, *names: str) -> float:
+        return compared(*(by_name[name].scores[steps[figure]][figure] for name in names)).p_value
+
+    tested = {column.figure: [one.name for one in contenders if _testable(one, column)] for column in columns}
+    p_values, cells = pairwise(tested, p_value), {}
     for column in columns:
-        tiers = _tiers(contenders, column, p_values)
+        values = {name: by_name[name].figure(column) or 0.0 for name in tested[column.figure]}
+        tier = tiers(column.figure, values, p_values, higher_is_better=column.higher_is_better)
         for one in contenders:
             if (value := one.figure(column)) is not None:
                 interval = one.results[column.step].intervals.get(column.figure)
-                cells[one.name, column.figure] = Cell(value, interval, tiers.get(one.name))
+                cells[one.name, column.figure] = Cell(value, interval, tier.get(one.name))
     return Comparison(
         _data(contenders),
         contenders,
@@ -173,15 +169,6 @@ def side_by_side(contenders: Sequence[Contender], *, notes: Sequence[str] = ()) 
     )
 
 
-def holm(p_values: Mapping[tuple[str, str, str], float]) -> dict[tuple[str, str, str], float]:
-    """P-values corrected for their number (Holm, 1979): each times the number of those not smaller, never falling."""
-    corrected, largest = {}, 0.0
-    for number, (pair, value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, value * (len(p_values) - number)))
-        corrected[pair] = largest
-    return {pair: corrected[pair] for pair in p_values}
-
-
 def _columns(one: Contender) -> list[Column]:
     columns = []
     for step, result in one.results.items():
@@ -192,29 +179,6 @@ def _columns(one: Contender) -> list[Column]:
 
 def _testable(one: Contender, column: Column) -> bool:
     return column.figure in one.scores.get(column.step, {})
-
-
-def _tiers(
-    contenders: Sequence[Contender], column: Column, p_values: Mapping[tuple[str, str, str], float]
-) -> dict[str, int]:
-    """The tier of every contender whose figure could be tested."""
-    sign = 1 if column.higher_is_better else -1
-    left = sorted(
-        (one for one in contenders if _testable(one, column)), key=lambda one: -sign * (one.figure(column) or 0.0)
-    )
-    tiers: dict[str, int] = {}
-    number = 0
-    while left:
-        number, best = number + 1, left[0]
-        same = [one for one in left if one is best or not _differ(column.figure, best.name, one.name, p_values)]
-        tiers |= {one.name: number for one in same}
-        left = [one for one in left if one not in same]
-    return tiers
-
-
-def _differ(figure: str, first: str, second: str, p_values: Mapping[tuple[str, str, str], float]) -> bool:
-    pair = (figure, first, second)
-    return p_values[pair if pair in p_values else (figure, second, first)] < LEVEL
 
 
 def _references(contenders: Sequence[Contender]) -> dict[str, dict[str, float]]:

@@ -21,9 +21,9 @@ from excb.images.subset import Subset
 from excb.results.result import Result, interval_text
 from excb.seeding import Purpose, generator
 
+from ..inference.accuracy import RESAMPLES, percentiles
 from ..reporting.predictions import Predictions
 from ..reporting.report import report
-from ..reporting.scoring import RESAMPLES, percentiles
 from ..task import Task
 from . import logistic, training
 from .training import Settings

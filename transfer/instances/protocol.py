@@ -20,7 +20,7 @@ from excb.networks.backbone import weights_hash
 from excb.references.untrained import NETWORK
 from excb.results.result import Result, interval_text
 
-from ..reporting import statistics
+from ..inference import statistics
 from ..reporting.predictions import ImageScores
 from ..reporting.references import PIXELS
 from .instance_set import FamilyName

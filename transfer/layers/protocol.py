@@ -13,10 +13,10 @@ from excb.errors import UserError, require
 from excb.results.result import Result, interval_text
 
 from ..features.parts import GEM_POWER, Part, PartRows, Shapes
+from ..inference import means
 from ..probes.recipes import LinearProtocol, choose
 from ..probes.rows import part_rows, shapes_of
 from ..probes.selection import HELD_OUT, held_out
-from ..reporting import resampling
 from ..reporting.predictions import Predictions
 from ..reporting.report import report
 from ..task import Task
@@ -230,7 +230,7 @@ def _difference(best: Judged, predictions: Predictions) -> str:
         return "the held-out images choose what the backbone itself returns: both figures are the same"
     hits = predictions.hits(within=1)
     difference = hits[FIGURE.format("top1")].to(torch.float64) - hits[BESIDE.format("top1")].to(torch.float64)
-    low, high = resampling.interval(difference)
+    low, high = means.mean_interval(difference)
     return (
         f"{best.cell.text} is chosen on {best.images:,} held-out train images; on the test images it is "
         f"{100 * float(difference.mean()):+.2f} points from what the backbone itself returns "

@@ -18,7 +18,7 @@ from excb.neighbours.nearest import nearest
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 
-from ..reporting import statistics
+from ..inference import statistics
 from ..task import Task
 from . import calibration
 from .altered import KINDS, QUALITY, SIDES, mirrored

@@ -14,11 +14,11 @@ from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
 from excb.results.result import Result
 
-from ..pairing import Comparison, Paired, named
+from ..inference.accuracy import percentiles
+from ..inference.paired import Paired, PairedTest, named
 from ..task import Task
 from . import average_precision
 from .average_precision import RESAMPLES, Summary, area, eleven_points
-from .scoring import percentiles
 
 # mAP is VOC's since 2010, which other sets use; mAP11 is VOC 2007's.
 SUMMARIES: dict[str, Summary] = {"mAP": area, "mAP11": eleven_points}
@@ -101,7 +101,7 @@ class LabelScores(Paired):
         if self.classes != other.classes or not np.array_equal(self.targets, other.targets):
             raise UserError(f"the labels of {name} and {other_name} differ: evaluate both with the same labels")
 
-    def compared(self, figure: str, other: "LabelScores", other_figure: str) -> Comparison:
+    def compared(self, figure: str, other: "LabelScores", other_figure: str) -> PairedTest:
         """A paired bootstrap over images. An image scores higher where its labels are ranked higher among all.
 
         The p-value is twice the share of resamples in which the difference is 0 or has the other sign: an mAP is no
@@ -124,7 +124,7 @@ class LabelScores(Paired):
         drawn = drawn[~np.isnan(drawn)]
         rarer = min((drawn <= 0).sum(), (drawn >= 0).sum())
         alone = [average_precision.of_labels(each, self.targets) for each in (first, second)]
-        return Comparison(
+        return PairedTest(
             100 * values[0],
             100 * values[1],
             100 * (values[1] - values[0]),

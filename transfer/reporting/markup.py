@@ -74,7 +74,7 @@ def page(title: str, body: Html, *, style: str, script: str | None = None, refre
 
 
 def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath("pages", name).read_text("utf-8")
+    return resources.files(__package__).joinpath("..", "pages", "templates", name).read_text("utf-8")
 
 
 def _digest(text: str) -> str:

@@ -18,9 +18,10 @@ from torch import Tensor
 from excb.errors import UserError
 from excb.files import npy
 
-from ..pairing import Comparison, Paired, named
+from ..inference import accuracy, statistics
+from ..inference.paired import Paired, PairedTest, named
 from ..task import Task
-from . import confusion, scoring, statistics
+from . import confusion
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Scored(Paired):
                     "evaluate both with the same labels (and --rename)"
                 )
 
-    def compared(self, figure: str, other: "Scored", other_figure: str) -> Comparison:
+    def compared(self, figure: str, other: "Scored", other_figure: str) -> PairedTest:
         """See `statistics.compared`."""
         return statistics.compared(self.scores()[figure], other.scores()[other_figure])
 
@@ -134,7 +135,7 @@ class Predictions(Scored):
     def hits(self, *, within: int) -> dict[str, Tensor]:
         """Which images are right, [Q] bool, for every figure that looks at the first `within` guesses."""
         return {
-            template.format(f"top{within}"): scoring.correct(ranked, self.targets, within=within)
+            template.format(f"top{within}"): accuracy.correct(ranked, self.targets, within=within)
             for template, ranked in self.values.items()
         }
 
@@ -169,8 +170,8 @@ class Predictions(Scored):
         first = self.pictured or next(iter(self.values))
         template = next(iter(self._seeds(first)), first)
         ranked = self.values[template]
-        matrix = scoring.confusions(ranked[:, 0], self.targets, len(self.classes))
-        percent = scoring.percent(ranked[:, 0] == self.targets)
+        matrix = accuracy.confusions(ranked[:, 0], self.targets, len(self.classes))
+        percent = accuracy.accuracy(ranked[:, 0] == self.targets)
         title = f"{template.format('top1')}: {percent:.2f} % of {len(ranked):,} test images"
         return confusion.draw(matrix.cpu().numpy(), self.classes, title=title)
 

@@ -13,9 +13,10 @@ from excb.files.atomic import write_bytes, write_text
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 
-from ..pairing import Paired
+from ..inference import statistics
+from ..inference.paired import Paired
 from ..task import Task
-from . import label_scores, statistics
+from . import label_scores
 from .label_scores import LabelScores
 from .predictions import ImageScores, Predictions, Scored, unpack
 from .references import below, guesses

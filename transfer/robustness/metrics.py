@@ -9,7 +9,7 @@ from torch import Tensor
 
 from excb.seeding import Purpose, generator
 
-from ..reporting.scoring import RESAMPLES, percentiles
+from ..inference.accuracy import RESAMPLES, percentiles
 
 BINS = 15
 _AT_ONCE = 2**22  # most numbers drawn at once: 32 MiB

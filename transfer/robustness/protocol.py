@@ -18,7 +18,7 @@ from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
 from ..data.folders import is_imagenet
-from ..reporting import scoring
+from ..inference import accuracy
 from ..reporting.predictions import ImageScores
 from ..reporting.references import below
 from ..reporting.report import report
@@ -232,8 +232,8 @@ def _with_other_sets(result: Result, ready: Ready, measured: Measured, reporter:
             notes.append(f"no clean test image is of a class of {other.name}")
         for prefix, each in answers.items():
             figure = f"robustness_on_{other.name}_{prefix}top1"
-            figures[figure] = round(scoring.percent(each.hits), 4)
-            intervals[figure] = scoring.interval(each.hits)
+            figures[figure] = round(accuracy.accuracy(each.hits), 4)
+            intervals[figure] = accuracy.accuracy_interval(each.hits)
         figures[f"robustness_on_{other.name}_ece"] = round(calibration_error(answers[""]), 4)
         images = other.images
         data[other.name] = {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from excb.charts.style import figure_bytes
 from excb.transfer.every import comparison_chart, several
-from excb.transfer.every.comparison import Comparison, Contender, holm, side_by_side
+from excb.transfer.every.comparison import Comparison, Contender, side_by_side
 from excb.transfer.every.comparison_page import render
 from excb.transfer.every.comparison_tables import latex, to_csv, to_latex, to_markdown
 from excb.transfer.every.cost import Cost
-from excb.transfer.reporting.scoring import mcnemar
+from excb.transfer.inference.accuracy import mcnemar
 from tests.browser import chromium
 from tests.transfer.result_files import HOSTILE, result
 
@@ -55,17 +55,6 @@ def contender(name: str, scores: Tensor | None, *, figure: str = FIGURE, **chang
 def comparison(*contenders: Contender, notes: Sequence[str] = ()) -> Comparison:
     usual = [contender(name, hits(right, seed=right)) for name, right in (("good", 300), ("close", 296), ("bad", 100))]
     return side_by_side(contenders or usual, notes=notes)
-
-
-def test_holm_against_the_definition() -> None:
-    random = np.random.default_rng(0)
-    values = {("f", str(number), "x"): float(value) for number, value in enumerate(random.uniform(0, 0.2, 7))}
-    corrected = holm(values)
-    ordered = sorted(values, key=lambda pair: values[pair])
-    for place, pair in enumerate(ordered):
-        expected = max((len(values) - before) * values[ordered[before]] for before in range(place + 1))
-        assert corrected[pair] == pytest.approx(min(1.0, expected))
-    assert holm({}) == {}
 
 
 def test_tiers_hold_what_does_not_differ() -> None:

@@ -10,10 +10,10 @@ import torch
 
 from excb.errors import UserError
 from excb.results.result import Result
+from excb.transfer.inference.accuracy import accuracy_interval
 from excb.transfer.leaderboard.submission import check, submit
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write as write_all
-from excb.transfer.reporting.scoring import interval
 from tests.transfer.result_files import result, write
 
 FIGURES = {"knn_top1_k20": 50.0, "knn_top5_k20": 100.0}
@@ -36,7 +36,7 @@ def predicted(figures: dict[str, float], folder: Path, **changed: tuple[float, f
     top5 = torch.stack([torch.tensor([0, 0, 2, 0, 0, 0]), (targets + 0)], dim=1)
     top5[:, 1] = torch.where(top5[:, 0] == targets, (targets + 1) % 3, targets)
     ranked = {"knn_top1_k20": top5[:, :1], "knn_top5_k20": top5}
-    intervals = {name: interval((each == targets[:, None]).any(1)) for name, each in ranked.items()}
+    intervals = {name: accuracy_interval((each == targets[:, None]).any(1)) for name, each in ranked.items()}
     predictions = Predictions(targets, [f"{n}.png" for n in range(6)], ("a", "b", "c"), {"knn_{}_k20": top5})
     return write_all(replace(result(figures), intervals=intervals | changed), predictions, folder / "mine.json")[0]
 

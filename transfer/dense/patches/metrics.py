@@ -10,8 +10,8 @@ import numpy as np
 
 from excb.seeding import Purpose, generator
 
-from ...reporting.resampling import blocks
-from ...reporting.scoring import percentiles
+from ...inference.accuracy import percentiles
+from ...inference.means import blocks
 from ..layouts.masks import IGNORED
 
 

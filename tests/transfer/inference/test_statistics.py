@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from excb.transfer.reporting import statistics
+from excb.transfer.inference import statistics
 
 
 def numbers(seed: int, images: int = 60) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Statistics of hits: accuracy with its bootstrap interval, confusions, and the comparison of two predictions."""
+"""Statistics of hits: accuracy with its bootstrap interval, confusions, and the comparison of two predictions.
+
+The sampling unit of intervals and tests is the test image, which is right or wrong.
+"""
 
 import numpy as np
 import torch
@@ -23,13 +26,13 @@ def correct(ranked: Tensor, targets: Tensor, *, within: int) -> Tensor:
     return (ranked[:, :within] == targets[:, None]).any(1)
 
 
-def percent(hits: Tensor) -> float:
+def accuracy(hits: Tensor) -> float:
     """The share of images that are right, from a count, so that it is exact for any number of images."""
     return 100 * int(hits.sum()) / len(hits)
 
 
-def interval(hits: Tensor) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of `percent`, over the test images.
+def accuracy_interval(hits: Tensor) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of `accuracy`, over the test images.
 
     Of Q images drawn with replacement, Binomial(Q, accuracy) are right: the counts are drawn, not the images. The
     interval is a function of Q and the number of hits alone. It has no width where all images are right, or none is.

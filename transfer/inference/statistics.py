@@ -1,4 +1,7 @@
-"""Statistics of scores of either kind: hits have exact formulas (`scoring`), numbers are resampled (`resampling`)."""
+"""Statistics of scores of either kind: exact formulas of hits, resamples of numbers.
+
+The sampling unit of all of them is the test image.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,18 +9,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..pairing import Comparison
-from . import resampling, scoring
+from .accuracy import accuracy, accuracy_interval, difference_interval, discordant, mcnemar
+from .means import mean_interval, mean_percent, randomisation_test
+from .paired import PairedTest
 
 
 def percent(scores: Tensor) -> float:
     """100 times the mean of scores [Q]: bool, or float64 without the NaN."""
-    return scoring.percent(scores) if scores.dtype == torch.bool else resampling.percent(scores)
+    return accuracy(scores) if scores.dtype == torch.bool else mean_percent(scores)
 
 
 def interval(scores: Tensor) -> tuple[float, float]:
     """The 95 % bootstrap interval of `percent`, over the images."""
-    return scoring.interval(scores) if scores.dtype == torch.bool else resampling.interval(scores)
+    return accuracy_interval(scores) if scores.dtype == torch.bool else mean_interval(scores)
 
 
 def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:
@@ -36,33 +40,33 @@ def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[st
     return means
 
 
-def compared(first: Tensor, second: Tensor) -> Comparison:
+def compared(first: Tensor, second: Tensor) -> PairedTest:
     """Compare the scores [Q] of two results: hits by McNemar's test, anything else by a randomisation test.
 
     Images count where they count in both.
     """
     if first.dtype == second.dtype == torch.bool:
-        only_first, only_second = scoring.discordant(first, second)
-        return Comparison(
-            scoring.percent(first),
-            scoring.percent(second),
+        only_first, only_second = discordant(first, second)
+        return PairedTest(
+            accuracy(first),
+            accuracy(second),
             100 * (only_second - only_first) / len(first),
-            scoring.difference_interval(first, second),
+            difference_interval(first, second),
             only_first,
             only_second,
-            scoring.mcnemar(first, second),
+            mcnemar(first, second),
             "McNemar",
         )
     first, second = first.double(), second.double()
     both = ~(first.isnan() | second.isnan())
     first, second = first[both], second[both]
-    return Comparison(
-        resampling.percent(first),
-        resampling.percent(second),
-        resampling.percent(second - first),
-        resampling.interval(second - first),
+    return PairedTest(
+        mean_percent(first),
+        mean_percent(second),
+        mean_percent(second - first),
+        mean_interval(second - first),
         int((first > second).sum()),
         int((second > first).sum()),
-        resampling.randomisation_test(second - first),
+        randomisation_test(second - first),
         "randomisation",
     )

@@ -1,4 +1,7 @@
-"""What two results need in order to be compared: the same test images, and a paired test of a figure of each."""
+"""Two results that can be compared: the same test images, and a paired test of a figure of each.
+
+The sampling unit is the test image, with all that a protocol says of it.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedTest:
     """A paired test of two figures on the same images."""
 
     first: float  # the first figure in percent
@@ -53,7 +56,7 @@ class Paired(ABC):
         """Raise UserError where the same images have other labels; the names are those of the results."""
 
     @abstractmethod
-    def compared(self, figure: str, other: Any, other_figure: str) -> Comparison:
+    def compared(self, figure: str, other: Any, other_figure: str) -> PairedTest:
         """Test a figure of this result, the first, against one of another result, the second."""
 
 
