@@ -98,13 +98,13 @@ class Reporter:
             ]
             print("  ".join(cells).rstrip())
 
-    def rows(self, columns: Mapping[str, int]) -> "Rows":
+    def rows(self, columns: Mapping[str, int]) -> "GrowingTable":
         """A table on stdout whose rows come one by one.
 
         Args:
             columns: names, each with the width that its cells need.
         """
-        return Rows(columns, drawn=self._results.is_terminal)
+        return GrowingTable(columns, drawn=self._results.is_terminal)
 
     def _cell(self, title: str) -> Any:
         """A line of a notebook's cell that can be changed; None elsewhere."""
@@ -141,7 +141,7 @@ class Reporter:
                 self._live = None
 
 
-class Rows:
+class GrowingTable:
     """A table that grows: rows below one header on a terminal; in a pipe each row is a line that names its cells."""
 
     def __init__(self, columns: Mapping[str, int], *, drawn: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Entry:
+class BalancerEntry:
     """A balancer that `method.balancing` names, with what must be known of it before torch is loaded.
 
     What needs torch, such as its cost, is stated by its class: see `excb.balancing.interface.Balancer`.
@@ -29,15 +29,15 @@ _SINKHORN = ("teacher_temperature", "sinkhorn_iterations")
 _MIRA = ("teacher_temperature", "mira_beta", "mira_iterations")
 
 BALANCERS = {
-    "linear": Entry(None, bounded=True, title="ExCB"),
-    "squared": Entry(None, bounded=True),
-    "none": Entry("excb.balancing.none", "NoBalancing", bounded=True, title="none"),
-    "pseudocode": Entry(None, bounded=True),
-    "centering": Entry(
+    "linear": BalancerEntry(None, bounded=True, title="ExCB"),
+    "squared": BalancerEntry(None, bounded=True),
+    "none": BalancerEntry("excb.balancing.none", "NoBalancing", bounded=True, title="none"),
+    "pseudocode": BalancerEntry(None, bounded=True),
+    "centering": BalancerEntry(
         "excb.balancing.centering", "Centering", ("clusters", "center_momentum"), title="centering (DINO)"
     ),
-    "sinkhorn": Entry(
+    "sinkhorn": BalancerEntry(
         "excb.balancing.sinkhorn", "SinkhornKnopp", _SINKHORN, whole_batch=True, title="Sinkhorn-Knopp (SwAV)"
     ),
-    "mira": Entry("excb.balancing.mira", "MIRA", _MIRA, whole_batch=True, title="fixed point (MIRA)"),
+    "mira": BalancerEntry("excb.balancing.mira", "MIRA", _MIRA, whole_batch=True, title="fixed point (MIRA)"),
 }

@@ -33,7 +33,7 @@ VARIANCE = "running_var"  # of BatchNorm
 COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out, and evaluation does not use it
 
 
-class Row(NamedTuple):
+class Mismatch(NamedTuple):
     """One tensor that is not as the network needs it."""
 
     kind: str  # "missing", "unexpected" or "misshapen"
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 class CoverageError(UserError):
     """A file that does not cover a network wholly; `rows` has every tensor that is not as it should be."""
 
-    def __init__(self, message: str, rows: Sequence[Row]) -> None:
+    def __init__(self, message: str, rows: Sequence[Mismatch]) -> None:
         super().__init__(message)
         self.rows = rows
 
@@ -113,7 +113,7 @@ def _length(names: Iterable[str], pattern: str) -> int:
     return max((1 + int(match[1]) for name in names if (match := re.match(pattern, name))), default=0)
 
 
-def cover(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], spare: Sequence[str] = ()) -> list[Row]:
+def cover(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], spare: Sequence[str] = ()) -> list[Mismatch]:
     """Every tensor that is not as a network needs it; none where tensors cover it, and nothing else.
 
     Args:
@@ -122,7 +122,7 @@ def cover(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], spare: Se
         spare: how names of tensors begin that the network may do without: classifiers, projection heads.
     """
     rows = [
-        Row("missing", name, "", _described(value))
+        Mismatch("missing", name, "", _described(value))
         for name, value in wanted.items()
         if name not in tensors and not name.endswith(COUNTER)
     ]
@@ -131,9 +131,9 @@ def cover(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], spare: Se
             floats = wanted[name].is_floating_point()
             kind = value.is_floating_point() if floats else not value.is_complex()
             if value.shape != wanted[name].shape or not kind:
-                rows.append(Row("misshapen", name, _described(value), _described(wanted[name])))
+                rows.append(Mismatch("misshapen", name, _described(value), _described(wanted[name])))
         elif not name.startswith(tuple(spare)):
-            rows.append(Row("unexpected", name, _described(value), ""))
+            rows.append(Mismatch("unexpected", name, _described(value), ""))
     return rows
 
 
@@ -179,7 +179,7 @@ def check_values(tensors: Mapping[str, Tensor], *, source: str) -> None:
 
 
 def coverage_error(
-    rows: Sequence[Row], tensors: Mapping[str, Tensor], architecture: Architecture, *, expected: int, source: str
+    rows: Sequence[Mismatch], tensors: Mapping[str, Tensor], architecture: Architecture, *, expected: int, source: str
 ) -> CoverageError:
     """The refusal of a file that does not cover a network: one line with counts, first names and likeliest cause."""
     parts = []
@@ -195,7 +195,7 @@ def coverage_error(
     )
 
 
-def _cause(rows: Sequence[Row], tensors: Mapping[str, Tensor], architecture: Architecture) -> str:
+def _cause(rows: Sequence[Mismatch], tensors: Mapping[str, Tensor], architecture: Architecture) -> str:
     kinds = {row.kind for row in rows}
     theirs = recognise(tensors) or architecture
     causes = (
@@ -218,7 +218,7 @@ def _cause(rows: Sequence[Row], tensors: Mapping[str, Tensor], architecture: Arc
     return next((cause for holds, cause in causes if holds), "wrong --arch, or an unknown layout")
 
 
-def _transposed(row: Row) -> bool:
+def _transposed(row: Mismatch) -> bool:
     """Whether a tensor has the sides of the expected one in another order."""
     found, wanted = (re.findall(r"\d+", text.partition("[")[2]) for text in (row.found, row.expected))
     return found != wanted and sorted(found) == sorted(wanted)

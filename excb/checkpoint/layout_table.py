@@ -19,14 +19,14 @@ Dictionaries = dict[tuple[str, ...], dict[str, Tensor]]  # a file's tensors by t
 NOT_HEADS = ("student.backbone.", "teacher.backbone.", "balancer.", "student.distillation.")
 
 
-class Place(NamedTuple):
+class NetworkPlace(NamedTuple):
     """Where a network's tensors are in a file."""
 
     path: tuple[str, ...]
     prefix: str
 
     @classmethod
-    def parse(cls, text: str) -> "Place":
+    def parse(cls, text: str) -> "NetworkPlace":
         """Read "outer>inner:prefix."."""
         path, _, prefix = text.rpartition(":")
         return cls(tuple(name for name in path.split(">") if name), prefix)
@@ -58,7 +58,7 @@ def heads_of_authors(dictionaries: Dictionaries) -> dict[str, Tensor]:
     """
     renamed: dict[str, Tensor] = {}
     for network in ("student", "teacher"):
-        heads = Place((network,), "classifier.").cut(dictionaries)
+        heads = NetworkPlace((network,), "classifier.").cut(dictionaries)
         norm = any(name.startswith("predictor_activation.") for name in heads)  # a BatchNorm before the predictor
         for name, value in heads.items():
             match name.split("."):
@@ -85,7 +85,7 @@ def heads_of_dino(dictionaries: Dictionaries) -> dict[str, Tensor]:
     """
     renamed: dict[str, Tensor] = {}
     for network in ("student", "teacher"):
-        heads = Place((network,), "head.").cut(dictionaries)
+        heads = NetworkPlace((network,), "head.").cut(dictionaries)
         if any(name.endswith(".running_mean") for name in heads):
             continue
         for name, value in heads.items():

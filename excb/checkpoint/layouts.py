@@ -11,8 +11,8 @@ from torch import Tensor
 from excb.checkpoint import layout_table
 from excb.checkpoint.coverage import blueprint, cover, coverage_error, is_usual_vit, own, recognise
 from excb.checkpoint.dialects import usual_names
-from excb.checkpoint.layout_table import SPARE, USUAL, Dictionaries, Layout, Place
-from excb.checkpoint.locate import ORDER, File, Found, dictionaries_of, find, find_in_order
+from excb.checkpoint.layout_table import SPARE, USUAL, Dictionaries, Layout, NetworkPlace
+from excb.checkpoint.locate import ORDER, File, LocatedNetwork, dictionaries_of, find, find_in_order
 from excb.checkpoint.stored import Stored, Which
 from excb.checkpoint.timm_format import published_preprocessing
 from excb.checkpoint.unseen import settled
@@ -153,14 +153,14 @@ def _recognised(file: File) -> Layout | None:
     return None
 
 
-def _place(layout: Layout, file: File) -> Place | None:
+def _place(layout: Layout, file: File) -> NetworkPlace | None:
     """Where the layout keeps the asked network: the first of its places that looks like one, or holds any tensors."""
-    places = [Place.parse(text) for text in (layout.teacher if file.network == "teacher" else layout.student)]
+    places = [NetworkPlace.parse(text) for text in (layout.teacher if file.network == "teacher" else layout.student)]
     filled = [place for place in places if place.cut(file.dictionaries)]
     return next(filter(file.looks_like_network, filled), filled[0] if filled else None)
 
 
-def _map_known(layout: Layout, file: File) -> Found:
+def _map_known(layout: Layout, file: File) -> LocatedNetwork:
     place = _place(layout, file)
     if place is None:
         if file.network == "student" and not layout.student:
@@ -179,7 +179,7 @@ def _map_known(layout: Layout, file: File) -> Found:
     if rows:
         raise coverage_error(rows, tensors, architecture, expected=len(wanted), source=file.source)
     exact = known is not None and stated is None
-    return Found(layout.name, place, tensors, architecture, wanted, rows, exact)
+    return LocatedNetwork(layout.name, place, tensors, architecture, wanted, rows, exact)
 
 
 def _renamed(name: str, renames: Mapping[str, str]) -> str:

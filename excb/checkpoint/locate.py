@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from excb.checkpoint.coverage import COUNTER, Row, blueprint, cover, coverage_error, few, recognise
+from excb.checkpoint.coverage import COUNTER, Mismatch, blueprint, cover, coverage_error, few, recognise
 from excb.checkpoint.dialects import usual_names
-from excb.checkpoint.layout_table import SPARE, Dictionaries, Place
+from excb.checkpoint.layout_table import SPARE, Dictionaries, NetworkPlace
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 
@@ -36,7 +36,7 @@ class File(NamedTuple):
     network: str
     options: dict[str, Any]  # of the architecture, where it is recognised
 
-    def looks_like_network(self, place: Place) -> bool:
+    def looks_like_network(self, place: NetworkPlace) -> bool:
         """Whether a ResNet, a ViT or the wanted network seems to be at a place."""
         return place.prefix in _prefixes(self.dictionaries.get(place.path, {}), self.wanted)
 
@@ -58,15 +58,15 @@ class File(NamedTuple):
         )
 
 
-class Found(NamedTuple):
+class LocatedNetwork(NamedTuple):
     """A network at a place of a file, compared with its architecture."""
 
     layout: str
-    place: Place
+    place: NetworkPlace
     tensors: dict[str, Tensor]
     architecture: Architecture
     wanted: dict[str, Tensor]
-    rows: list[Row]  # what does not fit
+    rows: list[Mismatch]  # what does not fit
     exact: bool = False  # whether the names tell all of the architecture, also what shapes do not show
 
 
@@ -109,7 +109,7 @@ def _prefixes(names: Iterable[str], wanted: Mapping[str, Tensor] | None) -> set[
     return prefixes
 
 
-def find(file: File) -> Found:
+def find(file: File) -> LocatedNetwork:
     """The only network of a file, by names that end as its architecture's, or else by the order of its tensors.
 
     Raises:
@@ -119,13 +119,13 @@ def find(file: File) -> Found:
     candidates = []
     for path, tensors in file.dictionaries.items():
         for prefix in sorted(_prefixes(tensors, file.wanted)):
-            place = Place(path, prefix)
+            place = NetworkPlace(path, prefix)
             cut, known = usual_names(place.cut(file.dictionaries))
             if architecture := file.architecture or file.with_options(known or recognise(cut)):
                 wanted = file.wanted or blueprint(architecture)
                 rows = cover(cut, wanted, SPARE)
                 exact = known is not None and file.architecture is None
-                candidates.append(Found(str(place), place, cut, architecture, wanted, rows, exact))
+                candidates.append(LocatedNetwork(str(place), place, cut, architecture, wanted, rows, exact))
     whole = [candidate for candidate in candidates if not candidate.rows]
     if matches := whole or list(_ordered(file)):
         return _only(matches, file)
@@ -135,7 +135,7 @@ def find(file: File) -> Found:
     raise coverage_error(best.rows, best.tensors, best.architecture, expected=len(best.wanted), source=file.source)
 
 
-def find_in_order(file: File) -> Found:
+def find_in_order(file: File) -> LocatedNetwork:
     """The only network of a file by the order of its tensors.
 
     Raises:
@@ -153,7 +153,7 @@ def find_in_order(file: File) -> Found:
     )
 
 
-def _ordered(file: File) -> Iterator[Found]:
+def _ordered(file: File) -> Iterator[LocatedNetwork]:
     """Dictionaries whose tensors are the wanted ones in number, kinds, shapes and order; a classifier may follow."""
     if file.architecture is None or file.wanted is None:
         return
@@ -164,14 +164,14 @@ def _ordered(file: File) -> Iterator[Found]:
         if first == [_kind(name) for name in names] and rest in ([], ["weight"], ["weight", "bias"]):
             renamed = dict(zip(names, tensors.values(), strict=False))
             if not cover(renamed, file.wanted):
-                yield Found(ORDER, Place(path, ""), renamed, file.architecture, file.wanted, [])
+                yield LocatedNetwork(ORDER, NetworkPlace(path, ""), renamed, file.architecture, file.wanted, [])
 
 
 def _kind(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _only(candidates: list[Found], file: File) -> Found:
+def _only(candidates: list[LocatedNetwork], file: File) -> LocatedNetwork:
     """The one asked for, if names distinguish teacher and student; otherwise the one that all of them equal."""
     asked = [candidate for candidate in candidates if file.network in candidate.place.words]
     if not asked and file.network == "teacher":
@@ -188,7 +188,7 @@ def _only(candidates: list[Found], file: File) -> Found:
     return first
 
 
-def _same(one: Found, other: Found) -> bool:
+def _same(one: LocatedNetwork, other: LocatedNetwork) -> bool:
     names = one.tensors.keys() & one.wanted.keys()
     return one.wanted.keys() == other.wanted.keys() and all(
         name in other.tensors and torch.equal(one.tensors[name], other.tensors[name]) for name in names

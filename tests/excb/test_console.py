@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from excb.console import PLAIN_SECONDS, Reporter, Rows, duration
+from excb.console import PLAIN_SECONDS, GrowingTable, Reporter, duration
 
 ESCAPE = "\x1b"
 
@@ -296,7 +296,7 @@ def test_rows_that_come_one_by_one_name_their_cells_in_a_pipe(capsys: pytest.Cap
 
 
 def test_rows_that_come_one_by_one_stand_below_one_header_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = Rows({"step": 4, "value": 6, "": 4}, drawn=True)
+    rows = GrowingTable({"step": 4, "value": 6, "": 4}, drawn=True)
     rows.add("10", "57.30", "best")
     rows.add("20", "8.10", "")
     assert capsys.readouterr().out == "step   value\n  10   57.30  best\n  20    8.10\n"

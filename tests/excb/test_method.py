@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from excb import seeding
 from excb.balancing.interface import Balancer, TeacherBatch
-from excb.balancing.table import BALANCERS, Entry
+from excb.balancing.table import BALANCERS, BalancerEntry
 from excb.errors import UserError
 from excb.method import (
     EMPTY,
@@ -450,7 +450,7 @@ class Tanh(Balancer):
 def test_a_balancer_that_is_not_affine_needs_no_other_backward_pass(
     monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    monkeypatch.setitem(BALANCERS, "tanh", Entry(__name__, "Tanh", ("teacher_temperature",)))
+    monkeypatch.setitem(BALANCERS, "tanh", BalancerEntry(__name__, "Tanh", ("teacher_temperature",)))
     model = build(balancing="tanh", backend=backend)
     assert not model.balancer.is_affine
     views = images(2, 2, 3)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from excb.balancing.interface import Balancer, TeacherBatch
-from excb.balancing.table import BALANCERS, Entry
+from excb.balancing.table import BALANCERS, BalancerEntry
 from excb.errors import UserError
 from excb.method import ExCB, ExplicitBalancing, balancer
 from excb.pretrain.overrides import apply, find_recipe
@@ -39,7 +39,7 @@ class Doubling(Balancer):
 @pytest.fixture
 def doubling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one line."""
-    line = Entry(__name__, "Doubling", ("clusters", "center_momentum"), whole_batch=True, title="doubled")
+    line = BalancerEntry(__name__, "Doubling", ("clusters", "center_momentum"), whole_batch=True, title="doubled")
     monkeypatch.setitem(BALANCERS, "doubling", line)
 
 

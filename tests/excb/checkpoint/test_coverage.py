@@ -10,7 +10,7 @@ import torch
 import torchvision
 from torch import Tensor
 
-from excb.checkpoint.coverage import CoverageError, Row, blueprint, cover, coverage_error, own, recognise
+from excb.checkpoint.coverage import CoverageError, Mismatch, blueprint, cover, coverage_error, own, recognise
 from excb.checkpoint.layouts import map_file
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
@@ -49,7 +49,7 @@ def test_one_missing(tensors: Tensors) -> None:
         f"it does not cover timm:resnet10t's {count} tensors, nothing was loaded: 1 missing ({CONV}); likeliest cause: "
         "the file is incomplete, or --arch is a larger network"
     )
-    assert error.rows == [Row("missing", CONV, "", "float32 [16, 8, 3, 3]")]
+    assert error.rows == [Mismatch("missing", CONV, "", "float32 [16, 8, 3, 3]")]
 
 
 def test_statistics_count_and_counters_do_not(tensors: Tensors) -> None:
@@ -64,7 +64,7 @@ def test_one_too_many(tensors: Tensors) -> None:
     assert "1 unexpected (layer5.0.conv1.weight); likeliest cause: the file holds another network, or more" in str(
         error
     )
-    assert error.rows == [Row("unexpected", "layer5.0.conv1.weight", "float32 [2, 3]", "")]
+    assert error.rows == [Mismatch("unexpected", "layer5.0.conv1.weight", "float32 [2, 3]", "")]
 
 
 @pytest.mark.parametrize("place", ["encoder_q.extra.weight", "extra.weight"])
@@ -87,7 +87,7 @@ def test_one_transposed(tensors: Tensors, permuted: tuple[int, ...], found: str)
     error = refusal(tensors)
     assert f"1 misshapen ({CONV} float32 {found} for float32 [16, 8, 3, 3])" in str(error)
     assert "likeliest cause: transposed kernels, as TensorFlow and JAX store them" in str(error)
-    assert error.rows == [Row("misshapen", CONV, f"float32 {found}", "float32 [16, 8, 3, 3]")]
+    assert error.rows == [Mismatch("misshapen", CONV, f"float32 {found}", "float32 [16, 8, 3, 3]")]
 
 
 def test_one_of_another_shape(tensors: Tensors) -> None:
@@ -277,9 +277,9 @@ def test_table_of_three_kinds() -> None:
     wanted = {"a": torch.empty(2, 3), "b": torch.empty(2), "c.num_batches_tracked": torch.zeros((), dtype=torch.long)}
     rows = cover({"b": torch.ones(3), "x.y": torch.ones(1), "fc.weight": torch.ones(1)}, wanted, ["fc."])
     assert rows == [
-        Row("missing", "a", "", "float32 [2, 3]"),
-        Row("misshapen", "b", "float32 [3]", "float32 [2]"),
-        Row("unexpected", "x.y", "float32 [1]", ""),
+        Mismatch("missing", "a", "", "float32 [2, 3]"),
+        Mismatch("misshapen", "b", "float32 [3]", "float32 [2]"),
+        Mismatch("unexpected", "x.y", "float32 [1]", ""),
     ]
     assert cover({"a": wanted["a"], "b": wanted["b"]}, wanted) == []
     message = str(coverage_error(rows, {}, RESNET, expected=3, source="FILE"))

@@ -2,13 +2,13 @@
 
 import pytest
 
-from excb.distributed.slurm_request import Request, minutes, parse
+from excb.distributed.slurm_request import SlurmRequest, minutes, parse
 from excb.errors import UserError
 
 
 def test_a_request() -> None:
     request = parse("partition=gpu, nodes=2,gpus=8,time=24:00:00,mem=400,account=vision")
-    assert request == Request(partition="gpu", nodes=2, gpus=8, time="24:00:00", mem=400, account="vision")
+    assert request == SlurmRequest(partition="gpu", nodes=2, gpus=8, time="24:00:00", mem=400, account="vision")
     assert request.processes == 8
     assert parse("time=5").processes == 1
 
