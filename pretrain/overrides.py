@@ -1,10 +1,13 @@
-"""`section.field=value` on the command line: typed, checked, and refused with the nearest valid name."""
+"""Values that replace a recipe's, from Python or as `section.field=value`: checked by type, with the nearest name."""
 
 import dataclasses
+import json
 import math
+import numbers
+import os
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -43,8 +46,23 @@ def field_names(recipe: Recipe) -> list[str]:
     return ["init"] + [f"{s}.{field.name}" for s in sections for field in dataclasses.fields(getattr(recipe, s))]
 
 
-def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """A copy of the recipe with the overrides, each "section.field=value" (or "init=PATH").
+def apply(recipe: Recipe, words: Sequence[str]) -> Recipe:
+    """A copy of the recipe with overrides of a command line, each "section.field=value" (or "init=PATH").
+
+    Raises:
+        UserError: an unknown field, a value of the wrong type or out of range.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise UserError(f"{word!r} is not an override: write section.field=value, such as optim.epochs=100")
+        values[name] = value_of_text(text, _field_type(recipe, name))
+    return replace_fields(recipe, values)
+
+
+def replace_fields(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """A copy of the recipe with other values by "section.field" (or "init"), each checked by its field's type.
 
     Another backbone keeps those of the recipe's options of the network that it takes.
     With `init` and without a backbone of one's own, the checkpoint decides the architecture and the sizes that are not
@@ -54,78 +72,107 @@ def apply(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         UserError: an unknown field, a value of the wrong type or out of range.
     """
     changes: dict[str, dict[str, Any]] = {}
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        if not equals:
-            raise UserError(f"{override!r} is not an override: write section.field=value, such as optim.epochs=100")
-        if name not in field_names(recipe):
-            # People remember the last part only: `epochs` is optim.epochs.
-            matches = [valid for valid in field_names(recipe) if valid.split(".")[-1] == name.split(".")[-1]]
-            hint = f"; did you mean '{matches[0]}'?" if matches else nearest_name(name, field_names(recipe))
-            raise UserError(f"no field is called {name!r}{hint} (`excb-pretrain show {recipe.name}` lists all)")
+    for name, value in values.items():
+        checked = checked_value(value, _field_type(recipe, name), name)
         if name == "init":
-            require(text.strip() != "", "init= is empty: name a run, or none for none (is a shell variable unset?)")
-            init = None if text.lower() == "none" else text
-            recipe = replace(recipe, init=init, adopts=ADOPTED if init else ())
+            empty = checked is not None and not checked.strip()
+            require(not empty, "init= is empty: name a run, or none for none (is a shell variable unset?)")
+            recipe = replace(recipe, init=checked, adopts=ADOPTED if checked else ())
             continue
         section, field = name.split(".")
-        annotation = field_types(type(getattr(recipe, section)))[field]
-        changes.setdefault(section, {})[field] = parse(text, annotation, name)
-    named = {f"{section}.{field}" for section, values in changes.items() for field in values}
-    own = named & {"model.backbone", "model.options"}
+        changes.setdefault(section, {})[field] = checked
+    own = values.keys() & {"model.backbone", "model.options"}
     if own == {"model.backbone"} and changes["model"]["backbone"] != recipe.model.backbone:
         known = known_options(changes["model"]["backbone"])
         changes["model"]["options"] = {name: value for name, value in recipe.model.options.items() if name in known}
-    adopts = tuple(name for name in recipe.adopts if not own and name not in named)
+    adopts = tuple(name for name in recipe.adopts if not own and name not in values)
     return replace(recipe, adopts=adopts).change(**changes)
 
 
-def parse(text: str, annotation: Any, name: str) -> Any:
-    """Read a value of a field's type from text.
+def _field_type(recipe: Recipe, name: str) -> Any:
+    """The type of a field. Raises UserError with the nearest name if there is none of that name."""
+    names = field_names(recipe)
+    if name not in names:
+        # People remember the last part only: `epochs` is optim.epochs.
+        last = name.rpartition(".")[-1]
+        matches = [valid for valid in names if valid.rpartition(".")[-1] == last]
+        hint = f"; did you mean '{matches[0]}'?" if matches else nearest_name(name, names)
+        raise UserError(f"no field is called {name!r}{hint} (`excb-pretrain show {recipe.name}` lists all)")
+    section, _, field = name.rpartition(".")
+    return field_types(type(getattr(recipe, section) if section else recipe))[field]
+
+
+def value_of_text(text: str, annotation: Any) -> Any:
+    """The value that a text means in a field of this type; if none, the text itself, which `checked_value` refuses."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    nothing = text.lower() in ("", "none")
+    if origin in (types.UnionType, typing.Union):
+        unset = not text and parts[0] is str  # a shell variable, of which the recipe says so
+        return None if nothing and not unset else value_of_text(text, parts[0])
+    if origin is tuple:
+        several = parts[-1] is Ellipsis
+        items = [] if nothing else (text if several else text.strip("()[] ")).split(",")
+        fits = several or len(items) == len(parts)
+        return tuple(value_of_text(item.strip(), parts[0]) for item in items) if fits else text
+    if annotation is bool:
+        return {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}.get(text.lower(), text)
+    try:
+        if origin is dict:
+            return json_text.parse(text, parse_constant=int)  # int refuses NaN and Infinity, which JSON lacks
+        return annotation(text) if annotation in (int, float) else text
+    except ValueError:
+        return text
+
+
+def checked_value(value: Any, annotation: Any, name: str) -> Any:
+    """A value as a field of this type holds it, converted where nothing is lost: 1 to 1.0, a list to a tuple.
 
     Raises:
-        UserError: the text is not such a value; the message shows one that is.
+        UserError: it is of another type; the message names one that is not.
     """
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        if text.lower() in ("", "none"):
-            return None
-        return parse(text, next(part for part in parts if part is not type(None)), name)
-    if origin is tuple and parts[-1] is Ellipsis:
-        items = [] if text.lower() in ("", "none") else text.split(",")
-        return tuple(parse(item.strip(), parts[0], name) for item in items)
+        return None if value is None else checked_value(value, parts[0], name)
     if origin is tuple:
-        items = text.strip("()[] ").split(",")
-        require(len(items) == len(parts), f"{name} takes {len(parts)} numbers separated by commas, not {text!r}")
-        return tuple(parse(item.strip(), part, name) for item, part in zip(items, parts, strict=True))
+        several = parts[-1] is Ellipsis
+        size = "a list" if several else f"{len(parts)} numbers separated by commas"
+        fits = isinstance(value, list | tuple) and (several or len(value) == len(parts))
+        require(fits, f"{name} takes {size}, not {value!r}")
+        return tuple(checked_value(item, parts[0], name) for item in value)
     if origin is Literal:
-        hint = nearest_name(text, parts)
-        require(text in parts, f"{name} must be one of {', '.join(parts)}, not {text!r}{hint}")
-        return text
-    return _parse_json(text, name) if origin is dict else _parse_scalar(text, annotation, name)
+        hint = nearest_name(str(value), parts)
+        require(value in parts, f"{name} must be one of {', '.join(parts)}, not {value!r}{hint}")
+        return value
+    return _check_json(value, name) if origin is dict else _check_scalar(value, annotation, name)
 
 
-def _parse_scalar(text: str, kind: type[int] | type[float] | type[str], name: str) -> bool | float | str:
+def _check_scalar(value: Any, kind: type[int] | type[float] | type[str], name: str) -> bool | float | str:
     if kind is bool:
-        require(text.lower() in TRUE + FALSE, f"{name} is true or false, not {text!r}")
-        return text.lower() in TRUE
-    kinds = {int: "a whole number", float: "a number", str: "text"}
+        require(isinstance(value, bool), f"{name} is true or false, not {value!r}")
+        return bool(value)
+    if kind is str:
+        text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+        require(isinstance(text, str), f"{name} takes text, not {value!r}")
+        return str(text)
+    number, title = (numbers.Integral, "a whole number") if kind is int else (numbers.Real, "a number")
+    require(isinstance(value, number) and not isinstance(value, bool), f"{name} takes {title}, not {value!r}")
     try:
-        value = kind(text)
-    except ValueError:
-        raise UserError(f"{name} takes {kinds[kind]}, not {text!r}") from None
-    require(not isinstance(value, float) or math.isfinite(value), f"{name} takes a finite number, not {text!r}")
-    return value
+        converted = kind(value)
+    except OverflowError:  # a whole number beyond float64
+        converted = math.inf
+    require(math.isfinite(float(converted)), f"{name} takes a finite number, not {str(value)!r}")
+    return converted
 
 
-def _parse_json(text: str, name: str) -> dict[str, Any]:
+def _check_json(value: Any, name: str) -> dict[str, Any]:
+    """A JSON object as the recipe's file gives it back: tuples become lists."""
+    message = f"{name} takes a JSON object such as '{{\"depth\": 6}}', not {value!r}"
+    require(isinstance(value, Mapping), message)
     try:
-        value = json_text.parse(text, parse_constant=int)  # int refuses NaN and Infinity, which JSON lacks
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise UserError(f"{name} takes a JSON object such as '{{\"depth\": 6}}', not {text!r}")
-    return value
+        plain: dict[str, Any] = json_text.parse(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError):
+        raise UserError(message) from None
+    return plain
 
 
 def from_dict(values: dict[str, Any]) -> Recipe:

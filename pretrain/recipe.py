@@ -263,8 +263,8 @@ class MonitorSettings:
             self.protocol is None or self.data is not None,
             "monitor.protocol needs labelled images: name them with monitor.data",
         )
-        for name in ("data", "source"):
-            require(getattr(self, name) != "", f"monitor.{name} is empty: name a folder (is a shell variable unset?)")
+        for name in ("data", "source", "protocol", "wandb"):
+            require(getattr(self, name) != "", f"monitor.{name} is empty: give a value (is a shell variable unset?)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """`excb.train` and `excb.plan`: pretraining from Python, by the functions that `excb-pretrain` calls; and `Run`."""
 
-import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -176,7 +175,7 @@ def plan(
     measure: bool = False,
     **overrides: Any,
 ) -> dict[str, Any]:
-    """What a run will take, as `excb-pretrain plan --json` prints it: parameters, FLOPs, memory, bytes sent, hours.
+    """What a run will take, as `excb-pretrain plan --json` prints it: parameters, FLOPs, launches, memory, bytes sent.
 
     Args:
         recipe: the name of a recipe, or a `Recipe`.
@@ -184,7 +183,7 @@ def plan(
         init: a checkpoint to start from, which decides architecture and sizes.
         teacher: a frozen network to learn from, as `train` takes it.
         gpus: processes that share each batch.
-        device: a GPU, such as "h100", to estimate hours and memory for (`excb-pretrain plan --device`).
+        device: a GPU, such as "h100": does the run fit into its memory (`excb-pretrain plan --device`)?
         measure: measure steps on the CPU where there is no GPU; with a GPU they are measured anyway.
         overrides: values that replace the recipe's, by section.
 
@@ -212,7 +211,7 @@ def named_teachers(teacher: "Teachers") -> tuple[list[str], "dict[str, Backbone]
     """The names of teachers, and those that are in memory by name: a hash of their weights is part of it.
 
     Raises:
-        UserError: one is neither a name without a comma nor a network with a transform.
+        UserError: one is neither a name nor a network with a transform.
     """
     several = teacher if isinstance(teacher, list | tuple) else [] if teacher is None else [teacher]
     names: list[str] = []
@@ -220,8 +219,6 @@ def named_teachers(teacher: "Teachers") -> tuple[list[str], "dict[str, Backbone]
     for each in several:
         if isinstance(each, str | os.PathLike):
             names.append(os.fspath(each))
-            if "," in names[-1]:
-                raise UserError(f"the teacher {names[-1]!r} has a comma in its name, which separates names: rename it")
             continue
         from excb.hub.adopted import adopt
         from excb.networks.backbone import weights_hash
@@ -252,8 +249,8 @@ def changed_recipe(
         UserError: no such recipe or field, or a value of the wrong type or out of range.
     """
     base = recipe if isinstance(recipe, Recipe) else overriding.find_recipe(recipe)
-    words = [] if init is None else [f"init={os.fspath(init)}"]
-    words += [f"distil.teachers={','.join(teachers)}"] if teachers else []
+    changes: dict[str, Any] = {} if init is None else {"init": os.fspath(init)}
+    changes |= {"distil.teachers": teachers} if teachers else {}
     for section, values in overrides.items():
         if not isinstance(values, Mapping):
             fields = [name for name in overriding.field_names(base) if name.split(".")[-1] == section]
@@ -262,17 +259,8 @@ def changed_recipe(
                 f"{section}={values!r} is no section of a recipe: values stand in their section, such as "
                 f"{named[0]}={{{named[1]!r}: {values!r}}}"
             )
-        words += [f"{section}.{field}={_word(value)}" for field, value in values.items()]
-    return overriding.apply(base, words)
-
-
-def _word(value: Any) -> str:
-    """A value as the command line has it."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping):
-        return json.dumps(value)
-    return (",".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)
+        changes |= {f"{section}.{field}": value for field, value in values.items()}
+    return overriding.replace_fields(base, changes)
 
 
 def pretrain(

@@ -75,8 +75,8 @@ class Grid:
         Raises:
             UserError: it cannot be trained on these images.
         """
-        recipe: Recipe = overrides.apply(self._base, [*cell.overrides, f"run.seed={seed}"])
-        recipe = replace(recipe, name=f"{self.study.name}/{cell.name}")
+        recipe: Recipe = overrides.apply(self._base, cell.overrides)
+        recipe = replace(recipe.change(run={"seed": seed}), name=f"{self.study.name}/{cell.name}")
         recipe.steps_per_epoch(len(self.sets.train))
         folder = self.folder / cell.name / f"seed-{seed}"
         return Job(cell.name, tuple(self.values), tuple(cell.overrides), recipe, folder)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from excb.errors import UserError
 from excb.files import json_text
-from excb.pretrain.overrides import apply, field_names, find_recipe, parse
+from excb.pretrain.overrides import apply, checked_value, field_names, find_recipe, value_of_text
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
 
@@ -20,6 +20,10 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 
 def recipe() -> Recipe:
     return RECIPES["quickstart"]()
+
+
+def parse(text: str, annotation: Any, name: str) -> Any:
+    return checked_value(value_of_text(text, annotation), annotation, name)
 
 
 def value_of(recipe: Recipe, name: str) -> Any:
@@ -137,7 +141,7 @@ def test_init_names_a_path() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# str(value) -> parse
+# str(value) -> value
 # ---------------------------------------------------------------------------------------------------------------------
 
 
