@@ -1,4 +1,4 @@
-"""`excb-pretrain plan`: parameters, FLOPs, memory and communication of a run; with a GPU, images/s and hours."""
+"""`excb-pretrain plan`: parameters, FLOPs, launches, memory, communication; with a GPU, images/s and hours."""
 
 import argparse
 
@@ -15,7 +15,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--device",
         metavar="GPU",
-        help=f"estimate hours on another GPU, whether it fits, and steps on several: {', '.join(GPUS)}",
+        help=f"say whether it fits into another GPU: {', '.join(GPUS)}",
     )
     parser.add_argument("--measure", action="store_true", help="measure on the CPU if there is no GPU")
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 PLAN = Command(
     "plan",
-    "parameters, FLOPs, memory, communication; with a GPU, images/s and hours",
+    "parameters, FLOPs, launches, memory, communication; with a GPU, images/s and hours",
     add_options,
     run,
     group="before a run",

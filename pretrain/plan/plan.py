@@ -1,4 +1,4 @@
-"""`excb-pretrain plan`: what a recipe's run will cost: parameters, FLOPs, memory, communication, hours."""
+"""`excb-pretrain plan`: what a recipe's run takes: parameters, FLOPs, launches, memory, communication."""
 
 import json
 import os
@@ -19,11 +19,9 @@ from ..distil.teachers import Teacher
 from ..precision import resolved
 from ..recipe import Recipe
 from . import frozen_teachers
-from .devices import Gpu, hours
+from .devices import Gpu
 from .flops import Counts, communication, count
 from .memory import NOT_COUNTED, plain_loss_head, step_memory
-from .peaks import PEAKS
-from .scaling import scaling
 from .speed import measure_loader, measure_step
 from .tables import print_plan
 from .trace import Trace, trace_step
@@ -49,7 +47,7 @@ def plan(
 ) -> int:
     """Print the plan of a recipe for as many processes as `gpus` (None or 0: one), on images if they are there.
 
-    Without a GPU, steps are measured on the CPU only if `measure` is set. With `gpu`, hours on that one are estimated.
+    Without a GPU, steps are measured on the CPU only if `measure` is set. With `gpu`, say whether it fits there.
 
     Raises:
         UserError: the recipe cannot run with this number of processes, or on these images.
@@ -83,7 +81,7 @@ def plan_run(
         gpus: processes.
         images: the set.
         measure: also on the CPU.
-        gpu: for estimates.
+        gpu: one that is not here.
         reporter: of progress.
         teachers: frozen ones that are in memory, by name; the others are loaded as a run loads them.
     """
@@ -99,9 +97,7 @@ def plan_run(
     report = count_run(settled, counts, trace, max(1, gpus or 1), images)
     report["teachers"] = frozen_teachers.summary(settled, frozen, _size(images))
     report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure), frozen)
-    report["estimate"] = None if gpu is None else estimate(settled, report, gpu)
-    peaks = None if gpu is None else PEAKS.get(gpu.name)
-    report["model"] = None if peaks is None else scaling(settled, counts, trace, peaks)
+    report["estimate"] = None if gpu is None else fit(settled, report, gpu)
     return report | {"precision_asked": recipe.efficiency.precision}
 
 
@@ -139,6 +135,7 @@ def count_run(recipe: Recipe, counts: Counts, trace: Trace, processes: int, imag
         "steps": steps,
         "parameters": counts.parameters,
         "flops": flops | {"run": flops["step"] * steps},
+        "launches": {"forward": trace.forward, "backward": trace.backward},
         "memory": asdict(memory) | {"total": memory.total},
         "memory_not_counted": NOT_COUNTED,
         "plain_loss_head": plain_loss_head(recipe, share),
@@ -190,26 +187,17 @@ def measure_run(
     return measured
 
 
-def estimate(recipe: Recipe, counted: Mapping[str, Any], gpu: Gpu) -> Report:
-    """Hours and memory on a GPU that is not here, from its data sheet; nothing of it is measured.
+def fit(recipe: Recipe, counted: Mapping[str, Any], gpu: Gpu) -> Report:
+    """Whether a run fits into the memory of a GPU that is not here, by the plan's count.
 
     Raises:
         UserError: the GPU does not compute in the recipe's precision.
     """
-    precision, teachers = recipe.efficiency.precision, counted["teachers"]
-    needed = max(counted["memory"]["total"], 0 if teachers is None else teachers["once"]["memory"])
+    teachers = counted["teachers"]
     require(
-        precision != "bf16" or gpu.bf16, f"a {gpu.name} does not compute in bf16: set efficiency.precision=fp16 or fp32"
+        recipe.efficiency.precision != "bf16" or gpu.bf16,
+        f"a {gpu.name} does not compute in bf16: set efficiency.precision=fp16 or fp32",
     )
-    rate, processes = gpu.rate(precision, tf32=recipe.efficiency.tf32), counted["processes"]
-    once = None if teachers is None else hours(teachers["once"]["flops"] / 1e12, gpu.rate("fp32") * processes)
-    return {
-        "device": gpu.name,
-        "measured": False,
-        "hours": hours(counted["flops"]["run"] / 1e12, rate * processes),
-        "teachers_hours": once,
-        "tflops": rate,
-        "memory": gpu.memory * 2**30,
-        "needed": needed,
-        "fits": needed < ROOM * gpu.memory * 2**30,
-    }
+    needed = max(counted["memory"]["total"], 0 if teachers is None else teachers["once"]["memory"])
+    memory = gpu.memory * 2**30
+    return {"device": gpu.name, "memory": memory, "needed": needed, "fits": needed < ROOM * memory}

@@ -7,7 +7,6 @@ from typing import Any
 from excb.console import Reporter, duration
 
 from .memory import Memory
-from .scaling import print_scaling
 
 Report = Mapping[str, Any]
 PARTS = {"distillation": "heads for teachers"}  # as rows are called, where that is not the name of the part
@@ -30,10 +29,8 @@ def print_plan(report: Report, reporter: Reporter) -> None:
     _print_memory(report, reporter)
     _print_communication(report, reporter)
     _print_measured(report, reporter)
-    if report["model"] is not None:
-        print_scaling(report["model"], report["batch"], report["estimate"]["device"], reporter)
     if report["estimate"] is not None:
-        _print_estimate(report, reporter)
+        _print_fit(report["estimate"], reporter)
 
 
 def _print_networks(report: Report, reporter: Reporter) -> None:
@@ -50,6 +47,11 @@ def _print_networks(report: Report, reporter: Reporter) -> None:
     title = "\nFLOPs, forward and backward, without what is computed again (a multiply-add is two)"
     reporter.table(title, ["", "an image", "a step"], rows)
     reporter.answer(f"{_flops(flops['run'])} for the whole run")
+    launches = report["launches"]
+    reporter.answer(
+        f"networks and loss launch {launches['forward']:,} kernels forward and {launches['backward']:,} backward in a "
+        "micro-batch"
+    )
 
 
 def _print_teachers(report: Report, reporter: Reporter) -> None:
@@ -122,19 +124,10 @@ def _print_measured(report: Report, reporter: Reporter) -> None:
     reporter.table(f"\nMeasured here in one process ({measured['device']})", ["", ""], rows)
 
 
-def _print_estimate(report: Report, reporter: Reporter) -> None:
-    estimated, processes = report["estimate"], report["processes"]
-    several = f"{processes} x " if processes > 1 else ""
-    reporter.answer(
-        f"\nEstimated for {several}{estimated['device']}, not measured: {duration(3600 * estimated['hours'])} at "
-        f"{estimated['tflops']:,.3g} TFLOP/s each, which may be wrong by a factor of two; reading images not counted"
-    )
-    if estimated["teachers_hours"]:
-        reporter.answer(f"before that, the teachers' features: {duration(3600 * estimated['teachers_hours'])}")
-    needed, memory = _bytes(estimated["needed"]), _bytes(estimated["memory"])
+def _print_fit(fit: Report, reporter: Reporter) -> None:
     advice = "raise efficiency.accumulate or --gpus, or set efficiency.precision=bf16 or efficiency.checkpointing=true"
-    verdict = "it fits" if estimated["fits"] else f"it does not fit: {advice}"
-    reporter.answer(f"memory: {needed} of {memory} at most, {verdict}")
+    verdict = "it fits" if fit["fits"] else f"it does not fit: {advice}"
+    reporter.answer(f"\n{fit['device']}: {_bytes(fit['needed'])} of {_bytes(fit['memory'])} at most, {verdict}")
 
 
 def _bytes(count: float) -> str:

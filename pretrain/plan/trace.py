@@ -1,4 +1,4 @@
-"""A step's networks traced once on fake tensors: what they launch, move and keep, for any number of images.
+"""A step's networks traced once on fake tensors: what they launch and keep, for any number of images.
 
 Fake tensors are the CPU's: autocast and attention do there what they do on a GPU. The trace has a number of images that
 is prime and no size in a network, so every size says by itself whether it grows with the images.
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from excb.networks.activation_checkpointing import recompute_blocks
 
@@ -56,33 +55,12 @@ class Growth:
         return self.fixed + images * (self.image + images * self.pair)
 
 
-@dataclass
-class Operations:
-    """Of one half of a step: how many have kernels, and the bytes that they read and write."""
-
-    launches: int = 0
-    product_bytes: Growth = Growth()  # of convolutions and matrix products
-    other_bytes: Growth = Growth()
-
-    def add(self, operation: Any, tensors: list[Tensor]) -> None:
-        """Count an operation of ATen, with its inputs and outputs."""
-        name = operation._schema.name.split("::")[1]
-        if not tensors or operation.is_view or name in NO_KERNEL:
-            return
-        self.launches += 1
-        moved = sum((Growth.of(tensor.numel() * tensor.itemsize) for tensor in tensors), Growth())
-        if operation.overloadpacket in flop_registry:
-            self.product_bytes += moved
-        else:
-            self.other_bytes += moved
-
-
 @dataclass(frozen=True)
 class Trace:
     """A step of a micro-batch, without views, update and the clusters beyond `fakes.FEW`."""
 
-    forward: Operations  # of all networks
-    backward: Operations
+    forward: int  # operations with kernels, of all networks and the loss
+    backward: int
     views: Growth  # bytes
     saved: Growth  # bytes kept for the backward pass
     alive: tuple[Growth, ...]  # bytes alive, whenever a tensor was made
@@ -204,23 +182,23 @@ class Alive(TorchDispatchMode):
 
 
 class _Recorder(Alive):
-    """Count operations, too."""
+    """Count operations that have kernels, too."""
 
     def __init__(self, ignored: Iterable[torch.UntypedStorage]) -> None:
         super().__init__(ignored)
-        self._operations = Operations()
+        self._launches = 0
 
     def __torch_dispatch__(
         self, function: Callable[..., Any], _types: Any, inputs: Any = (), keywords: Any = None
     ) -> Any:
         outputs = super().__torch_dispatch__(function, _types, inputs, keywords)
         operation: Any = function
-        if operation.namespace == "aten":
-            leaves = tree_leaves((inputs, keywords, outputs))
-            self._operations.add(operation, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        if operation.namespace == "aten" and not operation.is_view:
+            tensors = any(isinstance(leaf, Tensor) for leaf in tree_leaves((inputs, keywords, outputs)))
+            self._launches += tensors and operation._schema.name.split("::")[1] not in NO_KERNEL
         return outputs
 
-    def restart(self) -> Operations:
-        """What was counted since the start, or since the last call."""
-        counted, self._operations = self._operations, Operations()
+    def restart(self) -> int:
+        """The operations since the start, or since the last call."""
+        counted, self._launches = self._launches, 0
         return counted

@@ -161,7 +161,6 @@ def test_list_says_what_recipes_are_for(capsys: pytest.CaptureFixture[str]) -> N
     assert rows.keys() == RECIPES.keys()
     assert rows["photos_small"]["purpose"] == "photographs of your own, on one machine"
     assert (rows["rn50_100ep"]["input"], rows["rn50_100ep"]["on CPU"]) == ("224 px", "months")
-    assert rows["rn50_100ep"]["on GPU"].endswith(" days")
     assert rows["rn18_small"]["on CPU"].endswith(" h")
     assert (rows["distil"]["views"], rows["distil"]["clusters"]) == ("one view", "none")
     assert (rows["adapt"]["views"], rows["adapt"]["clusters"]) == ("two views", "128")
@@ -171,7 +170,3 @@ def test_gpus_by_name() -> None:
     assert find_gpu("A100") is GPUS["a100"]
     with pytest.raises(UserError, match=r"no GPU is called so; did you mean 'a100'\?"):
         find_gpu("a1000")
-    h100, v100 = GPUS["h100"], GPUS["v100"]
-    rates = [h100.rate("bf16"), h100.rate("fp32", tf32=True), h100.rate("fp32"), h100.rate("fp64", tf32=True)]
-    assert rates == sorted(set(rates), reverse=True)
-    assert v100.rate("fp32", tf32=True) == v100.rate("fp32")  # which has no TF32

@@ -28,7 +28,7 @@ from excb.pretrain.plan.memory import step_memory
 from excb.pretrain.plan.speed import build_trainer, random_batch
 from excb.pretrain.plan.trace import Alive, tensors_of, trace_step
 from excb.pretrain.recipe import Recipe
-from excb.references.untrained import spread
+from excb.references.untrained import evenly_spread
 from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import write_images
 
@@ -222,7 +222,7 @@ def test_what_the_cache_keeps_is_what_extraction_writes(
     report = frozen_teachers.summary(recipe, teachers, len(images))
     assert report is not None
     assert report["once"]["images"] == seen
-    sample = images if not values else spread(images, 5)
+    sample = images if not values else evenly_spread(images, 5)
     kept = [
         features_of_teacher(each, sample, tmp_path / "cache", Reporter(quiet=True), device=CPU, workers=0)
         for each in (teachers if seen else ())
@@ -288,9 +288,6 @@ def test_the_command_measures_steps_and_teachers(
     assert "they see 1 view of every image in every step, counted above" in text
     assert "before training they see 12 images once, for statistics and first clusters: " in text
     assert "before the run, the teachers" in text
-    assert main([*words, "--device", "a100", "--json"]) == 0
-    estimate = json.loads(capsys.readouterr().out)["estimate"]
-    assert 0 < estimate["teachers_hours"] < estimate["hours"] * 1000
 
 
 @pytest.mark.usefixtures("quick")

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from excb.errors import UserError
 from excb.pretrain.__main__ import main
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan import plan as planning
-from excb.pretrain.plan.plan import IMAGENET
+from excb.pretrain.plan.devices import GPUS
+from excb.pretrain.plan.plan import IMAGENET, fit
+from excb.pretrain.recipes import RECIPES
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 NOTHING = "nothing was measured: no GPU to measure on (--measure measures on the CPU)"
@@ -142,3 +145,21 @@ def test_what_cannot_be_planned_is_refused_in_one_line(
 def test_a_batch_larger_than_the_set_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = write_images(tmp_path / "images", each=2)
     assert "larger than the set of 6 images" in refused(capsys, *command("--data", str(folder)))
+
+
+def test_a_run_fits_into_a_gpu_that_leaves_the_allocator_some_room() -> None:
+    recipe = RECIPES["rn50_100ep"]().change(efficiency={"precision": "bf16"})
+    needed = [{"memory": {"total": gib * 2**30}, "teachers": None} for gib in (21, 22)]
+    assert [fit(recipe, counted, GPUS["rtx4090"])["fits"] for counted in needed] == [True, False]  # it has 24
+    with pytest.raises(UserError, match=r"a v100 does not compute in bf16: set efficiency\.precision=fp16"):
+        fit(recipe, needed[0], GPUS["v100"])
+
+
+def test_a_plan_for_another_gpu_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(capsys, "--device", "H100")["estimate"]["device"] == "h100"
+    assert main(["plan", "conv4_tiny", "--device", "h100", "--gpus", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("conv4_tiny on 2 processes, bf16 (auto): ")
+    assert lines[-1].startswith("h100: ")
+    assert lines[-1].endswith("GiB at most, it fits")
+    assert report(capsys, "efficiency.precision=auto", "--device", "v100")["precision"] == "fp32"  # auto has no bf16

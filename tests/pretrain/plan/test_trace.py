@@ -1,4 +1,4 @@
-"""A traced step: sizes for any number of images, and counts against those of fake CUDA tensors."""
+"""A traced step: sizes for any number of images, and launches against those on fake CUDA tensors."""
 
 import pytest
 
@@ -6,7 +6,6 @@ from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan import trace as tracing
 from excb.pretrain.plan.fakes import FEW
 from excb.pretrain.plan.trace import Growth, trace_step
-from excb.pretrain.plan.work import step_work
 from excb.pretrain.recipe import Recipe
 from tests.pretrain.fake_steps import stated
 from tests.pretrain.small_runs import OVERRIDES
@@ -35,14 +34,13 @@ def test_another_number_of_images_gives_the_same_sizes(
     for name in ("forward", "backward", "views", "saved", "buffers"):
         assert getattr(first, name) == getattr(second, name)
     assert [first.highest(images) for images in (2, 64)] == [second.highest(images) for images in (2, 64)]
-    assert bool(first.forward.product_bytes.pair) == ("method.contrast=0.5" in values)
+    assert any(size.pair for size in first.alive) == ("method.contrast=0.5" in values)
 
 
 @pytest.mark.parametrize("name", ["conv4_tiny", "rn10_tiny"])
-def test_launches_and_bytes_are_near_those_on_fake_cuda(name: str) -> None:
+def test_launches_are_near_those_on_fake_cuda(name: str) -> None:
     recipe = apply(find_recipe(name), ["efficiency.precision=bf16"])
-    work = step_work(recipe, trace_step(recipe), recipe.optim.batch, weights=10**6)
-    parts = (work.forward, work.backward, work.views, work.update)
-    launches, megabytes = (stated(unit)[name]["all"] for unit in ("launches", "MB"))
-    assert sum(part.launches for part in parts) == pytest.approx(launches, rel=0.1)
-    assert sum(part.product_bytes + part.other_bytes for part in parts) / 1e6 == pytest.approx(megabytes, rel=0.35)
+    trace, counted = trace_step(recipe), stated("launches")[name]
+    # The loss has kernels of its own there, whose number differs.
+    assert trace.forward == pytest.approx(sum(counted[phase] for phase in ("networks", "loss")), rel=0.1)
+    assert trace.backward == pytest.approx(counted["backward"], rel=0.1)
