@@ -35,7 +35,7 @@ BATCH = 64  # images that nvJPEG decodes at once
 
 def decoded(coded: bytes, decoder: jpeg.Decoder) -> np.ndarray:
     """Pixels as pretraining gets them: by the decoder, or else by Pillow."""
-    array = jpeg.pixels(io.BytesIO(coded), decoder)
+    array = jpeg.decode_jpeg(io.BytesIO(coded), decoder)
     return np.asarray(open_image(io.BytesIO(coded))) if array is None else array
 
 

@@ -28,7 +28,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from excb.errors import UserError, run
+from excb.errors import UserError, run_program
 from excb.files.atomic import write_text
 from excb.objective import triton as objective_triton
 from excb.objective.scores import CentroidGradient, Scores
@@ -263,4 +263,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run("kernels", main))
+    sys.exit(run_program("kernels", main))

@@ -29,7 +29,7 @@ from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.neighbours.backends import available_backend
 from excb.neighbours.knn import vote
-from excb.neighbours.memory import plan
+from excb.neighbours.memory import search_memory
 from excb.neighbours.nearest import Neighbours, nearest
 
 
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(plan(options.bank, options.width, options.queries, options.k).text)
+    print(search_memory(options.bank, options.width, options.queries, options.k).text)
     bank, queries = unit_rows(options.bank, options.width, 0), unit_rows(options.queries, options.width, 1)
     device = choose_device(options.device)
     bank, queries = bank.to(device), queries.to(device)

@@ -53,7 +53,7 @@ class Pixels(Dataset[int]):
 
     def __getitem__(self, item: int) -> int:
         """Decode one."""
-        pixels = jpeg.pixels(self._images.source(int(self._order[item])))
+        pixels = jpeg.decode_jpeg(self._images.source(int(self._order[item])))
         assert pixels is not None
         return int(pixels.size)
 

@@ -134,7 +134,7 @@ def print_error(program: str, error: UserError) -> int:
     return USER_ERROR
 
 
-def run(program: str, main: Callable[[], int]) -> int:
+def run_program(program: str, main: Callable[[], int]) -> int:
     """Run a command line program's `main`, turning a user's error into one line on stderr and exit code 2."""
     try:
         code = main()

@@ -241,7 +241,7 @@ class ExCB(nn.Module):
         student: the backbone to train.
         teacher: a second backbone of the same architecture, without drop path; it takes the student's weights here.
         settings: the method's options.
-        backend: how the loss is computed, see `excb.objective.loss.resolve`; not part of its definition.
+        backend: how the loss is computed, see `excb.objective.loss.resolve_backend`; not part of its definition.
     """
 
     sizes: Tensor

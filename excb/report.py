@@ -22,7 +22,7 @@ SETTINGS = (
 LOCATIONS = ("EXCB_HOME", "EXCB_CACHE", "EXCB_DATA", "EXCB_ENDPOINT", "HF_ENDPOINT", "HF_HOME")  # only: set or not
 
 
-def report() -> dict[str, str]:
+def environment_report() -> dict[str, str]:
     """Facts by name, in the order in which they are printed. No path, host name or token is among them."""
     import torch
 

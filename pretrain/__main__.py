@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from excb.cli import Parser, command_parser, complete
 from excb.distributed.freed_memory import keep_freed_memory
 from excb.distributed.launcher import ending_with_launcher
-from excb.errors import UserError, nearest_name, run
+from excb.errors import UserError, nearest_name, run_program
 
 from .commands.adapt import ADAPT
 from .commands.choose import CHOOSE
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # a program of its own
         keep_freed_memory()
     arguments = sys.argv[1:] if argv is None else list(argv)
-    return run("excb-pretrain", lambda: _main(arguments))
+    return run_program("excb-pretrain", lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str]) -> int:

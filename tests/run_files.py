@@ -63,7 +63,7 @@ def contents(recipe: Recipe, *, step: int, seed: int = 0) -> dict[str, Any]:
 def write_run(folder: Path, *steps: int, recipe: Recipe | None = None, **changes: Any) -> Path:
     """Write a run folder with a checkpoint for each step; `changes` replace parts of the contents."""
     for step in steps:
-        run_checkpoint.write(
+        run_checkpoint.write_run_checkpoint(
             contents(recipe or tiny_recipe(), step=step) | changes, folder / "checkpoints" / f"step-{step}.pt"
         )
     return folder
@@ -79,7 +79,7 @@ def write_student(folder: Path, *teachers: dict[str, Any], clustering: bool = Fa
     """Write the run folder of a student: a checkpoint of step 7 that records these teachers."""
     recipe = distilled_recipe(*(each["name"] for each in teachers), clustering=clustering)
     values = contents(tiny_recipe(), step=7) | {"recipe": recipe, "teachers": list(teachers)} | changes
-    run_checkpoint.write(values, folder / "checkpoints" / "step-7.pt")
+    run_checkpoint.write_run_checkpoint(values, folder / "checkpoints" / "step-7.pt")
     return folder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from excb.cli import Command, Parser, command_parser, complete
 from excb.console import Reporter
 from excb.distributed.launcher import ending_with_launcher
-from excb.errors import run
+from excb.errors import run_program
 
 from .embeddings.cli import EMBED, SEARCH
 from .every.cli import ALL
@@ -84,7 +84,7 @@ def program() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-eval` and return its exit code."""
-    return run(PROGRAM, lambda: _main(sys.argv[1:] if argv is None else argv))
+    return run_program(PROGRAM, lambda: _main(sys.argv[1:] if argv is None else argv))
 
 
 def _main(argv: Sequence[str]) -> int:

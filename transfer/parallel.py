@@ -49,11 +49,11 @@ def in_parallel(
 
 def _check_out(out: Path, *, folder: bool) -> None:
     """Refuse a place that results cannot be written to, before any work."""
-    from excb.files.atomic import check_folder  # not above: its imports would slow every start
+    from excb.files.atomic import check_writable_folder  # not above: its imports would slow every start
 
     if folder and out.exists() and not out.is_dir():
         raise UserError.on_all_ranks(f"--out {out} is a file: name a folder")
     if not folder and out.is_dir():
         raise UserError.on_all_ranks(f"--out {out} is a folder: name a file in it")
     if is_rank0():  # rank 0 writes; other ranks may lack that disk
-        check_folder(out if folder else out.parent)
+        check_writable_folder(out if folder else out.parent)

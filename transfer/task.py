@@ -1,8 +1,9 @@
 """What every protocol starts from: a loaded backbone and labelled train and test images of the same classes."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from excb.distributed.workers import worker_count
 from excb.errors import UserError, require
 from excb.features.cache import CachedFeatures
 from excb.features.extraction import Extraction, features_of
-from excb.features.precision import Precision, check
+from excb.features.precision import Precision, check_precision
 from excb.hub.adopted import Adopted, OwnTransform, adopt
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.loading import load
@@ -31,6 +32,7 @@ from excb.references import patches, untrained
 from excb.references.baselines import rows_of_inputs
 
 from .data.classes import labelled, with_classes_of
+from .options import BASELINES, REFERENCES
 from .published.subjects import Subject
 
 CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
@@ -89,7 +91,7 @@ class Task:
 
         Raises:
             UserError: checkpoint, images or device cannot be used; or features would leave the bound of
-                `excb.features.precision.check`.
+                `excb.features.precision.check_precision`.
         """
         if (batch != "auto" and batch < 1) or (workers is not None and workers < 0):
             raise UserError("--batch-size must be at least 1 and --workers at least 0")
@@ -112,7 +114,7 @@ class Task:
         if where.type == "cpu":  # convolutions of this layout take two thirds of the time there
             backbone.to(memory_format=torch.channels_last)
         size = automatic_batch(backbone, preprocessing.crop, where) if batch == "auto" else batch
-        check(backbone, precision, train_set, preprocessing, advice=FULL_PRECISION)
+        check_precision(backbone, precision, train_set, preprocessing, advice=FULL_PRECISION)
         return cls(backbone, preprocessing, train_set, test_set, where, size, count, cache, precision)
 
     def untrained(self) -> "Task":
@@ -121,7 +123,7 @@ class Task:
         BatchNorm statistics are those of the train images.
         """
         architecture, ours = self.backbone.entry.architecture, self.backbone
-        network = untrained.build(architecture)
+        network = untrained.build_untrained(architecture)
         entry = Entry(f"{UNTRAINED}{architecture.name}", architecture, untrained.NETWORK)
         backbone = Backbone(network, ours.transform, entry).eval().to(self.device)
         if self.device.type == "cpu":
@@ -150,13 +152,24 @@ class Task:
         network.transform = prepared  # type: ignore[assignment]
         return replace(self, backbone=adopt(network).eval().to(self.device))
 
+    def reference(self, option: str) -> "tuple[str, Callable[[], Task]]":
+        """A reference of the evaluation, by the option that asks for it: its words, and what makes its task."""
+        if option == "untrained":
+            return "the same network untrained", self.untrained
+        return BASELINES[option], partial(self.baseline, REFERENCES[option])
+
+    @property
+    def sets(self) -> dict[str, Images]:
+        """Every set whose images are read, by its name in messages."""
+        return {"train": self.train, "test": self.test}
+
     def calibrated(self) -> "Task":
         """The task as it is; all ranks call this.
 
         An untrained network gets the BatchNorm statistics of train images: without, it would score too low.
         """
         if self.is_untrained:
-            images = untrained.spread(self.train)
+            images = untrained.evenly_spread(self.train)
             run_on_rank0(lambda: untrained.estimate_batchnorm(self.backbone.network, images, self.preprocessing))
             broadcast(self.backbone.state_dict().values())
         return self

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from excb.cli import Parser, command_parser, complete
-from excb.errors import run
+from excb.errors import run_program
 
 from .commands.bundle import BUNDLE
 from .commands.card import CARD
@@ -36,7 +36,7 @@ def program() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-zoo` and return its exit code."""
-    return run("excb-zoo", lambda: _main(argv))
+    return run_program("excb-zoo", lambda: _main(argv))
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from excb.checkpoint import exported
-from excb.checkpoint.teachers import named
+from excb.checkpoint.teachers import teachers_in
 from excb.errors import UserError
 from excb.files import json_text
-from excb.files.markdown import bullets, cell, line, table
+from excb.files.markdown import bullets, cell, line, markdown_table
 from excb.hub.catalogue import Checkpoint, method_of
 from excb.hub.lineage import is_distilled, labels_behind
 from excb.networks.architecture import TORCHVISION
@@ -69,7 +69,7 @@ def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
         _loading(checkpoint),
         _images(checkpoint.preprocessing),
         "## Training",
-        table(["what", "value"], [*_training(checkpoint, facts), *_recipe_values(facts.get("recipe") or {})]),
+        markdown_table(["what", "value"], [*_training(checkpoint, facts), *_recipe_values(facts.get("recipe") or {})]),
         *(teachers.section(facts) if student else []),
         "## Results",
         *_results(results),
@@ -93,7 +93,7 @@ def _facts(folder: Path) -> dict[str, Any]:
             "preprocessing": facts["preprocessing"],
             "source": "own run",
         }
-        if named(facts.get("recipe")):  # whatever the row calls it
+        if teachers_in(facts.get("recipe")):  # whatever the row calls it
             row = row | {"method": method_of(facts["recipe"])}
         return facts | {"checkpoint": Checkpoint.from_dict(row)}
     except (AttributeError, KeyError, OSError, TypeError, UserError, ValueError) as error:
@@ -225,7 +225,7 @@ def _results(results: Sequence[Result]) -> list[str]:
         for figure, value in result.figures.items()
     ]
     head = ["figure", "percent", "95 % interval", "protocol", "hardware", "hours"]
-    return [table(head, rows), *map(_protocol, results)]
+    return [markdown_table(head, rows), *map(_protocol, results)]
 
 
 def _protocol(result: Result) -> str:

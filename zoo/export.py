@@ -121,7 +121,7 @@ def _folder(backbone: Backbone, stored: Stored, out: Path) -> Path:
     if layout := facts.pop("layout", None):
         digest = exported.sha256_of(stored.file)
         facts["origin"] = {"file": stored.file.name, "sha256": digest, "layout": layout}
-    return exported.write(
+    return exported.write_exported(
         out,
         tensors=backbone.network.state_dict(),
         architecture=stored.architecture,
@@ -129,7 +129,7 @@ def _folder(backbone: Backbone, stored: Stored, out: Path) -> Path:
         width=feature_width(backbone.network),
         heads=stored.heads,
         facts=facts,
-        complete=lambda folder: selftest.write(folder, backbone),
+        complete=lambda folder: selftest.write_self_test(folder, backbone),
     )
 
 

@@ -163,7 +163,7 @@ def _check_origin(facts: dict[str, Any]) -> None:
 def _prove(name: str, folder: Path, backbone: Backbone, source: Path) -> None:
     """Refuse untrained weights, and any that fail the new self-test or the source's own."""
     try:
-        selftest.trained(backbone)
+        selftest.check_trained(backbone)
     except UserError as error:
         raise UserError(f"{error}, or say why you publish it untested: --untested WHY") from None
     folders = [place for place in (folder, source) if (place / exported.CONFIG).is_file()]
@@ -172,7 +172,7 @@ def _prove(name: str, folder: Path, backbone: Backbone, source: Path) -> None:
         raise UserError(f"{name} has no self-test: only checkpoints with one are published")
     for expected in tests:
         if expected is not None:
-            selftest.check(backbone, expected)
+            selftest.check_self_test(backbone, expected)
 
 
 def _entry(
@@ -199,7 +199,9 @@ def _entry(
     return replace(
         row or own,
         name=own.name,
-        method=own.method if row is None or teachers.named(entry.recipe) else row.method,  # a student is called one
+        method=own.method
+        if row is None or teachers.teachers_in(entry.recipe)
+        else row.method,  # a student is called one
         aliases=(),
         architecture=own.architecture,
         preprocessing=own.preprocessing,

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from excb.checkpoint.teachers import Labels, labels_of_teachers, named
-from excb.files.markdown import cell, table
+from excb.checkpoint.teachers import Labels, labels_of_teachers, teachers_in
+from excb.files.markdown import cell, markdown_table
 from excb.hub.lineage import WITH_TEXTS, is_distilled
 from excb.results.result import folder_name
 
@@ -33,7 +33,7 @@ def summary(facts: Mapping[str, Any], network: str) -> str:
         network: "teacher" or "student", the two networks of a run.
     """
     which = {"teacher": "a moving average of the student's weights", "student": "the student's weights"}
-    names = [teacher["name"] for teacher in facts.get("teachers") or ()] or named(facts.get("recipe"))
+    names = [teacher["name"] for teacher in facts.get("teachers") or ()] or teachers_in(facts.get("recipe"))
     teachers = ", ".join(cell(shown(name)) for name in names) or "teachers that are not recorded"
     return f"distilled from {teachers}: {which.get(network, cell(network))}"
 
@@ -47,7 +47,7 @@ def section(facts: Mapping[str, Any]) -> list[str]:
     teachers: Sequence[Mapping[str, Any]] = facts.get("teachers") or ()
     labels = labels_of_teachers(teachers, facts.get("recipe")) if teachers else "unknown"
     sentences = [f"- {cell(shown(teacher['name']))}: {_sentence(teacher)}" for teacher in teachers]
-    described = [table(_HEAD, [_row(teacher) for teacher in teachers]), "\n".join(sentences)]
+    described = [markdown_table(_HEAD, [_row(teacher) for teacher in teachers]), "\n".join(sentences)]
     return [
         "## Teachers",
         "This network is a student: it learned what frozen networks make of its own images, and was shown no labels. "

@@ -91,10 +91,10 @@ def _self_test(folder: Path, backbone: Backbone, *, is_export: bool) -> str:
     stored = exported.read_part(folder, exported.SELFTEST) if is_export else None
     if stored is None:
         raise _UnknownError("no self-test beside the weights: export them with this version")
-    selftest.check(backbone, stored)
+    selftest.check_self_test(backbone, stored)
     return "features of packaged photographs match the export"
 
 
 def _trained(backbone: Backbone) -> str:
-    selftest.trained(backbone)
+    selftest.check_trained(backbone)
     return "separates photographs better than random networks do"

@@ -20,14 +20,14 @@ from benchmarks.gpu.calls import Call, run_call
 from benchmarks.gpu.parts import PARTS, Part, Places
 from benchmarks.gpu.record import FAILED
 from excb.cli import Parser, local_path
-from excb.errors import nearest_name, require, run
+from excb.errors import nearest_name, require, run_program
 
 PROGRAM = "python -m benchmarks.gpu"
 
 
 def main(argv: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
     """Run the command and return its exit code."""
-    return run(PROGRAM, lambda: _main(sys.argv[1:] if argv is None else argv, parts))
+    return run_program(PROGRAM, lambda: _main(sys.argv[1:] if argv is None else argv, parts))
 
 
 def _main(argv: Sequence[str], parts: Sequence[Part]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.gpu.parts import Places
 from benchmarks.gpu.processes import ROOT, duration, last_lines, read_figures, run_limited
-from excb.errors import UserError, run
+from excb.errors import UserError, run_program
 from excb.files.atomic import write_text
 
 MOST_WORKERS = 12  # processes that read images, as many as published speeds of one GPU are given for
@@ -97,4 +97,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run("machine", main))
+    sys.exit(run_program("machine", main))

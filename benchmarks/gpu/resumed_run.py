@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.gpu.processes import ROOT, end_with_parent, read_figures
-from excb.errors import require, run
+from excb.errors import require, run_program
 from excb.files.atomic import write_text
 from excb.files.run_files import REPORT, read_metrics
 
@@ -101,4 +101,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run("resumed_run", main))
+    sys.exit(run_program("resumed_run", main))

@@ -15,7 +15,7 @@ from excb.checkpoint.teachers import TEACHERS
 from excb.errors import UserError
 from excb.files import json_text, records
 from excb.files.atomic import new_folder
-from excb.files.records import Field, number, optional, record, table, text, whole
+from excb.files.records import Field, number, optional, record_of, table, text, whole
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import architecture_from, preprocessing_from
@@ -39,7 +39,7 @@ _FACTS = {
     "timm": _table,
     "training": Field(
         optional(
-            record(
+            record_of(
                 {"seconds": optional(number), "images": optional(whole)}
                 | dict.fromkeys(("data", "fingerprint"), optional(text)),
                 extra=True,
@@ -52,7 +52,7 @@ _FACTS = {
 }
 
 
-def write(
+def write_exported(
     folder: Path,
     *,
     tensors: Mapping[str, Tensor],
@@ -127,7 +127,7 @@ def sha256_of(file: Path) -> str:
 
 
 def read(folder: Path) -> Stored:
-    """Read a folder that `write` wrote, or one of timm's own from the Hugging Face Hub, without its classifier.
+    """Read a folder that `write_exported` wrote, or one of timm's own from the Hugging Face Hub, without its classifier.
 
     The weights' sha256 is first compared with config.json's; folders of timm and of version 0.1.0 have none. The facts
     are the block "excb" of config.json, or one made of timm's, with its licence in "timm". Heads are not read.
@@ -210,5 +210,5 @@ def facts_from(block: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RecordError: one is not.
     """
-    records.check(block, _FACTS, what="the file", extra=True)
+    records.check_record(block, _FACTS, what="the file", extra=True)
     return block

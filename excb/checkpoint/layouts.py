@@ -12,7 +12,7 @@ from excb.checkpoint import layout_table
 from excb.checkpoint.coverage import blueprint, cover, coverage_error, is_usual_vit, own, recognise
 from excb.checkpoint.dialects import usual_names
 from excb.checkpoint.layout_table import SPARE, USUAL, Dictionaries, Layout, NetworkPlace
-from excb.checkpoint.locate import ORDER, File, LocatedNetwork, dictionaries_of, find, find_in_order
+from excb.checkpoint.locate import ORDER, File, LocatedNetwork, dictionaries_of, find_in_order, locate_network
 from excb.checkpoint.stored import Stored, Which
 from excb.checkpoint.timm_format import published_preprocessing
 from excb.checkpoint.unseen import settled
@@ -37,7 +37,7 @@ def map_file(
     """Find a backbone in a file's contents and map it onto the names of its architecture.
 
     Args:
-        contents: of the file, as `excb.checkpoint.untrusted.read` gives them.
+        contents: of the file, as `excb.checkpoint.untrusted.read_untrusted` gives them.
         source: the file.
         layout: a name in `LAYOUTS`, "order", or a place such as "state_dict:encoder."; recognised if None.
         architecture: of the backbone; recognised by the tensors if None.
@@ -64,7 +64,7 @@ def map_file(
     wanted = None if architecture is None else blueprint(architecture)
     file = File(str(source), contents, dictionaries, architecture, wanted, network, dict(options or {}))
     known_layout = _recognised(file) if layout is None else _named(layout)
-    search = find_in_order if layout == ORDER else find
+    search = find_in_order if layout == ORDER else locate_network
     result = search(file) if known_layout is None else _map_known(known_layout, file)
     name, stated = result.layout, _architecture_of_run(contents) if architecture is None else None
     exact = (

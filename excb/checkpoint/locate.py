@@ -109,7 +109,7 @@ def _prefixes(names: Iterable[str], wanted: Mapping[str, Tensor] | None) -> set[
     return prefixes
 
 
-def find(file: File) -> LocatedNetwork:
+def locate_network(file: File) -> LocatedNetwork:
     """The only network of a file, by names that end as its architecture's, or else by the order of its tensors.
 
     Raises:

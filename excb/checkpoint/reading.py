@@ -59,11 +59,11 @@ def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) ->
             f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder{nearest_path(path)}"
         )
     try:
-        return _from_run(path, run_checkpoint.read(path), network)
+        return _from_run(path, run_checkpoint.read_run_checkpoint(path), network)
     except run_checkpoint.DamagedFileError as error:
         raise UserError(f"{error}: use an earlier checkpoint of the run") from None
     except run_checkpoint.ForeignFileError:
-        return map_file(untrusted.read(path, allow=allow), source=path, network=network)
+        return map_file(untrusted.read_untrusted(path, allow=allow), source=path, network=network)
 
 
 def _evaluated(file: Path, contents: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

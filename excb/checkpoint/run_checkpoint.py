@@ -30,7 +30,7 @@ class ForeignFileError(UserError):
     """A file that is no run checkpoint of this package."""
 
 
-def write(contents: dict[str, Any], file: Path) -> None:
+def write_run_checkpoint(contents: dict[str, Any], file: Path) -> None:
     """Write a checkpoint so that at any moment, also after a power cut, `file` is absent, the old or the new one.
 
     Args:
@@ -51,7 +51,7 @@ def write(contents: dict[str, Any], file: Path) -> None:
             raise hidden if isinstance(hidden, OSError) else OSError(first_line(error)) from None
 
 
-def read(file: Path) -> dict[str, Any]:
+def read_run_checkpoint(file: Path) -> dict[str, Any]:
     """Read a run checkpoint onto the CPU.
 
     Raises:
@@ -152,8 +152,8 @@ def _named(folder: Path) -> list[Path]:
 
 
 def read_in_run(file: Path) -> dict[str, Any]:
-    """Read a checkpoint that is chosen by its name: `read`, and DamagedFileError if it is of another step."""
-    contents = read(file)
+    """Read a checkpoint that is chosen by its name: `read_run_checkpoint`, and DamagedFileError if it is of another step."""
+    contents = read_run_checkpoint(file)
     if (step := contents.get("step")) != step_of(file):
         raise DamagedFileError(f"{file} is damaged (it holds step {ascii(step)[:40]}, not the step of its name)")
     return contents

@@ -7,15 +7,15 @@ from excb.files.records import (
     Field,
     Rule,
     all_of,
+    condition,
     list_of,
     matching,
     number,
     number_in,
     one_of,
     optional,
-    record,
+    record_of,
     table,
-    where,
 )
 from excb.networks.rules import LARGEST_SIDE
 
@@ -32,7 +32,7 @@ _LARGEST_NETWORK = 10**15  # parameters
 
 def _one_line(longest: int) -> Rule:
     """The rule of one line of printable text that is not empty."""
-    return where(
+    return condition(
         lambda value: isinstance(value, str) and len(value) <= longest and value.isprintable() and bool(value.strip())
     )
 
@@ -67,20 +67,20 @@ _TEACHER = {
     "pretrained_on": optional(_text),  # the images that it learned from
     "source": optional(_text),  # where it was published
     "sha256": matching("[0-9a-f]{64}"),  # of its weights, see `excb.networks.backbone.weights_hash`
-    "architecture": record({"name": _text, "options": table}, required=("name", "options")),
+    "architecture": record_of({"name": _text, "options": table}, required=("name", "options")),
     "parameters": number_in(0, _LARGEST_NETWORK, whole=True),
     "input": list_of(number_in(1, LARGEST_SIDE, whole=True), 2),  # resize and crop, in pixels
 }
 # Later versions may say more of a teacher: other fields are kept, within the size of the whole.
 _teachers = all_of(
-    where(lambda value: isinstance(value, list | tuple) and len(value) <= MOST),
-    where(_is_small),
-    list_of(record(_TEACHER, required=_TEACHER, extra=True)),
+    condition(lambda value: isinstance(value, list | tuple) and len(value) <= MOST),
+    condition(_is_small),
+    list_of(record_of(_TEACHER, required=_TEACHER, extra=True)),
 )
 TEACHERS = Field(optional(_teachers), f"a list of up to {MOST} tables that each describe a teacher")
 
 
-def named(recipe: Mapping[str, Any] | None) -> list[str]:
+def teachers_in(recipe: Mapping[str, Any] | None) -> list[str]:
     """The teachers that a recipe of ours names, in its plain values; none where the run was not distilled."""
     section = (recipe or {}).get("distil")
     names = section.get("teachers") if isinstance(section, Mapping) else None
@@ -94,7 +94,7 @@ def labels_of_teachers(teachers: Sequence[Mapping[str, Any]], recipe: Mapping[st
         teachers: their record, of the rules above.
         recipe: of the run, in plain values. A teacher that it names and the record lacks is unknown.
     """
-    missing: list[Labels] = ["unknown"] * (len(named(recipe)) - len(teachers))
+    missing: list[Labels] = ["unknown"] * (len(teachers_in(recipe)) - len(teachers))
     return strongest(*(teacher["labels"] for teacher in teachers), *missing)
 
 

@@ -86,7 +86,7 @@ REFUSALS = (
 )
 
 
-def read(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]:
+def read_untrusted(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]:
     """Read a safetensors file or a file of `torch.save`, onto the CPU.
 
     Tensors of newer torch files are mapped from disk, so that only those that are used take memory.

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from excb.console import Reporter
-from excb.distributed.slurm_request import SlurmRequest, minutes, parse
+from excb.distributed.slurm_request import SlurmRequest, minutes, parse_request
 from excb.errors import UserError, require
 
 HELP = "run it as a Slurm job, such as partition=gpu,nodes=2,gpus=8,time=24:00:00 (docs/running.md)"
@@ -54,11 +54,11 @@ def submit_command(
     if text is None or "RANK" in os.environ:
         return None
     require(gpus is None, "--gpus is for this machine: write gpus= in --slurm instead")
-    request = parse(text)
+    request = parse_request(text)
     if dry_run:
         reporter.answer(script(module, arguments, request, folder))
         return 0
-    job = submit(module, arguments, request, folder)
+    job = submit_job(module, arguments, request, folder)
     stop = f"scancel {job.job_id}" if request.cluster == "slurm" else f"kill {job.job_id}"
     nodes, processes = request.nodes, request.processes
     size = f"{nodes} node{'s' * (nodes > 1)} x {processes} process{'es' * (processes > 1)}"
@@ -67,7 +67,7 @@ def submit_command(
     return 0
 
 
-def submit(module: str, arguments: Sequence[str], request: SlurmRequest, folder: Path) -> Any:
+def submit_job(module: str, arguments: Sequence[str], request: SlurmRequest, folder: Path) -> Any:
     """Submit `python -m MODULE ARGUMENTS`: submitit's job. Raises UserError if it or Slurm is missing or refuses."""
     try:
         import submitit

@@ -49,7 +49,7 @@ class SlurmRequest:
         return self.gpus or self.tasks or 1
 
 
-def parse(text: str) -> SlurmRequest:
+def parse_request(text: str) -> SlurmRequest:
     """Read "partition=gpu,nodes=2,gpus=8,time=24:00:00". Raises UserError for an unknown name or invalid value."""
     types: dict[str, Any] = typing.get_type_hints(SlurmRequest)
     values: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from excb.errors import require
 from excb.images.image_set import Images
 from excb.networks.features import Inputs, extract
 from excb.networks.preprocessing import Preprocessing
-from excb.references.untrained import spread
+from excb.references.untrained import evenly_spread
 
 Precision = Literal["fp32", "bf16"]  # fp32 is the precision that the weights have
 BOUND = 1e-3  # on 1 - cosine between an image's features in half and in full precision
@@ -33,7 +33,7 @@ def in_precision(network: nn.Module, precision: Precision) -> nn.Module:
     return network if precision == "fp32" else _HalfPrecision(network)
 
 
-def check(
+def check_precision(
     network: nn.Module,
     precision: Precision,
     images: Images,
@@ -59,7 +59,7 @@ def check(
         return
     parameter = next(network.parameters(), torch.empty(0))
     require(parameter.dtype == torch.float32, f"bf16 is for float32 weights, not {parameter.dtype}: {advice}")
-    inputs = Inputs(spread(images, PROBED), preprocessing)
+    inputs = Inputs(evenly_spread(images, PROBED), preprocessing)
     rows, halved = (
         extract(in_precision(network, each), inputs, device=parameter.device).rows.double()
         for each in ("fp32", precision)

@@ -17,16 +17,16 @@ from pathlib import Path
 from excb.errors import UserError
 
 
-def check_folder(folder: Path) -> None:
+def check_writable_folder(folder: Path) -> None:
     """Check that a folder, which need not exist yet, can be written; nothing is left there. Raises UserError if not."""
     try:
-        with tempfile.TemporaryFile(dir=existing(folder)):
+        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
             pass
     except OSError as error:
         raise UserError(f"cannot write in {folder.absolute()}: {error.strerror or error}") from None
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """The path, or its nearest parent that exists and can be accessed."""
     for place in (path := path.absolute(), *path.parents):
         with suppress(PermissionError):  # a parent folder may not be entered

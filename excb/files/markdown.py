@@ -26,7 +26,7 @@ def _text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     """A table of values."""
     lines = [[cell(each) for each in row] for row in [head, *rows]]
     lines.insert(1, ["---"] * len(head))

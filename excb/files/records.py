@@ -1,7 +1,7 @@
 """The one validator of records of unknown origin: rules for values, and for the fields of a table.
 
 A rule takes a value and returns None, or the path of what is wrong, such as "data.train.images", or "" for the value
-itself. Rules are built from rules: `record({"name": text, "sizes": list_of(count)})`.
+itself. Rules are built from rules: `record_of({"name": text, "sizes": list_of(count)})`.
 """
 
 import math
@@ -27,7 +27,7 @@ class Field(NamedTuple):
     words: str
 
 
-def check(
+def check_record(
     values: Mapping[str, Any],
     fields: Mapping[str, Field],
     *,
@@ -64,7 +64,7 @@ def _beginning(value: Any) -> str:
     return ascii(value)[:80]
 
 
-def where(holds: Callable[[Any], bool]) -> Rule:
+def condition(holds: Callable[[Any], bool]) -> Rule:
     """The rule that a condition holds."""
     return lambda value: None if holds(value) else ""
 
@@ -72,7 +72,7 @@ def where(holds: Callable[[Any], bool]) -> Rule:
 def number_in(least: float, most: float, *, whole: bool = False) -> Rule:
     """A finite number within bounds, not True or False."""
     kind = int if whole else (int, float)
-    return where(
+    return condition(
         lambda value: (
             isinstance(value, kind)
             and not isinstance(value, bool)
@@ -84,19 +84,19 @@ def number_in(least: float, most: float, *, whole: bool = False) -> Rule:
 
 def matching(pattern: str) -> Rule:
     """Text that matches all of a pattern."""
-    return where(lambda value: isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None)
+    return condition(lambda value: isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None)
 
 
 def one_of(*choices: str) -> Rule:
     """One of some texts."""
-    return where(lambda value: isinstance(value, str) and value in choices)
+    return condition(lambda value: isinstance(value, str) and value in choices)
 
 
-anything: Rule = where(lambda _value: True)
-text: Rule = where(lambda value: isinstance(value, str))
-line: Rule = where(lambda value: isinstance(value, str) and value.isprintable())
-words: Rule = where(lambda value: isinstance(value, str) and value.isprintable() and value.strip() != "")
-boolean: Rule = where(lambda value: isinstance(value, bool))
+anything: Rule = condition(lambda _value: True)
+text: Rule = condition(lambda value: isinstance(value, str))
+line: Rule = condition(lambda value: isinstance(value, str) and value.isprintable())
+words: Rule = condition(lambda value: isinstance(value, str) and value.isprintable() and value.strip() != "")
+boolean: Rule = condition(lambda value: isinstance(value, bool))
 number: Rule = number_in(-math.inf, math.inf)
 whole: Rule = number_in(-math.inf, math.inf, whole=True)
 count: Rule = number_in(0, math.inf, whole=True)
@@ -109,7 +109,7 @@ def optional(rule: Rule) -> Rule:
 
 def any_of(*rules: Rule) -> Rule:
     """What one of several rules accepts."""
-    return where(lambda value: any(rule(value) is None for rule in rules))
+    return condition(lambda value: any(rule(value) is None for rule in rules))
 
 
 def all_of(*rules: Rule) -> Rule:
@@ -119,7 +119,7 @@ def all_of(*rules: Rule) -> Rule:
 
 def list_of(rule: Rule, length: int | None = None) -> Rule:
     """A list, of `length` if given. The path of a wrong item is the list's own."""
-    return where(
+    return condition(
         lambda value: (
             isinstance(value, list | tuple)
             and (length is None or len(value) == length)
@@ -142,7 +142,7 @@ def table_of(rule: Rule, names: Rule = text) -> Rule:
 table: Rule = table_of(anything)
 
 
-def record(fields: Mapping[str, Rule], *, required: Collection[str] = (), extra: bool = False) -> Rule:
+def record_of(fields: Mapping[str, Rule], *, required: Collection[str] = (), extra: bool = False) -> Rule:
     """A table with some of these fields, and with others if `extra` is set."""
 
     def wrong(value: Any) -> str | None:
@@ -174,4 +174,4 @@ def _of_type(annotation: Any, most: float) -> Rule:
         return table_of(_of_type(parts[1], most))
     if origin in (int, float):
         return number_in(-most, most, whole=origin is int)
-    return anything if annotation is Any else where(lambda value: isinstance(value, origin))
+    return anything if annotation is Any else condition(lambda value: isinstance(value, origin))

@@ -7,7 +7,7 @@ from typing import Any
 from excb.errors import UserError
 
 
-def table(name: str, values: dict[str, Any]) -> str:
+def toml_table(name: str, values: dict[str, Any]) -> str:
     """A table with its header. A table of tables becomes one line for each: `key.inner = { ... }`.
 
     Raises:

@@ -12,7 +12,7 @@ from excb.checkpoint import teachers
 from excb.errors import UserError
 from excb.files import json_text, toml
 from excb.files.atomic import locked, write_text
-from excb.hub.rules import check
+from excb.hub.rules import check_row
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.remote.home import CATALOGUE
@@ -95,7 +95,7 @@ class Checkpoint:
             UserError: a field is missing or unknown, or its value is none that it could have.
         """
         values = {name: value for name, value in values.items() if value is not None}
-        check(values)
+        check_row(values)
         row: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
         row["architecture"] = Architecture(**values["architecture"])
         row["preprocessing"] = Preprocessing.from_dict(values.get("preprocessing", {}))
@@ -182,7 +182,7 @@ def _from_folder(file: Path) -> Checkpoint:
     try:
         facts = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
         row = {"method": method_of(facts.get("recipe"))} | (facts.get("checkpoint") or {})
-        if teachers.named(facts.get("recipe")):  # whatever the row calls it
+        if teachers.teachers_in(facts.get("recipe")):  # whatever the row calls it
             row["method"] = method_of(facts["recipe"])
         row |= {name: facts[name] for name in ("architecture", "preprocessing")}
         row |= {"name": file.parent.name, "source": "imported"}
@@ -198,7 +198,7 @@ def method_of(recipe: Mapping[str, Any] | None) -> str:
     if not recipe:
         return "unknown"
     method = recipe.get("method", {})
-    if teachers.named(recipe):
+    if teachers.teachers_in(recipe):
         return teachers.DISTILLATION + (" + ExCB" if method.get("clustering", True) else "")
     if not method.get("clustering", True):
         return "BYOL" if method.get("regression") else "SimCLR"
@@ -217,7 +217,7 @@ def add(entry: Checkpoint, file: Path) -> None:
     with locked(file):
         others = _tables(file)
         if others.pop(entry.name, None) is not None:
-            kept = "\n".join(toml.table(name, values) for name, values in others.items())
+            kept = "\n".join(toml.toml_table(name, values) for name, values in others.items())
         else:
             kept = file.read_text(encoding="utf-8") if file.exists() else ""  # with its comments
         write_text(f"{kept.rstrip()}\n\n{table}".lstrip(), file)
@@ -230,7 +230,7 @@ def to_toml(entry: Checkpoint) -> str:
         UserError: an option of its architecture is none that TOML can hold.
     """
     values = entry.to_dict()
-    return toml.table(values.pop("name"), values)
+    return toml.toml_table(values.pop("name"), values)
 
 
 def _tables(file: Path) -> dict[str, dict[str, Any]]:

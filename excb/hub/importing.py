@@ -72,7 +72,7 @@ def import_file(
         layout, architecture = layout or checkpoint.layout, architecture or checkpoint.architecture
         allow = {*allow, *checkpoint.globals}
     stored = map_file(
-        untrusted.read(file, allow=allow),
+        untrusted.read_untrusted(file, allow=allow),
         source=file,
         layout=layout,
         architecture=architecture,
@@ -93,7 +93,7 @@ def import_file(
         | ({"dropped": dropped} if dropped else {}),
     }
     backbone = Backbone(built, checkpoint.preprocessing, Entry(str(file), stored.architecture)).eval()
-    exported.write(
+    exported.write_exported(
         folder,
         tensors=built.state_dict(),
         architecture=stored.architecture,
@@ -101,7 +101,7 @@ def import_file(
         width=feature_width(built),
         heads=stored.heads or None,
         facts=facts,
-        complete=lambda unfinished: selftest.write(unfinished, backbone),
+        complete=lambda unfinished: selftest.write_self_test(unfinished, backbone),
     )
     stored = replace(stored, file=folder / exported.WEIGHTS, preprocessing=checkpoint.preprocessing, facts=facts)
     return Imported(folder, stored, built)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from excb.checkpoint.teachers import DISTILLATION, TEACHERS, Labels, labels_of_teachers, named, strongest
+from excb.checkpoint.teachers import DISTILLATION, TEACHERS, Labels, labels_of_teachers, strongest, teachers_in
 from excb.errors import UserError, require
 from excb.hub.adopted import GIVEN
 from excb.hub.backbone import Backbone, Entry
@@ -88,7 +88,7 @@ def labels_behind(
         recipe: of a run of ours, in plain values; empty otherwise.
         teachers: the record of a student's teachers.
     """
-    found: list[Labels] = [labels_of(method), labels_of_teachers(teachers, recipe)]
+    found: list[Labels] = [labels_of_method(method), labels_of_teachers(teachers, recipe)]
     if is_distilled(method, recipe) and not teachers:
         found.append("unknown")
     if start := (recipe or {}).get("init"):
@@ -96,7 +96,7 @@ def labels_behind(
     return strongest(*found)
 
 
-def labels_of(method: str | None) -> Labels:
+def labels_of_method(method: str | None) -> Labels:
     """Whether a method itself learns from labels; a student's may reach it through its teachers."""
     if method == NEVER_TRAINED or method in SELF_SUPERVISED or is_distilled(method):
         return "none"
@@ -107,7 +107,7 @@ def is_distilled(
     method: str | None, recipe: Mapping[str, Any] | None = None, teachers: Sequence[Mapping[str, Any]] = ()
 ) -> bool:
     """Whether a network is a student: by its method's name, its recipe or the record of its teachers."""
-    return (method or "").startswith(DISTILLATION) or bool(named(recipe)) or bool(teachers)
+    return (method or "").startswith(DISTILLATION) or bool(teachers_in(recipe)) or bool(teachers)
 
 
 def _labels_of_name(name: str) -> Labels:
@@ -145,7 +145,7 @@ def _published(name: str) -> dict[str, Any]:
 def _method(entry: Entry, row: Checkpoint | None, published: Mapping[str, Any]) -> str | None:
     if entry.network == NEVER_TRAINED:
         return NEVER_TRAINED
-    if named(entry.recipe):
+    if teachers_in(entry.recipe):
         return method_of(entry.recipe)  # whatever the row calls it
     if row is not None and row.method != "unknown":
         return row.method

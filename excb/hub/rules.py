@@ -12,7 +12,7 @@ from excb.files.records import (
     matching,
     number_in,
     one_of,
-    record,
+    record_of,
     table_of,
     words,
 )
@@ -27,7 +27,7 @@ _TEXT = Field(words, "one line of text")
 _TEXTS = Field(list_of(words), "a list of lines of text")
 _COUNT = Field(number_in(1, MOST, whole=True), "a whole number above 0")
 _LOCATION = matching(r"https?://[!-~]+|hf-hub:[\w.-]+/[\w.-]+(@[\w./-]+)?|" + PLACE)
-_ARCHITECTURE = record({"name": words, "options": table_of(records.anything, words)}, required=["name"])
+_ARCHITECTURE = record_of({"name": words, "options": table_of(records.anything, words)}, required=["name"])
 _FIGURES = table_of(table_of(number_in(-MOST, MOST), words), words)
 
 # Every field, its rule, and the rule in words.
@@ -36,7 +36,7 @@ FIELDS = {
     "method": _TEXT,
     "architecture": Field(_ARCHITECTURE, 'a table as { name = "resnet50" }, with or without options'),
     "preprocessing": Field(
-        record({name: rule for name, (rule, _) in PREPROCESSING.items()}),
+        record_of({name: rule for name, (rule, _) in PREPROCESSING.items()}),
         "a table of resize, crop, mean, std and interpolation, or of some of them",
     ),
     "source": _TEXT,
@@ -60,7 +60,7 @@ FIELDS = {
 }
 
 
-def check(values: dict[str, Any]) -> None:
+def check_row(values: dict[str, Any]) -> None:
     """Refuse what is no row: fields missing or unknown, values of another kind, names that could lead elsewhere.
 
     Raises:
@@ -70,7 +70,7 @@ def check(values: dict[str, Any]) -> None:
     if not isinstance(name, str):
         raise UserError("a checkpoint must have a name")
     try:
-        records.check(values, FIELDS, what=f"checkpoint {name!r}", required=REQUIRED)
+        records.check_record(values, FIELDS, what=f"checkpoint {name!r}", required=REQUIRED)
     except RecordError as error:
         raise UserError(str(error)) from None
     for each in (name, *values.get("aliases", ())):

@@ -43,11 +43,11 @@ BANK, QUERIES = 8, 16  # patches per photograph
 PATCH = 88  # side in pixels, of a photograph
 SIDES = (64, 56)  # at which patches are judged where a checkpoint's own images are larger: multiples of 16 and of 14
 SEEDS = 3  # of random networks to compare with
-MARGIN = 10.0  # in points of accuracy; measured: see `trained`
+MARGIN = 10.0  # in points of accuracy; measured: see `check_trained`
 
 
 def expected(backbone: Backbone) -> dict[str, Tensor]:
-    """What `check` compares: features of four photographs, with and without the checkpoint's preprocessing.
+    """What `check_self_test` compares: features of four photographs, with and without the checkpoint's preprocessing.
 
     Args:
         backbone: on the CPU; its pooled features are taken, whatever else it is set to return.
@@ -71,7 +71,7 @@ def expected(backbone: Backbone) -> dict[str, Tensor]:
     }
 
 
-def write(folder: Path, backbone: Backbone) -> None:
+def write_self_test(folder: Path, backbone: Backbone) -> None:
     """Write `expected` as the self-test of a folder that is being exported: see `complete` of `exported.write`.
 
     Raises:
@@ -80,7 +80,7 @@ def write(folder: Path, backbone: Backbone) -> None:
     write_bytes(exported.serialised(expected(backbone)), folder / exported.SELFTEST)
 
 
-def check(backbone: Backbone, stored: Mapping[str, Tensor]) -> None:
+def check_self_test(backbone: Backbone, stored: Mapping[str, Tensor]) -> None:
     """Refuse a backbone whose features are not those that were stored.
 
     Args:
@@ -135,7 +135,7 @@ def _features(network: nn.Module, inputs: Tensor) -> Tensor:
         return torch.cat([network(batch).float() for batch in inputs.split(32)])
 
 
-def trained(backbone: Backbone) -> None:
+def check_trained(backbone: Backbone) -> None:
     """Refuse a backbone that is as first initialised, or not clearly better than random at telling photographs apart.
 
     Patches of photographs must have their nearest neighbours among other patches of the same photograph more often, by

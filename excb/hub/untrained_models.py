@@ -20,7 +20,7 @@ def read(name: str) -> Stored:
         UserError: there is no such network, or its images are not square RGB.
     """
     architecture = Architecture(name.removeprefix(UNTRAINED))
-    tensors = dict(untrained.build(architecture).state_dict())
+    tensors = dict(untrained.build_untrained(architecture).state_dict())
     stated = None if architecture.timm_name is None else published_preprocessing(architecture)
     facts = {"network": untrained.NETWORK}
     return Stored(Path(name), tensors, architecture, stated or Preprocessing(), facts=facts)

@@ -36,7 +36,7 @@ def require_installed(decoder: Decoder) -> None:
         )
 
 
-def pixels(source: Source, decoder: Decoder = "auto") -> np.ndarray | None:
+def decode_jpeg(source: Source, decoder: Decoder = "auto") -> np.ndarray | None:
     """Decode an upright JPEG in colour or grey, bit-exact with `excb.images.decoding.open_image`.
 
     All decoders are libjpeg-turbo's. Pixels may differ by rounding where they are built from different versions of it,
@@ -57,14 +57,14 @@ def pixels(source: Source, decoder: Decoder = "auto") -> np.ndarray | None:
 def smaller_pixels(
     source: Source, shrink: Shrink, decoder: Decoder = "auto"
 ) -> tuple[np.ndarray, tuple[int, int]] | None:
-    """Decode as `pixels` does, at reduced size where wanted, bit-exact with `excb.images.decoding.open_smaller`.
+    """Decode as `decode_jpeg` does, at reduced size where wanted, bit-exact with `excb.images.decoding.open_smaller`.
 
     Only simplejpeg reduces; what it does not decode is left to Pillow.
 
     Args:
         source: any file.
         shrink: see `open_smaller`.
-        decoder: see `pixels`.
+        decoder: see `decode_jpeg`.
 
     Returns:
         RGB [h, w, 3] uint8 with the full width and height, or None: `open_smaller` then handles the file.

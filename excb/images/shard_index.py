@@ -113,7 +113,7 @@ def _read_all(places: Sequence[str], note: Callable[[str], None]) -> list[TarTab
 
 def _read_one(place: str) -> TarTable:
     try:
-        with byte_ranges.stream(place) as stream:
+        with byte_ranges.open_sequential(place) as stream:
             return read_table(stream, place)
     except byte_ranges.failures() as error:
         raise UserError(f"cannot read {place} ({byte_ranges.reason(error)}): check your access to it") from None

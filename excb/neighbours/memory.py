@@ -17,7 +17,7 @@ class SearchMemory:
     text: str  # all this as a message
 
 
-def plan(N: int, D: int, Q: int, k: int, *, processes: int = 1, streamed: bool = False) -> SearchMemory:
+def search_memory(N: int, D: int, Q: int, k: int, *, processes: int = 1, streamed: bool = False) -> SearchMemory:
     """Plan the search for k neighbours of Q queries among N bank rows, all float32 of width D.
 
     Args:

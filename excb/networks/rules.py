@@ -3,7 +3,7 @@
 from typing import Any
 
 from excb.files import records
-from excb.files.records import Field, RecordError, all_of, list_of, number_in, where
+from excb.files.records import Field, RecordError, all_of, condition, list_of, number_in
 from excb.networks.architecture import FORBIDDEN, Architecture
 from excb.networks.preprocessing import Preprocessing
 
@@ -23,18 +23,18 @@ PREPROCESSING = {
     "resize": _side,
     "crop": _side,
     "mean": Field(list_of(records.number, 3), "three numbers"),
-    "std": Field(list_of(all_of(records.number, where(lambda value: value > 0)), 3), "three numbers above 0"),
+    "std": Field(list_of(all_of(records.number, condition(lambda value: value > 0)), 3), "three numbers above 0"),
     "interpolation": Field(records.one_of("bilinear", "bicubic"), '"bilinear" or "bicubic"'),
 }
 _ARCHITECTURE = {
     "name": Field(records.matching(r"(timm:|torchvision:)?[A-Za-z0-9]\w*(\.\w+)?"), "a plain name"),
-    "options": Field(all_of(records.table, where(_in_bounds)), f"a table with numbers up to {LARGEST_OPTION:,}"),
+    "options": Field(all_of(records.table, condition(_in_bounds)), f"a table with numbers up to {LARGEST_OPTION:,}"),
 }
 
 
 def architecture_from(values: dict[str, Any]) -> Architecture:
     """The architecture in a file's record. Raises RecordError for an invalid one, or forbidden options."""
-    records.check(values, _ARCHITECTURE, what="architecture", required=_ARCHITECTURE, extra=True)
+    records.check_record(values, _ARCHITECTURE, what="architecture", required=_ARCHITECTURE, extra=True)
     if refused := sorted(FORBIDDEN & values["options"].keys()):
         raise RecordError(f"architecture may not have the option {', '.join(refused)}")
     return Architecture(values["name"], values["options"])
@@ -42,5 +42,5 @@ def architecture_from(values: dict[str, Any]) -> Architecture:
 
 def preprocessing_from(values: dict[str, Any]) -> Preprocessing:
     """The preprocessing in a file's record, with defaults. Raises RecordError for an unknown or invalid field."""
-    records.check(values, PREPROCESSING, what="preprocessing")
+    records.check_record(values, PREPROCESSING, what="preprocessing")
     return Preprocessing.from_dict(values)

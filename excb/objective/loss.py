@@ -42,12 +42,12 @@ def assign(
         temperature: tau_t.
         winner_gain: factor on the winning similarity after B (authors' code: 1.01).
         clamp: clamp similarities to [-1, 1] after B (authors' code: yes).
-        backend: see `resolve`.
+        backend: see `resolve_backend`.
 
     Raises:
         UserError: there is no such backend, or it cannot run here.
     """
-    name = resolve(backend, queries)
+    name = resolve_backend(backend, queries)
     if name != "plain":
         scores = Scores(queries, centroids, temperature, balance=(scale, offset))
         return streamed.assign(scores, values, _module(name), winner_gain=winner_gain, clamp=clamp)
@@ -71,9 +71,9 @@ def cross_entropy(
         pair_weights: weight of every pair (teacher view, student view), [G, V].
         temperature: tau_s.
     """
-    if isinstance(assignment, streamed.Assignment):
+    if isinstance(assignment, streamed.StreamedAssignment):
         return streamed.cross_entropy(queries, centroids, assignment, pair_weights, temperature=temperature)
-    assert isinstance(assignment, plain.Assignment)
+    assert isinstance(assignment, plain.FullAssignment)
     return plain.cross_entropy(queries, centroids, assignment, pair_weights, temperature=temperature)
 
 
@@ -83,7 +83,7 @@ def loss_function(name: str) -> Callable[..., Tensor]:
     return function
 
 
-def resolve(backend: str, rows: Tensor) -> str:
+def resolve_backend(backend: str, rows: Tensor) -> str:
     """The name of the backend that serves these rows, [..., D].
 
     Args:

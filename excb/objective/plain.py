@@ -16,7 +16,7 @@ from excb.objective import scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assignment(scores.Assignment):
+class FullAssignment(scores.Assignment):
     """An assignment with its whole matrix."""
 
     probabilities: Tensor  # [R, K] p_t
@@ -34,15 +34,15 @@ def balance(z: Tensor, scale: Tensor, offset: Tensor, *, winner_gain: float = 1.
     return z.clamp(-1, 1) if clamp else z
 
 
-def assign(z: Tensor, balanced: Tensor, *, temperature: float) -> Assignment:
+def assign(z: Tensor, balanced: Tensor, *, temperature: float) -> FullAssignment:
     """Eq. 6: p_t = softmax(z^B / tau_t), of similarities [R, K] and balanced similarities [R, K]."""
     return assignment_of(torch.softmax(balanced / temperature, 1), z)
 
 
-def assignment_of(probabilities: Tensor, z: Tensor) -> Assignment:
+def assignment_of(probabilities: Tensor, z: Tensor) -> FullAssignment:
     """The assignment of any p_t [R, K], and of the similarities z [R, K] that it was made of."""
     confidence, winners = probabilities.max(1)
-    return Assignment(
+    return FullAssignment(
         winners=winners,
         raw_winners=z.argmax(1),
         confidence=confidence.to(z.dtype),
@@ -51,7 +51,7 @@ def assignment_of(probabilities: Tensor, z: Tensor) -> Assignment:
 
 
 def cross_entropy(
-    queries: Tensor, centroids: Tensor, assignment: Assignment, pair_weights: Tensor, *, temperature: float
+    queries: Tensor, centroids: Tensor, assignment: FullAssignment, pair_weights: Tensor, *, temperature: float
 ) -> Tensor:
     """Eq. 5 and 7: the weighted sum over pairs of views of the mean over images of H(p_t, p_s) = -p_t . log p_s.
 

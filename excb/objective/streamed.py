@@ -30,7 +30,7 @@ from excb.objective.scores import CentroidGradient, Operations, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assignment(scores.Assignment):
+class StreamedAssignment(scores.Assignment):
     """An assignment as its targets, with what p_t is computed from again for the centroids' gradient."""
 
     targets: Tensor  # [R, D] sum_k p_t,k v_k: all that the value of the loss needs of p_t
@@ -42,7 +42,7 @@ class Assignment(scores.Assignment):
 @torch.no_grad()
 def assign(
     scores: Scores, values: Tensor, operations: Operations, *, winner_gain: float = 1.0, clamp: bool = False
-) -> Assignment:
+) -> StreamedAssignment:
     """Assign rows by their balanced scores and average `values` [K, D]: `excb.objective.loss.assign`."""
     assert scores.balance is not None
     scale, offset = scores.balance
@@ -58,7 +58,7 @@ def assign(
             scores = dataclasses.replace(scores, replaced=replaced)
         scores = dataclasses.replace(scores, bounds=bounds)
         average = operations.average(scores, values, winners=True)
-    return Assignment(
+    return StreamedAssignment(
         winners=average.winners,
         raw_winners=average.raw_winners,
         confidence=1 / average.total,
@@ -70,7 +70,7 @@ def assign(
 
 
 def cross_entropy(
-    queries: Tensor, centroids: Tensor, assignment: Assignment, pair_weights: Tensor, *, temperature: float
+    queries: Tensor, centroids: Tensor, assignment: StreamedAssignment, pair_weights: Tensor, *, temperature: float
 ) -> Tensor:
     """`excb.objective.plain.cross_entropy` by two operations. `assignment` must have averaged these same centroids."""
     loss: Tensor = _CrossEntropy.apply(queries, centroids, _Pairs(assignment, pair_weights, temperature))
@@ -81,7 +81,7 @@ def cross_entropy(
 class _Pairs:
     """The arguments of `cross_entropy` that have no gradient."""
 
-    assignment: Assignment
+    assignment: StreamedAssignment
     weights: Tensor  # [G, V]
     temperature: float
 

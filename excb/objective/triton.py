@@ -86,7 +86,7 @@ def average(scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
     mean, peak, total, winner, _, raw_winner = memory(R, integer=torch.int64)
     if R:
         with current_device(rows.device):
-            kernels.average[programs, groups](
+            kernels.average_kernel[programs, groups](
                 rows,
                 centroids,
                 _operand(values) if values is not None and others else None,
@@ -132,7 +132,7 @@ def centroid_gradient(student: CentroidGradient, teacher: CentroidGradient) -> T
     width = _width(D)
     out = torch.empty(K, D, device=rows.device)
     with current_device(out.device):
-        kernels.centroid_gradient[(_ceil(K, tile.kept),)](
+        kernels.centroid_gradient_kernel[(_ceil(K, tile.kept),)](
             out,
             centroids,
             rows,

@@ -51,7 +51,7 @@ def _balance(scores, k, scale, offset, cluster, score, low, high, BOUNDED: tl.co
 
 
 @triton.jit
-def average(
+def average_kernel(
     rows,  # [R, D]
     centroids,  # [K, D]
     values,  # [K, D]
@@ -151,7 +151,7 @@ def average(
 
 
 @triton.jit
-def centroid_gradient(
+def centroid_gradient_kernel(
     out,  # [K, D]
     centroids,  # the student's: [K, D]
     rows,  # [R, D]
@@ -224,7 +224,7 @@ def centroid_gradient(
 
 @triton.jit
 def merge(
-    group_mean,  # what `average` returned, [groups, R, ...]
+    group_mean,  # what `average_kernel` returned, [groups, R, ...]
     group_peak,
     group_total,
     group_winner,

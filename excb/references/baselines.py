@@ -24,14 +24,14 @@ def colour_histogram(image: Image.Image) -> Tensor:
     return torch.bincount(pixels @ torch.tensor([BINS * BINS, BINS, 1]), minlength=BINS**3).float().sqrt()
 
 
-def pixels(image: Image.Image) -> Tensor:
+def pixel_row(image: Image.Image) -> Tensor:
     """The image at 32 x 32, normalised, as one row [3072]."""
     return PIXELS(image).flatten()
 
 
 # Features that no network makes: title, and image -> row.
 WITHOUT_NETWORK: dict[str, tuple[str, Callable[[Image.Image], Tensor]]] = {
-    "pixels": ("raw pixels", pixels),
+    "pixels": ("raw pixels", pixel_row),
     "colour_histogram": ("colour histogram", colour_histogram),
 }
 

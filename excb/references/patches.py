@@ -43,7 +43,7 @@ PIECE = 2**22  # similarities that are in memory at once
 class PatchRows(nn.Module):
     """Features of a network's inputs, [B, 3, H, W] -> [B, 8 x CENTROIDS]: quarters x signs x centroids.
 
-    All rows are 0 before `fit`. Sides below `SIDE` pixels are enlarged to it.
+    All rows are 0 before `fit_patches`. Sides below `SIDE` pixels are enlarged to it.
 
     Args:
         mean: of the channels, which the inputs were normalised with.
@@ -116,7 +116,7 @@ def fitted(images: Images, preprocessing: Preprocessing, *, seed: int = 0, worke
         UserError: none of the images can be read.
     """
     rows = PatchRows(preprocessing.mean, preprocessing.std)
-    fit(rows, read_sample(images, preprocessing, seed=seed, workers=workers), seed=seed)
+    fit_patches(rows, read_sample(images, preprocessing, seed=seed, workers=workers), seed=seed)
     return rows
 
 
@@ -139,7 +139,7 @@ def read_sample(images: Images, preprocessing: Preprocessing, *, seed: int = 0, 
 
 
 @torch.no_grad()
-def fit(rows: PatchRows, inputs: Tensor, *, seed: int = 0) -> None:
+def fit_patches(rows: PatchRows, inputs: Tensor, *, seed: int = 0) -> None:
     """Learn whitening, centroids and standardisation, in place.
 
     Args:
@@ -150,7 +150,7 @@ def fit(rows: PatchRows, inputs: Tensor, *, seed: int = 0) -> None:
     random = torch.Generator().manual_seed(seed)
     patches = _random_patches(rows.pixels(inputs), min(EACH, -(-SAMPLE // len(inputs))), random)
     whitening, mean = whiten(patches)
-    projection = whitening @ spherical_kmeans((patches - mean) @ whitening, CENTROIDS, random).T
+    projection = whitening @ signed_kmeans((patches - mean) @ whitening, CENTROIDS, random).T
     rows.projection.copy_(projection)
     rows.offset.copy_(mean @ projection)
     std, mean = torch.std_mean(rows.encoded(inputs), 0, correction=0)
@@ -173,7 +173,7 @@ def whiten(patches: Tensor) -> tuple[Tensor, Tensor]:
     return (vectors * (values.clamp(min=0) + WHITENING).rsqrt()).matmul(vectors.T).float(), patches.mean(0)
 
 
-def spherical_kmeans(patches: Tensor, number: int, random: torch.Generator) -> Tensor:
+def signed_kmeans(patches: Tensor, number: int, random: torch.Generator) -> Tensor:
     """Unit centroids [number, D] of patches [N, D], N >= number; a patch is near a centroid or its negative alike.
 
     A centroid is the direction of the sum of its patches, each times its similarity. One without patches stays.

@@ -17,7 +17,7 @@ CALIBRATION_BATCH = 128
 CALIBRATION_IMAGES = 10_000  # at most, for the statistics of BatchNorm
 
 
-def build(architecture: Architecture, seed: int = 0) -> nn.Module:
+def build_untrained(architecture: Architecture, seed: int = 0) -> nn.Module:
     """A network with random weights that depend on the seed only, in eval mode; torch's own generator stays as it is.
 
     Raises:
@@ -28,7 +28,7 @@ def build(architecture: Architecture, seed: int = 0) -> nn.Module:
         return architecture.build().eval()
 
 
-def spread(images: Images, most: int = CALIBRATION_IMAGES) -> Images:
+def evenly_spread(images: Images, most: int = CALIBRATION_IMAGES) -> Images:
     """At most so many images, evenly spread over a set, so that all of its classes and folders take part."""
     return Subset(images, np.arange(0, len(images), -(-len(images) // most)))
 

@@ -62,7 +62,7 @@ def filesystem(place: str) -> tuple[Any, str]:
         raise UserError(f"{protocol}:// needs a package that is not installed: {advice}") from None
 
 
-def stream(place: str) -> AbstractContextManager[IO[bytes]]:
+def open_sequential(place: str) -> AbstractContextManager[IO[bytes]]:
     """Open a file to read it as a whole."""
     if not is_remote(place):
         refuse_special(place)

@@ -24,7 +24,7 @@ from excb.console import Reporter
 from excb.errors import NO_ROOM, UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
-from excb.files.records import record, rules_of
+from excb.files.records import record_of, rules_of
 from excb.remote.hashes import Hashes
 from excb.remote.home import VARIABLE
 
@@ -212,7 +212,7 @@ def _read_known(part: Path) -> _Known | None:
     except (FileNotFoundError, ValueError):
         return None
     rules = rules_of(_Known, most=LARGEST)
-    valid = record(rules, required=rules)(values) is None and part.is_file() and not part.is_symlink()
+    valid = record_of(rules, required=rules)(values) is None and part.is_file() and not part.is_symlink()
     return replace(_Known(**values), version=_sendable(values["version"])) if valid else None
 
 

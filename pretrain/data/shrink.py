@@ -11,7 +11,7 @@ from PIL import Image
 from excb.console import Reporter
 from excb.distributed.machine import usable_cores
 from excb.errors import UserError
-from excb.files.atomic import check_folder, new_file
+from excb.files.atomic import check_writable_folder, new_file
 from excb.images.decoding import BrokenImageError, open_smaller, stored_and_upright_size
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
@@ -54,7 +54,7 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> 
     for name in images.paths:
         if (shared := _copied_name(name)) != name and shared in names:
             raise UserError(f"{name} and {shared} in {folder} would have the same copy: rename one of them")
-    check_folder(out)
+    check_writable_folder(out)
     written = kept = before = after = 0
     broken = []
     # Threads suffice: decoding and resizing release the interpreter's lock.

@@ -106,7 +106,7 @@ class StreamImages:
         expected = trouble()
         try:
             with (
-                byte_ranges.stream(self.files[shard]) as stream,
+                byte_ranges.open_sequential(self.files[shard]) as stream,
                 pyarrow.parquet.ParquetFile(stream, pre_buffer=False) as file,
             ):
                 for group in range(file.num_row_groups):

@@ -12,7 +12,7 @@ from excb.features.cache import CachedFeatures
 from excb.features.extraction import Extraction, features_of
 from excb.images.image_set import Images
 from excb.networks.features import Inputs, extract
-from excb.references.untrained import spread
+from excb.references.untrained import evenly_spread
 
 from .interface import Targets
 from .teachers import Teacher
@@ -90,6 +90,6 @@ class _Cells(nn.Module):
 def cells_of_teacher(teacher: Teacher, images: Images, *, device: torch.device, workers: int) -> Tensor:
     """The cells [M, D] of a teacher's maps of some images."""
     reader = _Cells(teacher).eval()
-    inputs = Inputs(spread(images, MAP_IMAGES), teacher.transform)
+    inputs = Inputs(evenly_spread(images, MAP_IMAGES), teacher.transform)
     rows = extract(reader, inputs, device=device, batch=BATCH, workers=workers).rows
     return rows.reshape(-1, max(1, reader.width))

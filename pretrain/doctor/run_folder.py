@@ -12,7 +12,7 @@ from pathlib import Path
 
 from excb.checkpoint.run_checkpoint import in_run
 from excb.errors import UserError
-from excb.files.atomic import existing
+from excb.files.atomic import nearest_existing
 from excb.files.run_files import RECIPE
 from excb.remote.object_store import Store, StoreError
 
@@ -27,7 +27,7 @@ def check_folder(run: Path, refuse: Callable[[], None] = lambda: None) -> list[F
 
     The folder may not exist yet. `refuse` raises UserError where the run would refuse it, though it can be written.
     """
-    home = existing(run)
+    home = nearest_existing(run)
     if home.is_file():
         return [Finding("run folder", "error", f"{home} is a file", "choose another --out")]
     try:
@@ -100,7 +100,7 @@ def _clock(behind: float) -> Finding:
 
 def check_space(run: Path, checkpoint: int, keep: int) -> Finding:
     """Check that the disk has room for checkpoints of `checkpoint` bytes: the newest `keep`, the best and a new one."""
-    parent = existing(run)
+    parent = nearest_existing(run)
     used = sum(file.stat().st_size for file in in_run(run))
     need, free = max(0, (keep + 2) * checkpoint - used), shutil.disk_usage(parent).free
     found = f"{size(free)} free; {plural(keep + 2, 'checkpoint')} of up to {size(checkpoint)} need {size(need)} more"

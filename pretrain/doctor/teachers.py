@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.errors import UserError
-from excb.files.atomic import existing
+from excb.files.atomic import nearest_existing
 from excb.hub import loading
 from excb.hub.resolve import resolve
 from excb.remote.home import cache_root
@@ -86,7 +86,7 @@ def _clusters(settings: DistilSettings, images: int) -> Finding:
 
 def _room(root: Path, need: int) -> Finding:
     """Check that the cache can be written and has room for `need` bytes of features."""
-    home, elsewhere = existing(root), "name a folder elsewhere in EXCB_CACHE"
+    home, elsewhere = nearest_existing(root), "name a folder elsewhere in EXCB_CACHE"
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=home):
             free = shutil.disk_usage(home).free

@@ -123,7 +123,7 @@ class RunFolder:
             UserError: it cannot be written, or another process has taken over the run at the URL.
         """
         file = self.path / run_checkpoint.FOLDER / run_checkpoint.name_of(step)
-        run_checkpoint.write(contents, file)
+        run_checkpoint.write_run_checkpoint(contents, file)
         with _changing(file.parent):
             for old in run_checkpoint.in_run(self.path)[keep:]:
                 if run_checkpoint.step_of(old) != best_step:
@@ -135,7 +135,7 @@ class RunFolder:
     def save_diverged(self, contents: dict[str, Any], *, step: int) -> Path:
         """Write the state of a run that cannot continue, for inspection; it is never resumed from automatically."""
         file = self.path / DIVERGED / run_checkpoint.name_of(step)
-        run_checkpoint.write(contents, file)
+        run_checkpoint.write_run_checkpoint(contents, file)
         if self._mirror is not None:
             self._mirror.flush()
         return file

@@ -20,7 +20,7 @@ from excb.distributed.workers import worker_count
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
-from excb.files.records import anything, count, line, number, record, table, table_of
+from excb.files.records import anything, count, line, number, record_of, table, table_of
 from excb.files.run_files import RECIPE, REPORT
 from excb.hub import loading
 from excb.hub.trained_heads import NetworkHeads
@@ -30,7 +30,7 @@ from excb.neighbours.nearest import nearest
 from excb.networks.features import Features, Inputs, extract
 from excb.references import patches
 from excb.references.baselines import REFERENCES, UNTRAINED, features_without_network
-from excb.references.untrained import estimate_batchnorm, spread
+from excb.references.untrained import estimate_batchnorm, evenly_spread
 from excb.results.result import environment
 
 from ..initialise import build_model
@@ -53,20 +53,23 @@ _FIELDS = {
     "seed": count,
     "figures": table_of(anything),
     "seconds": table_of(number),
-    "recipe": record(
-        {"init": anything, "optim": record({"epochs": number}, required=["epochs"], extra=True)},
+    "recipe": record_of(
+        {"init": anything, "optim": record_of({"epochs": number}, required=["epochs"], extra=True)},
         required=["init", "optim"],
         extra=True,
     ),
-    "data": record(
-        {"judged_on": line, "train": record({"images": count, "root": line}, required=["images", "root"], extra=True)},
+    "data": record_of(
+        {
+            "judged_on": line,
+            "train": record_of({"images": count, "root": line}, required=["images", "root"], extra=True),
+        },
         required=["judged_on", "train"],
         extra=True,
     ),
     "data_digest": line,
     "environment": table,
 }
-_RULE = record(_FIELDS, required=_FIELDS, extra=True)
+_RULE = record_of(_FIELDS, required=_FIELDS, extra=True)
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ def _measure(job: Job, sets: Sets, device: torch.device, report: dict[str, Any])
     assert backbone.heads is not None
     assert backbone.heads.teacher is not None
     clusters = job.recipe.method.clusters
-    counts = run_checkpoint.read(job.folder / report["checkpoint"])["counts"].numpy()
+    counts = run_checkpoint.read_run_checkpoint(job.folder / report["checkpoint"])["counts"].numpy()
     assigned = np.bincount(assign(backbone.heads.teacher, bank.rows, device), minlength=clusters)
     sizes = {name: relative(counted) for name, counted in (("training", counts), ("by_z", assigned))}
     figures |= {
@@ -238,7 +241,7 @@ def _measure_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, 
     """Figures of the network that this seed's cells start from, with BatchNorm statistics of the images."""
     recipe, images = job.recipe, sets.train
     backbone = build_model(recipe).teacher.backbone.to(device)
-    estimate_batchnorm(backbone, spread(images), recipe.views.preprocessing)
+    estimate_batchnorm(backbone, evenly_spread(images), recipe.views.preprocessing)
     monitor = Monitor(images, recipe, device=device, workers=worker_count(recipe.efficiency.workers))
     figures = _of_features(monitor.measure(backbone))
     return {"figures": figures | _knn(partial(_features, backbone, recipe=recipe, device=device), sets)}

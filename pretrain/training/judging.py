@@ -21,7 +21,7 @@ from excb.hub.backbone import Backbone
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches
 from excb.references.baselines import WITHOUT_NETWORK, rows_of_inputs
-from excb.references.untrained import estimate_batchnorm, spread
+from excb.references.untrained import estimate_batchnorm, evenly_spread
 
 from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
@@ -224,7 +224,7 @@ class _Comparison:
         """The network that the run's seed makes, with the BatchNorm statistics of the images."""
         recipe = self._state.recipe
         network = build_model(replace(recipe, init=None)).teacher.backbone.eval().to(self._device)
-        images = spread(self._monitor.images, CALIBRATION_IMAGES)
+        images = evenly_spread(self._monitor.images, CALIBRATION_IMAGES)
         run_on_rank0(lambda: estimate_batchnorm(network, images, recipe.views.preprocessing))
         broadcast(network.state_dict().values())
         return network

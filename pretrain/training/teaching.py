@@ -15,7 +15,7 @@ from excb.features.cache import CachedFeatures
 from excb.hub.backbone import Backbone
 from excb.images.image_set import Images
 from excb.method import ExCB
-from excb.references.untrained import spread
+from excb.references.untrained import evenly_spread
 from excb.remote.home import cache_root
 
 from ..data.feed import BatchFeed
@@ -59,7 +59,7 @@ def images_once(settings: DistilSettings, images: int) -> int:
     if settings.teacher_sees == "image":
         return images
     needed = settings.needs_rows and (settings.statistics != "none" or settings.assignments > 0)
-    return len(range(0, images, -(-images // settings.samples))) if needed else 0  # as `spread` takes them
+    return len(range(0, images, -(-images // settings.samples))) if needed else 0  # as `evenly_spread` takes them
 
 
 def samples_seen(settings: DistilSettings, images: int) -> int:
@@ -96,7 +96,7 @@ def prepare(teaching: Teaching, recipe: Recipe, feed: BatchFeed, reporter: Repor
         return
     settings, views = recipe.distil, recipe.views
     whole = settings.teacher_sees == "image"
-    images: Images = feed.indexed if whole else spread(feed.indexed, settings.samples)
+    images: Images = feed.indexed if whole else evenly_spread(feed.indexed, settings.samples)
     needed = images_once(settings, len(feed.indexed)) > 0
     teaching.features = [
         features_of_teacher(each, images, cache_root(), reporter, device=device, workers=feed.workers)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from excb.errors import UserError, nearest_name, nearest_path, printable, run
+from excb.errors import UserError, nearest_name, nearest_path, printable, run_program
 from tests.clone import ROOT
 
 # Writes more than a pipe holds, or less than Python's buffer: the latter reaches the pipe only when the program ends.
@@ -36,8 +36,8 @@ def test_a_missing_path_gets_the_nearest_name_beside_it(tmp_path: Path) -> None:
 
 
 def test_exit_code_of_main_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("program", lambda: 0) == 0
-    assert run("program", lambda: 143) == 143
+    assert run_program("program", lambda: 0) == 0
+    assert run_program("program", lambda: 143) == 143
     assert capsys.readouterr() == ("", "")
 
 
@@ -45,7 +45,7 @@ def test_users_mistake_is_one_line_on_stderr_and_exit_code_2(capsys: pytest.Capt
     def main() -> int:
         raise UserError("no folder x: name one")
 
-    assert run("program", main) == 2
+    assert run_program("program", main) == 2
     assert capsys.readouterr() == ("", "program: error: no folder x: name one\n")
 
 
@@ -55,7 +55,7 @@ def test_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]
     def main() -> int:
         raise UserError("no folder a\nb: name one\r\n")
 
-    assert run("program", main) == 2
+    assert run_program("program", main) == 2
     assert capsys.readouterr() == ("", "program: error: no folder a b: name one\n")
 
 
@@ -63,7 +63,7 @@ def test_interrupt_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
     def main() -> int:
         raise KeyboardInterrupt
 
-    assert run("program", main) == 130
+    assert run_program("program", main) == 130
     assert capsys.readouterr() == ("", "\nprogram: interrupted\n")
 
 
@@ -72,7 +72,7 @@ def test_what_is_no_users_mistake_is_not_hidden() -> None:
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        run("program", main)
+        run_program("program", main)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_the_file_system_refuses_is_the_users_to_fix(
     def main() -> int:
         raise error
 
-    assert run("program", main) == 2
+    assert run_program("program", main) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"program: error: {line}")
     assert err.count("\n") == 1
@@ -109,13 +109,13 @@ def test_what_may_be_a_mistake_of_the_program_is_not_hidden(error: OSError) -> N
         raise error
 
     with pytest.raises(type(error)) as caught:
-        run("program", main)
+        run_program("program", main)
     assert caught.value is error
 
 
 def test_a_program_may_be_started_without_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
-    assert run("program", lambda: 0) == 0
+    assert run_program("program", lambda: 0) == 0
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000], ids=["at exit", "at once"])
@@ -151,7 +151,7 @@ def test_names_that_command_a_terminal_are_shown_and_not_obeyed(capsys: pytest.C
     def main() -> int:
         raise UserError("no file \x1b]0;owned\x07\x9b2J\u202egpj.caf\udce9.jpg \U000e0001")
 
-    assert run("program", main) == 2
+    assert run_program("program", main) == 2
     shown = r"no file \u001b]0;owned\u0007\u009b2J\u202egpj.caf\udce9.jpg \udb40\udc01"
     assert capsys.readouterr() == ("", f"program: error: {shown}\n")
 
@@ -172,7 +172,7 @@ def test_a_message_without_end_is_cut_in_its_middle(capsys: pytest.CaptureFixtur
     def main() -> int:
         raise UserError(f"no folder {'x' * 1_000_000}: name one")
 
-    assert run("program", main) == 2
+    assert run_program("program", main) == 2
     line = capsys.readouterr().err
     assert len(line) < 2100
     assert line.startswith("program: error: no folder x")

@@ -10,11 +10,11 @@ import torch
 
 import excb
 from excb.__main__ import main
-from excb.report import report
+from excb.report import environment_report
 
 
 def test_versions_and_hardware_of_this_machine() -> None:
-    facts = report()
+    facts = environment_report()
     assert next(iter(facts.items())) == ("excb", excb.__version__)
     assert facts["python"].startswith(platform.python_version())
     assert facts["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
@@ -25,7 +25,7 @@ def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     device = types.SimpleNamespace(name="A GPU", total_memory=80 * 2**30, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: device)
-    facts = report()
+    facts = environment_report()
     assert (facts["gpu 0"], "gpu 2" in facts) == ("A GPU, 80 GiB, compute capability 9.0", False)
 
 
@@ -45,4 +45,4 @@ def test_nothing_private_is_printed(
 def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--report", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert list(facts) == list(report())
+    assert list(facts) == list(environment_report())

@@ -273,7 +273,7 @@ def newest(out: Path) -> int:
 def check_whole(out: Path) -> int:
     """Every checkpoint is whole, and every step up to the newest has its line, once; the newest one's step."""
     for file in run_checkpoint.in_run(out):
-        assert run_checkpoint.read(file)["step"] == run_checkpoint.step_of(file)
+        assert run_checkpoint.read_run_checkpoint(file)["step"] == run_checkpoint.step_of(file)
     last = newest(out)
     logged = steps(out)
     assert logged[:last] == list(range(1, last + 1)), (last, logged)
@@ -290,7 +290,9 @@ def assert_equal(undisturbed: Path, out: Path, *, lines: bool = True, data: bool
         lines: metrics.jsonl is compared as well.
         data: the images lay in the same folder.
     """
-    first, second = (run_checkpoint.read(run_checkpoint.in_run(folder)[0]) for folder in (undisturbed, out))
+    first, second = (
+        run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(folder)[0]) for folder in (undisturbed, out)
+    )
     if not data:
         del first["data"]["root"], second["data"]["root"]
     # Times differ; the recipe holds how images are read and when is saved, which tests vary.

@@ -124,7 +124,7 @@ def test_a_checkpoint_of_wrong_shape_is_one_line(images: Path, undisturbed: Path
     """Whole as a file, but not what a run writes."""
     out = shutil.copytree(undisturbed, tmp_path / "run")
     newest = run_checkpoint.in_run(out)[0]
-    contents = run_checkpoint.read(newest)
+    contents = run_checkpoint.read_run_checkpoint(newest)
     match shape:
         case "no model":
             del contents["model"]
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_wrong_shape_is_one_line(images: Path, undisturbed: Path
             contents["broken"] = {"colour": "red"}
         case "another optimizer":
             contents["optimizer"] = {}
-    run_checkpoint.write(contents, newest)
+    run_checkpoint.write_run_checkpoint(contents, newest)
     ended = run(images, out)
     assert ended.code == 2
     assert "is not one of this run" in ended.error

@@ -21,7 +21,9 @@ def test_nothing_moves_and_the_run_resumes(images: Path, tmp_path: Path, positio
     assert "the loss is nan" in ended.error
     assert f"the state before it is in {out / 'diverged' / 'step-5.pt'}" in ended.error
     assert check_whole(out) == 5
-    before, kept = (run_checkpoint.read(out / name / "step-5.pt") for name in ("checkpoints", "diverged"))
+    before, kept = (
+        run_checkpoint.read_run_checkpoint(out / name / "step-5.pt") for name in ("checkpoints", "diverged")
+    )
     assert before["model"].keys() == kept["model"].keys()
     for name, value in before["model"].items():
         assert torch.equal(value, kept["model"][name]), name
@@ -30,5 +32,7 @@ def test_nothing_moves_and_the_run_resumes(images: Path, tmp_path: Path, positio
     assert run(images, out, *PARTS).code == 0
     whole = tmp_path / "whole"
     assert run(images, whole, *PARTS).code == 0
-    first, second = (run_checkpoint.read(run_checkpoint.in_run(folder)[0])["model"] for folder in (whole, out))
+    first, second = (
+        run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(folder)[0])["model"] for folder in (whole, out)
+    )
     assert all(torch.equal(value, second[name]) for name, value in first.items())

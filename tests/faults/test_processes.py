@@ -234,7 +234,7 @@ def test_nan_in_one_process_stops_all(images: Path, undisturbed: Path, tmp_path:
     assert "stopped at step 5" in ended.error
     assert "the loss is nan" in ended.error
     assert check_whole(out) == 4
-    assert run_checkpoint.read(out / "diverged" / "step-5.pt")["step"] == 5
+    assert run_checkpoint.read_run_checkpoint(out / "diverged" / "step-5.pt")["step"] == 5
     assert launch("excb.pretrain", command(images, out), 2) == 0
     alarm = out / "metrics.jsonl"  # it stays on record; all other lines are those of an undisturbed run
     alarm.write_text("".join(line for line in alarm.read_text().splitlines(keepends=True) if "not finite" not in line))

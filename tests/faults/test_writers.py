@@ -16,7 +16,7 @@ from excb.files.atomic import locked, write_text
 from excb.hub.catalogue import Checkpoint, add, checkpoints
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
-from excb.remote.home import record, recorded
+from excb.remote.home import record_hash, recorded
 
 WRITERS, ROUNDS = 4, 40
 SIZE = 20_000  # characters: more than one write of the system
@@ -75,7 +75,7 @@ def note(home: Path, number: int) -> None:
     os.environ["EXCB_HOME"] = str(home)
     for turn in range(8):
         add(row(f"net-{number}-{turn}"), home / "catalogue.toml")
-        record(f"https://example.com/{number}/{turn}", f"{turn}" * 64, turn)
+        record_hash(f"https://example.com/{number}/{turn}", f"{turn}" * 64, turn)
 
 
 def test_rows_and_hashes_of_all_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,8 @@ def files() -> tuple[bytes, ...]:
 def test_damaged_files(guard: Guard, data: bytes, name: str, allow: tuple[str, ...]) -> None:
     file = guard.folder / name
     file.write_bytes(data)
-    guard.run(lambda: untrusted.read(file, allow=allow))
-    guard.run(lambda: run_checkpoint.read(file), declared=(run_checkpoint.DamagedFileError,))
+    guard.run(lambda: untrusted.read_untrusted(file, allow=allow))
+    guard.run(lambda: run_checkpoint.read_run_checkpoint(file), declared=(run_checkpoint.DamagedFileError,))
     guard.run(lambda: reading.read(file, allow=allow))
 
 
@@ -237,9 +237,9 @@ def rewritten(draw: st.DrawFn) -> bytes:
 def test_rewritten_pickles(guard: Guard, data: bytes, allow: tuple[str, ...]) -> None:
     file = guard.folder / "step-1.pt"
     file.write_bytes(data)
-    guard.run(lambda: run_checkpoint.read(file), declared=(run_checkpoint.DamagedFileError,))
+    guard.run(lambda: run_checkpoint.read_run_checkpoint(file), declared=(run_checkpoint.DamagedFileError,))
     guard.run(lambda: reading.read(file, allow=allow))
-    found = guard.run(lambda: untrusted.read(file, allow=allow))
+    found = guard.run(lambda: untrusted.read_untrusted(file, allow=allow))
     if found is not None:
         guard.run(lambda: layouts.map_file(found, source=Path("model.pth")))
 
@@ -347,7 +347,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 def test_foreign_files_with_other_contents(guard: Guard, data: Any, layout: str | None, saver: str) -> None:
     file = guard.folder / "model.pth"
     file.write_bytes(saved(data, saver))
-    guard.run(lambda: layouts.map_file(untrusted.read(file), source=file, layout=layout))
+    guard.run(lambda: layouts.map_file(untrusted.read_untrusted(file), source=file, layout=layout))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def exported_files() -> dict[str, bytes]:
         run.parent.mkdir(parents=True)
         run.write_bytes(of_run())
         found = reading.read(run)
-        folder = exported.write(
+        folder = exported.write_exported(
             Path(name) / "exported",
             tensors=found.tensors,
             architecture=found.architecture,

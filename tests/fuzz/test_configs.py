@@ -192,7 +192,7 @@ def catalogues(draw: st.DrawFn) -> bytes:
             continue
         name = draw(st.one_of(hostile.names, st.just("mine")))
         try:
-            tables.append(toml.table(name, {key: value for key, value in row.items() if key != "name"}))
+            tables.append(toml.toml_table(name, {key: value for key, value in row.items() if key != "name"}))
         except (excb.errors.UserError, AttributeError, TypeError, ValueError):  # no TOML holds it
             tables.append(f"[mine]\nmethod = {draw(st.text(max_size=20))}\n")
     text = "\n".join(tables).encode("utf-8", "surrogatepass")
@@ -242,7 +242,7 @@ def test_records_of_hashes(guard: Guard, text: bytes) -> None:
     place.mkdir()
     (place / home.HASHES).write_bytes(text)
     guard.run(lambda: home.recorded("https://a/b"))
-    guard.run(lambda: home.record("https://a/c", "2" * 64, 5))
+    guard.run(lambda: home.record_hash("https://a/c", "2" * 64, 5))
 
 
 @fuzz(
@@ -316,7 +316,7 @@ def as_toml(values: Any) -> bytes:
         groups = table if name in ("protocols", "data") and isinstance(table, dict) else {"": table}
         for inner, fields in groups.items():
             try:
-                lines.append(toml.table(str(name), {str(inner): fields} if inner else fields))
+                lines.append(toml.toml_table(str(name), {str(inner): fields} if inner else fields))
             except (excb.errors.UserError, AttributeError, TypeError, ValueError):
                 lines.append(f"{json.dumps(str(name))} = 1")
     return "\n".join(lines).encode("utf-8", "surrogatepass")

@@ -97,7 +97,7 @@ def read(guard: Guard, name: str, data: bytes, *, scaled: bool = False) -> None:
         assert min(image.size) > 0
     guard.run(lambda: stored_and_upright_size(file), declared=BROKEN)
     guard.run(lambda: open_smaller(io.BytesIO(data), lambda _size: 4), declared=BROKEN)
-    found = guard.run(lambda: jpeg.pixels(file))
+    found = guard.run(lambda: jpeg.decode_jpeg(file))
     assert found is None or image is not None
     images = ImageSet(guard.folder, [name])
     views = TrainingViews(images, tiny_recipe().change(efficiency={"scaled_decoding": scaled}))

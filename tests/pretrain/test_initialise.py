@@ -55,12 +55,12 @@ def command(images: Path, out: Path, *overrides: str) -> list[str]:
 
 def antialiased(run: Path, tmp_path: Path) -> Path:
     """The same weights in a file as versions wrote it that did not have the option."""
-    contents = run_checkpoint.read(run_checkpoint.in_run(run)[0])
+    contents = run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(run)[0])
     del contents["architecture"]["options"]["position_interpolation"]
     for name in ("position_interpolation", "class_token_std"):
         del contents["recipe"]["model"][name]
     file = tmp_path / "old.pt"
-    run_checkpoint.write(contents, file)
+    run_checkpoint.write_run_checkpoint(contents, file)
     return file
 
 
@@ -109,7 +109,7 @@ def test_an_older_run_goes_on_as_it_was_trained(images: Path, tmp_path: Path) ->
     (out / "recipe.json").write_text(json.dumps(record), encoding="utf-8")
     assert main(command(images, out)) == 0
     assert from_dict(record["recipe"]).model.position_interpolation == "antialiased"
-    options = run_checkpoint.read(run_checkpoint.in_run(out)[0])["architecture"]["options"]
+    options = run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])["architecture"]["options"]
     assert "position_interpolation" not in options
 
 
@@ -146,7 +146,7 @@ def test_init_decides_architecture_and_sizes(
     assert recipe.model.architecture == theirs.model.architecture  # with its interpolation of positions
     assert (recipe.views.global_size, recipe.views.eval_crop) == (32, 32)
     assert recipe.views.local_size == 24  # named
-    assert run_checkpoint.read(run_checkpoint.in_run(out)[0])["architecture"]["name"] == "vit_tiny"
+    assert run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])["architecture"]["name"] == "vit_tiny"
 
 
 def test_a_run_resumes_without_the_checkpoint_that_it_adopted(run: Path, images: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def pretrain(images: Path, out: Path, *overrides: str) -> int:
 
 def newest(out: Path) -> dict[str, Any]:
     """The newest checkpoint's contents."""
-    return run_checkpoint.read(run_checkpoint.in_run(out)[0])
+    return run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])
 
 
 def figures(out: Path) -> list[dict[str, Any]]:

@@ -112,14 +112,14 @@ def test_a_slurm_job_at_its_limit_queues_again_and_leaves_no_trace(
     images: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("submitit")
-    run, submit = tmp_path / "run", slurm.submit
+    run, submit = tmp_path / "run", slurm.submit_job
     jobs: list[Any] = []
 
     def keep(*given: Any) -> Any:
         jobs.append(submit(*given))
         return jobs[0]
 
-    monkeypatch.setattr(slurm, "submit", keep)
+    monkeypatch.setattr(slurm, "submit_job", keep)
     options = ["--slurm", "cluster=local,tasks=2,time=30"]
     assert main([*command(images, run, *NETWORK, *FILES), *options]) == 0
     wait_until(at_step(run, 5))

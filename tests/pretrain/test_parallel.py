@@ -84,7 +84,10 @@ def assert_same_run(one: Path, other: Path, *, steps: int = STEPS) -> None:
     ]
     assert sum(line["kind"] == "step" for line in lines[0]) == steps
     close(lines[0], lines[1])
-    close(run_checkpoint.read(run_checkpoint.in_run(one)[0]), run_checkpoint.read(run_checkpoint.in_run(other)[0]))
+    close(
+        run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(one)[0]),
+        run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(other)[0]),
+    )
 
 
 @pytest.mark.parametrize(

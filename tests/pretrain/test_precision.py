@@ -103,7 +103,7 @@ def pretrain(images: Path, out: Path | str, *overrides: str) -> list[str]:
 def stored(out: Path) -> tuple[str, str]:
     """The precision in a run's recipe.json and in its newest checkpoint."""
     begun = json.loads((out / "recipe.json").read_text(encoding="utf-8"))
-    kept = run_checkpoint.read(run_checkpoint.in_run(out)[0])
+    kept = run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])
     return begun["recipe"]["efficiency"]["precision"], kept["recipe"]["efficiency"]["precision"]
 
 

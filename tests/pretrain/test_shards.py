@@ -37,7 +37,7 @@ def pretrain(images: CodedImages, out: Path, *overrides: str) -> int:
 
 
 def state(out: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = run_checkpoint.read(run_checkpoint.in_run(out)[0])["model"]
+    tensors: dict[str, torch.Tensor] = run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])["model"]
     return tensors
 
 
@@ -45,7 +45,7 @@ def assert_same(first: Path, second: Path) -> None:
     one, other = state(first), state(second)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    last = [run_checkpoint.read(run_checkpoint.in_run(out)[0])["last"] for out in (first, second)]
+    last = [run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])["last"] for out in (first, second)]
     assert last[0] == last[1]
 
 

@@ -39,7 +39,10 @@ def by_command(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    return {name: run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(folder)[0])[name] for name in ("model", "optimizer")}
+    return {
+        name: run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(folder)[0])[name]
+        for name in ("model", "optimizer")
+    }
 
 
 def train(images: Path, out: Path, **changes: Any) -> excb.Run:

@@ -42,13 +42,13 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     submitted: list[Any] = []
-    submit = slurm.submit
+    submit = slurm.submit_job
 
     def keep(*given: Any) -> Any:
         submitted.append(submit(*given))
         return submitted[-1]
 
-    monkeypatch.setattr(slurm, "submit", keep)
+    monkeypatch.setattr(slurm, "submit_job", keep)
     return submitted
 
 

@@ -49,7 +49,7 @@ def store(zoo: Path, name: str, *, seed: int = 0, **row: Any) -> Path:
     network = ARCHITECTURE.build()
     values = {"source": "own run"} | row
     checkpoint = Checkpoint(name=name, method="ExCB", architecture=ARCHITECTURE, preprocessing=PREPROCESSING, **values)
-    folder = exported.write(
+    folder = exported.write_exported(
         zoo / name,
         tensors=network.state_dict(),
         heads={"sizes": torch.rand(4)},

@@ -55,7 +55,7 @@ def result(**changes: Any) -> Result:
 def folder(tmp_path: Path, **facts: Any) -> Path:
     """An exported folder; only its config.json counts here."""
     network = Architecture("timm:resnet10t", TINY_RESNET["options"]).build()
-    return exported.write(
+    return exported.write_exported(
         tmp_path / "mine",
         tensors=network.state_dict(),
         architecture=Architecture("timm:resnet10t", TINY_RESNET["options"]),

@@ -87,7 +87,7 @@ def test_exported_folder_gives_the_features_of_its_run(
 @pytest.mark.parametrize("network", ["teacher", "student"])
 def test_heads_of_both_networks_and_sizes_go_with_it(tiny: Path, tmp_path: Path, network: Any) -> None:
     found = exported.read_part(export(str(tiny), tmp_path / "exported", network=network), exported.HEADS)
-    model = run_checkpoint.read(tiny / "checkpoints" / "step-10.pt")["model"]
+    model = run_checkpoint.read_run_checkpoint(tiny / "checkpoints" / "step-10.pt")["model"]
     expected = {name: value for name, value in model.items() if ".backbone." not in name}
     assert {"sizes", "student.centroids.weight", "teacher.centroids.weight", "student.predictor.1.weight"} <= set(
         expected
@@ -160,7 +160,9 @@ def test_torchvision_takes_the_file(resnet18: Path, tmp_path: Path, suffix: str)
 @pytest.mark.parametrize("name", ["timm:resnet10t", "vit_tiny", "resnet18"])
 def test_timm_takes_the_file(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
     file = export(str(runs[name]), tmp_path / "file.safetensors", format="timm", network="student")
-    architecture = Architecture(**run_checkpoint.read(runs[name] / "checkpoints" / "step-10.pt")["architecture"])
+    architecture = Architecture(
+        **run_checkpoint.read_run_checkpoint(runs[name] / "checkpoints" / "step-10.pt")["architecture"]
+    )
     plain = timm.create_model(architecture.timm_name or name, num_classes=0, **architecture.options)
     plain.load_state_dict(load_file(file), strict=True)
     expected = features(excb.load(runs[name], network="student"), pictures(2, 224))
@@ -270,7 +272,7 @@ def test_onnx_gives_the_same_features_for_any_batch(runs: dict[str, Path], tmp_p
 def test_torchvisions_other_networks(tmp_path: Path) -> None:
     name = "torchvision:mobilenet_v3_small"
     network = Architecture(name).build().eval()
-    folder = exported.write(
+    folder = exported.write_exported(
         tmp_path / "folder",
         tensors=network.state_dict(),
         architecture=Architecture(name),
@@ -394,7 +396,7 @@ def test_nothing_loadable_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_checkpoint_that_does_not_fit_makes_nothing(tiny: Path, tmp_path: Path) -> None:
-    model = dict(run_checkpoint.read(tiny / "checkpoints" / "step-10.pt")["model"])
+    model = dict(run_checkpoint.read_run_checkpoint(tiny / "checkpoints" / "step-10.pt")["model"])
     del model["teacher.backbone.layer1.0.conv1.weight"]
     run = write_run(tmp_path / "run", 1, model=model)
     with pytest.raises(UserError, match=r"1 missing \(layer1\.0\.conv1\.weight\)"):

@@ -69,7 +69,7 @@ def push_run(run: Path, repo: str, **options: Any) -> dict[str, Any]:
     """Push; the network of a few thousand weights never saw an image, and need not prove that it did."""
     from excb.zoo.push import push
 
-    with mock.patch("excb.hub.selftest.trained"):
+    with mock.patch("excb.hub.selftest.check_trained"):
         return push(str(run), repo, licence="apache-2.0", reporter=Reporter(quiet=True), **options).to_dict()
 
 
@@ -196,7 +196,7 @@ def test_plain_timm_reads_the_repository(hub: Hub, run: Path, lfs: ProcessPoolEx
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported folder."""
     network = Architecture("timm:resnet10t", TINY_RESNET["options"]).build()
-    return exported.write(
+    return exported.write_exported(
         tmp_path_factory.mktemp("folders") / "tiny",
         tensors=network.state_dict(),
         architecture=Architecture("timm:resnet10t", TINY_RESNET["options"]),

@@ -54,7 +54,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny network never saw an image."""
-    monkeypatch.setattr(selftest, "trained", lambda _backbone: None)
+    monkeypatch.setattr(selftest, "check_trained", lambda _backbone: None)
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def test_results_that_are_none(run: Path, refused: Callable[..., str], tmp_path:
 def theirs(zoo: Path, run: Path, row: Checkpoint, **origin: str) -> Path:
     """Weights of somebody else, imported."""
     backbone = excb.load(run)
-    return exported.write(
+    return exported.write_exported(
         zoo / "imports" / row.name,
         tensors=backbone.network.state_dict(),
         architecture=row.architecture,
@@ -349,7 +349,7 @@ def test_a_refused_package_leaves_nothing_and_an_earlier_one_as_it_was(
         package(str(run), folder, licence="mit")
     assert list(folder.parent.iterdir()) == []
 
-    monkeypatch.setattr(selftest, "trained", lambda _backbone: None)
+    monkeypatch.setattr(selftest, "check_trained", lambda _backbone: None)
     package(str(run), folder, licence="mit")
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert {"README.md", "config.json", "model.safetensors"} <= set(before)

@@ -67,14 +67,14 @@ def test_a_random_network_does_not_pass_with_a_self_test_of_its_own(
                 tensor.add_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))))
     preprocessing = Preprocessing(80, 80)
     backbone = Backbone(network, preprocessing, Entry("here", architecture)).eval()
-    exported.write(
+    exported.write_exported(
         tmp_path / "random",
         tensors=network.state_dict(),
         architecture=architecture,
         preprocessing=preprocessing,
         width=feature_width(network),
         facts={},
-        complete=lambda unfinished: selftest.write(unfinished, backbone),
+        complete=lambda unfinished: selftest.write_self_test(unfinished, backbone),
     )
     assert states(tmp_path / "random") == {"sha256": "ok", "coverage": "ok", "self-test": "ok", "trained": "failed"}
     assert main(["verify", str(tmp_path / "random")]) == 2

@@ -14,7 +14,7 @@ from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import UserError, first_line, require
 from excb.features.extraction import features_of
-from excb.features.precision import Precision, check
+from excb.features.precision import Precision, check_precision
 from excb.hub.adopted import Adopted
 from excb.hub.backbone import Backbone
 from excb.hub.loading import load
@@ -119,7 +119,7 @@ def prepare(
 
     Raises:
         UserError: checkpoint, images, device or options cannot be used; or maps would leave the bound of
-            `excb.features.precision.check`.
+            `excb.features.precision.check_precision`.
     """
     require((batch == "auto" or int(batch) >= 1) and (workers or 0) >= 0, "--batch-size is at least 1, --workers 0")
     found = layout_of(data, layout)
@@ -151,7 +151,7 @@ def prepare(
         ) from None
     size = automatic_batch(backbone, side, where) if batch == "auto" else int(batch)
     plain = replace(transform, resize=side, crop=side)
-    check(reader, precision, train, plain, advice=FULL_PRECISION)
+    check_precision(reader, precision, train, plain, advice=FULL_PRECISION)
     task = Task(backbone, plain, train, test, where, size, count, cache, precision)
     return DenseTask(task, found, train, test, grid, scoring)
 

@@ -66,7 +66,7 @@ def to_markdown(comparison: Comparison, *, picture: str) -> str:
     parts = [
         "# Checkpoints side by side",
         markdown.cell(comparison.data),
-        markdown.table(headers(comparison), rows(comparison)),
+        markdown.markdown_table(headers(comparison), rows(comparison)),
         markdown.cell(comparison.explanation),
         f"![Figures with their intervals]({picture})",
         "Images a second are of the backbone alone; a multiply-add is two FLOPs:",

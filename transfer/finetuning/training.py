@@ -284,7 +284,7 @@ class _Training:
 
         def write() -> None:
             contents = {"model": self.classifier.state_dict(), "optimizer": self._optimizer.state_dict()}
-            run_checkpoint.write({"finetune": identity, "epochs": epochs} | contents, file)
+            run_checkpoint.write_run_checkpoint({"finetune": identity, "epochs": epochs} | contents, file)
 
         run_on_rank0(write)
 
@@ -354,7 +354,7 @@ def _read(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        contents = run_checkpoint.read(file)
+        contents = run_checkpoint.read_run_checkpoint(file)
     except run_checkpoint.DamagedFileError as error:
         raise UserError(f"{error}: remove it, and fine-tuning starts anew") from None
     require_same_run(file, contents.get("finetune"), identity, advice="remove it to start anew")

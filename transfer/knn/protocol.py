@@ -9,18 +9,20 @@ from typing import Literal
 import torch
 
 from excb.console import Reporter
-from excb.distributed.collectives import rank, run_on_rank0, world_size
+from excb.distributed.collectives import run_on_rank0, world_size
 from excb.distributed.machine import available_memory
-from excb.errors import UserError, require
+from excb.errors import UserError
 from excb.neighbours.backends import available_backend
 from excb.neighbours.knn import vote
-from excb.neighbours.memory import plan
+from excb.neighbours.memory import search_memory
 from excb.neighbours.nearest import nearest
 from excb.results.result import Result, interval_text
 
+from ..protocol import Measurement
 from ..reporting.predictions import Predictions
-from ..reporting.report import report
+from ..reporting.report import ScoredFiles, report
 from ..task import Task
+from .options import KnnOptions
 
 KS = (10, 20, 100, 200)
 HEADLINE_K = 20  # of the figure that pages show first: the confusion matrix is of this one, too
@@ -28,24 +30,14 @@ HEADLINE_K = 20  # of the figure that pages show first: the confusion matrix is 
 FIXED = {"similarity": "cosine", "vote": "exp(s / T)", "top5": "classes with a vote"}
 
 
-def evaluate(
-    task: Task,
-    reporter: Reporter,
-    *,
-    ks: Sequence[int] | None = None,
-    temperatures: Sequence[float] = (0.07,),
-    backend: Literal["auto", "faiss", "torch"] = "auto",
-    table: bool = True,
-) -> tuple[Result, Predictions]:
+def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
     """Classify the test images by the train images nearest to them.
 
     Args:
         task: backbone and images.
-        reporter: prints notes, progress and tables.
-        ks: numbers of neighbours; by default 10, 20, 100 and 200, as far as there are train images.
-        temperatures: T of the weight exp(similarity / T); one search serves all k and T.
-        backend: FAISS or torch; neighbours are exact and equal in both.
-        table: print the table.
+        options: numbers of neighbours (by default 10, 20, 100 and 200, as far as there are train images),
+            temperatures T of the weight exp(similarity / T), and the search. One search serves all k and T.
+        reporter: prints notes and progress.
 
     Returns:
         Figures `knn_top1_k20`, `knn_top5_k20`, ... in percent (`knn_top1_k20_T0.1` with several temperatures), and the
@@ -56,9 +48,11 @@ def evaluate(
     """
     start = time.monotonic()
     assert task.train.labels is not None
-    neighbour_counts, search = check(task, reporter, ks=ks, temperatures=temperatures, backend=backend)
+    neighbour_counts, search = checked(task, options, reporter)
+    temperatures = options.temperature
     width = task.extraction(task.train).width
-    memory = partial(plan, len(task.train), width, len(task.test), max(neighbour_counts), processes=world_size())
+    sizes = len(task.train), width, len(task.test), max(neighbour_counts)
+    memory = partial(search_memory, *sizes, processes=world_size())
     held = memory()
     # A bank that would fill the memory is read from the cache's files instead, tile by tile.
     streamed = task.cache is not None and run_on_rank0(lambda: held.total * world_size() > available_memory() / 2)
@@ -94,37 +88,29 @@ def evaluate(
         seconds=time.monotonic() - start,
         notes=[f"neighbours by {search}; other searches give the same"],
     )
-    if table and rank() == 0:
-        _print(result, predictions, reporter, banks=len(bank), classes=classes)
-    return result, predictions
+    return Measurement(result, predictions, partial(_show, result, predictions), ScoredFiles(predictions))
 
 
-def _print(result: Result, predictions: Predictions, reporter: Reporter, *, banks: int, classes: int) -> None:
+def _show(result: Result, predictions: Predictions, reporter: Reporter) -> None:
     rows = []
     for template in predictions.values:
         top1, top5 = template.format("top1"), template.format("top5")
         name = template.removeprefix("knn_{}_k").replace("_T", ", T = ")
         interval = interval_text(result.intervals[top1])
         rows.append([name, f"{result.figures[top1]:.2f}", interval, f"{result.figures[top5]:.2f}"])
-    temperatures = result.settings["temperature"]
-    title = f"k-NN, {banks:,} train and {len(predictions.targets):,} test images, {classes} classes"
+    temperatures, data = result.settings["temperature"], result.data
+    train, test = (data[part]["images"] for part in ("train", "test"))
+    title = f"k-NN, {train:,} train and {test:,} test images, {data['classes']} classes"
     if len(temperatures) == 1:
         title += f", T = {temperatures[0]:g}"
     reporter.table(title, ["k", "top-1 %", "95 % interval", "top-5 %"], rows)
 
 
-def check(
-    task: Task,
-    reporter: Reporter,
-    *,
-    ks: Sequence[int] | None,
-    temperatures: Sequence[float],
-    backend: Literal["auto", "faiss", "torch"],
-) -> tuple[list[int], Literal["faiss", "torch"]]:
-    """The numbers of neighbours and the search that `evaluate` uses; it refuses what `evaluate` refuses."""
-    require(all(0 < T < float("inf") for T in temperatures), "--temperature must be above 0, such as DINO's 0.07")
-    counts = check_ks(ks, len(task.train), reporter)
-    return counts, available_backend(backend, task.device, task.extraction(task.train).width)
+def checked(task: Task, options: KnnOptions, reporter: Reporter) -> tuple[list[int], Literal["faiss", "torch"]]:
+    """The numbers of neighbours and the search for these images. Raises UserError as `measure` does."""
+    options.check(None)
+    counts = check_ks(options.k, len(task.train), reporter)
+    return counts, available_backend(options.backend, task.device, task.extraction(task.train).width)
 
 
 def check_ks(ks: Sequence[int] | None, images: int, reporter: Reporter) -> list[int]:

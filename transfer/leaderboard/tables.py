@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from excb.files.markdown import cell, table
+from excb.files.markdown import cell, markdown_table
 
 from ..reporting import fields
 from .board import Board, Group, LeaderboardCell, LeaderboardRow
@@ -55,7 +55,7 @@ def _table(group: Group, metrics: Sequence[str]) -> str:
         ]
         for row, rank in zip(group.rows, group.ranks, strict=True)
     ]
-    return table(["#", "model", "method", "network", "epochs", "batch", *shown, "status", "source"], rows)
+    return markdown_table(["#", "model", "method", "network", "epochs", "batch", *shown, "status", "source"], rows)
 
 
 def _cell_text(figures: LeaderboardCell | None) -> str:

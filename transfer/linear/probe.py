@@ -185,7 +185,7 @@ class _State:
         if self.file is None or not self.file.exists():
             return 0
         try:
-            checkpoint = run_checkpoint.read(self.file)
+            checkpoint = run_checkpoint.read_run_checkpoint(self.file)
         except run_checkpoint.DamagedFileError as error:
             raise UserError(f"{error}: remove it to start anew") from None
         parts = "settings, images or weights"  # the file holds one hash of all of them
@@ -200,4 +200,6 @@ class _State:
         """Write all heads; rank 0 does it."""
         if self.file is not None:
             file, contents = self.file, {"identity": self.identity, "epochs": epochs}
-            run_on_rank0(lambda: run_checkpoint.write(contents | {"banks": [bank.state for bank in banks]}, file))
+            run_on_rank0(
+                lambda: run_checkpoint.write_run_checkpoint(contents | {"banks": [bank.state for bank in banks]}, file)
+            )

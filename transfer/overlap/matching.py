@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from excb.distributed.collectives import world_size
-from excb.neighbours.memory import plan
+from excb.neighbours.memory import search_memory
 from excb.neighbours.nearest import nearest
 
 EQUAL = 1e-9  # cosines this close to the threshold reach it: those of identical rows are 1 up to rounding
@@ -40,7 +40,7 @@ class Rows:
     def plan(self, k: int) -> str:
         """The memory that `near` will hold, as a message."""
         N, D = self.train.shape
-        return plan(N, D, len(self.upright), min(k, N), processes=world_size()).text
+        return search_memory(N, D, len(self.upright), min(k, N), processes=world_size()).text
 
     def near(self, threshold: float, k: int, device: torch.device, progress: Callable[[int], None]) -> set[Place]:
         """(test, train) of pairs that reach a cosine, among the k nearest train images of each side of a test image.

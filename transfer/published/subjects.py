@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from excb.checkpoint.teachers import named
+from excb.checkpoint.teachers import teachers_in
 from excb.hub.backbone import Entry
 from excb.hub.catalogue import Checkpoint, find, method_of
 from excb.settings import MethodSettings
@@ -60,7 +60,7 @@ class Subject:
         if row is not None:
             stated = {each: getattr(row, each) for each in ("method", "epochs", "batch", "crops")}
             known = {each: value for each, value in stated.items() if value not in (None, "unknown")}
-            facts |= known | ({"method": facts["method"]} if named(recipe) else {})  # a student is called one
+            facts |= known | ({"method": facts["method"]} if teachers_in(recipe) else {})  # a student is called one
         return cls(name=name, architecture=entry.architecture.name, recipe=recipe, **facts)
 
 

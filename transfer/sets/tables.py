@@ -52,7 +52,7 @@ def to_markdown(tables: Sequence[Table], metrics: Mapping[str, str], skipped: Ma
     """All tables, how to read them, the metrics and what is missing."""
     parts = ["# Checkpoints on many sets"]
     for each in tables:
-        parts += [f"## {title(each.head)}", markdown.table(headers(each), cells(each))]
+        parts += [f"## {title(each.head)}", markdown.markdown_table(headers(each), cells(each))]
     parts += [markdown.cell(EXPLANATION), "Metrics:", markdown.bullets(list(metrics.items()))]
     if skipped:
         parts += ["Skipped:", markdown.bullets(list(skipped.items()))]

@@ -11,7 +11,7 @@ from typing import Any
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import lock_of, write_text
-from excb.files.records import count, list_of, number, optional, record, table, table_of, text
+from excb.files.records import count, list_of, number, optional, record_of, table, table_of, text
 
 from .setup import difference
 
@@ -79,7 +79,7 @@ _RULES = {
     "setup": table,
     "seconds": number,
 }
-_LINE = record(_RULES, required=[field.name for field in fields(Measurement)])
+_LINE = record_of(_RULES, required=[field.name for field in fields(Measurement)])
 
 
 class Log:

@@ -64,7 +64,7 @@ def networks() -> dict[str, nn.Module]:
 def folders(networks: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("exported")
     return {
-        architecture.name: exported.write(
+        architecture.name: exported.write_exported(
             base / architecture.name.replace(":", "_"),
             tensors=networks[architecture.name].state_dict(),
             architecture=architecture,
@@ -86,7 +86,7 @@ def write(folder: Path, **changes: Any) -> Path:
         "heads": {"sizes": torch.ones(3), "student.centroids.weight": torch.eye(3)},
         "facts": FACTS,
     }
-    return exported.write(folder, **given | changes)
+    return exported.write_exported(folder, **given | changes)
 
 
 def config_of(folder: Path) -> dict[str, Any]:

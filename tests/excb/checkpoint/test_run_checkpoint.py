@@ -42,7 +42,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def written(file: Path, **contents: Any) -> Path:
-    run_checkpoint.write(CONTENTS | contents, file)
+    run_checkpoint.write_run_checkpoint(CONTENTS | contents, file)
     return file
 
 
@@ -57,23 +57,23 @@ def names(folder: Path) -> list[str]:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = written(tmp_path / "deep" / "folder" / "step-3.pt")
-    assert equal(run_checkpoint.read(file), {"format": "excb-run", "version": 1} | CONTENTS)
+    assert equal(run_checkpoint.read_run_checkpoint(file), {"format": "excb-run", "version": 1} | CONTENTS)
     assert names(file.parent) == ["step-3.pt"]
 
 
 def test_a_new_checkpoint_replaces_the_old_one(tmp_path: Path) -> None:
     file = written(tmp_path / "step-3.pt", step=1)
     written(file, step=2)
-    assert run_checkpoint.read(file)["step"] == 2
+    assert run_checkpoint.read_run_checkpoint(file)["step"] == 2
     assert names(tmp_path) == ["step-3.pt"]
 
 
 def test_tensors_are_read_onto_the_cpu_and_into_memory_of_their_own(tmp_path: Path) -> None:
     file = written(tmp_path / "step-3.pt")
-    tensor = run_checkpoint.read(file)["model"]["weight"]
+    tensor = run_checkpoint.read_run_checkpoint(file)["model"]["weight"]
     assert tensor.device.type == "cpu"
     tensor.zero_()
-    assert run_checkpoint.read(file)["model"]["weight"].sum() == 15
+    assert run_checkpoint.read_run_checkpoint(file)["model"]["weight"].sum() == 15
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def outcome(data: bytes, file: Path) -> str:
     """What reading these bytes gives; anything but "same" or a refusal is a bug."""
     file.write_bytes(data)
     try:
-        found = run_checkpoint.read(file)
+        found = run_checkpoint.read_run_checkpoint(file)
     except (DamagedFileError, UserError) as error:
         clear = str(file) in str(error) and "\n" not in str(error)
         return "unclear" if not clear else "damaged" if isinstance(error, DamagedFileError) else "refused"
@@ -277,13 +277,13 @@ def test_pickle_that_would_run_code_is_refused_and_not_run(tmp_path: Path) -> No
     with file.open("wb") as stream:
         torch.save(harm, stream)
     with pytest.raises(UserError, match="could run code"):
-        run_checkpoint.read(file)
+        run_checkpoint.read_run_checkpoint(file)
     torch.save(harm, file)  # named by its path, the archive's folder has another name
     with pytest.raises(UserError):
-        run_checkpoint.read(file)
+        run_checkpoint.read_run_checkpoint(file)
     file.write_bytes(pickle.dumps(harm))  # torch's format of old
     with pytest.raises(UserError):
-        run_checkpoint.read(file)
+        run_checkpoint.read_run_checkpoint(file)
     assert not sentinel.exists()
     torch.load(io.BytesIO(_saved(harm)), weights_only=False)
     assert sentinel.exists()  # it would have
@@ -322,20 +322,20 @@ def test_foreign_file_is_refused_as_what_it_is(tmp_path: Path, data: bytes) -> N
     file = tmp_path / "model.pt"
     file.write_bytes(data)
     with pytest.raises(UserError, match=r"not a (run )?checkpoint of excb") as caught:
-        run_checkpoint.read(file)
+        run_checkpoint.read_run_checkpoint(file)
     assert str(file) in str(caught.value)
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "step-3.pt", tmp_path):
         with pytest.raises(UserError, match="no checkpoint file"):
-            run_checkpoint.read(path)
+            run_checkpoint.read_run_checkpoint(path)
 
 
 def test_checkpoint_of_a_newer_version_says_to_upgrade(tmp_path: Path) -> None:
     file = written(tmp_path / "step-3.pt", version=2)
     with pytest.raises(UserError, match="newer excb: upgrade"):
-        run_checkpoint.read(file)
+        run_checkpoint.read_run_checkpoint(file)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_what_only_has_a_checkpoints_name_is_named_and_passed_over(run: Path, ma
         case "other step":
             shutil.copy(run / "checkpoints" / "step-10.pt", place)
         case "no step":
-            run_checkpoint.write({"model": {}}, place)
+            run_checkpoint.write_run_checkpoint({"model": {}}, place)
     words: list[str] = []
     found = run_checkpoint.read_newest(run, words.append)
     assert found is not None
@@ -434,7 +434,7 @@ def test_a_version_that_is_no_number(tmp_path: Path, version: Any) -> None:
     contents = {"format": "excb-run"} | ({} if version is None else {"version": version})
     (tmp_path / "step-1.pt").write_bytes(saved(contents))
     with pytest.raises(DamagedFileError, match="version"):
-        run_checkpoint.read(tmp_path / "step-1.pt")
+        run_checkpoint.read_run_checkpoint(tmp_path / "step-1.pt")
 
 
 @pytest.mark.parametrize("lacking", ["model", "architecture", "preprocessing"])
@@ -455,15 +455,15 @@ def test_tensors_that_would_fill_any_memory_are_refused(tmp_path: Path) -> None:
         saved(CONTENTS | {"format": "excb-run", "version": 1, "a": torch.zeros(1).expand(10**12)})
     )
     with pytest.raises(run_checkpoint.ForeignFileError, match=r"tensors of 4,000\.0 GB in 0\.000 GB"):
-        run_checkpoint.read(tmp_path / "step-1.pt")
+        run_checkpoint.read_run_checkpoint(tmp_path / "step-1.pt")
     with pytest.raises(UserError, match="repeat themselves: refused"):
-        untrusted.read(tmp_path / "step-1.pt")
+        untrusted.read_untrusted(tmp_path / "step-1.pt")
 
 
 def test_networks_that_share_their_tensors_are_read(tmp_path: Path) -> None:
     weight = torch.ones(3_000_000)
     file = written(tmp_path / "step-1.pt", student={"a": weight}, teacher={"a": weight, "view": weight[::2]})
-    assert run_checkpoint.read(file)["teacher"]["view"].sum() == 1_500_000
+    assert run_checkpoint.read_run_checkpoint(file)["teacher"]["view"].sum() == 1_500_000
 
 
 def saved(contents: Any) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from excb.checkpoint import exported, reading
-from excb.checkpoint.teachers import LARGEST_RECORD, MOST, TEACHERS, labels_of_teachers, named, strongest
+from excb.checkpoint.teachers import LARGEST_RECORD, MOST, TEACHERS, labels_of_teachers, strongest, teachers_in
 from excb.errors import UserError
 from excb.zoo.export import export
 from tests.run_files import write_run
@@ -136,9 +136,15 @@ def test_runs_without_teachers_say_nothing_of_them_and_exports_name_their_images
 
 
 def test_recipes_name_their_teachers_and_older_ones_have_none() -> None:
-    assert named(None) == named({}) == named({"distil": None}) == named({"distil": {"teachers": []}}) == []
-    assert named({"distil": {"teachers": "mobilenetv2"}}) == []
-    assert named({"distil": {"teachers": ("a", "b")}}) == ["a", "b"]
+    assert (
+        teachers_in(None)
+        == teachers_in({})
+        == teachers_in({"distil": None})
+        == teachers_in({"distil": {"teachers": []}})
+        == []
+    )
+    assert teachers_in({"distil": {"teachers": "mobilenetv2"}}) == []
+    assert teachers_in({"distil": {"teachers": ("a", "b")}}) == ["a", "b"]
 
 
 def test_one_use_of_labels_is_enough_and_one_unknown_leaves_it_unknown() -> None:

@@ -51,7 +51,7 @@ def tensors() -> dict[str, Tensor]:
 
 def refused(file: Path, **options: Any) -> str:
     with pytest.raises(UserError) as caught:
-        untrusted.read(file, **options)
+        untrusted.read_untrusted(file, **options)
     message = str(caught.value)
     assert str(file) in message
     assert "\n" not in message
@@ -66,7 +66,7 @@ def refused(file: Path, **options: Any) -> str:
 @pytest.mark.parametrize("saver", SAVERS)
 def test_files_of_torch(file: Path, saver: str) -> None:
     torch.save({"epoch": 3, "model": tensors(), "note": None}, file, **SAVERS[saver])
-    contents = untrusted.read(file)
+    contents = untrusted.read_untrusted(file)
     assert contents.keys() == {"epoch", "model", "note"}
     assert contents["epoch"] == 3
     assert all(torch.equal(contents["model"][name], value) for name, value in tensors().items())
@@ -74,7 +74,7 @@ def test_files_of_torch(file: Path, saver: str) -> None:
 
 def test_tensors_stay_on_disk_until_they_are_used(file: Path) -> None:
     torch.save(tensors(), file)
-    contents = untrusted.read(file)
+    contents = untrusted.read_untrusted(file)
     data = tensors()["b.weight"].numpy().tobytes()
     with file.open("r+b") as stream:
         stream.seek(file.read_bytes().index(data))
@@ -85,7 +85,7 @@ def test_tensors_stay_on_disk_until_they_are_used(file: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "renamed.bin"])
 def test_safetensors_by_name_or_content(tmp_path: Path, name: str) -> None:
     safetensors.torch.save_file(tensors(), tmp_path / name)
-    contents = untrusted.read(tmp_path / name)
+    contents = untrusted.read_untrusted(tmp_path / name)
     assert contents.keys() == tensors().keys()
     assert all(torch.equal(contents[name], value) for name, value in tensors().items())
 
@@ -180,7 +180,7 @@ def test_allowed_names_are_read_under_both_spellings_of_numpy(file: Path, module
     assert data.count(f"c{NUMPY_2}\n".encode()) == 1
     file.write_bytes(data.replace(f"c{NUMPY_2}\n".encode(), f"c{module}\n".encode()))
     assert f"--allow-global {module}.scalar" in refused(file, allow=["argparse.Namespace"])
-    contents = untrusted.read(file, allow=["argparse.Namespace", "numpy.dtype", f"{module}.scalar"])
+    contents = untrusted.read_untrusted(file, allow=["argparse.Namespace", "numpy.dtype", f"{module}.scalar"])
     assert torch.equal(contents["teacher"]["a.weight"], tensors()["a.weight"])
     assert contents["args"].epochs == 400
     assert type(contents["optimizer"]["lr"]) is untrusted.Inert  # NumPy has not seen it
@@ -205,7 +205,7 @@ def test_functions_and_buffers_of_others_become_inert(file: Path, monkeypatch: p
     monkeypatch.undo()
     allow = [f"{NUMPY_2}._reconstruct", "numpy.ndarray", "numpy.dtype", "__main__.exclude_bias_and_norm"]
     assert "--allow-global mmengine.logging.history_buffer.HistoryBuffer" in refused(file, allow=allow)
-    contents = untrusted.read(file, allow=[*allow, "mmengine.logging.history_buffer.HistoryBuffer"])
+    contents = untrusted.read_untrusted(file, allow=[*allow, "mmengine.logging.history_buffer.HistoryBuffer"])
     assert torch.equal(contents["model"]["b.weight"], tensors()["b.weight"])
     assert contents["optimizer"]["filter"] is untrusted.Inert
     assert type(contents["message_hub"]) is untrusted.Inert
@@ -216,7 +216,7 @@ def test_only_the_fixed_list_can_be_allowed(file: Path) -> None:
     with pytest.raises(
         UserError, match=r"os\.system, posix\.system cannot be allowed: only .*argparse\.Namespace.* can"
     ):
-        untrusted.read(file, allow=["posix.system", "argparse.Namespace", "os.system"])
+        untrusted.read_untrusted(file, allow=["posix.system", "argparse.Namespace", "os.system"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 def test_hostile_headers_of_safetensors(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(with_header(entry()))
-    assert untrusted.read(file)["a"].shape == (16,)
+    assert untrusted.read_untrusted(file)["a"].shape == (16,)
     file.write_bytes(data)
     assert "is damaged or incomplete (" in refused(file)
 
@@ -361,7 +361,7 @@ def test_dictionaries_that_hold_themselves(file: Path) -> None:
     cycle: dict[str, Any] = {"weights": tensors()}
     cycle["self"] = cycle["weights"]["self"] = cycle
     torch.save(cycle, file)
-    contents = untrusted.read(file)
+    contents = untrusted.read_untrusted(file)
     assert contents["self"]["self"]["weights"] is contents["weights"]
     with pytest.raises(UserError, match="cannot tell the architecture"):
         map_file(contents, source=Path("it"))
@@ -370,12 +370,12 @@ def test_dictionaries_that_hold_themselves(file: Path) -> None:
 def test_enormous_nesting(file: Path) -> None:
     depth, key = 100_000, b"X\x01\0\0\0a"
     file.write_bytes(archive_of(b"\x80\x02}" + (key + b"}") * depth + b"s" * depth + b"."))
-    contents = untrusted.read(file)
+    contents = untrusted.read_untrusted(file)
     for _ in range(depth):
         contents = contents["a"]
     assert contents == {}
     with pytest.raises(UserError, match="holds no tensors by name"):
-        map_file(untrusted.read(file), source=Path("it"))
+        map_file(untrusted.read_untrusted(file), source=Path("it"))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from excb.console import Reporter
-from excb.distributed.slurm import submit, submit_command
-from excb.distributed.slurm_request import parse
+from excb.distributed.slurm import submit_command, submit_job
+from excb.distributed.slurm_request import parse_request
 from excb.errors import UserError
 
 # Notes who it is, then waits to be stopped in its first life, and ends at once in its second one.
@@ -59,7 +59,7 @@ def test_gpus_of_this_machine_are_no_jobs(tmp_path: Path) -> None:
 def test_submitit_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"pip install 'excb\[slurm\]'"):
-        submit("pretend", [], parse("time=60"), tmp_path)
+        submit_job("pretend", [], parse_request("time=60"), tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -133,14 +133,14 @@ def test_a_dry_run_prints_the_script_that_sbatch_would_be_given(
 def test_a_job_that_slurm_refuses(sbatch: Path, tmp_path: Path) -> None:
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho invalid partition specified: gpuu >&2\nexit 1\n")
     with pytest.raises(UserError, match=r"Slurm refuses the job: .*invalid partition"):
-        submit("pretend", [], parse("partition=gpuu,time=60"), tmp_path / "jobs")
+        submit_job("pretend", [], parse_request("partition=gpuu,time=60"), tmp_path / "jobs")
 
 
 def test_a_machine_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="no Slurm here"):
-        submit("pretend", [], parse("time=60"), tmp_path / "jobs")
+        submit_job("pretend", [], parse_request("time=60"), tmp_path / "jobs")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,9 @@ def test_a_machine_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def local(program: str, folder: Path, deed: str, tasks: int) -> Any:
     pytest.importorskip("submitit")
-    return submit(program, [str(folder), deed], parse(f"time=30,cluster=local,tasks={tasks}"), folder / "jobs")
+    return submit_job(
+        program, [str(folder), deed], parse_request(f"time=30,cluster=local,tasks={tasks}"), folder / "jobs"
+    )
 
 
 def wait_for(job: Any, *files: Path) -> None:

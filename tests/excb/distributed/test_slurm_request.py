@@ -2,15 +2,15 @@
 
 import pytest
 
-from excb.distributed.slurm_request import SlurmRequest, minutes, parse
+from excb.distributed.slurm_request import SlurmRequest, minutes, parse_request
 from excb.errors import UserError
 
 
 def test_a_request() -> None:
-    request = parse("partition=gpu, nodes=2,gpus=8,time=24:00:00,mem=400,account=vision")
+    request = parse_request("partition=gpu, nodes=2,gpus=8,time=24:00:00,mem=400,account=vision")
     assert request == SlurmRequest(partition="gpu", nodes=2, gpus=8, time="24:00:00", mem=400, account="vision")
     assert request.processes == 8
-    assert parse("time=5").processes == 1
+    assert parse_request("time=5").processes == 1
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_times_are_slurms(text: str, expected: int) -> None:
 )
 def test_requests_that_cannot_be_met(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        parse(text)
+        parse_request(text)

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.features.precision import BOUND, check
+from excb.features.precision import BOUND, check_precision
 from excb.networks.preprocessing import Preprocessing
 from excb.results.result import Result
 from excb.transfer.cli import main
@@ -70,16 +70,16 @@ class Cancelling(nn.Module):
 def test_a_network_that_half_precision_changes_is_refused(place: Path) -> None:
     images = prepare(place).train
     with pytest.raises(UserError, match=r"^bf16 changes .* more than 1e-03: use fp32$"):
-        check(Cancelling(), "bf16", images, Preprocessing(32, 32))
+        check_precision(Cancelling(), "bf16", images, Preprocessing(32, 32))
     with pytest.raises(UserError, match=r"^bf16 changes .* more than 1e-03: name another$"):
-        check(Cancelling(), "bf16", images, Preprocessing(32, 32), advice="name another")
-    check(Cancelling(), "fp32", images, Preprocessing(32, 32))
+        check_precision(Cancelling(), "bf16", images, Preprocessing(32, 32), advice="name another")
+    check_precision(Cancelling(), "fp32", images, Preprocessing(32, 32))
     wrong = Cancelling()
     wrong.weight.data.fill_(torch.nan)
     with pytest.raises(UserError, match="1 - cosine = nan"):
-        check(wrong, "bf16", images, Preprocessing(32, 32))
+        check_precision(wrong, "bf16", images, Preprocessing(32, 32))
     with pytest.raises(UserError, match=r"^bf16 is for float32 weights, not torch.float64: use fp32$"):
-        check(wrong.double(), "bf16", images, Preprocessing(32, 32))
+        check_precision(wrong.double(), "bf16", images, Preprocessing(32, 32))
 
 
 def test_linear_probing_passes_its_crops_in_half_precision(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from excb.errors import UserError
 from excb.files import atomic
-from excb.files.atomic import check_folder, new_file, new_folder, write_text
+from excb.files.atomic import check_writable_folder, new_file, new_folder, write_text
 from tests.failing_disk import failing_at, names
 
 Tree = dict[str, bytes] | None
@@ -29,11 +29,11 @@ def make_folder(target: Path, text: bytes) -> None:
 
 def test_a_place_is_judged_before_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    check_folder(tmp_path / "new" / "folder")
+    check_writable_folder(tmp_path / "new" / "folder")
     assert names(tmp_path) == ["file"]
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/new")):  # where not even root can write
         with pytest.raises(UserError, match="cannot write in"):
-            check_folder(place)
+            check_writable_folder(place)
 
 
 def tree(path: Path) -> Tree:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from excb.files import records
-from excb.files.records import Field, RecordError, Rule, check, list_of, number_in, optional, record, table_of
+from excb.files.records import Field, RecordError, Rule, check_record, list_of, number_in, optional, record_of, table_of
 
-DATA = record({"images": records.count, "root": records.text}, required=["root"], extra=True)
-NAMED = record({"name": records.words, "data": table_of(DATA), "sizes": optional(list_of(records.number, 2))})
+DATA = record_of({"images": records.count, "root": records.text}, required=["root"], extra=True)
+NAMED = record_of({"name": records.words, "data": table_of(DATA), "sizes": optional(list_of(records.number, 2))})
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ FIELDS = {"epochs": Field(records.count, "a whole number"), "name": Field(record
 
 
 def test_a_record_is_refused_in_one_line_that_names_the_field() -> None:
-    check({"name": "a", "epochs": 3}, FIELDS, what="row 'a'", required=["name"])
-    check({"more": 1}, FIELDS, what="row 'a'", extra=True)
+    check_record({"name": "a", "epochs": 3}, FIELDS, what="row 'a'", required=["name"])
+    check_record({"more": 1}, FIELDS, what="row 'a'", extra=True)
     for values, message in (
         ({"epochs": 3}, "row 'a' lacks name"),
         ({"name": "a", "epoch": 3}, "row 'a' has no field 'epoch'; did you mean 'epochs'?"),
         ({"name": "a", "epochs": "\x1b"}, "row 'a': epochs must be a whole number, not '\\x1b'"),
     ):
         with pytest.raises(RecordError) as caught:
-            check(values, FIELDS, what="row 'a'", required=["name"])
+            check_record(values, FIELDS, what="row 'a'", required=["name"])
         assert str(caught.value) == message
 
 

@@ -22,7 +22,7 @@ VALUES = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(st.text(), st.dictionaries(st.text(), VALUES, max_size=5))
 def test_any_table_can_be_read_again(name: str, values: dict[str, Any]) -> None:
-    assert tomllib.loads(toml.table(name, values)) == {name: values}
+    assert tomllib.loads(toml.toml_table(name, values)) == {name: values}
 
 
 def test_it_is_written_for_people() -> None:
@@ -31,18 +31,20 @@ def test_it_is_written_for_people() -> None:
         "figures": {"Table 1": {"linear_top1": 76.5}, "own": {"knn_top1": 71.0}},
         "crops": ["a", "b"],
     }
-    assert toml.table("rn50", values) == (
+    assert toml.toml_table("rn50", values) == (
         '[rn50]\nepochs = 400\nfigures."Table 1" = { linear_top1 = 76.5 }\nfigures.own = { knn_top1 = 71.0 }\n'
         'crops = ["a", "b"]\n'
     )
 
 
 def test_numbers_keep_their_type_and_numpys_are_numbers() -> None:
-    read = tomllib.loads(toml.table("a", {"whole": 1, "part": 1.0, "numpy": numpy.float64(76.5), "yes": True}))["a"]
+    read = tomllib.loads(toml.toml_table("a", {"whole": 1, "part": 1.0, "numpy": numpy.float64(76.5), "yes": True}))[
+        "a"
+    ]
     assert [(value, type(value)) for value in read.values()] == [(1, int), (1.0, float), (76.5, float), (True, bool)]
 
 
 @pytest.mark.parametrize("value", [None, [1, None], {"deep": {1, 2}}])
 def test_what_toml_cannot_hold_is_refused(value: Any) -> None:
     with pytest.raises(UserError, match="TOML cannot hold"):
-        toml.table("a", {"value": value})
+        toml.toml_table("a", {"value": value})

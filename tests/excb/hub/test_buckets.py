@@ -88,7 +88,7 @@ def test_a_file_that_changes_is_fetched_again(run: Path) -> None:
     upload(run)
     url, file = f"{URL}/checkpoints/step-8.pt", run / "checkpoints" / "step-8.pt"
     excb.load(url)
-    run_checkpoint.write(contents(tiny_recipe(), step=8, seed=3), file)
+    run_checkpoint.write_run_checkpoint(contents(tiny_recipe(), step=8, seed=3), file)
     upload(run)
     assert_loads(url, 8, run)
 

@@ -515,7 +515,7 @@ def test_a_damaged_catalogue_is_named_and_never_written_over(zoo: Path, text: st
 def test_added_rows_keep_what_was_there(zoo: Path) -> None:
     file = zoo / "catalogue.toml"
     add(row("first", figures=(Figure("knn_top1_k20", 57.3, "measured"),)), file)
-    file.write_text("# mine\n" + file.read_text() + toml.table("odd", {"colour": "red"}).rstrip())
+    file.write_text("# mine\n" + file.read_text() + toml.toml_table("odd", {"colour": "red"}).rstrip())
     add(row("my.v2"), file)
     assert file.read_text().startswith("# mine\n[first]")
     add(row("first", note="again"), file)

@@ -17,7 +17,7 @@ from excb.hub.adopted import adopt
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.catalogue import checkpoints, find, method_of
 from excb.hub.importing import import_file
-from excb.hub.lineage import SELF_SUPERVISED, SUPERVISED, WITH_TEXTS, labels_behind, labels_of, lineage
+from excb.hub.lineage import SELF_SUPERVISED, SUPERVISED, WITH_TEXTS, labels_behind, labels_of_method, lineage
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import weights_hash
 from excb.networks.preprocessing import Preprocessing
@@ -62,7 +62,7 @@ def test_what_a_row_says_of_labels_is_what_is_said_of_its_method() -> None:
     noted = [row for row in checkpoints() if "not self-supervised" in row.note]
     assert len(noted) > 10
     for row in noted:
-        assert labels_of(row.method) == "used", row.name
+        assert labels_of_method(row.method) == "used", row.name
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2", "mobilenet_v2", "effnet_lite0", "pypi:effnet_lite0"])

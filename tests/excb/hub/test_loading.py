@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tensors(run: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = run_checkpoint.read(run / "checkpoints" / "step-10.pt")["model"]
+    found: dict[str, Tensor] = run_checkpoint.read_run_checkpoint(run / "checkpoints" / "step-10.pt")["model"]
     return found
 
 

@@ -124,9 +124,9 @@ def test_a_first_load_reads_the_file_and_builds_the_network_once(
         monkeypatch.setattr(owner, attribute, counted)
 
     count("excb.networks.architecture.build", "build")
-    count("excb.checkpoint.untrusted.read", "read the file")
+    count("excb.checkpoint.untrusted.read_untrusted", "read the file")
     count("excb.checkpoint.exported.read", "read the folder")
-    count("excb.checkpoint.exported.write", "write")
+    count("excb.checkpoint.exported.write_exported", "write")
     first = excb.load(name)
     assert sorted(calls) == ["build", "read the file", "write"]
     calls.clear()
@@ -138,7 +138,7 @@ def test_a_first_load_reads_the_file_and_builds_the_network_once(
     folder = Path(first.entry.source).parent
     self_test = exported.read_part(folder, exported.SELFTEST)
     assert self_test is not None
-    selftest.check(first, self_test)
+    selftest.check_self_test(first, self_test)
     assert not first.network.training
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from excb.errors import UserError
-from excb.hub.rules import FIELDS, check
+from excb.hub.rules import FIELDS, check_row
 
 ROW: dict[str, Any] = {"name": "mine", "method": "ExCB", "source": "imported", "architecture": {"name": "resnet50"}}
 FULL: dict[str, Any] = ROW | {
@@ -30,8 +30,8 @@ FULL: dict[str, Any] = ROW | {
 
 
 def test_a_row_of_all_fields_and_one_of_the_least_pass() -> None:
-    check(ROW)
-    check(FULL)
+    check_row(ROW)
+    check_row(FULL)
     assert FULL.keys() == FIELDS.keys()
 
 
@@ -77,7 +77,7 @@ def test_a_row_of_all_fields_and_one_of_the_least_pass() -> None:
 )
 def test_another_kind_of_value_is_refused(field: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^checkpoint 'mine': {field} must be ") as told:
-        check(ROW | {field: value})
+        check_row(ROW | {field: value})
     assert str(told.value).isprintable()
 
 
@@ -87,19 +87,19 @@ def test_another_kind_of_value_is_refused(field: str, value: Any) -> None:
 def test_names_and_aliases_that_could_lead_elsewhere_are_refused(name: str) -> None:
     for row in (ROW | {"name": name}, ROW | {"aliases": [name]}):
         with pytest.raises(UserError):
-            check(row)
+            check_row(row)
 
 
 def test_missing_and_unknown_fields_are_named() -> None:
     with pytest.raises(UserError, match="must have a name"):
-        check({"method": "ExCB"})
+        check_row({"method": "ExCB"})
     with pytest.raises(UserError, match="'mine' lacks method, architecture"):
-        check({"name": "mine", "source": "imported"})
+        check_row({"name": "mine", "source": "imported"})
     with pytest.raises(UserError, match="no field 'epoch'; did you mean 'epochs'"):
-        check(ROW | {"epoch": 3})
+        check_row(ROW | {"epoch": 3})
 
 
 def test_others_may_host_a_file_only_by_a_licence() -> None:
-    check(ROW | {"redistributable": True, "licence": "MIT"})
+    check_row(ROW | {"redistributable": True, "licence": "MIT"})
     with pytest.raises(UserError, match="needs the licence"):
-        check(ROW | {"redistributable": True})
+        check_row(ROW | {"redistributable": True})

@@ -90,12 +90,12 @@ def test_what_is_stored_is_what_one_image_after_another_gives() -> None:
 
 @every_network
 def test_a_network_that_is_written_and_read_passes(tmp_path: Path, architecture: Architecture) -> None:
-    selftest.write(tmp_path, moved(architecture))
+    selftest.write_self_test(tmp_path, moved(architecture))
     assert [file.name for file in tmp_path.iterdir()] == ["selftest.safetensors"]
     stored = load_file(tmp_path / "selftest.safetensors")
     torch.set_num_threads(2)
     try:
-        selftest.check(moved(architecture), stored)
+        selftest.check_self_test(moved(architecture), stored)
     finally:
         torch.set_num_threads(1)
 
@@ -103,7 +103,7 @@ def test_a_network_that_is_written_and_read_passes(tmp_path: Path, architecture:
 def test_whatever_a_backbone_returns_its_pooled_features_count() -> None:
     backbone = moved(RESNET)
     maps = Backbone(backbone.network, PIXELS, backbone.entry, features="map").eval()
-    selftest.check(maps, selftest.expected(backbone))
+    selftest.check_self_test(maps, selftest.expected(backbone))
 
 
 def transposed(network: nn.Module) -> None:
@@ -126,10 +126,10 @@ def one_statistic(network: nn.Module) -> None:
 def test_a_changed_tensor_is_found(change: Callable[[nn.Module], None]) -> None:
     backbone = moved(RESNET)
     stored = selftest.expected(backbone)
-    selftest.check(backbone, stored)
+    selftest.check_self_test(backbone, stored)
     change(backbone.network)
     with pytest.raises(UserError, match=r"^the network computes something else"):
-        selftest.check(backbone, stored)
+        selftest.check_self_test(backbone, stored)
 
 
 def test_another_number_of_heads_is_found() -> None:
@@ -141,7 +141,7 @@ def test_another_number_of_heads_is_found() -> None:
     other = moved(Architecture(VIT.name, VIT.options | {"num_heads": 3}))
     other.network.load_state_dict(backbone.network.state_dict())
     with pytest.raises(UserError, match=r"^the network computes something else"):
-        selftest.check(other, selftest.expected(backbone))
+        selftest.check_self_test(other, selftest.expected(backbone))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_another_number_of_heads_is_found() -> None:
 def test_other_preprocessing_is_found(good: Backbone, preprocessing: dict[str, Any]) -> None:
     backbone = changed(good, resize=72, crop=64)
     with pytest.raises(UserError, match=r"^images are prepared differently"):
-        selftest.check(changed(backbone, **preprocessing), selftest.expected(backbone))
+        selftest.check_self_test(changed(backbone, **preprocessing), selftest.expected(backbone))
 
 
 def test_a_grey_level_here_and_there_is_not_a_difference(good: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_grey_level_here_and_there_is_not_a_difference(good: Backbone, monkeyp
 
     monkeypatch.setattr(Preprocessing, "__call__", rounded)
     assert not torch.equal(selftest.expected(good)["features"], stored["features"])
-    selftest.check(good, stored)
+    selftest.check_self_test(good, stored)
 
 
 def test_other_photographs_leave_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_other_photographs_leave_it_open(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(selftest, "photograph", brighter)
     with pytest.raises(PhotographError, match="photographs changed: cannot tell"):
-        selftest.check(backbone, stored)
+        selftest.check_self_test(backbone, stored)
 
 
 def test_a_self_test_of_another_network_or_version_is_refused() -> None:
@@ -204,7 +204,7 @@ def test_a_self_test_of_another_network_or_version_is_refused() -> None:
     ]
     for backbone, values in [(wider, stored), *((moved(RESNET), values) for values in odd)]:
         with pytest.raises(UserError, match="another width or to another version"):
-            selftest.check(backbone, values)
+            selftest.check_self_test(backbone, values)
 
 
 @pytest.mark.parametrize("part", ["network", "colours", "features"])
@@ -213,14 +213,14 @@ def test_what_is_no_number_never_passes(part: str) -> None:
     stored = selftest.expected(backbone)
     stored[part] = stored[part].clone().index_fill_(0, torch.tensor([1]), float("nan"))
     with pytest.raises(UserError, match=f"{part}: nan from what was stored"):
-        selftest.check(backbone, stored)
+        selftest.check_self_test(backbone, stored)
 
 
 def test_a_network_that_gives_zeros_is_equal_to_itself() -> None:
     backbone = moved(RESNET)
     for tensor in backbone.network.state_dict().values():
         tensor.zero_()
-    selftest.check(backbone, selftest.expected(backbone))
+    selftest.check_self_test(backbone, selftest.expected(backbone))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def patches(preprocessing: Preprocessing, altered: bool) -> tuple[Tensor, Tensor
 def test_a_trained_network_passes_and_leaves_no_trace(good: Backbone) -> None:
     before = {name: value.clone() for name, value in good.network.state_dict().items()}
     state = torch.get_rng_state()
-    selftest.trained(good)
+    selftest.check_trained(good)
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module.training for module in good.modules())
     assert all(torch.equal(value, before[name]) for name, value in good.network.state_dict().items())
@@ -252,7 +252,7 @@ def test_a_trained_network_passes_and_leaves_no_trace(good: Backbone) -> None:
 @every_network
 def test_a_network_as_first_initialised_is_refused(architecture: Architecture) -> None:
     with pytest.raises(UserError, match="as first initialised"):
-        selftest.trained(new(architecture))
+        selftest.check_trained(new(architecture))
 
 
 def test_statistics_of_images_alone_are_no_training() -> None:
@@ -262,7 +262,7 @@ def test_statistics_of_images_alone_are_no_training() -> None:
     )
     assert backbone.network.get_buffer("bn1.running_mean").any()
     with pytest.raises(UserError, match="as first initialised"):
-        selftest.trained(backbone)
+        selftest.check_trained(backbone)
 
 
 def test_norms_alone_without_statistics_are_no_training() -> None:
@@ -271,7 +271,7 @@ def test_norms_alone_without_statistics_are_no_training() -> None:
         if "running" in name:
             value.fill_(float(name.endswith("var")))
     with pytest.raises(UserError, match="as first initialised"):
-        selftest.trained(backbone)
+        selftest.check_trained(backbone)
 
 
 @pytest.mark.usefixtures("cut_once")
@@ -286,7 +286,7 @@ def test_a_random_network_is_refused_however_its_norms_and_scales_are(
         weight.data.mul_(scale)
     selftest._recompute_statistics(backbone.network, selftest._patches(backbone, altered=True)[0])
     with pytest.raises(UserError, match="hardly better than random"):
-        selftest.trained(backbone)
+        selftest.check_trained(backbone)
 
 
 @pytest.mark.usefixtures("cut_once")
@@ -298,7 +298,7 @@ def test_a_trained_network_with_its_weights_shuffled_is_refused(good: Backbone) 
     assert all(torch.equal(weights[name].flatten().sort()[0], others[name].flatten().sort()[0]) for name in weights)
     selftest._recompute_statistics(shuffled.network, selftest._patches(shuffled, altered=True)[0])
     with pytest.raises(UserError, match="hardly better than random"):
-        selftest.trained(shuffled)
+        selftest.check_trained(shuffled)
 
 
 @pytest.mark.usefixtures("cut_once")
@@ -322,13 +322,13 @@ def test_the_best_of_six_random_networks_counts(
     monkeypatch.setattr(selftest, "_accuracy", accuracy)
     backbone = moved(RESNET, Preprocessing(32, 32))
     if passes:
-        selftest.trained(backbone)
+        selftest.check_trained(backbone)
         assert len(judged) == 14
         assert len({id(network) for network in judged}) == 7
         assert judged[0] is backbone.network
     else:
         with pytest.raises(UserError, match=r"60\.0( % of patches, a random network| and) 50\.1 %"):
-            selftest.trained(backbone)
+            selftest.check_trained(backbone)
 
 
 @pytest.mark.usefixtures("cut_once")
@@ -336,7 +336,7 @@ def test_features_that_are_no_numbers_are_refused() -> None:
     broken = moved(RESNET, Preprocessing(32, 32))
     next(broken.network.parameters()).data.fill_(float("nan"))
     with pytest.raises(UserError, match="hardly better than random"):
-        selftest.trained(broken)
+        selftest.check_trained(broken)
 
 
 @pytest.mark.parametrize(("crop", "patch", "side"), [(32, 16, 32), (224, 16, 64), (224, 14, 56)])

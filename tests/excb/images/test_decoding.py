@@ -482,7 +482,7 @@ def test_nobody_waits_for_a_pipe_or_a_device(tmp_path: Path) -> None:
             open_image(file)
         with pytest.raises(BrokenImageError, match="it is not a regular file"):
             stored_and_upright_size(file)
-        assert jpeg.pixels(file) is None
+        assert jpeg.decode_jpeg(file) is None
 
 
 def test_a_name_that_no_system_takes_is_a_broken_image(tmp_path: Path) -> None:

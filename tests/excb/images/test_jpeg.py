@@ -39,12 +39,12 @@ def coded(image: Image.Image, **options: object) -> bytes:
 def test_pixels_are_pillows(tmp_path: Path, mode: str, quality: int, subsampling: str, progressive: bool) -> None:
     file = tmp_path / "1.jpg"
     file.write_bytes(coded(picture().convert(mode), quality=quality, subsampling=subsampling, progressive=progressive))
-    found = jpeg.pixels(file)
+    found = jpeg.decode_jpeg(file)
     assert found is not None
     assert found.shape == (65, 97, 3)
     assert found.flags["C_CONTIGUOUS"]
     assert np.array_equal(found, np.asarray(open_image(file)))
-    again = jpeg.pixels(io.BytesIO(file.read_bytes()))
+    again = jpeg.decode_jpeg(io.BytesIO(file.read_bytes()))
     assert again is not None
     assert np.array_equal(found, again)
 
@@ -54,7 +54,7 @@ def test_turned_images_are_left_to_pillow(tmp_path: Path, orientation: int) -> N
     exif = Image.Exif()
     exif[0x0112] = orientation
     picture().save(tmp_path / "1.jpg", exif=exif)
-    assert (jpeg.pixels(tmp_path / "1.jpg") is None) == (orientation != 1)
+    assert (jpeg.decode_jpeg(tmp_path / "1.jpg") is None) == (orientation != 1)
 
 
 def test_other_files_are_left_to_pillow(tmp_path: Path) -> None:
@@ -64,13 +64,13 @@ def test_other_files_are_left_to_pillow(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").write_bytes(b"")
     (tmp_path / "cut.jpg").write_bytes(coded(picture())[:-200])
     for name in ("cmyk.jpg", "1.png", "two.mpo", "empty.jpg", "cut.jpg", "missing.jpg"):
-        assert jpeg.pixels(tmp_path / name) is None, name
+        assert jpeg.decode_jpeg(tmp_path / name) is None, name
 
 
 def test_a_bomb_is_left_to_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture().save(tmp_path / "1.jpg")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    assert jpeg.pixels(tmp_path / "1.jpg") is None
+    assert jpeg.decode_jpeg(tmp_path / "1.jpg") is None
     with pytest.raises(BrokenImageError):
         open_image(tmp_path / "1.jpg")
 
@@ -87,7 +87,7 @@ def test_what_it_reads_of_damaged_files_is_what_pillow_reads(tmp_path: Path) -> 
         for _ in range(draw.choice((1, 3, 10))):
             data[draw.randrange(len(data))] = draw.randrange(256)
         file.write_bytes(data)
-        if (found := jpeg.pixels(file)) is not None:
+        if (found := jpeg.decode_jpeg(file)) is not None:
             assert np.array_equal(found, np.asarray(open_image(file)))
             read += 1
     assert read > 20  # else this shows nothing
@@ -112,7 +112,7 @@ def compare(count: int, seed: int) -> dict[str, int]:
         read["files"] += 1
         read["pillow"] += expected is not None
         for decoder in FAST:
-            found = jpeg.pixels(io.BytesIO(data), decoder)
+            found = jpeg.decode_jpeg(io.BytesIO(data), decoder)
             read[decoder] += found is not None
             assert found is None or (expected is not None and np.array_equal(found, expected)), (decoder, name)
     return read
@@ -139,7 +139,7 @@ def test_every_subsampling_of_simplejpegs_own_encoder(subsampling: str) -> None:
     expected = pillows(data)
     assert expected is not None
     for decoder in FAST:
-        found = jpeg.pixels(io.BytesIO(data), decoder)
+        found = jpeg.decode_jpeg(io.BytesIO(data), decoder)
         assert found is not None
         assert np.array_equal(found, expected)
 
@@ -147,8 +147,8 @@ def test_every_subsampling_of_simplejpegs_own_encoder(subsampling: str) -> None:
 def test_simplejpeg_decodes_what_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("simplejpeg")
     monkeypatch.setattr(jpeg, "_torchvision", lambda: None)
-    assert jpeg.pixels(io.BytesIO(coded(picture()))) is not None
-    assert jpeg.pixels(io.BytesIO(coded(picture())), "torchvision") is None
+    assert jpeg.decode_jpeg(io.BytesIO(coded(picture()))) is not None
+    assert jpeg.decode_jpeg(io.BytesIO(coded(picture())), "torchvision") is None
 
 
 def test_smaller_pixels_are_pillows() -> None:
@@ -171,11 +171,11 @@ def test_smaller_pixels_are_pillows() -> None:
 
 def test_without_fast_decoders_pillow_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture().save(tmp_path / "1.jpg")
-    assert jpeg.pixels(tmp_path / "1.jpg", "pillow") is None
+    assert jpeg.decode_jpeg(tmp_path / "1.jpg", "pillow") is None
     monkeypatch.setattr(jpeg, "simplejpeg", None)
-    assert jpeg.pixels(tmp_path / "1.jpg") is not None
+    assert jpeg.decode_jpeg(tmp_path / "1.jpg") is not None
     monkeypatch.setattr(jpeg, "_torchvision", lambda: None)
-    assert jpeg.pixels(tmp_path / "1.jpg") is None
+    assert jpeg.decode_jpeg(tmp_path / "1.jpg") is None
     jpeg.require_installed("auto")
     with pytest.raises(UserError, match=r"needs simplejpeg: run `pip install 'excb\[fast\]'`"):
         jpeg.require_installed("simplejpeg")

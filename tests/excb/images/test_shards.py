@@ -127,7 +127,7 @@ def test_shards_are_indexed_once(shards: Path, cache: Path, monkeypatch: pytest.
     first = open_shards(str(shards), told.append)
     assert told == ["indexing 3 shards, once"]
     with monkeypatch.context() as patch:
-        patch.setattr(byte_ranges, "stream", None)  # none is read
+        patch.setattr(byte_ranges, "open_sequential", None)  # none is read
         second = open_shards(str(shards), told.append)
         assert open_shards(f"{shards}/train-{{000..002}}.tar", told.append).fingerprint == first.fingerprint
     assert told == ["indexing 3 shards, once"]
@@ -140,9 +140,9 @@ def test_a_changed_shard_alone_is_indexed_again(shards: Path, monkeypatch: pytes
     before = open_shards(str(shards))
     (shards / "train-001.tar").write_bytes(tar_of(webdataset(range(50, 57), 2)))
     told: list[str] = []
-    read = byte_ranges.stream
+    read = byte_ranges.open_sequential
     asked: list[str] = []
-    monkeypatch.setattr(byte_ranges, "stream", lambda place: asked.append(place) or read(place))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(byte_ranges, "open_sequential", lambda place: asked.append(place) or read(place))  # type: ignore[func-returns-value]
     after = open_shards(str(shards), told.append)
     assert asked == [str(shards / "train-001.tar")]
     assert told[0] == f"1 of 3 shards have changed, such as {shards}/train-001.tar"

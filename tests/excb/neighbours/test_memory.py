@@ -2,21 +2,21 @@
 
 import pytest
 
-from excb.neighbours.memory import plan
+from excb.neighbours.memory import search_memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_plan_adds_up() -> None:
-    one = plan(1_000_000, 384, 4000, 200)
+    one = search_memory(1_000_000, 384, 4000, 200)
     assert one.bank >= 1_000_000 * 384 * 4
     assert one.answer == 4000 * 200 * 16
     assert one.total == one.bank + one.queries + one.tiles + one.answer < 3e9
     assert "bank 1,000,000 x 384 1.55 GB" in one.text
     assert "\n" not in one.text
     shared, streamed = (
-        plan(1_000_000, 384, 4000, 200, processes=4),
-        plan(1_000_000, 384, 4000, 200, streamed=True),
+        search_memory(1_000_000, 384, 4000, 200, processes=4),
+        search_memory(1_000_000, 384, 4000, 200, streamed=True),
     )
     assert shared.bank == one.bank // 4
     assert "in each of 4 processes" in shared.text

@@ -109,10 +109,10 @@ def assigned(batch: Batch, backend: str = "auto", centroids: Tensor | None = Non
 
 def targets_of(assignment: Assignment, centroids: Tensor) -> Tensor:
     """The average centroid of every row, [R, D]."""
-    if isinstance(assignment, plain.Assignment):
+    if isinstance(assignment, plain.FullAssignment):
         with exact_products(centroids.device):
             return assignment.probabilities @ centroids.to(assignment.probabilities)
-    assert isinstance(assignment, streamed.Assignment)
+    assert isinstance(assignment, streamed.StreamedAssignment)
     return assignment.targets
 
 

@@ -169,7 +169,7 @@ def in_float64(scores: Scores) -> Scores:
 def teacher_scores(batch: Batch) -> Scores:
     tensors = (batch.queries, batch.teacher, batch.scale, batch.offset, batch.centroids)
     assignment = assign(*tensors, temperature=TAU_T, **batch.extras, backend="chunked")
-    assert isinstance(assignment, streamed.Assignment)
+    assert isinstance(assignment, streamed.StreamedAssignment)
     return assignment.scores
 
 

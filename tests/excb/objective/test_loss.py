@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from excb.errors import UserError
 from excb.objective import chunked, streamed
-from excb.objective.loss import assign, cross_entropy, resolve
+from excb.objective.loss import assign, cross_entropy, resolve_backend
 from tests.excb.objective.batches import (
     CLUSTERS,
     EXTRAS,
@@ -150,7 +150,7 @@ def test_a_gain_may_change_the_winner(order: int) -> None:
     assert assignment.raw_winners.tolist() == [0 if order == 1 else 1]
     assert assignment.winners.tolist() == [1 if order == 1 else 0]
     p = torch.softmax(torch.tensor([-0.75, -0.6], dtype=torch.float64) / 0.04, 0)
-    assert isinstance(assignment, streamed.Assignment)
+    assert isinstance(assignment, streamed.StreamedAssignment)
     torch.testing.assert_close(assignment.targets[0], p[:, None].mul(torch.eye(2, dtype=torch.float64)).sum(0))
 
 
@@ -242,17 +242,22 @@ def test_no_views_cost_nothing() -> None:
 
 def test_backends_are_chosen_by_device_and_type() -> None:
     rows = torch.zeros(1, 16)
-    assert resolve("auto", rows) == resolve("chunked", rows) == resolve("auto", rows.bfloat16()) == "chunked"
-    assert resolve("plain", rows) == "plain"
+    assert (
+        resolve_backend("auto", rows)
+        == resolve_backend("chunked", rows)
+        == resolve_backend("auto", rows.bfloat16())
+        == "chunked"
+    )
+    assert resolve_backend("plain", rows) == "plain"
     with pytest.raises(UserError, match="triton takes bfloat16, float16 and float32 rows, not float64: choose auto"):
-        resolve("triton", rows.double())
+        resolve_backend("triton", rows.double())
     for taken in (rows, rows.half(), rows.bfloat16()):
         with pytest.raises(UserError, match="needs a CUDA device"):
-            resolve("triton", taken)
+            resolve_backend("triton", taken)
     with pytest.raises(UserError, match="width 256 at most, not 257"):
-        resolve("triton", torch.zeros(1, 257, dtype=torch.bfloat16))
+        resolve_backend("triton", torch.zeros(1, 257, dtype=torch.bfloat16))
     with pytest.raises(UserError, match="no loss backend 'fast': choose auto, triton, chunked, plain"):
-        resolve("fast", rows)
+        resolve_backend("fast", rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from excb.errors import UserError
 from excb.method import ExCB, pair_weights
 from excb.objective import chunked, plain
-from excb.objective.loss import resolve
+from excb.objective.loss import resolve_backend
 from excb.objective.table import BACKENDS, LOSSES, Backend, Loss
 from excb.pretrain.overrides import apply, find_recipe, from_dict
 from excb.settings import MethodSettings
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def squared_distance(
-    queries: Tensor, centroids: Tensor, assignment: plain.Assignment, pair_weights: Tensor, *, temperature: float
+    queries: Tensor, centroids: Tensor, assignment: plain.FullAssignment, pair_weights: Tensor, *, temperature: float
 ) -> Tensor:
     """A toy loss: the squared distance of p_t and p_s."""
     p_s = torch.softmax(queries @ centroids.T / temperature, -1)
@@ -83,7 +83,7 @@ def test_a_new_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(outcome(batch, 2, "new").loss, outcome(batch, 2, "chunked").loss)
     assert calls
     with pytest.raises(UserError, match="the loss backend new takes float64 rows only"):
-        resolve("new", batch.h.float())
+        resolve_backend("new", batch.h.float())
     recipe = apply(find_recipe("quickstart"), ["efficiency.objective=new", "efficiency.precision=fp64"])
     assert recipe.efficiency.objective == "new"
     assert apply(recipe, ["efficiency.precision=auto"]).efficiency.objective == "new"  # until it is known

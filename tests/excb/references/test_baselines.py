@@ -37,6 +37,6 @@ def test_rows_of_inputs_are_those_of_the_images() -> None:
     inputs = baselines.PIXELS(image)[None]
     histogram = baselines.HistogramRows(baselines.PIXELS.mean, baselines.PIXELS.std)
     torch.testing.assert_close(histogram(inputs)[0], baselines.colour_histogram(image))
-    torch.testing.assert_close(baselines.PixelRows()(inputs)[0], baselines.pixels(image))
+    torch.testing.assert_close(baselines.PixelRows()(inputs)[0], baselines.pixel_row(image))
     smaller = baselines.PixelRows()(Preprocessing(64, 64)(image.resize((64, 64)))[None])
     assert smaller.shape == (1, 3 * 32 * 32)

@@ -84,7 +84,7 @@ def test_images_smaller_than_a_patch_are_enlarged_to_one() -> None:
     rows, small = random_rows(2), torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(2))
     large = F.interpolate(small, (6, 6), mode="bilinear", align_corners=False)
     torch.testing.assert_close(rows(small), rows(large))
-    patches.fit(rows, small)
+    patches.fit_patches(rows, small)
     assert bool(rows(small).isfinite().all())
 
 
@@ -115,7 +115,7 @@ def test_kmeans_recovers_planted_directions_of_either_sign() -> None:
     lengths = torch.rand(4000, 1, generator=random) * 4 + 1
     signs = torch.randint(2, (4000, 1), generator=random) * 2 - 1
     samples = signs * lengths * directions[which] + 0.05 * torch.randn(4000, 108, generator=random)
-    centroids = patches.spherical_kmeans(samples, 24, random)
+    centroids = patches.signed_kmeans(samples, 24, random)
     torch.testing.assert_close(centroids.norm(dim=1), torch.ones(24))
     assert float((directions @ centroids.T).abs().amax(1).min()) > 0.99
 
@@ -134,7 +134,7 @@ def test_a_fit_tells_planted_textures_apart_where_pixels_do_not() -> None:
     (train, labels), (test, targets) = stripes(60, 16), stripes(80, 17)
     rows = PatchRows(MEAN, STD)
     assert not rows(train).any()
-    patches.fit(rows, train)
+    patches.fit_patches(rows, train)
 
     def accuracy(bank: torch.Tensor, queries: torch.Tensor) -> float:
         nearest = (F.normalize(queries, dim=1) @ F.normalize(bank, dim=1).T).argmax(1)
@@ -155,7 +155,7 @@ def test_a_fit_depends_on_images_and_seed_alone() -> None:
     for seed in (0, 0, 1):
         torch.rand(3)  # torch's own generator plays no part
         rows = PatchRows(MEAN, STD)
-        patches.fit(rows, train, seed=seed)
+        patches.fit_patches(rows, train, seed=seed)
         states.append(rows.state_dict())
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     assert not torch.equal(states[0]["projection"], states[2]["projection"])
@@ -163,7 +163,7 @@ def test_a_fit_depends_on_images_and_seed_alone() -> None:
 
 def test_images_without_any_contrast_give_finite_rows() -> None:
     rows = PatchRows(MEAN, STD)
-    patches.fit(rows, torch.zeros(3, 3, 8, 8))
+    patches.fit_patches(rows, torch.zeros(3, 3, 8, 8))
     assert bool(rows(torch.randn(2, 3, 8, 8)).isfinite().all())
 
 
@@ -198,7 +198,7 @@ def test_a_layer_is_fitted_to_images_as_their_network_sees_them(tmp_path: Path) 
     layer = patches.fitted(images, preprocessing)
     inputs = torch.stack([preprocessing(images.open(index)) for index in range(6)])
     other = PatchRows(MEAN, STD)
-    patches.fit(other, inputs)
+    patches.fit_patches(other, inputs)
     torch.testing.assert_close(layer(inputs), other(inputs))
     assert float(layer(inputs).std()) > 0.3
 

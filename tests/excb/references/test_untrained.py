@@ -27,7 +27,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    first, again, other = (untrained.build(TINY, seed) for seed in (0, 0, 1))
+    first, again, other = (untrained.build_untrained(TINY, seed) for seed in (0, 0, 1))
     assert torch.equal(torch.rand(1), expected)
     weights = [next(network.parameters()) for network in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
@@ -48,5 +48,5 @@ def test_estimated_statistics_are_those_of_the_images_and_dropout_is_off(tmp_pat
 
 def test_images_are_spread_over_the_set(tmp_path: Path) -> None:
     images = scan_folder(noise(tmp_path / "set"))
-    assert list(untrained.spread(images, 4).paths) == ["0.png", "2.png", "4.png"]
-    assert len(untrained.spread(images)) == 6
+    assert list(untrained.evenly_spread(images, 4).paths) == ["0.png", "2.png", "4.png"]
+    assert len(untrained.evenly_spread(images)) == 6

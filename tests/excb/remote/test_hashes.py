@@ -7,8 +7,8 @@ import pytest
 
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.remote.hashes import Published, hashes_of, parse, verify
-from excb.remote.home import record, recorded
+from excb.remote.hashes import Published, hashes_of, parse_digest, verify_hash
+from excb.remote.home import record_hash, recorded
 
 CONTENT = b"weights" * 1000
 SHA256, MD5 = hashlib.sha256(CONTENT).hexdigest(), hashlib.md5(CONTENT).hexdigest()
@@ -25,7 +25,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check(file: Path, published: Published | None) -> None:
     aside, hashes = file.with_name("a.pth.wrong"), hashes_of(file, ["sha256", "md5"])
-    verify(file, hashes, published, source=SOURCE, aside=aside, reporter=Reporter(), name="net")
+    verify_hash(file, hashes, published, source=SOURCE, aside=aside, reporter=Reporter(), name="net")
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def check(file: Path, published: Published | None) -> None:
     ],
 )
 def test_published_hashes_are_read(text: str, algorithm: str, digits: str, whole: bool) -> None:
-    assert parse(text) == (algorithm, digits)
-    assert parse(text).whole is whole
+    assert parse_digest(text) == (algorithm, digits)
+    assert parse_digest(text).whole is whole
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_published_hashes_are_read(text: str, algorithm: str, digits: str, whole
 )
 def test_what_is_no_hash_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="is no hash: write sha256:HEX or md5:HEX"):
-        parse(text)
+        parse_digest(text)
 
 
 def test_hashes_of_a_file_are_those_of_its_bytes(file: Path) -> None:
@@ -94,7 +94,7 @@ def test_wrong_file_is_kept_aside_with_both_hashes_named(file: Path, published: 
 
 @pytest.mark.parametrize("published", [None, Published("sha256", SHA256[:8]), Published("md5", MD5)])
 def test_file_that_changed_since_its_first_download_is_refused(file: Path, published: Published | None) -> None:
-    record(SOURCE, OTHER, 6)
+    record_hash(SOURCE, OTHER, 6)
     with pytest.raises(UserError, match=rf"{SHA256}, but {OTHER} was recorded at its first download.*hashes\.json"):
         check(file, published)
     assert file.with_name("a.pth.wrong").exists()
@@ -102,6 +102,6 @@ def test_file_that_changed_since_its_first_download_is_refused(file: Path, publi
 
 
 def test_whole_published_sha256_counts_more_than_what_was_recorded(file: Path) -> None:
-    record(SOURCE, OTHER, 6)
+    record_hash(SOURCE, OTHER, 6)
     check(file, Published("sha256", SHA256))
     assert recorded(SOURCE) == SHA256

@@ -9,7 +9,7 @@ import pytest
 
 from excb.errors import UserError
 from excb.remote import hf_repository
-from excb.remote.home import cache_root, folder_of, home, record, recorded
+from excb.remote.home import cache_root, folder_of, home, record_hash, recorded
 
 URL = "https://example.com/a.pth"
 
@@ -101,10 +101,10 @@ def test_names_of_the_zoos_own_files_are_refused(name: str, zoo: Path) -> None:
 
 def test_record_is_read_again_and_replaced_by_a_newer_one(zoo: Path) -> None:
     assert recorded(URL) is None
-    record(URL, "a" * 64, 10)
-    record("https://example.com/b.pth", "b" * 64, 20)
+    record_hash(URL, "a" * 64, 10)
+    record_hash("https://example.com/b.pth", "b" * 64, 20)
     assert recorded(URL) == "a" * 64
-    record(URL, "c" * 64, 30)
+    record_hash(URL, "c" * 64, 30)
     assert json.loads((zoo / "hashes.json").read_text()) == {
         URL: {"sha256": "c" * 64, "size": 30},
         "https://example.com/b.pth": {"sha256": "b" * 64, "size": 20},
@@ -113,7 +113,7 @@ def test_record_is_read_again_and_replaced_by_a_newer_one(zoo: Path) -> None:
 
 def test_records_made_at_once_are_all_kept(zoo: Path) -> None:
     addresses = [f"https://example.com/{number}" for number in range(8)]
-    threads = [threading.Thread(target=record, args=(address, "d" * 64, 1)) for address in addresses]
+    threads = [threading.Thread(target=record_hash, args=(address, "d" * 64, 1)) for address in addresses]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -128,11 +128,11 @@ def test_damaged_record_is_refused_not_forgotten(text: str, zoo: Path) -> None:
     with pytest.raises(UserError, match=r"hashes\.json is damaged"):
         recorded(URL)
     with pytest.raises(UserError, match=r"hashes\.json is damaged"):
-        record(URL, "a" * 64, 1)
+        record_hash(URL, "a" * 64, 1)
     assert (zoo / "hashes.json").read_bytes() == text.encode("latin-1")
 
 
 def test_home_that_cannot_be_made_is_one_line(zoo: Path) -> None:
     zoo.write_text("a file in its place")
     with pytest.raises(UserError, match=r"cannot write .*hashes\.json: .*EXCB_HOME"):
-        record(URL, "a" * 64, 1)
+        record_hash(URL, "a" * 64, 1)

@@ -34,7 +34,7 @@ OVERRIDES = (
 def write_start(folder: Path, model: dict[str, Any]) -> Path:
     """A checkpoint of a network with random weights, to start from."""
     file = folder / "start.pt"
-    run_checkpoint.write(contents(tiny_recipe(model, **SIZES), step=0), file)
+    run_checkpoint.write_run_checkpoint(contents(tiny_recipe(model, **SIZES), step=0), file)
     return file
 
 

@@ -54,7 +54,7 @@ def report(run: Path) -> dict[str, Any]:
 
 
 def checkpoint(run: Path, step: int) -> dict[str, Any]:
-    return run_checkpoint.read(run / "checkpoints" / run_checkpoint.name_of(step))
+    return run_checkpoint.read_run_checkpoint(run / "checkpoints" / run_checkpoint.name_of(step))
 
 
 def scores(monkeypatch: pytest.MonkeyPatch, *values: float) -> None:
@@ -248,7 +248,7 @@ def test_lora_resumes_and_its_networks_are_ordinary(starts: dict[str, Path], ima
     assert main(line) == 0
     assert_same(checkpoint(tmp_path / "whole", 12), checkpoint(tmp_path / "run", 12))
     file = tmp_path / "run" / "checkpoints" / "step-12.pt"
-    model = run_checkpoint.read(file)["model"]
+    model = run_checkpoint.read_run_checkpoint(file)["model"]
     networks: tuple[Which, ...] = ("student", "teacher")
     for network in networks:
         backbone = excb.load(file, network=network)
@@ -341,7 +341,7 @@ def test_an_older_run_resumes(starts: dict[str, Path], images: Path, tmp_path: P
         del old[name]
     old["statistics"]["sums"] = old["statistics"]["sums"][:6]
     (tmp_path / "run" / "recipe.json").write_text(json.dumps(record), encoding="utf-8")
-    run_checkpoint.write(
+    run_checkpoint.write_run_checkpoint(
         {name: value for name, value in old.items() if name not in ("format", "version")},
         tmp_path / "run" / "checkpoints" / "step-4.pt",
     )

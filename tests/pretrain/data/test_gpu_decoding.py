@@ -191,7 +191,7 @@ def test_a_stopped_run_resumes_as_the_undisturbed_one(
         return loop.train(few, images, out, Reporter(quiet=True), table=False, verdict=False)
 
     def newest(out: Path) -> Any:
-        return run_checkpoint.read(run_checkpoint.in_run(out)[0])
+        return run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])
 
     assert pretrain(tmp_path / "whole") == 0
     with stopped_before(4):

@@ -260,7 +260,7 @@ def command(folder: Path, out: Path, *more: str) -> list[str]:
 
 
 def state(out: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = run_checkpoint.read(run_checkpoint.in_run(out)[0])["model"]
+    tensors: dict[str, torch.Tensor] = run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])["model"]
     return tensors
 
 
@@ -291,7 +291,7 @@ def test_broken_images_are_replaced_counted_and_named(tmp_path: Path, capsys: py
     drawn = StreamBatchSampler(open_stream(f"hf-stream:{folder},buffer=6"), 8, seed=0, start=0, stop=3)
     names = [ref.name for refs in drawn for ref in refs]
     broken = ["shard 1, row 1", "shard 2, row 1"]
-    found = run_checkpoint.read(run_checkpoint.in_run(tmp_path / "run")[0])["broken"]
+    found = run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(tmp_path / "run")[0])["broken"]
     assert found == {"seen": 24, "found": sum(map(names.count, broken))}
     assert messages.count("replaces it") == len({*names} & {*broken})  # each is named once
 

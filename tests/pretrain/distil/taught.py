@@ -71,7 +71,7 @@ def write_teacher(
     prepared = {"mean": (0.3, 0.4, 0.5), "std": (0.2, 0.3, 0.25), "eval_resize": crop + 8, "eval_crop": crop}
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    run_checkpoint.write(contents(tiny_recipe(model, **SIZES | prepared), step=0, seed=seed), file)
+    run_checkpoint.write_run_checkpoint(contents(tiny_recipe(model, **SIZES | prepared), step=0, seed=seed), file)
     return file
 
 

@@ -291,7 +291,7 @@ def test_a_learning_rate_that_diverges_is_named_and_its_state_kept(
     kept = list((out / "diverged").glob("step-*.pt"))
     assert len(kept) == 1
     assert str(kept[0]) in said
-    contents = run_checkpoint.read(kept[0])
+    contents = run_checkpoint.read_run_checkpoint(kept[0])
     assert contents["cause"]
     assert f"step-{contents['step']}.pt" == kept[0].name
     excb.load(kept[0])
@@ -323,7 +323,7 @@ def test_a_teacher_that_never_moves_is_reported_everywhere(
     assert f"warning: epoch {reported['epoch']}: {reported['message']}" in said
     assert "method.teacher_momentum" in reported["message"]
     assert all("coincident_centroids" in line for line in read_metrics(out) if line["kind"] == "epoch")
-    assert run_checkpoint.read(run_checkpoint.in_run(out)[0])["health"]["ringing"]
+    assert run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])["health"]["ringing"]
     agreement = statistics([Curves.read(out)]).axes[3]
     assert [text.get_text() for text in agreement.texts] == ["stalled"]
 

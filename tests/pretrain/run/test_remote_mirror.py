@@ -69,7 +69,7 @@ def download(target: Path) -> Path:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    first, second = (run_checkpoint.read(run_checkpoint.in_run(run)[0]) for run in (one, other))
+    first, second = (run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(run)[0]) for run in (one, other))
     assert first["step"] == second["step"]
     assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
     timeless = [
@@ -214,7 +214,9 @@ def test_no_checkpoint_there_is_ever_half_one(images: Path, tmp_path: Path, mach
             if name.startswith("checkpoints/step-"):
                 (tmp_path / "one.pt").write_bytes(FaultyStore.store[f"/{RUN}{name}"].getvalue())
                 seen.append(name)
-                assert run_checkpoint.read(tmp_path / "one.pt")["step"] == run_checkpoint.step_of(Path(name))
+                assert run_checkpoint.read_run_checkpoint(tmp_path / "one.pt")["step"] == run_checkpoint.step_of(
+                    Path(name)
+                )
                 # All lines up to its step are there as well.
                 lines = FaultyStore.store[f"/{RUN}metrics.jsonl"].getvalue().decode().splitlines()
                 assert max(json.loads(line)["step"] for line in lines) >= run_checkpoint.step_of(Path(name))

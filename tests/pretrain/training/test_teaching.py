@@ -71,7 +71,7 @@ def run(images: Any, out: Path, files: list[str], *more: str, model: dict[str, A
 
 
 def newest(out: Path) -> dict[str, Any]:
-    return run_checkpoint.read(run_checkpoint.in_run(out)[0])
+    return run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_the_folder_holds_what_a_naive_pass_finds(
     labels = [CLASSES.index(name) for name in names]
     figures = result.figures
     assert figures["empty_clusters_unbalanced"] == (sizes == 0).sum()
-    s = run_checkpoint.read(run_checkpoint.in_run(place / "run")[0])["model"]["sizes"].double().numpy()
+    s = run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(place / "run")[0])["model"]["sizes"].double().numpy()
     balanced = np.where(s * 30 < 1, 1 - (1 - z) * s * 30, (1 + z) / (s * 30) - 1)  # Eq. 10
     assert figures["empty_clusters_balanced"] == 30 - len(set(balanced.argmax(1).tolist()))
     assert figures["empty_percent_balanced"] == pytest.approx(figures["empty_clusters_balanced"] / 0.3, abs=1e-4)

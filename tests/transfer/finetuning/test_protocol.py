@@ -145,7 +145,7 @@ def test_few_labels_start_from_frozen_features(task: Task, names: tuple[str, ...
 def test_few_labels_learn_and_keep_batchnorms_statistics(task: Task, tmp_path: Path) -> None:
     settings = replace(few_labels(70), epochs=2)
     result, _ = quiet(task, settings=settings, state=tmp_path)
-    state = run_checkpoint.read(tmp_path / "finetune-seed0.pt")["model"]
+    state = run_checkpoint.read_run_checkpoint(tmp_path / "finetune-seed0.pt")["model"]
     before = task.backbone.state_dict()
     for name, value in before.items():
         kept = torch.equal(state[f"backbone.{name}"], value)

@@ -69,7 +69,7 @@ def run(task: Task, settings: Settings = SETTINGS, *, seed: int = 0, state: Path
 
 
 def weights(state: Path) -> dict[str, Tensor]:
-    return run_checkpoint.read(state)["model"]
+    return run_checkpoint.read_run_checkpoint(state)["model"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -262,11 +262,14 @@ def test_an_interrupted_run_goes_on_to_the_bit(
     monkeypatch.setattr(training._Training, "step", stop)
     with pytest.raises(KeyboardInterrupt):
         run(task, state=tmp_path / "parts.pt")
-    assert run_checkpoint.read(tmp_path / "parts.pt")["epochs"] == 1
+    assert run_checkpoint.read_run_checkpoint(tmp_path / "parts.pt")["epochs"] == 1
     torch.manual_seed(12)
     monkeypatch.setattr(training._Training, "step", step)
     assert torch.equal(run(task, state=tmp_path / "parts.pt"), whole)
-    one, other = run_checkpoint.read(tmp_path / "whole.pt"), run_checkpoint.read(tmp_path / "parts.pt")
+    one, other = (
+        run_checkpoint.read_run_checkpoint(tmp_path / "whole.pt"),
+        run_checkpoint.read_run_checkpoint(tmp_path / "parts.pt"),
+    )
     assert all(torch.equal(other["model"][name], value) for name, value in one["model"].items())
     monkeypatch.setattr(training._Training, "step", lambda *_: pytest.fail("it was finished"))
     assert torch.equal(run(task, state=tmp_path / "parts.pt"), whole)
@@ -282,7 +285,7 @@ def test_a_state_of_something_else_is_refused(place: Path, tmp_path: Path) -> No
         run(task, settings, seed=1, state=state)
     with pytest.raises(UserError, match=r"\(other weights\)"):
         run(double(task), settings, state=state)
-    run_checkpoint.write({"model": {}}, state)
+    run_checkpoint.write_run_checkpoint({"model": {}}, state)
     with pytest.raises(UserError, match="backbone_lr was not set, now "):
         run(task, settings, state=state)
     state.write_bytes(state.read_bytes()[:-100])

@@ -333,12 +333,12 @@ def test_stopped_run_goes_on_to_the_bit(place: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(HeadBank, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         quiet(prepared, protocol="resnet", **SWEEP, state=tmp_path / "state.pt")
-    assert run_checkpoint.read(tmp_path / "state.pt")["epochs"] == 1
+    assert run_checkpoint.read_run_checkpoint(tmp_path / "state.pt")["epochs"] == 1
     resumed = quiet(prepared, protocol="resnet", **SWEEP, state=tmp_path / "state.pt")
     assert len(calls) == 14 + 2 * 2 * 4
     assert top5(resumed) == top5(through)
     assert resumed[0].settings == through[0].settings
-    stored = [run_checkpoint.read(tmp_path / f"{name}.pt")["banks"] for name in ("through", "state")]
+    stored = [run_checkpoint.read_run_checkpoint(tmp_path / f"{name}.pt")["banks"] for name in ("through", "state")]
     for one, other in zip(*stored, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     monkeypatch.setattr(TrainingBatches, "steps", property(lambda _self: 4))
@@ -405,7 +405,7 @@ def test_many_processes_train_the_same_heads(
     assert [process.wait(timeout=120) for process in running] == [0] * processes
     for number in range(processes):
         assert json.loads((tmp_path / f"store.{number}.json").read_text()) == json.loads(json.dumps(alone))
-    banks = [run_checkpoint.read(file)["banks"] for file in (place / "alone.pt", tmp_path / "store.pt")]
+    banks = [run_checkpoint.read_run_checkpoint(file)["banks"] for file in (place / "alone.pt", tmp_path / "store.pt")]
     for one, other in zip(*banks, strict=True):
         for name in one:
             torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-11)

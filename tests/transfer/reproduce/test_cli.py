@@ -93,7 +93,7 @@ def register(name: str, *, damage: bool = False, **facts: object) -> str:
     tensors = dict(found.tensors)
     tensors["conv1.0.weight"] = tensors["conv1.0.weight"] * (0 if damage else 1)
     row = found.facts["checkpoint"] | {"name": name} | facts
-    exported.write(
+    exported.write_exported(
         home() / name,
         tensors=tensors,
         architecture=found.architecture,

@@ -13,7 +13,7 @@ from torch import Tensor
 from excb.distributed.collectives import run_on_rank0, world_size
 from excb.distributed.machine import available_memory
 from excb.errors import require
-from excb.neighbours.memory import plan
+from excb.neighbours.memory import search_memory
 from excb.neighbours.nearest import nearest
 
 from .memory import Memory
@@ -56,12 +56,14 @@ def classifier(
     """
     patches = memory.patches
     require(k <= len(patches), f"--k {k}: the memory has {len(patches)} patches")
-    held = plan(len(patches), patches.width, queries, k, processes=world_size())
+    held = search_memory(len(patches), patches.width, queries, k, processes=world_size())
     # A bank that would fill the memory of the machine is read from the cache's files instead, tile by tile.
     streamed = run_on_rank0(lambda: held.total * world_size() > available_memory() / 2)
     note(
         (
-            plan(len(patches), patches.width, queries, k, processes=world_size(), streamed=True) if streamed else held
+            search_memory(len(patches), patches.width, queries, k, processes=world_size(), streamed=True)
+            if streamed
+            else held
         ).text
     )
     bank = patches if streamed else patches.whole

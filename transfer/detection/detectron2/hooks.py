@@ -148,7 +148,7 @@ class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
         parts = {key: part.state_dict() for key, part in self.checkpointables.items()}
         contents = {"model": dict(self.model.state_dict()), "identity": self._identity} | parts | extra
         folder = Path(self.save_dir)
-        run_checkpoint.write(contents, folder / f"{name}.pth")
+        run_checkpoint.write_run_checkpoint(contents, folder / f"{name}.pth")
         self.tag_last_checkpoint(f"{name}.pth")
         for old in sorted(folder.glob("model_*.pth"))[:-KEPT]:  # model_final.pth sorts last
             old.unlink()
@@ -166,7 +166,7 @@ class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
         if not (newest := self.get_checkpoint_file()):
             return 0
         try:
-            contents = run_checkpoint.read(Path(newest))
+            contents = run_checkpoint.read_run_checkpoint(Path(newest))
         except run_checkpoint.DamagedFileError as error:
             raise UserError(f"{error}: write an older one's name into {self.save_dir}/last_checkpoint") from None
         require_same_run(newest, contents.get("identity"), self._identity, advice="choose another folder")

@@ -149,7 +149,9 @@ def _newest(job: Job) -> dict[str, Any] | None:
 
 
 def _save(folder: Path, contents: dict[str, Any]) -> None:
-    run_checkpoint.write(contents, folder / run_checkpoint.FOLDER / run_checkpoint.name_of(contents["step"]))
+    run_checkpoint.write_run_checkpoint(
+        contents, folder / run_checkpoint.FOLDER / run_checkpoint.name_of(contents["step"])
+    )
     for old in run_checkpoint.in_run(folder)[KEPT:]:
         old.unlink()
 

@@ -99,7 +99,7 @@ def tensors(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def assert_equal(first: Path, second: Path) -> None:
-    one, two = (tensors(run_checkpoint.read(file)) for file in (first, second))
+    one, two = (tensors(run_checkpoint.read_run_checkpoint(file)) for file in (first, second))
     assert one.keys() == two.keys()
     assert sum(isinstance(value, Tensor) for value in one.values()) > 300
     for name, value in one.items():
