@@ -1,21 +1,23 @@
-"""A protocol as one record: what the commands, the leaderboard, `reproduce` and `all` need to know of it.
+"""A protocol as one record: its options, its measurement, and what pages, claims and suites need to know of it.
 
-Importing this module, or a module that makes such a record, loads no torch: `--help` reads all of them.
+Importing this module, or a module that makes such a record, loads no torch.
 """
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from typing import Protocol as Interface
 
-from excb.cli import Command, Parser
+from .options import REFERENCES
 
 if TYPE_CHECKING:
     import torch
 
     from excb.console import Reporter
+    from excb.features.extraction import Extraction
+    from excb.images.image_set import Images
+    from excb.networks.features import Kind
     from excb.results.result import Result
 
     from .inference.paired import Paired
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from .task import Task
 
 Fields = dict[str, Any]  # what defines a protocol, field by field: figures compare where all are equal
-# A result, and what writes it to FILE.json with the files beside it; the files are returned.
-Measured = tuple["Result", Callable[["Result", Path], list[Path]]]
 
 
 @dataclass(frozen=True)
@@ -49,46 +49,61 @@ class FigureKind:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """A protocol with its checkpoint and images, checked and ready to run."""
-
-    data: Mapping[str, Any]  # the images, as in `Result.data`
-    measure: Callable[[bool], Measured]  # runs it and returns what it measured; prints a table if asked to
-
-
-class OpenEvaluation(Interface):
-    """Loads and checks what a command line names; all ranks call this together."""
-
-    def __call__(
-        self,
-        args: argparse.Namespace,
-        device: "torch.device",
-        reporter: "Reporter",
-        *,
-        task: "Task | None" = None,
-        results: Path | None = None,
-    ) -> Evaluation:
-        """The evaluation.
-
-        Args:
-            args: the protocol's own options.
-            device: where to compute.
-            reporter: prints notes, progress and tables.
-            task: backbone and images that are loaded already, for protocols that take a `Task`.
-            results: the folder that results will be written to; it may not lie among the images.
-        """
-
-
-@dataclass(frozen=True)
 class SuiteStep:
     """One evaluation of `excb-eval all`."""
 
     name: str  # of its result file
     title: str  # as people call it
-    command: list[str]  # of `excb-eval`, without checkpoint and images
+    protocol: str  # its name
+    options: Any  # the protocol's own
     skipped: str = ""  # why it does not apply; empty where it does
-    # what its result depends on, beside the command; compared with that of a finished one
+    # what its result depends on, beside its options; compared with that of a finished one
     depends_on: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of an evaluation, for --dry-run."""
+
+    features: "Mapping[str, Images]"  # sets whose features are computed once and kept
+    kind: "Kind" = "pooled"  # of these features
+    then: tuple[str, ...] = ()  # further work, a line each
+    passes: float = 0.0  # images that pass through the network beside them, which nothing keeps; backward counts as two
+    extract: "Callable[[Images], Extraction] | None" = None  # of these features, where they are of no `kind`
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The outcome of an evaluation.
+
+    Attributes:
+        result: its record.
+        scored: the predictions or scores of every test image; None where there are none.
+        show: prints the table.
+        write: writes a result to FILE.json (or a folder) with the files beside it, and returns the files; all ranks
+            call it.
+    """
+
+    result: "Result"
+    scored: Any
+    show: "Callable[[Reporter], None]"
+    write: "Callable[[Result, Path], list[Path]]"
+
+    def with_result(self, result: "Result") -> "Measurement":
+        """The same with another record, such as one with references."""
+        return replace(self, result=result)
+
+
+class ProtocolOptions:
+    """Base of the options of one protocol: frozen dataclasses of `excb.options.option` fields."""
+
+    def check(self, shared: Any) -> None:
+        """Raise UserError where options contradict each other or `shared`; nothing is loaded yet."""
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """No options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,24 +111,34 @@ class InSuite:
     """A protocol's part in `excb-eval all`."""
 
     names: tuple[str, ...]  # of its steps
-    # its steps, given the task, the options of `all`, and what every result on the task depends on
-    steps: "Callable[[Task, argparse.Namespace, Mapping[str, Any]], Sequence[SuiteStep]]"
-    add_options: Callable[[Parser], None] = lambda _parser: None  # adds the options of `all` that this protocol needs
+    # its steps, given the task, `options` of `all`, and what every result on the task depends on
+    steps: "Callable[[Task, Any, Mapping[str, Any]], Sequence[SuiteStep]]"
+    options: type[Any] = NoOptions  # a dataclass of the options of `all` that this protocol needs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol(Command):
-    """One protocol; `transfer/protocols.py` lists them all.
+class Protocol:
+    """One protocol; `transfer/protocols.py` lists them all. `transfer/runner.py` runs it.
 
     Args:
+        name: on the command line and in Python.
+        help: one line without a full stop.
         families: of its figures, in the order of their tables.
+        options: a dataclass of its own options.
+        shared: a dataclass of the options that it shares with others: checkpoint, images, machine, references.
+        open: loads and checks checkpoint and images; given shared options, own options, device, reporter.
+        measure: the evaluation; given the task, own options, reporter. All ranks call it.
+        work: the work of the evaluation; it refuses what the evaluation refuses. None: features of both sets.
+        dry_run: answers --dry-run instead of `work`, and returns the exit code.
+        shares_task: whether it evaluates the labelled images of `excb-eval all`; otherwise it opens its own.
+        unknown: what happens to test images of classes that train lacks, for notes.
+        out: whether --out names a file or a folder.
         kind_of: what a figure's name says, where it is not FAMILY_top1 or FAMILY_top5; None for any other name.
-        open: see `OpenEvaluation`.
         labels: what the images need: a class each, boxes, masks, or queries with ground truth. With boxes a protocol
             resizes images by itself.
         headline: the figure that pages show first where a result has it; by default its first.
         state: the option that keeps an unfinished evaluation; empty where it starts anew.
-        state_suffix: what `all` and `watch` append to the name of that file or folder.
+        state_suffix: of the name of that file or folder in `all` and `watch`.
         keeps_state: whether an evaluation with these options takes `state`, where there is one.
         cost: forward passes of one image that a claim's options and images need, where a training pass counts as
             three; a sentence where passes say little; None where it is not known.
@@ -121,30 +146,47 @@ class Protocol(Command):
         claim_fields: the same of a published figure, given the claim's options.
         read_paired: reads what `excb-eval compare` needs beside a result's FILE.json, where figures are no means of
             scores of images; raises UserError. None where they are.
-        references: options of `all` that this protocol takes, too, and that its results depend on.
         label: what a submitted result is called, after its checkpoint.
         objection: why a result may not stand in a leaderboard; empty where it may.
-        missing: why the command cannot run on this machine; empty where it can.
+        missing: why it cannot run on this machine; empty where it can.
         in_suite: its part in `excb-eval all`; None has none.
+        group: under which the program's help lists it.
+        examples: what to type after the program's name.
     """
 
+    name: str
+    help: str
     families: tuple[Family, ...]
-    open: OpenEvaluation
+    options: type[Any]
+    shared: type[Any]
+    open: "Callable[[Any, Any, torch.device, Reporter], Any]"
+    measure: "Callable[[Any, Any, Reporter], Measurement]"
+    work: "Callable[[Any, Any, Reporter], Work] | None" = None
+    dry_run: "Callable[[Any, Any, Reporter], int] | None" = None
+    shares_task: bool = False
+    unknown: str = "count as wrong"
+    out: Literal["file", "folder"] = "file"
     kind_of: Callable[[str], FigureKind | None] = lambda _figure: None
     labels: Literal["classes", "boxes", "masks", "queries"] = "classes"
     headline: str = ""
     state: str = ""
     state_suffix: str = ""
-    keeps_state: Callable[[argparse.Namespace], bool] = lambda _args: True
+    keeps_state: Callable[[Any], bool] = lambda _options: True
     cost: "Callable[[Mapping[str, Any], ClaimImages], float | str | None]"
     result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: settings
     claim_fields: Callable[[Fields, FigureKind], Fields] = lambda options, _kind: options
     read_paired: "Callable[[Path], Paired] | None" = None
-    references: tuple[str, ...] = ()
     label: "Callable[[Result], str]" = lambda result: result.protocol
     objection: "Callable[[Result], str]" = lambda _result: ""
-    missing: Callable[[argparse.Namespace], str] = lambda _args: ""
+    missing: Callable[[Any], str] = lambda _options: ""
     in_suite: InSuite | None = None
+    group: str = ""
+    examples: tuple[str, ...] = ()
+
+    @cached_property
+    def references(self) -> tuple[str, ...]:
+        """The shared options that ask for references; results depend on them."""
+        return tuple(each.name for each in fields(self.shared) if each.name in REFERENCES)
 
     def fields_of(self, settings: Fields, kind: FigureKind) -> Fields:
         """What defines a measured figure: `result_fields`, and the precision of the features where it is stated."""

@@ -11,16 +11,17 @@ from .dense.cli import DENSE
 from .detection.cli import DETECTION
 from .finetuning.cli import FINETUNE, SEMISUP
 from .instances.cli import INSTANCES
-from .knn.cli import KNN
+from .knn.record import KNN
 from .layers.cli import LAYERS
 from .linear.cli import LINEAR
-from .protocol import Family, FigureKind, Protocol
-from .retrieval.cli import RETRIEVAL
+from .old_protocol import Protocol, adapted
+from .protocol import Family, FigureKind
+from .retrieval.record import RETRIEVAL
 from .robustness.cli import ROBUSTNESS
 
 PROTOCOLS: tuple[Protocol, ...] = (
-    KNN,
-    RETRIEVAL,
+    adapted(KNN),
+    adapted(RETRIEVAL),
     INSTANCES,
     LINEAR,
     LAYERS,

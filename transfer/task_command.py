@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from excb.console import Reporter, duration
 from excb.errors import UserError, is_rank0
 
+from .old_protocol import Evaluation, Measured
 from .options import BASELINES
 from .parallel import in_parallel
-from .protocol import Evaluation, Measured
 
 if TYPE_CHECKING:
     import torch

@@ -12,6 +12,7 @@ from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.data.sources import train_and_test
 from excb.transfer.knn import protocol as knn
+from excb.transfer.knn.options import KnnOptions
 from excb.transfer.linear import protocol as linear
 from excb.transfer.task import Task
 from tests.clone import SHARED
@@ -41,7 +42,7 @@ def test_mobilenet_on_grocery_photographs() -> None:
     backbone = Backbone(network, preprocessing, Entry(str(file), Architecture("mobilenet_v2"))).eval()
     train, test = train_and_test(None, DATA / "train", DATA / "test", rename=RENAME)
     task = Task(backbone, preprocessing, train, test, torch.device("cpu"), 64, 1)
-    found, _ = knn.evaluate(task, Reporter(quiet=True), ks=[20], table=False)
+    found = knn.measure(task, KnnOptions(k=(20,)), Reporter(quiet=True)).result
     assert found.figures["knn_top1_k20"] == pytest.approx(57.3, abs=1)
     found, _ = linear.evaluate(task, Reporter(quiet=True), protocol="logreg", table=False)
     assert found.figures["linear_top1"] == pytest.approx(65.9, abs=2)

@@ -10,9 +10,9 @@ from excb.cli import Parser, local_path
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
 
+from ..old_protocol import Evaluation, Measured, Protocol
 from ..options import add_pass_options
 from ..parallel import in_parallel
-from ..protocol import Evaluation, Measured, Protocol
 from ..task_command import Work, forecast, prepared
 
 if TYPE_CHECKING:

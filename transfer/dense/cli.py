@@ -10,9 +10,10 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import is_rank0
 
+from ..old_protocol import Evaluation, InSuite, Measured, Protocol, SuiteStep
 from ..options import CKPT, add_machine_options, add_out, add_untrained
 from ..parallel import in_parallel
-from ..protocol import Evaluation, Family, Fields, FigureKind, InSuite, Measured, Protocol, SuiteStep, one_pass
+from ..protocol import Family, Fields, FigureKind, one_pass
 from ..reporting.fields import named
 from ..task_command import finish
 from .heads.recipes import LINEAR, LOGISTIC, SETTINGS, options

@@ -12,8 +12,9 @@ from excb.console import Reporter
 from excb.distributed.slurm import HELP as SLURM_HELP
 from excb.errors import USER_ERROR, UserError, is_rank0
 
+from ..old_protocol import Evaluation, InSuite, Measured, Protocol, SuiteStep
 from ..parallel import in_parallel
-from ..protocol import Evaluation, Family, Fields, FigureKind, InSuite, Measured, Protocol, SuiteStep
+from ..protocol import Family, Fields, FigureKind
 from ..reporting.fields import named, without
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..task import Task
     from .embeddings import Embeddings
-    from .page import Found
+    from .page import SearchFindings
 
 SHOWN = 20  # groups of near-duplicates that the terminal lists
 
@@ -105,14 +105,16 @@ def _answer(args: argparse.Namespace, embeddings: "Embeddings", reporter: Report
     """Search, and print or write what was found; rank 0 does."""
     from excb.files.atomic import write_text
 
-    from .page import Found, render
+    from .page import SearchFindings, render_search
 
     queries = dict.fromkeys(args.query)
-    found = Found([(name, embeddings.search(name, args.k)) for name in queries], _groups(args, embeddings, reporter))
+    found = SearchFindings(
+        [(name, embeddings.search(name, args.k)) for name in queries], _groups(args, embeddings, reporter)
+    )
     files = _index(args, embeddings)
     if args.out is not None:
         with reporter.progress("pictures of the page", found.pictures) as bar:
-            page = render(found, embeddings, cosine=args.near_duplicates, progress=bar.advance)
+            page = render_search(found, embeddings, cosine=args.near_duplicates, progress=bar.advance)
         write_text(page, args.out)
         files = [args.out, *files]
     if files:
@@ -133,7 +135,7 @@ def _groups(args: argparse.Namespace, embeddings: "Embeddings", reporter: Report
     return [[embeddings.paths[index] for index in group] for group in found]
 
 
-def _to_dict(found: "Found", embeddings: "Embeddings") -> dict[str, Any]:
+def _to_dict(found: "SearchFindings", embeddings: "Embeddings") -> dict[str, Any]:
     queries = [
         {"query": name, "matches": [{"path": match.path, "cosine": match.cosine} for match in matches]}
         for name, matches in found.queries
@@ -142,7 +144,7 @@ def _to_dict(found: "Found", embeddings: "Embeddings") -> dict[str, Any]:
     return {"queries": queries} | duplicates | embeddings.describe()
 
 
-def _print(found: "Found", embeddings: "Embeddings", reporter: Reporter, cosine: float | None) -> None:
+def _print(found: "SearchFindings", embeddings: "Embeddings", reporter: Reporter, cosine: float | None) -> None:
     if found.queries:
         rows = [
             [Path(name).name if rank == 1 else "", str(rank), f"{match.cosine:.4f}", match.path]

@@ -18,7 +18,7 @@ from excb.files.atomic import write_bytes, write_text
 from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
 
-from ..protocol import SuiteStep
+from ..old_protocol import SuiteStep
 from ..reporting.report import read
 from ..task import Task
 from . import comparison_chart, comparison_page, comparison_tables, cost, suite

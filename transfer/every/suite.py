@@ -19,7 +19,7 @@ from excb.results.result import Result
 from excb.version import __version__
 
 from ..options import BASELINES
-from ..protocol import SuiteStep
+from ..old_protocol import SuiteStep
 from ..protocols import PROTOCOLS, of_command
 from ..task import Task
 

@@ -10,8 +10,9 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError, require
 
+from ..old_protocol import InSuite, Protocol, SuiteStep
 from ..options import add_task_options
-from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep
+from ..protocol import Family, Fields, FigureKind
 from ..reporting.fields import named
 from ..task_command import TaskCommand, Work
 

@@ -9,9 +9,10 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import is_rank0
 
+from ..old_protocol import Evaluation, Measured, Protocol
 from ..options import CKPT, add_machine_options, add_out, add_untrained
 from ..parallel import in_parallel
-from ..protocol import Evaluation, Family, FigureKind, Measured, Protocol, one_pass
+from ..protocol import Family, FigureKind, one_pass
 from ..reporting.fields import named
 from ..task_command import finish
 

@@ -1,48 +1,43 @@
 """k-NN of images with a set of labels each: every neighbour votes for each class on its own."""
 
 import time
-from collections.abc import Sequence
-from typing import Literal
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from excb.console import Reporter
-from excb.distributed.collectives import rank, world_size
+from excb.distributed.collectives import world_size
 from excb.neighbours.nearest import Neighbours, nearest
 from excb.results.result import Result, interval_text
 
 from ..data.multilabel import MultiLabelImages
+from ..protocol import Measurement
 from ..reporting.label_scores import LabelScores, report_label_scores
+from ..reporting.report import ScoredFiles
 from ..task import Task
-from .protocol import check
+from .options import KnnOptions
+from .protocol import checked
 
 _AT_ONCE = 2**23  # votes of a block of queries: 64 MiB
 
 
-def evaluate(
-    task: Task,
-    reporter: Reporter,
-    *,
-    ks: Sequence[int] | None = None,
-    temperatures: Sequence[float] = (0.07,),
-    backend: Literal["auto", "faiss", "torch"] = "auto",
-    table: bool = True,
-) -> tuple[Result, LabelScores]:
-    """Score every class of the test images by the train images nearest to them; arguments as `protocol.evaluate`.
+def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
+    """Score every class of the test images by the train images nearest to them; arguments as `protocol.measure`.
 
     Returns:
         Figures `knn_mAP_k20`, `knn_mAP11_k20`, ... in percent, and the scores.
 
     Raises:
-        UserError: as `protocol.evaluate`.
+        UserError: as `protocol.measure`.
     """
     start = time.monotonic()
     train, test = task.train, task.test
     assert isinstance(train, MultiLabelImages)
     assert isinstance(test, MultiLabelImages)
-    counts, search = check(task, reporter, ks=ks, temperatures=temperatures, backend=backend)
+    counts, search = checked(task, options, reporter)
+    temperatures = options.temperature
     bank, queries = (task.stored(images, name, reporter).all() for images, name in ((train, "train"), (test, "test")))
     with reporter.progress(f"neighbours ({search})", len(queries)) as bar:
         found = nearest(
@@ -70,11 +65,13 @@ def evaluate(
         seconds=time.monotonic() - start,
         notes=[f"neighbours by {search}; other searches give the same"],
     )
-    if table and rank() == 0:
-        rows = [[name, f"{value:.2f}", interval_text(result.intervals[name])] for name, value in result.figures.items()]
-        title = f"k-NN, {len(bank):,} train and {len(queries):,} test images, sets of {len(test.classes or ())} labels"
-        reporter.table(title, ["figure", "%", "95 % interval"], rows)
-    return result, scored
+    return Measurement(result, scored, partial(_show, result, len(bank), len(queries)), ScoredFiles(scored))
+
+
+def _show(result: Result, train: int, test: int, reporter: Reporter) -> None:
+    rows = [[name, f"{value:.2f}", interval_text(result.intervals[name])] for name, value in result.figures.items()]
+    title = f"k-NN, {train:,} train and {test:,} test images, sets of {result.data['classes']} labels"
+    reporter.table(title, ["figure", "%", "95 % interval"], rows)
 
 
 def votes(neighbours: Neighbours, targets: np.ndarray, *, k: int, temperature: float) -> np.ndarray:

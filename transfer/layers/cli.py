@@ -7,8 +7,9 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError
 
+from ..old_protocol import Protocol
 from ..options import add_task_options
-from ..protocol import Family, Protocol, one_pass
+from ..protocol import Family, one_pass
 from ..reporting.fields import named
 from ..task_command import TaskCommand, Work
 from .poolings import POOLINGS

@@ -10,9 +10,10 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError
 
+from ..old_protocol import InSuite, Protocol, SuiteStep
 from ..options import BASELINES, add_baselines, add_task_options
 from ..probes.recipes import PROTOCOLS, LinearProtocol, choose
-from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
+from ..protocol import Family, Fields, FigureKind, one_pass
 from ..reporting.fields import named
 from ..task_command import TaskCommand, Work
 

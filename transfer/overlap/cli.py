@@ -123,13 +123,13 @@ def _answer(args: argparse.Namespace, found: "Audit", reporter: Reporter) -> Non
     """Write the files, and print what was found; rank 0 does."""
     from excb.files.atomic import write_text
 
-    from .page import render, shown
+    from .page import render_audit, shown_pairs
 
     if args.out is not None:
         stem = args.out.name.removesuffix(".json")
         listed, shown_page = (args.out.with_name(f"{stem}{ending}") for ending in (".pairs.csv", ".html"))
-        with reporter.progress("pictures of the page", len(shown(found))) as bar:
-            page = render(found, progress=bar.advance)
+        with reporter.progress("pictures of the page", len(shown_pairs(found))) as bar:
+            page = render_audit(found, progress=bar.advance)
         write_text(found.to_csv(), listed)
         write_text(page, shown_page)
         write_text(found.result.to_json() + "\n", args.out)
@@ -142,9 +142,9 @@ def _answer(args: argparse.Namespace, found: "Audit", reporter: Reporter) -> Non
 
 
 def _print(found: "Audit", reporter: Reporter) -> None:
-    from .page import TITLES, near_from, table
+    from .page import TITLES, calibration_table, near_from
 
-    header, rows = table(found)
+    header, rows = calibration_table(found)
     if rows:
         reporter.table("Planted copies of train images, and images that are none", header, rows)
     else:

@@ -13,7 +13,7 @@ from excb.hub.loading import obtain
 
 from .. import protocols
 from ..data.classes import OtherClassesError
-from ..protocol import Measured
+from ..old_protocol import Measured
 from ..published import registry
 from ..published.claim import Claim
 from . import tables

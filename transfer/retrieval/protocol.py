@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,9 +12,11 @@ from excb.distributed.collectives import all_succeed, gather_objects, rank, worl
 from excb.errors import require
 from excb.results.result import Result, interval_text
 
+from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
-from ..reporting.report import report
+from ..reporting.report import ScoredFiles, report
 from ..task import Task
+from .options import RetrievalOptions
 from .ranking import average_precision, r_precision, recall_at, relevant_ranks
 
 KS = (1, 5, 10)
@@ -26,18 +28,15 @@ MEASURES: dict[str, Callable[[np.ndarray], float]] = {
 }
 
 
-def evaluate(
-    task: Task, reporter: Reporter, *, gallery: Literal["train", "test"] = "train", table: bool = True
-) -> tuple[Result, ImageScores]:
+def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measurement:
     """Rank the whole gallery for every test image, and score where the images of its class stand.
 
     A query without an image of its class in the gallery has no score, and a note says how many there are.
 
     Args:
         task: backbone and images.
-        reporter: prints notes, progress and tables.
-        gallery: "train" ranks the train images; "test" ranks the other test images, without the query itself.
-        table: print the table.
+        options: gallery "train" ranks the train images; "test" ranks the other test images, without the query itself.
+        reporter: prints notes and progress.
 
     Returns:
         Figures `retrieval_mAP`, `retrieval_R_precision` and `retrieval_recall_at_1`, `_5` and `_10` in percent, and
@@ -47,7 +46,7 @@ def evaluate(
         UserError: no query has an image of its class in the gallery, or an image cannot be read.
     """
     start = time.monotonic()
-    require(gallery in ("train", "test"), f"--gallery is 'train' or 'test', not '{gallery}'")
+    gallery = options.gallery
     images = task.train if gallery == "train" else task.test
     queries, targets = task.features(task.test, "test", reporter)
     rows, labels = task.features(images, gallery, reporter)
@@ -78,12 +77,12 @@ def evaluate(
         seconds=time.monotonic() - start,
         notes=[note] if without else [],
     )
-    if table and rank() == 0:
-        _print(result, reporter, queries=len(queries) - without, gallery=len(rows) - (gallery == "test"))
-    return result, scored
+    gallery_size = len(rows) - (gallery == "test")
+    show = partial(_show, result, len(queries) - without, gallery_size)
+    return Measurement(result, scored, show, ScoredFiles(scored))
 
 
-def _print(result: Result, reporter: Reporter, *, queries: int, gallery: int) -> None:
+def _show(result: Result, queries: int, gallery: int, reporter: Reporter) -> None:
     rows = [
         [name.removeprefix("retrieval_").replace("_", " "), f"{value:.2f}", interval_text(interval)]
         for (name, value), interval in zip(result.figures.items(), result.intervals.values(), strict=True)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Parser
 from excb.console import Reporter
 
+from ..old_protocol import Protocol
 from ..options import add_task_options
-from ..protocol import Family, Fields, FigureKind, Protocol
+from ..protocol import Family, Fields, FigureKind
 from ..reporting.fields import named, without
 from ..task_command import TaskCommand, Work
 from .names import ALL, COMMON, GROUPS, SEVERITIES, chosen

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..every.suite import Outcome
-    from ..protocol import SuiteStep
+    from ..old_protocol import SuiteStep
     from ..task import Task
     from .choosing import OpenSet
     from .heads import Options

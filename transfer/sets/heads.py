@@ -15,7 +15,7 @@ from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
 
 from ..data.multilabel import MultiLabelImages
-from ..knn.cli import KNN as PROTOCOL
+from ..knn.record import KNN as PROTOCOL
 from ..knn.label_sets import votes
 from ..linear.regression import HELD_OUT, STRENGTHS, choose
 from .choosing import OpenSet

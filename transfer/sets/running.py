@@ -24,7 +24,7 @@ from excb.results.result import Result
 from excb.version import __version__
 
 from ..every.suite import RunStep, common
-from ..protocol import SuiteStep
+from ..old_protocol import SuiteStep
 from ..task import Task
 from .choosing import OpenSet
 from .heads import Measured, Options, measure, unpack

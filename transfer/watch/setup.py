@@ -11,7 +11,7 @@ from excb.cli import Parser
 from excb.errors import UserError, nearest_name
 
 from ..options import add_baselines, add_data_options, add_task_options
-from ..protocol import Protocol
+from ..old_protocol import Protocol
 from ..protocols import PROTOCOLS
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from excb.transfer.every import cli as suite_cli
 from excb.transfer.every import suite
 from excb.transfer.every.page import render
 from excb.transfer.every.suite import Outcome
-from excb.transfer.protocol import SuiteStep
+from excb.transfer.old_protocol import SuiteStep
 from tests.browser import chromium
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder

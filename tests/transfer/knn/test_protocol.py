@@ -11,8 +11,9 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.knn import protocol
-from excb.transfer.knn.cli import KNN
-from excb.transfer.knn.protocol import check_ks, evaluate
+from excb.transfer.knn.options import KnnOptions
+from excb.transfer.knn.protocol import check_ks, measure
+from excb.transfer.knn.record import KNN
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, features_by_loop, knn_by_loop, write_folder
@@ -38,13 +39,13 @@ def task(place: Path, test: str = "test", train: str = "train") -> Task:
 
 
 def quiet(task: Task, **options: Any) -> Result:
-    return evaluate(task, Reporter(quiet=True), table=False, **options)[0]
+    return measure(task, KnnOptions(**options), Reporter(quiet=True)).result
 
 
 @pytest.mark.parametrize("temperature", [0.07, 0.003])  # the votes differ
 def test_figures_are_those_of_the_loop(place: Path, temperature: float) -> None:
     ks = [1, 5, 20, 35]
-    found = quiet(task(place), ks=ks, temperatures=[temperature], backend="torch").figures
+    found = quiet(task(place), k=ks, temperature=[temperature], backend="torch").figures
     backbone = excb.load(place / "run")
     bank, queries = features_by_loop(backbone, place / "train"), features_by_loop(backbone, place / "test")
     expected: dict[str, float] = {}
@@ -56,7 +57,7 @@ def test_figures_are_those_of_the_loop(place: Path, temperature: float) -> None:
 
 
 def test_test_set_without_some_classes_keeps_the_train_sets_indices(place: Path) -> None:
-    found = quiet(task(place, "some"), ks=[1, 5], backend="torch")
+    found = quiet(task(place, "some"), k=[1, 5], backend="torch")
     backbone = excb.load(place / "run")
     bank, queries = features_by_loop(backbone, place / "train"), features_by_loop(backbone, place / "some")
     for k in (1, 5):
@@ -67,13 +68,13 @@ def test_test_set_without_some_classes_keeps_the_train_sets_indices(place: Path)
 
 
 def test_an_image_finds_itself(place: Path) -> None:
-    found = quiet(task(place, "train"), ks=[1], backend="torch").figures
+    found = quiet(task(place, "train"), k=[1], backend="torch").figures
     assert found == {"knn_top1_k1": 100.0, "knn_top5_k1": 100.0}
 
 
 @needs_faiss
 def test_back_ends_give_equal_figures(place: Path) -> None:
-    results = {name: quiet(task(place), ks=[1, 5, 20], backend=name) for name in ("torch", "faiss", "auto")}
+    results = {name: quiet(task(place), k=[1, 5, 20], backend=name) for name in ("torch", "faiss", "auto")}
     assert results["torch"].figures == results["faiss"].figures == results["auto"].figures
     assert len({result.protocol_hash for result in results.values()}) == 1  # what cannot change figures is no setting
     for name in ("torch", "faiss"):
@@ -89,13 +90,13 @@ def test_a_bank_that_would_fill_the_memory_is_read_in_tiles(
     figures = {}
     for memory in (2**40, 2**10):
         monkeypatch.setattr(protocol, "available_memory", lambda memory=memory: memory)
-        figures[memory] = evaluate(cached, Reporter(), ks=[1, 5, 20], table=False)[0].figures
+        figures[memory] = measure(cached, KnnOptions(k=(1, 5, 20)), Reporter()).result.figures
         assert ("read in tiles" in capsys.readouterr().err) == (memory == 2**10)
     assert figures[2**40] == figures[2**10]
 
 
 def test_result_holds_all_that_is_needed_to_repeat_it(place: Path) -> None:
-    result = quiet(task(place), ks=[5, 1, 5], temperatures=[0.1], backend="torch")
+    result = quiet(task(place), k=[5, 1, 5], temperature=[0.1], backend="torch")
     assert result.protocol == "knn"
     assert result.settings["k"] == [1, 5]
     assert result.settings["temperature"] == [0.1]
@@ -106,7 +107,9 @@ def test_result_holds_all_that_is_needed_to_repeat_it(place: Path) -> None:
 
 
 def test_table_shows_the_figures(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result, _ = evaluate(task(place), Reporter(), ks=[1, 20], backend="torch")
+    measured = measure(task(place), KnnOptions(k=(1, 20), backend="torch"), Reporter())
+    measured.show(Reporter())
+    result = measured.result
     title, header, *rows = capsys.readouterr().out.splitlines()
     assert title == "k-NN, 35 train and 21 test images, 7 classes, T = 0.07"
     assert header.split() == ["k", "top-1", "%", "95", "%", "interval", "top-5", "%"]
@@ -119,14 +122,15 @@ def test_table_shows_the_figures(place: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_several_temperatures_in_one_search(place: Path) -> None:
-    both = quiet(task(place), ks=[5, 20], temperatures=[0.07, 0.003], backend="torch").figures
+    both = quiet(task(place), k=[5, 20], temperature=[0.07, 0.003], backend="torch").figures
     for temperature in (0.07, 0.003):
-        alone = quiet(task(place), ks=[5, 20], temperatures=[temperature], backend="torch").figures
+        alone = quiet(task(place), k=[5, 20], temperature=[temperature], backend="torch").figures
         assert {f"{name}_T{temperature:g}": value for name, value in alone.items()}.items() <= both.items()
 
 
 def test_predictions_are_those_of_the_figures(place: Path) -> None:
-    result, predictions = evaluate(task(place), Reporter(quiet=True), ks=[5], backend="torch", table=False)
+    measured = measure(task(place), KnnOptions(k=(5,), backend="torch"), Reporter(quiet=True))
+    result, predictions = measured.result, measured.scored
     right = predictions.values["knn_{}_k5"][:, 0] == predictions.targets
     assert result.figures["knn_top1_k5"] == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
     assert list(predictions.names) == sorted(predictions.names)
@@ -143,8 +147,9 @@ def test_the_confusion_matrix_is_of_the_figure_that_pages_show_first(
 
     monkeypatch.setattr("excb.transfer.reporting.confusion.draw", draw)
     for ks in ([5, 10, 20], [5, 10]):
-        result, predictions = evaluate(task(place), Reporter(quiet=True), ks=ks, backend="torch", table=False)
-        predictions.picture()
+        measured = measure(task(place), KnnOptions(k=tuple(ks), backend="torch"), Reporter(quiet=True))
+        result = measured.result
+        measured.scored.picture()
         assert titles[-1].split(":")[0] == (KNN.headline if KNN.headline in result.figures else "knn_top1_k5")
 
 
@@ -155,7 +160,7 @@ def test_temperature_out_of_range_is_refused_before_any_work(
     prepared = task(place)
     monkeypatch.setattr(Task, "features", lambda *_: pytest.fail("worked before it checked"))
     with pytest.raises(UserError, match="--temperature"):
-        quiet(prepared, temperatures=[temperature])
+        quiet(prepared, temperature=[temperature])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from excb.references import patches
 from excb.references.untrained import estimate_batchnorm
 from excb.results.result import Result
 from excb.transfer.cli import main
-from excb.transfer.knn.protocol import evaluate
+from excb.transfer.knn.options import KnnOptions
+from excb.transfer.knn.protocol import measure
 from excb.transfer.reporting.references import below, print_references, with_reference
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
@@ -219,7 +220,8 @@ def test_a_result_below_guessing_says_so_in_its_notes(place: Path) -> None:
     labels = np.roll(task.train.labels, 5)
     images: Any = task.train
     shuffled = replace(task, train=replace(images, labels=labels))
-    found, scored = evaluate(shuffled, Reporter(quiet=True), ks=[1], table=False)
+    measured = measure(shuffled, KnnOptions(k=(1,)), Reporter(quiet=True))
+    found, scored = measured.result, measured.scored
     worse = found.figures["knn_top1_k1"] < found.references["majority"]["knn_top1_k1"]
     assert worse == any("is below" in note for note in found.notes)
     assert torch.equal(scored.targets, torch.from_numpy(task.test.labels))

@@ -21,7 +21,8 @@ from excb.transfer.leaderboard.submission import check
 from excb.transfer.protocols import kind_of
 from excb.transfer.reporting.predictions import ImageScores
 from excb.transfer.reporting.report import read
-from excb.transfer.retrieval.protocol import evaluate
+from excb.transfer.retrieval.options import RetrievalOptions
+from excb.transfer.retrieval.protocol import measure
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, write_folder
@@ -66,7 +67,8 @@ def figures_by_loop(place: Path, *, leave_out: bool) -> dict[str, float]:
 
 @pytest.mark.parametrize("gallery", ["train", "test"])
 def test_figures_are_those_of_the_loop(place: Path, gallery: Any) -> None:
-    result, scored = evaluate(task(place), QUIET, gallery=gallery, table=False)
+    measured = measure(task(place), RetrievalOptions(gallery=gallery), QUIET)
+    result, scored = measured.result, measured.scored
     expected = figures_by_loop(place, leave_out=gallery == "test")
     assert result.figures == pytest.approx(expected, abs=1e-3)
     assert list(result.figures) == list(expected)
@@ -81,7 +83,8 @@ def test_figures_are_those_of_the_loop(place: Path, gallery: Any) -> None:
 
 
 def test_queries_without_an_image_of_their_class_do_not_count(place: Path) -> None:
-    result, scored = evaluate(task(place, "more"), QUIET, table=False)
+    measured = measure(task(place, "more"), RetrievalOptions(), QUIET)
+    result, scored = measured.result, measured.scored
     assert result.notes == ["2 of 6 test images have no image of their class in the gallery and do not count"]
     scores = scored.values["retrieval_mAP"]
     assert int(scores.isnan().sum()) == 2
@@ -95,7 +98,7 @@ def test_a_gallery_without_any_relevant_image_is_refused(place: Path, tmp_path: 
         str(place / "run"), place / "data" / "train", tmp_path / "single", device="cpu", batch=8, workers=0
     )
     with pytest.raises(UserError, match="no test image has another of its class among the test images"):
-        evaluate(single, QUIET, gallery="test", table=False)
+        measure(single, RetrievalOptions(gallery="test"), QUIET)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,59 +1,37 @@
-"""`excb-eval knn`: its options and its record."""
+"""`excb-eval knn`: its record."""
 
-import argparse
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from excb.cli import Parser
 from excb.console import Reporter
 
-from ..options import BASELINES, add_baselines, add_task_options
-from ..protocol import Family, Fields, FigureKind, InSuite, Protocol, SuiteStep, one_pass
+from ..opening import labelled
+from ..options import FrozenOptions
+from ..protocol import Family, Fields, FigureKind, InSuite, Measurement, Protocol, SuiteStep, Work, one_pass
 from ..reporting.fields import named
-from ..task_command import TaskCommand, Work
+from .options import KnnOptions
 
 if TYPE_CHECKING:
-    from excb.results.result import Result
-
-    from ..reporting.report import Packed
     from ..task import Task
 
 _FIGURE = re.compile(r"knn_(top[15]|mAP|mAP11)(?:_k(\d+))?(?:_T([\d.e+-]+))?")
 
 
-def _add_options(parser: Parser) -> None:
-    add_task_options(parser)
-    add_baselines(parser)
-    add = parser.add_argument
-    add("--k", type=int, nargs="+", metavar="K", help="neighbours that vote (default: 10 20 100 200)")
-    add(
-        "--temperature",
-        type=float,
-        nargs="+",
-        default=[0.07],
-        metavar="T",
-        help="temperature of the vote (default: 0.07)",
-    )
-    add("--backend", choices=("auto", "faiss", "torch"), default="auto", help="search backend; all give the same")
-
-
-def _measure(args: argparse.Namespace, task: "Task", reporter: Reporter, table: bool) -> "tuple[Result, Packed]":
+def _measure(task: "Task", options: KnnOptions, reporter: Reporter) -> Measurement:
     from ..data.multilabel import has_label_sets
     from . import label_sets, protocol
 
-    options = {"ks": args.k, "temperatures": args.temperature, "backend": args.backend, "table": table}
-    if has_label_sets(task.train):
-        return label_sets.evaluate(task, reporter, **options)
-    return protocol.evaluate(task, reporter, **options)
+    measure = label_sets.measure if has_label_sets(task.train) else protocol.measure
+    return measure(task, options, reporter)
 
 
-def _work(args: argparse.Namespace, task: "Task", reporter: Reporter) -> Work:
-    from .protocol import check
+def _work(task: "Task", options: KnnOptions, reporter: Reporter) -> Work:
+    from .protocol import checked
 
-    ks, search = check(task, reporter, ks=args.k, temperatures=args.temperature, backend=args.backend)
+    ks, search = checked(task, options, reporter)
     votes = f"{max(ks)} neighbours of each test image among the train images, by {search}"
-    return Work({"train": task.train, "test": task.test}, then=(votes,))
+    return Work(task.sets, then=(votes,))
 
 
 def _kind_of(figure: str) -> FigureKind | None:
@@ -79,24 +57,25 @@ def _only(values: Any) -> Any:
     return values[0] if isinstance(values, list) and len(values) == 1 else values
 
 
-def _steps(_task: "Task", _args: argparse.Namespace, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
-    return [SuiteStep("knn", "k-NN", ["knn"], depends_on=depends_on)]
+def _steps(_task: "Task", _options: Any, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
+    return [SuiteStep("knn", "k-NN", "knn", KnnOptions(), depends_on=depends_on)]
 
 
-_COMMAND = TaskCommand(_measure, work=_work, multilabel=True)
 KNN = Protocol(
     name="knn",
     help="weighted k-nearest-neighbour vote on frozen features (DINO's protocol)",
-    add_options=_add_options,
-    run=_COMMAND.run,
-    open=_COMMAND.open,
+    options=KnnOptions,
+    shared=FrozenOptions,
+    open=labelled(multilabel=True),
+    measure=_measure,
+    work=_work,
+    shares_task=True,
     families=(Family("knn", "k-NN on frozen features", "k-NN"),),
     kind_of=_kind_of,
     headline="knn_top1_k20",
     cost=one_pass,
     result_fields=_of_result,
     claim_fields=_of_one_figure,
-    references=("untrained", *BASELINES),
     in_suite=InSuite(names=("knn",), steps=_steps),
     group="frozen features",
     examples=(

@@ -1,0 +1,115 @@
+"""From shared options to a `Task`: labelled images opened and checked, the checkpoint loaded onto its device."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from excb.console import Reporter
+from excb.errors import UserError
+
+from .options import LabelledOptions, PassOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from excb.images.image_set import Images
+
+    from .task import Task
+
+COUNT_AS_WRONG = "count as wrong"  # test images of classes that the train set lacks, in most protocols
+
+
+def labelled(
+    *, multilabel: bool = False, unknown: str = COUNT_AS_WRONG
+) -> "Callable[[Any, Any, torch.device, Reporter], Task]":
+    """The `open` of a protocol on labelled train and test images.
+
+    Args:
+        multilabel: whether images may have a set of labels each.
+        unknown: what happens to test images of classes that train lacks, for the warning about them.
+    """
+
+    def open_task(shared: LabelledOptions, _own: Any, device: "torch.device", reporter: Reporter) -> "Task":
+        train, test = labelled_images(shared, reporter, multilabel=multilabel)
+        task = task_on(shared, train, test, device)
+        warn_of_unknown(task, reporter, unknown)
+        return task
+
+    return open_task
+
+
+def labelled_images(
+    shared: LabelledOptions, reporter: Reporter, *, multilabel: bool = False
+) -> "tuple[Images, Images]":
+    """The train and the test images that options name; all ranks call this.
+
+    Raises:
+        UserError: images cannot be used, or only one of both sets has a set of labels per image, or both do and
+            `multilabel` is false.
+    """
+    from excb.distributed.collectives import run_on_rank0
+
+    from .data.concerns import concerns
+    from .data.multilabel import has_label_sets
+    from .data.sources import train_and_test
+
+    train, test = train_and_test(
+        shared.data,
+        shared.train,
+        shared.test,
+        rename=shared.rename,
+        data_root=shared.data_root,
+        note=reporter.note,
+    )
+    several = has_label_sets(train)
+    if several != has_label_sets(test):
+        raise UserError.on_all_ranks(
+            "train or test images have a set of labels each, the others have one: use one kind"
+        )
+    if several and not multilabel:
+        raise UserError.on_all_ranks(
+            f"the images in {train.root} have a set of labels each, and this evaluation needs one class for each: "
+            "docs/sets.md lists those that take sets"
+        )
+    for line in run_on_rank0(lambda: concerns(train, test)):
+        reporter.warn(line)
+    return train, test
+
+
+def warn_of_unknown(task: "Task", reporter: Reporter, unknown: str = COUNT_AS_WRONG) -> None:
+    """Warn of each class of test images that the train set lacks."""
+    for name, note in zip(task.unknown, task.unknown_notes(unknown), strict=True):
+        reporter.warn(f"{note} (--rename {name}=TRAIN_CLASS)")
+
+
+def task_on(
+    shared: PassOptions | LabelledOptions,
+    train: "Images",
+    test: "Images",
+    device: "torch.device",
+    *,
+    heads: bool = False,
+) -> "Task":
+    """The checkpoint on its device, with these images and the cache that options name; all ranks call this."""
+    from excb.distributed.collectives import all_succeed
+
+    from .task import Task
+
+    task = all_succeed(
+        partial(
+            Task.prepare,
+            shared.ckpt,
+            train,
+            test,
+            network=shared.network,
+            resize=shared.resize,
+            crop=shared.crop,
+            device=device,
+            batch=shared.batch_size,
+            workers=shared.workers,
+            cache=shared.features_folder,
+            heads=heads,
+            precision=shared.feature_precision,
+        )
+    )
+    return task.calibrated()

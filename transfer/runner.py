@@ -1,0 +1,199 @@
+"""The runner of all protocols: command line, Python call, step of a suite, dry run, references, files."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from excb.cli import Command, Parser, local_path
+from excb.console import Reporter, duration
+from excb.distributed.slurm import HELP as SLURM_HELP
+from excb.errors import UserError, is_rank0
+from excb.option_parser import add_options, flag_of, of_arguments
+
+from .options import REFERENCES
+from .parallel import in_parallel
+from .protocol import Measurement, Protocol, Work
+
+if TYPE_CHECKING:
+    import torch
+
+    from .task import Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A protocol with a checkpoint, images and options: all that its result depends on.
+
+    Attributes:
+        protocol: its record.
+        shared: the options that it shares with others, of `protocol.shared`.
+        own: its own options, of `protocol.options`.
+    """
+
+    protocol: Protocol
+    shared: Any
+    own: Any
+
+    def open(self, device: "torch.device", reporter: Reporter, *, results: Path | None = None) -> "Task":
+        """Load and check checkpoint and images; all ranks call this.
+
+        Args:
+            device: where to compute.
+            reporter: prints notes and progress.
+            results: the folder that results will be written to; it may not lie among the images.
+
+        Raises:
+            UserError: options contradict each other, or checkpoint or images cannot be used.
+        """
+        from excb.distributed.collectives import all_succeed
+        from excb.images.scanning import refuse_among
+
+        self.check()
+        task: Task = self.protocol.open(self.shared, self.own, device, reporter)
+        if results is not None:
+            for images in task.sets.values():
+                all_succeed(partial(refuse_among, images, results))
+        return task
+
+    def check(self) -> None:
+        """Raise UserError where options contradict each other; nothing is loaded."""
+        self.own.check(self.shared)
+
+    def measure(self, task: "Task", reporter: Reporter) -> Measurement:
+        """Run the protocol, and on every reference that is asked for; all ranks call this.
+
+        Raises:
+            UserError: an image cannot be read, or options do not suit the images.
+        """
+        from .reporting.references import with_reference
+
+        made = self.protocol.measure(task, self.own, reporter)
+        for option in self._references(task):
+            words, reference = task.reference(option)
+            reporter.note(f"{words}:")
+            figures = self.protocol.measure(reference(), self._with_state_of(option), reporter).result
+            made = made.with_result(with_reference(made.result, REFERENCES[option], figures))
+        return made
+
+    def _references(self, task: "Task") -> list[str]:
+        """The options that ask for references of this task."""
+        asked = [option for option in self.protocol.references if getattr(self.shared, option)]
+        return [option for option in asked if option != "untrained" or not task.is_untrained]
+
+    def _with_state_of(self, option: str) -> Any:
+        """The protocol's own options, with an unfinished state beside that of the checkpoint."""
+        state = getattr(self.own, self.protocol.state) if self.protocol.state else None
+        if state is None:
+            return self.own
+        return replace(self.own, **{self.protocol.state: state.with_name(f"{state.name}.{REFERENCES[option]}")})
+
+    def dry_run(self, task: "Task", reporter: Reporter) -> int:
+        """Answer what the evaluation computes and takes; all ranks call this. The exit code."""
+        if self.protocol.dry_run is not None:
+            return self.protocol.dry_run(task, self.own, reporter)
+        work = Work(task.sets) if self.protocol.work is None else self.protocol.work(task, self.own, reporter)
+        again = tuple(f"all of that once more with {task.reference(name)[0]}" for name in self._references(task))
+        forecast(task, replace(work, then=(*work.then, *again)), reporter)
+        return 0
+
+
+def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
+    """Answer --dry-run: the work of an evaluation, and its time; all ranks call this."""
+    from .features.export import describe, plan
+
+    extract: Callable[..., Any] = work.extract or partial(task.extraction, kind=work.kind)
+    sets = {name: extract(images) for name, images in work.features.items()}
+    planned = plan(sets, task.cache, timed=extract(task.train), passes=work.passes)
+    if is_rank0():
+        reporter.answer(f"it can run: about {duration(planned['seconds'])} here, by the time of a few images")
+        reporter.answer(describe(planned, work.then))
+
+
+def add_shell_options(parser: argparse.ArgumentParser, *, out: str = "FILE.json") -> None:
+    """Add what only a command line has: processes, --out, --dry-run, --json and --quiet."""
+    add = parser.add_argument_group("processes").add_argument
+    add("--gpus", type=int, metavar="N", help="GPUs to use, with one process each; the answer stays the same")
+    add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
+    add = parser.add_argument_group("output").add_argument
+    add("--out", type=local_path, metavar=out, help="write the result here")
+    add("--dry-run", action="store_true", help="say what it will take, and do nothing")
+    add("--json", action="store_true", help="print the result as JSON instead of a table")
+    add("--quiet", action="store_true", help="print neither notes nor progress")
+
+
+# Options that only a command line has use for, and what Python has instead.
+FROM_SHELL = {
+    **dict.fromkeys(("gpus", "slurm"), "start the script with torchrun, or use the command excb-eval"),
+    **dict.fromkeys(("json", "out"), "the result has .save(FILE), .figures and .record"),
+    **dict.fromkeys(("dry_run", "help"), "that is the command line's"),
+}
+
+
+def command(protocol: Protocol) -> Command:
+    """The command of `excb-eval` that runs a protocol."""
+
+    def add(parser: Parser) -> None:
+        add_options(parser, protocol.shared)
+        add_options(parser, protocol.options)
+        add_shell_options(parser, out="DIR" if protocol.out == "folder" else "FILE.json")
+
+    def work(args: argparse.Namespace, device: "torch.device") -> int:
+        return _run(evaluation_of(protocol, args), args, device)
+
+    return Command(
+        protocol.name,
+        protocol.help,
+        add,
+        in_parallel(work, out=protocol.out),
+        group=protocol.group,
+        examples=protocol.examples,
+    )
+
+
+def evaluation_of(protocol: Protocol, args: argparse.Namespace) -> Evaluation:
+    """The evaluation that a parsed command line names."""
+    return Evaluation(protocol, of_arguments(protocol.shared, args), of_arguments(protocol.options, args))
+
+
+def _run(evaluation: Evaluation, args: argparse.Namespace, device: "torch.device") -> int:
+    """Run a command in one process, which has joined the others."""
+    from .reporting.references import print_references
+
+    reporter = Reporter(quiet=args.quiet or not is_rank0())
+    results = None if args.out is None else args.out if evaluation.protocol.out == "folder" else args.out.parent
+    task = evaluation.open(device, reporter, results=results)
+    if args.dry_run:
+        return evaluation.dry_run(task, reporter)
+    made = evaluation.measure(task, reporter)
+    if is_rank0() and not args.json:
+        made.show(reporter)
+        print_references(made.result, reporter)
+        if args.quiet:  # which silences the warning, and not what figures mean
+            for note in task.unknown_notes(evaluation.protocol.unknown):
+                reporter.answer(note)
+    if args.out is not None:
+        reporter.note(f"wrote {', '.join(map(str, made.write(made.result, args.out)))}")
+    if args.json and is_rank0():
+        reporter.answer(made.result.to_json())
+    return 0
+
+
+def narrowed(shared: Any, to: type[Any], *, owner: str) -> Any:
+    """Shared options of one kind as those of another, for a protocol that is a step of a suite.
+
+    Args:
+        shared: options of the suite.
+        to: the dataclass of shared options that a protocol takes.
+        owner: the protocol's name, for messages.
+
+    Raises:
+        UserError: an option differs from its default, and the protocol has none of this name.
+    """
+    names = {field.name for field in fields(to)}
+    for field in fields(shared):
+        if field.name not in names and getattr(shared, field.name) != field.default:
+            raise UserError(f"{owner} has no {flag_of(field)}: evaluate it alone with `excb-eval {owner}`")
+    return to(**{name: getattr(shared, name) for name in names if hasattr(shared, name)})
