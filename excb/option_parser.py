@@ -67,7 +67,7 @@ def _kind(kind: Any) -> dict[str, Any]:
     """What `add_argument` has to know of a type."""
     if isinstance(kind, tuple):  # a number, or one of some words
         return {
-            "type": _number_or(tuple(word for part in kind if get_origin(part) is Literal for word in get_args(part)))
+            "type": _number_or(tuple(word for part in kind if get_origin(part) == Literal for word in get_args(part)))
         }
     origin: Any = get_origin(kind)
     parts = get_args(kind)
