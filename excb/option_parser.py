@@ -66,18 +66,21 @@ def _without_none(annotation: Any) -> Any:
 def _kind(kind: Any) -> dict[str, Any]:
     """What `add_argument` has to know of a type."""
     if isinstance(kind, tuple):  # a number, or one of some words
-        return {
-            "type": _number_or(tuple(word for part in kind if get_origin(part) == Literal for word in get_args(part)))
-        }
+        return {"type": _number_or(tuple(word for part in kind for word in _choices(part)))}
     origin: Any = get_origin(kind)
     parts = get_args(kind)
-    if origin == Literal:
-        return {"choices": parts}
+    if words := _choices(kind):
+        return {"choices": words}
     if origin is tuple:
         return {"nargs": "+" if parts[-1] is Ellipsis else len(parts)} | _kind(_without_none(parts[0]))
     if origin is not None and issubclass(origin, Mapping):
         return {"action": _Pairs}
     return {} if kind in (str, Any) else {"type": kind}
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    origin: Any = get_origin(kind)
+    return get_args(kind) if origin is Literal else ()
 
 
 def _number_or(words: tuple[str, ...]) -> Any:
