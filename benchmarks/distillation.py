@@ -106,7 +106,7 @@ def run(args: argparse.Namespace, method: str, seed: int, epochs: int) -> tuple[
 
 
 def known(args: argparse.Namespace) -> dict[str, Any]:
-    """What was measured so far."""
+    """The figures measured so far."""
     file = args.out / "results.json"
     return json.loads(file.read_text()) if file.is_file() else {"epochs": {}, "runs": {}, "references": {}}
 
@@ -147,7 +147,7 @@ def measure(args: argparse.Namespace, method: str, seed: int) -> None:
 
 
 def references(args: argparse.Namespace) -> None:
-    """What needs no training, and the teacher frozen."""
+    """Measure what needs no training: the references and the frozen teacher."""
     if known(args)["references"]:
         return
     folder, _ = run(args, args.methods[0], 2000, 1)

@@ -112,7 +112,7 @@ def published(images: ImageSet, settings: ViewSettings, *, pillow_blur: bool) ->
 
 
 def ours(images: ImageSet, settings: ViewSettings, *, everything: bool = False, **efficiency: Any) -> Way:
-    """What a worker of ours does with these options of `efficiency`, and perhaps the augmentation."""
+    """The work of a worker of ours with these options of `efficiency`, and perhaps the augmentation."""
     recipe = replace(Recipe(name=""), views=settings)
     recipe = recipe.change(optim={"epochs": 99}, efficiency=efficiency)
     crops_of = TrainingViews(images, recipe)

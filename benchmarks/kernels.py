@@ -71,7 +71,7 @@ _NO_PRODUCTS = ("merge", "colours", "finish")  # kernels that multiply no matric
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled kernel needs."""
+    """The resources that a compiled kernel needs."""
 
     kernel: str
     architecture: int
@@ -82,7 +82,7 @@ class Compiled:
     instruction: str  # that multiplies matrices; empty where there is none
 
     def fault(self) -> str:
-        """What is wrong with it; empty where nothing is."""
+        """The fault of a kernel in words; empty where there is none."""
         gpu = ARCHITECTURES[self.architecture]
         expected = "" if self.kernel.startswith(_NO_PRODUCTS) else gpu.instructions[self.type]
         if self.spills:
@@ -129,7 +129,7 @@ def compile_augmentation(architecture: int) -> Iterator[Compiled]:
 
 @contextlib.contextmanager
 def _recorded(module: ModuleType, architecture: int) -> Iterator[dict[str, Compiled]]:
-    """What a module's kernels are compiled to when they are launched in this block."""
+    """The compiled kernels of a module, filled as they are launched in this block."""
     compiled: dict[str, Compiled] = {}
     with contextlib.ExitStack() as stack:
         for name, kernel in kernels_of(module).items():
@@ -146,7 +146,7 @@ def kernels_of(module: ModuleType) -> dict[str, Any]:
 
 
 def _launches(dtype: torch.dtype, *, extras: bool) -> dict[str, Callable[[], Any]]:
-    """What launches the kernels, by name, on tensors without values."""
+    """Functions that launch the kernels, by name, on tensors without values."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")

@@ -54,7 +54,7 @@ def grey(photographs: Path, out: Path) -> None:
 
 
 def objects(coco: Path, out: Path, label: str, *, limit: int | None) -> None:
-    """What lies in the boxes of COCO's annotations, crowds left out; at most so many of a class in a part."""
+    """Cut out the boxes of COCO's annotations, crowds left out; at most so many of a class in a part."""
     for part, name in (("train2017", "train"), ("val2017", "test")):
         annotations = json.loads((coco / "annotations" / f"instances_{part}.json").read_text())
         category = {entry["id"]: entry[label] for entry in annotations["categories"]}

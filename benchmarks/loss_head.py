@@ -39,7 +39,7 @@ GLOBALS, VIEWS, TAU_T, TAU_S = 2, 8, 0.04, 0.1
 
 @dataclass(frozen=True)
 class Batch:
-    """What the heads return."""
+    """The outputs of the heads."""
 
     h: Tensor  # [V, B, D] of the projector
     g: Tensor  # [V, B, D] of the predictor

@@ -58,7 +58,7 @@ def our_batches(recipe: Recipe, images: ImageSet, workers: int, device: torch.de
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured of one way."""
+    """The figures of one way."""
 
     loss: float  # of the first step
     alone: float  # images/s

@@ -45,7 +45,7 @@ def command(program: str) -> list[str]:
 
 
 def recipes() -> list[str]:
-    """What each recipe is for, and the values in which it differs from the defaults."""
+    """The purpose of each recipe, and the values in which it differs from the defaults."""
     rows = [[f"[{name}](#{name})", about(name).purpose, about(name).images] for name in RECIPES]
     lines = ["## All recipes", "", *_table(["recipe", "for", "images"], rows)]
     for name, make in RECIPES.items():

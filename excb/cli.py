@@ -1,4 +1,4 @@
-"""What the three command lines share: a record per command, one-line errors, passive OpenMP threads."""
+"""Shared by the three command lines: a record per command, one-line errors, passive OpenMP threads."""
 
 import argparse
 import difflib

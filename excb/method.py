@@ -188,7 +188,7 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Clustered:
-    """What a forward pass says of the teacher's clusters."""
+    """The teacher's clusters in a forward pass."""
 
     loss: Tensor  # [] Eq. 7
     winners: Tensor  # [G, B] the teacher's hard assignments (after B)
@@ -201,7 +201,7 @@ class Clustered:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a comparison of the student with frozen teachers returns."""
+    """The result of comparing the student with frozen teachers."""
 
     loss: Tensor  # [] the weighted sum of its terms
     terms: dict[str, Tensor]  # [] of each, without its weight
@@ -210,7 +210,7 @@ class Distilled:
 
 @dataclass(frozen=True)
 class Step:
-    """What one forward pass of the method returns."""
+    """The output of one forward pass of the method."""
 
     loss: Tensor  # [] what is differentiated: Eq. 7, and NT-Xent, BYOL's and the teachers' loss times their weights
     clusters: Clustered | None  # None with `method.clustering=false`

@@ -1,4 +1,4 @@
-"""What a bug report needs: versions of the packages, hardware, and the settings that change what runs."""
+"""The facts for a bug report: versions of the packages, hardware, and the settings that change what runs."""
 
 import os
 import platform

@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """What a random number is for: the first integer of its key, so that no two purposes share a stream."""
+    """The purpose of a random number: the first integer of its key, so that no two purposes share a stream."""
 
     ORDER = 1
     VIEW = 2

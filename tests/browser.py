@@ -90,7 +90,7 @@ class Page:
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def screenshot(self) -> bytes:
-        """What is seen, as a PNG file."""
+        """A screenshot, as a PNG file."""
         return base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"])
 
     def _ask(self, method: str, **values: Any) -> dict[str, Any]:

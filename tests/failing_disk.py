@@ -65,5 +65,5 @@ def failing_at(step: int, *, cuts_power: bool) -> Iterator[list[str]]:
 
 
 def names(folder: Path) -> list[str]:
-    """What lies in a folder."""
+    """The names in a folder."""
     return sorted(path.name for path in folder.iterdir())

@@ -74,7 +74,7 @@ class Wait:
 
 @dataclass
 class Cost:
-    """What a phase would launch and move: operations with kernels, and the bytes that they read and write."""
+    """The cost of a phase: operations with kernels, and the bytes that they read and write."""
 
     launches: int = 0
     bytes: int = 0
@@ -82,7 +82,7 @@ class Cost:
 
 @dataclass
 class Record:
-    """What happened on the fake device."""
+    """The record of what happened on the fake device."""
 
     waits: Counter[Wait] = field(default_factory=Counter)
     costs: dict[str, Cost] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class FakeCuda(TorchDispatchMode):
         return result
 
     def _waited(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation returns for which the CPU may wait; None if it is not one."""
+        """The result of an operation for which the CPU may wait; None if it is not one."""
         if func is aten._local_scalar_dense.default:
             self.wait("a value is read")
             return torch.ones((), dtype=args[0].dtype).item()
@@ -216,7 +216,7 @@ class FakeCuda(TorchDispatchMode):
         return copy
 
     def _sized(self, name: str, values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """What an operation returns whose shape depends on values: as if all were true, or all different."""
+        """The result of an operation whose shape depends on values: as if all were true, or all different."""
         with self._fake:
             if name == "nonzero":
                 return torch.zeros(values.numel(), values.ndim, dtype=torch.int64, device=values.device)

@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass
 class Served:
-    """What lies at one path, and how it is sent.
+    """The contents of one path, and how they are sent.
 
     Args:
         content: the bytes.

@@ -77,7 +77,7 @@ class RefusalError(Exception):
 
 @dataclass
 class Answer:
-    """What a route returns; a dictionary or list becomes JSON."""
+    """The answer of a route; a dictionary or list becomes JSON."""
 
     body: Any = b""
     headers: dict[str, str] = field(default_factory=dict)

@@ -217,7 +217,7 @@ def byol(predictions: Rows, targets: Rows) -> Tensor:
 
 @dataclass(frozen=True)
 class OracleStep:
-    """What one forward pass of the method returns."""
+    """The output of one forward pass of the method."""
 
     loss: Tensor
     winners: list[list[int]]

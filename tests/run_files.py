@@ -34,7 +34,7 @@ def tiny_recipe(model: dict[str, Any] | None = None, **views: Any) -> Recipe:
 
 
 def contents(recipe: Recipe, *, step: int, seed: int = 0) -> dict[str, Any]:
-    """What the training loop saves; student and teacher differ, and so do their BatchNorm statistics."""
+    """The contents that the training loop saves; student and teacher differ, and so do their BatchNorm statistics."""
     model = build_model(recipe.change(run={"seed": seed}))
     random = torch.Generator().manual_seed(100 * seed + step)
     for tensor in model.state_dict().values():
@@ -101,7 +101,7 @@ def photograph(side: int = 90, seed: int = 0) -> Image.Image:
 
 
 def features(network: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """What a network in eval mode gives."""
+    """The features of a network in eval mode."""
     assert not network.training
     with torch.no_grad():
         result = network(images)

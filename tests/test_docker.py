@@ -21,7 +21,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def copied() -> list[str]:
-    """What `COPY . .` takes: `.dockerignore` excludes everything and then names what stays."""
+    """The files that `COPY . .` takes: `.dockerignore` excludes everything and then names what stays."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "*"
     return [line.removeprefix("!") for line in lines if line.startswith("!")]

@@ -25,7 +25,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(program: str, *arguments: object, folder: Path) -> str:
-    """What a script prints."""
+    """The output of a script."""
     command = [sys.executable, EXAMPLES / program, *arguments]
     inherited = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

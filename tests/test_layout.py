@@ -53,7 +53,7 @@ def sources(*folders: str) -> list[Path]:
 
 
 def documents() -> list[Path]:
-    """What people read about the code, the checkpoint's card apart."""
+    """The documents about the code, the checkpoint's card apart."""
     return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 

@@ -7,6 +7,7 @@ files that implement the interface; in any other file it is a duplicate like oth
 import ast
 from collections import defaultdict
 from fnmatch import fnmatch
+from functools import cache
 from typing import NamedTuple
 
 from tests.clone import ROOT
@@ -180,6 +181,7 @@ TO_RENAME = (
 )
 
 
+@cache
 def definitions() -> dict[str, list[str]]:
     """The files that define each public class and function at their top level."""
     files = defaultdict(list)

@@ -91,7 +91,7 @@ def _export(
     network: Literal["teacher", "student"],
     format: Format,  # noqa: A002
 ) -> tuple[Path, Backbone]:
-    """What `export` writes, and the backbone."""
+    """The file or folder that `export` writes, and the backbone."""
     if format not in get_args(Format):
         close = nearest_name(format, get_args(Format))
         raise UserError(f"no format is called '{format}'{close}; formats are {', '.join(get_args(Format))}")

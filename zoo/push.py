@@ -220,7 +220,7 @@ def _entry(
 
 
 def _images(result: Result) -> str:
-    """What people call the test images; of a folder with train/ and test/ its own name."""
+    """The usual name of the test images; for a folder with train/ and test/, the folder's own."""
     root = line(folder_name(str(result.data.get("test", {}).get("root", ""))))
     above, _, last = root.rpartition("/")
     return above if above and last in ("train", "test", "val") else root

@@ -24,7 +24,7 @@ ALL_DONE, SOME_FAILED, SOME_LEFT = 0, 1, 3  # exit codes
 
 @dataclass(frozen=True)
 class Call:
-    """What one call is asked for."""
+    """The options of one call."""
 
     parts: Sequence[Part]
     places: Places
@@ -46,7 +46,7 @@ class Call:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What must be the same in all calls with one folder."""
+        """The settings that must be the same in all calls with one folder."""
         data = self.places.data
         return {"device": self.places.device, "tiny": self.tiny, "data": None if data is None else str(data)}
 
@@ -94,7 +94,7 @@ class _Work:
         self._save()
 
     def _missing(self, part: Part) -> str:
-        """What a part needs and this machine has not."""
+        """The requirements of a part that this machine lacks."""
         if missing := [name for name in part.needs if importlib.util.find_spec(name) is None]:
             return f"not installed: {', '.join(missing)}"
         if part.gpus > max(1, self.machine["gpus"]):

@@ -23,7 +23,7 @@ MOST_WORKERS = 12  # processes that read images, as many as published speeds of 
 
 
 def look(places: Places, limit: float) -> dict[str, Any]:
-    """What `main` writes within some seconds, and the commit, empty where git does not know it.
+    """The facts that `main` writes within some seconds, and the commit, empty where git does not know it.
 
     Raises:
         UserError: the device cannot be used.

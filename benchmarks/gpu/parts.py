@@ -1,4 +1,4 @@
-"""What waits for a GPU, as one table of parts: each a command, its guessed time, and how its figures read."""
+"""The measurements that need a GPU, as one table of parts: a command, its guessed time, and how its figures read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Places:
         return self.out / "parts" / part
 
     def words(self, part: str, *, workers: int) -> dict[str, str]:
-        """What stands for the words in braces of a part's command."""
+        """The values of the words in braces of a part's command."""
         made = self.own("images")
         return {
             "own": str(self.own(part)),

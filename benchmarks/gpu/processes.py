@@ -101,7 +101,7 @@ def missing_module(lines: Sequence[str]) -> str:
 
 
 def read_figures(file: Path) -> Any:
-    """What a part wrote; None if nothing, or no JSON."""
+    """The figures that a part wrote; None if it wrote nothing, or no JSON."""
     try:
         return json_text.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

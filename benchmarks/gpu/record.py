@@ -1,4 +1,4 @@
-"""What is known of every part, in one JSON file that is replaced as a whole whenever something changes."""
+"""The record of every part, in one JSON file that is replaced as a whole whenever something changes."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -18,7 +18,7 @@ LEFT: tuple[State, ...] = ("waiting", "running", "cut off")  # `running` stays w
 
 @dataclass
 class Outcome:
-    """What is known of one part."""
+    """The record of one part."""
 
     state: State = "waiting"
     starts: int = 0
@@ -61,7 +61,7 @@ class Record:
         return record
 
     def of(self, part: str) -> Outcome:
-        """What is known of a part."""
+        """The record of a part."""
         return self.parts.setdefault(part, Outcome())
 
     def machine(self, here: dict[str, Any]) -> int:

@@ -59,7 +59,7 @@ def train(words: list[str], out: Path, *, stop_at_checkpoint: bool) -> int:
 
 
 def figures_of(out: Path, resumed: list[int]) -> dict[str, Any]:
-    """What a finished run shows.
+    """The figures of a finished run.
 
     Raises:
         UserError: it was not resumed, or lacks steps.

@@ -187,7 +187,7 @@ def _renamed(name: str, renames: Mapping[str, str]) -> str:
 
 
 def _architecture_of_run(contents: Mapping[Any, Any]) -> Architecture | None:
-    """What a run's checkpoint of this package says of itself."""
+    """The architecture that a run's checkpoint of this package records."""
     match contents:
         case {"format": "excb-run", "architecture": {"name": str(), "options": dict()} as stated}:
             try:

@@ -113,7 +113,7 @@ def _heads_learn(facts: dict[str, Any]) -> bool:
 
 
 def _training(contents: dict[str, Any]) -> dict[str, Any]:
-    """What a run learned from: its images, and the teachers of a distilled one."""
+    """The training data of a run: its images, and the teachers of a distilled one."""
     facts: dict[str, Any] = {}
     if data := contents.get("data"):
         root = data.get("root")

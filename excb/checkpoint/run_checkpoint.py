@@ -140,7 +140,7 @@ def among(folder: Path) -> list[Path]:
 
 
 def no_files(run: Path) -> list[Path]:
-    """What has a checkpoint's name in a run folder but is no file: a folder, a pipe, a link to nothing."""
+    """Paths in a run folder that have a checkpoint's name and are not files: folders, pipes, broken links."""
     return [place for place in _named(run / FOLDER) if not place.is_file()]
 
 

@@ -1,4 +1,4 @@
-"""What the files of a distilled student record of its teachers: the rules for that record, and what follows from it."""
+"""The record of a distilled student's teachers in its files: its rules, and what follows from it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -99,6 +99,6 @@ def labels_of_teachers(teachers: Sequence[Mapping[str, Any]], recipe: Mapping[st
 
 
 def strongest(*labels: Labels) -> Labels:
-    """What holds of the whole: one use of labels is enough, and one unknown leaves it unknown. "none" of nothing."""
+    """The strongest use of labels: one use is enough, and one unknown leaves the result unknown. "none" if empty."""
     order: tuple[Labels, ...] = ("used", "unknown", "none")
     return next(each for each in order if each in labels or each == "none")

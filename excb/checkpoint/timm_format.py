@@ -47,7 +47,7 @@ def config_for(architecture: Architecture, preprocessing: Preprocessing, width: 
 
 
 def _model_args(architecture: Architecture) -> dict[str, Any]:
-    """What `timm.create_model` needs to build the network as `Architecture.build` does."""
+    """The arguments with which `timm.create_model` builds the network that `Architecture.build` does."""
     from timm.models import VisionTransformer, get_pretrained_cfg
 
     if architecture.timm_name is None:

@@ -1,4 +1,4 @@
-"""What no tensor's shape shows of a network: a ViT's number of heads, a small stem's padding. It is never assumed.
+"""Properties of a network that no tensor's shape shows, such as a ViT's number of heads. They are never assumed.
 
 It is taken from the layout, if only one code writes that layout; from what the file says of itself; or from the user.
 """

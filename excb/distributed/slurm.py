@@ -91,7 +91,7 @@ def submit_job(module: str, arguments: Sequence[str], request: SlurmRequest, fol
 
 
 def script(module: str, arguments: Sequence[str], request: SlurmRequest, folder: Path) -> str:
-    """What sbatch would be given, on any machine. Raises UserError if submitit is missing."""
+    """The script that sbatch would be given, on any machine. Raises UserError if submitit is missing."""
     if request.cluster == "local":
         return f"# cluster=local has no script; {request.processes} x {shlex.join(_command(module, arguments))}"
     try:
@@ -118,7 +118,7 @@ def _command(module: str, arguments: Sequence[str]) -> list[str]:
 
 
 def _parameters(module: str, request: SlurmRequest) -> dict[str, Any]:
-    """What submitit is given."""
+    """The parameters for submitit."""
     parameters = {
         "name": module.replace(".", "-"),
         "timeout_min": minutes(request.time),

@@ -1,4 +1,4 @@
-"""What `--slurm` asks for: its options, checked and parsed."""
+"""The value of `--slurm`, checked and parsed: the resources that a job requests."""
 
 import re
 import typing

@@ -1,4 +1,4 @@
-"""What NumPy may raise and warn of when it reads a damaged or forged file."""
+"""Errors and warnings of NumPy that a damaged or forged file may cause."""
 
 import struct
 import tokenize

@@ -108,12 +108,12 @@ def optional(rule: Rule) -> Rule:
 
 
 def any_of(*rules: Rule) -> Rule:
-    """What one of several rules accepts."""
+    """A rule that accepts what any of several rules accepts."""
     return condition(lambda value: any(rule(value) is None for rule in rules))
 
 
 def all_of(*rules: Rule) -> Rule:
-    """What all of several rules accept."""
+    """A rule that accepts what all of several rules accept."""
     return lambda value: next((wrong for rule in rules if (wrong := rule(value)) is not None), None)
 
 

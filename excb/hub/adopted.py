@@ -39,7 +39,7 @@ class OwnTransform(Preprocessing):
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known of it, for JSON."""
+        """All facts about it, for JSON."""
         return {"transform": " ".join(repr(self.function).split()), "crop": self.crop}
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a loaded checkpoint."""
+    """Facts about a loaded checkpoint."""
 
     source: str  # the file the weights came from
     architecture: Architecture  # of the built network

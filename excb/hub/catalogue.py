@@ -47,7 +47,7 @@ def measured_on(images: str, protocol: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What is known of one checkpoint."""
+    """One row of the catalogue: the facts about a checkpoint."""
 
     name: str  # what `excb.load` takes
     method: str  # that trained it, such as "ExCB"

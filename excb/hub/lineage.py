@@ -1,4 +1,4 @@
-"""What a network learned from: whether labels were used, by which method, on which images, under which licence."""
+"""The lineage of a network: whether it learned from labels, by which method, on which images, its licence."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ _DATA_OF_TAGS = {"lvd142m": "LVD-142M", "lvd1689m": "LVD-1689M", "dinov3_lvd1689
 
 
 def lineage(backbone: Backbone, name: str) -> dict[str, Any]:
-    """What a student's checkpoint says of a teacher, as `excb.checkpoint.teachers` defines it.
+    """The record of a teacher for its student's checkpoint, as `excb.checkpoint.teachers` defines it.
 
     Nothing is guessed: what neither the weights' files nor the catalogue nor timm says is None, or "unknown".
 
@@ -130,7 +130,7 @@ def _row(name: str) -> Checkpoint | None:
 
 
 def _published(name: str) -> dict[str, Any]:
-    """What timm says of the weights of "timm:NAME"; nothing of other names."""
+    """Facts that timm states about the weights of "timm:NAME"; empty for other names."""
     if not name.startswith(TIMM):
         return {}
     from timm.models import get_pretrained_cfg

@@ -1,4 +1,4 @@
-"""What a name leads to: something on this machine, or the places it can be fetched from. Nothing is read or fetched."""
+"""Resolve a name to something on this machine, or to where it can be fetched from. Nothing is read or fetched."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ _NOT_PRETRAINED = "?pretrained=false"  # after a name of timm's
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a name leads to."""
+    """Where a name leads."""
 
     name: str  # the checkpoint's, for messages
     path: Path | None = None  # on this machine; None if it must be fetched first

@@ -1,4 +1,4 @@
-"""What a row of the catalogue may say, wherever it comes from."""
+"""The rules for a row of the catalogue, wherever it comes from."""
 
 from typing import Any
 

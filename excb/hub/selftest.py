@@ -47,7 +47,7 @@ MARGIN = 10.0  # in points of accuracy; measured: see `check_trained`
 
 
 def expected(backbone: Backbone) -> dict[str, Tensor]:
-    """What `check_self_test` compares: features of four photographs, with and without the checkpoint's preprocessing.
+    """Features that `check_self_test` compares: of four photographs, with and without the checkpoint's preprocessing.
 
     Args:
         backbone: on the CPU; its pooled features are taken, whatever else it is set to return.

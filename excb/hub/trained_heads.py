@@ -35,7 +35,7 @@ class NetworkHeads(nn.Module):
         self.register_buffer("gain", gain)
 
     def keys(self) -> Tensor:
-        """What unit projections are multiplied with, [K, D]: the unit centroids, with their lengths where learned."""
+        """The matrix [K, D] that multiplies unit projections: the unit centroids, with their lengths where learned."""
         centroids: Tensor = self.centroids()
         return centroids if self.gain is None else centroids * self.gain[:, None]
 
@@ -45,7 +45,7 @@ class NetworkHeads(nn.Module):
 
 
 class Heads(nn.Module):
-    """What training made besides the two backbones.
+    """Everything that training made besides the two backbones.
 
     Attributes:
         student: heads of the student; None where the file has only the teacher's.

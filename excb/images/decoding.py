@@ -72,7 +72,7 @@ def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int
 
 
 def _broken(error: Exception) -> BrokenImageError:
-    """What is wrong with an image; of one in memory Pillow gives an address, too, which says nothing."""
+    """The error for a broken image, without the address that Pillow's message gives for one in memory."""
     reason = re.sub(r" <_io\.\w+ object at 0x[0-9a-f]+>", "", str(error))
     return BrokenImageError(f"{type(error).__name__}: {reason}")
 

@@ -113,7 +113,7 @@ def _plain(source: Source) -> tuple[bytes, tuple[int, int]] | None:
 
 
 def _decoders(decoder: Decoder) -> list[Decode]:
-    """What to try, in order, before Pillow."""
+    """The decoders to try before Pillow, in order."""
     decoders: list[Decode] = []
     if decoder in ("auto", "simplejpeg") and simplejpeg is not None:
         decoders.append(_by_simplejpeg)

@@ -1,4 +1,4 @@
-"""What a person passes as an image: a PIL image, an array of 8-bit pixels, or the path of a file."""
+"""Images as a caller passes them: a PIL image, an array of 8-bit pixels, or the path of a file."""
 
 import os
 from pathlib import Path

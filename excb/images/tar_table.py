@@ -1,4 +1,4 @@
-"""What a tar holds: name, offset, size and label of every image in it, read from its headers in one pass."""
+"""The table of a tar's images: name, offset, size and label, read from its headers in one pass."""
 
 import tarfile
 from collections import Counter

@@ -9,7 +9,7 @@ from excb.networks.outputs import Maps
 
 
 class BlockOutput(NamedTuple):
-    """What a block returns: patches or cells as a map, and the class token where there is one."""
+    """The output of a block: patches or cells as a map, and the class token where there is one."""
 
     map: Tensor  # [B, D, h, w]
     class_token: Tensor | None  # [B, D]

@@ -1,4 +1,4 @@
-"""What a backbone returns: pooled features, class tokens, a map or a pyramid of maps; and images of another size."""
+"""Outputs of a backbone: pooled features, class tokens, a map or a pyramid of maps; and images of another size."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def output(network: nn.Module, kind: Output) -> "Pooled | LastClassTokens | Feat
 
 
 class Pooled(nn.Module):
-    """What a network itself returns: [B, 3, H, W] -> [B, D]."""
+    """The network's own output: [B, 3, H, W] -> [B, D]."""
 
     strides: tuple[int, ...] = ()
 

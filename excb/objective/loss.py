@@ -1,4 +1,4 @@
-"""What `excb.method` calls: assign the teacher's rows, compare the student with them, by the backend that fits.
+"""The loss as `excb.method` calls it: assign the teacher's rows and compare the student, by the backend that fits.
 
 Read `excb.objective.plain` first: it is the loss. `excb.objective.streamed` is the same without matrices of rows x
 clusters, by two operations that `chunked` and `triton` implement. The tables are in `excb.objective.table`.

@@ -1,4 +1,4 @@
-"""What loss backends exchange: scores, their softmax averages, the terms of the centroids' gradient, assignments.
+"""Types that loss backends exchange: scores, their softmax averages, terms of the centroids' gradient, assignments.
 
 Letters: V views, G of them global, B images, R rows, K clusters, D width.
 """
@@ -43,7 +43,7 @@ class CentroidGradient:
 
 
 class Operations(Protocol):
-    """What the module of a streamed backend provides."""
+    """The functions that a streamed backend's module provides."""
 
     def average(self, scores: Scores, values: Tensor | None, *, winners: bool) -> Average:
         """Average `values` [K, D] by p. Without values there is no mean."""

@@ -1,1 +1,1 @@
-"""What a figure must beat: guessing, raw pixels, colour histograms, patches, untrained networks; instance retrieval."""
+"""References that a figure must beat: chance, raw pixels, colour histograms, patches, untrained networks; retrieval."""

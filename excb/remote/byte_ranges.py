@@ -29,7 +29,7 @@ def is_remote(place: str) -> bool:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What reading a place may raise. Storage libraries have their own errors, which are no OSErrors."""
+    """The errors that reading a place may raise. Storage libraries have their own, which are not OSErrors."""
     errors = (
         *("aiohttp.ClientError", "azure.core.exceptions.AzureError", "botocore.exceptions.BotoCoreError"),
         *("botocore.exceptions.ClientError", "gcsfs.retry.HttpError", "google.auth.exceptions.GoogleAuthError"),
@@ -72,7 +72,7 @@ def open_sequential(place: str) -> AbstractContextManager[IO[bytes]]:
 
 
 def stamps(places: list[str]) -> list[str]:
-    """What changes with each file: size, times and hashes, as far as known. Raises UserError if one cannot be found."""
+    """One text per file that changes with it: size, times, hashes. Raises UserError if a file cannot be found."""
     if any(map(is_remote, places)):
         with ThreadPoolExecutor(ASK_TOGETHER) as pool:
             return list(pool.map(stamp, places))

@@ -99,7 +99,7 @@ def download(
 
 
 def by_hand(name: str) -> str:
-    """What to do where only a browser gets the file of the checkpoint `name`, which may be an address."""
+    """Instructions for a file that only a browser can download; `name` is the checkpoint's, and may be a URL."""
     return f"download it with a browser, then run `excb-zoo import FILE --name {'NAME' if '/' in name else name}`"
 
 

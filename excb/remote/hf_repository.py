@@ -239,7 +239,7 @@ def _quiet_client() -> Iterator[None]:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """What the client raises, including errors of its HTTP library and of its Xet transfers, or for invalid answers."""
+    """The client's errors, including those of its HTTP library, of its Xet transfers, and for invalid answers."""
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # whichever library it is
 
     return (HTTPError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)

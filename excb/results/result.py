@@ -143,7 +143,7 @@ class Result:
 
 
 def folder_name(path: str) -> str:
-    """What of a path says which images or run it is, but nothing of the machine; train and test keep two parts."""
+    """The part of a path that names the images or the run, without the machine's; train and test keep two parts."""
     if path.startswith(("hf:", "torchvision:")):
         return path
     parts = (PureWindowsPath if "\\" in path else PurePosixPath)(path).parts

@@ -1,4 +1,4 @@
-"""What the fields of a result file may be: files may have been edited by hand, or made up."""
+"""The rules for the fields of a result file, which may have been edited by hand or made up."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the command lines share: commands by name, options that name files, threads that sleep while they wait."""
+"""Shared by the command lines: commands by name, options that name files, threads that sleep while they wait."""
 
 import argparse
 import importlib

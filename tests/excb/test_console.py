@@ -15,7 +15,7 @@ ESCAPE = "\x1b"
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the machine that runs the tests asks of consoles must not change them."""
+    """Clear the environment variables by which a machine changes all consoles."""
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

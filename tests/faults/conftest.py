@@ -1,4 +1,4 @@
-"""What all tests of faults share: images, and a run that nothing happens to."""
+"""Fixtures of all tests of faults: images, and an undisturbed run."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is done to a run from inside its process: killed when it changes its folder, stopped at a step, given NaN.
+"""Faults injected into a run's process: killed when it changes its folder, stopped at a step, given NaN.
 
 A deed is named as text, `NAME=VALUE`, so that it reaches any process of a run: `python -m tests.faults.deeds DEED ...`
 is `excb-pretrain ...` with the deed done to it, and `start` in `tests.faults.runs` takes it as well.

@@ -127,7 +127,7 @@ class Running:
 
 
 def state(process: int) -> str:
-    """What a process does, as the kernel writes it: R, S, D, T (stopped), Z, or X where there is none."""
+    """The state of a process, as the kernel writes it: R, S, D, T (stopped), Z, or X where there is none."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -22,7 +22,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def libraries_are_there() -> None:
-    """What is imported or set up when first used would be an input's doing otherwise."""
+    """Import and set up what is lazy, which would count as an input's doing otherwise."""
     import_all()
 
 

@@ -1,4 +1,4 @@
-"""What no input may bring about: code run, a write elsewhere, a connection, gigabytes, a wait without end, a traceback.
+"""Effects that no input may have: code run, a write elsewhere, a connection, gigabytes, an endless wait, a traceback.
 
 Python's own audit events are the witness, so that nothing here trusts the code that is tested.
 """
@@ -48,7 +48,7 @@ class HangError(BaseException):
 
 
 class _Watch:
-    """What is watched now; an audit hook cannot be removed, so there is one, and it is told."""
+    """The state of the one audit hook, which cannot be removed: what it watches now."""
 
     folder: str | None = None
     seen: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class _Watch:
             raise ForbiddenError(offence)
 
     def _offence(self, event: str, arguments: tuple[Any, ...]) -> str | None:
-        """What is forbidden about an event, or None."""
+        """The reason why an event is forbidden, or None."""
         first = arguments[0] if arguments else None
         if event in ("import", "compile", "exec"):  # which Python itself does all the time
             wrong = _names_canary(first)
@@ -170,7 +170,7 @@ class _Terminal(io.TextIOWrapper):
 
 
 def _check_told(error: UserError) -> None:
-    """What a user would see is one line that a terminal shows as it is."""
+    """Check that a user would see one line, which a terminal shows as it is."""
     err = _Terminal()
     with redirect_stderr(err):
         assert print_error("excb", error) == USER_ERROR
@@ -219,7 +219,7 @@ def guard() -> Iterator[Guard]:
 
 
 def _watched(folder: Path, call: Callable[[], Any]) -> Any:
-    """What a call gives; a function and no context manager, in whose own code a late alarm could go off."""
+    """The value of a call; not a context manager, in whose own code a late alarm could go off."""
     before, byte_code = _resident(), sys.dont_write_bytecode
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     previous = signal.signal(signal.SIGALRM, _hang)

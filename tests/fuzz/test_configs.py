@@ -1,4 +1,4 @@
-"""What people write and what lies in the zoo's folder: overrides, catalogues, claims, records of hashes, names."""
+"""Texts by hand and files in the zoo's folder: overrides, catalogues, claims, records of hashes, names."""
 
 import json
 import tomllib

@@ -25,7 +25,7 @@ WORDS = ("EXCB_ENDPOINT", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 
 
 def held(text: str) -> str:
-    """What the system can hold as a variable's value."""
+    """The text as the system can hold it in a variable."""
     return os.fsdecode(text.encode("utf-8", "replace").replace(b"\0", b""))
 
 

@@ -1,4 +1,4 @@
-"""What servers answer: any bytes, headers with names that lead elsewhere, lengths that lie, redirects."""
+"""Answers of servers: any bytes, headers with names that lead elsewhere, wrong lengths, redirects."""
 
 import json
 import socket

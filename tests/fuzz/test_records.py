@@ -32,7 +32,7 @@ CELL = {
 
 
 class Sets:
-    """What a job compares a cell with."""
+    """The sets that a job compares a cell with."""
 
     digest = "c" * 64
 

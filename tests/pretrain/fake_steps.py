@@ -114,7 +114,7 @@ def phases(cuda: FakeCuda) -> Iterator[None]:
 
 
 def record(recipe: Recipe, images: int, *, steps: int = 2, teachers: Sequence[Teacher] = ()) -> Record:
-    """What the last of a recipe's first steps does on a fake device; from the second on, all do the same.
+    """The record of the last of a recipe's first steps on a fake device; from the second on, all are the same.
 
     Args:
         recipe: of the run.

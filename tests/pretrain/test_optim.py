@@ -319,7 +319,7 @@ def test_one_sgd_step_written_out() -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_centroids_without_a_gradient_stay_bit_for_bit(kind: str) -> None:
-    """What the step does to frozen centroids, so that neither decay nor momentum moves them."""
+    """A step leaves frozen centroids as they are: neither decay nor momentum moves them."""
     module, made = student(), schedules(optimizer=kind)
     optimizer = build_optimizer(module, made.optim)
     before = copy.deepcopy(dict(module.named_parameters()))

@@ -1,4 +1,4 @@
-"""What `auto` means on a device, that a run keeps it, and that TF32 reaches networks only and is gone after a step."""
+"""The precision of `auto` on a device; a run keeps it, and TF32 reaches networks only and is gone after a step."""
 
 import json
 from collections.abc import Callable, Iterator

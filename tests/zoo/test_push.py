@@ -59,7 +59,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What would have been uploaded: arguments, and under "folder" a copy of the files."""
+    """The uploads that would have been made: arguments, and under "folder" a copy of the files."""
     found: list[dict[str, Any]] = []
 
     def publish(folder: Path, repo: str, **options: Any) -> str:

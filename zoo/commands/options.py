@@ -18,7 +18,7 @@ def add_network(parser: Parser) -> None:
 
 
 def add_results(parser: Parser) -> None:
-    """What was measured on it."""
+    """Options that name the results measured on a checkpoint."""
     parser.add_argument(
         "--results", type=Path, nargs="+", default=[], metavar="FILE.json", help="files that excb-eval --out wrote"
     )

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _facts_of_files(source: str, network: Literal["teacher", "student"]) -> tuple[dict[str, Any], "Checkpoint | None"]:
-    """What the files of a checkpoint on this machine say of it, and the catalogue row in them."""
+    """Facts in the files of a checkpoint on this machine, and the catalogue row in them."""
     from excb.hub.catalogue import method_of
     from excb.hub.loading import load
 

@@ -1,4 +1,4 @@
-"""What a file lacks, has too much of or has in another shape is told by name, count and likeliest cause."""
+"""Missing, unexpected and misshapen tensors of a file are reported by name, count and likeliest cause."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -143,7 +143,7 @@ def shaken(network: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def stages_of(network: nn.Module, images: Tensor) -> list[Tensor]:
-    """What each of torchvision's four stages gives."""
+    """The outputs of torchvision's four stages."""
     taken: list[Tensor] = []
     for number in range(1, 5):
         stage = network.get_submodule(f"layer{number}")

@@ -897,7 +897,7 @@ def dino_head(random: torch.Generator, *, learned: bool) -> Tensors:
 
 
 def dino_forward(head: Tensors, rows: Tensor) -> Tensor:
-    """What that head gives, by torch's own weight normalisation."""
+    """That head's output, by torch's own weight normalisation."""
     for layer in (0, 2, 4):
         rows = F.linear(rows, head[f"head.mlp.{layer}.weight"], head[f"head.mlp.{layer}.bias"])
         rows = F.gelu(rows) if layer < 4 else F.normalize(rows, dim=-1)

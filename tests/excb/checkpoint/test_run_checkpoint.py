@@ -165,7 +165,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def outcome(data: bytes, file: Path) -> str:
-    """What reading these bytes gives; anything but "same" or a refusal is a bug."""
+    """The outcome of reading these bytes; anything but "same" or a refusal is a bug."""
     file.write_bytes(data)
     try:
         found = run_checkpoint.read_run_checkpoint(file)
@@ -251,7 +251,7 @@ def test_truncated_file_is_damaged_at_every_length(tmp_path: Path, intact: bytes
 
 
 def test_file_of_zeros_is_damaged(tmp_path: Path, intact: bytes) -> None:
-    """What some file systems leave of a file after a power cut."""
+    """Some file systems leave a file of zeros after a power cut."""
     assert outcome(bytes(len(intact)), tmp_path / "step-3.pt") == "damaged"
     assert outcome(intact[:512] + bytes(len(intact) - 512), tmp_path / "step-3.pt") == "damaged"
 

@@ -1,4 +1,4 @@
-"""What a student's files say of its teachers: carried from run to folder, refused in one line where it is hostile."""
+"""The record of teachers in a student's files: carried from run to folder, refused in one line where it is hostile."""
 
 import json
 import re

@@ -223,7 +223,7 @@ def vector(like: Tensor) -> Tensor:
 
 
 class Shapes:
-    """What torch's five operations return for fake tensors, for which torch has no answer."""
+    """The shapes that torch's five operations return, for fake tensors, which torch does not support there."""
 
     @staticmethod
     def batch_norm_stats(rows: Tensor, eps: float) -> tuple[Tensor, ...]:

@@ -60,7 +60,7 @@ def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def after_the_death(command: Sequence[str], line: str = "") -> str:
-    """What a rank says once the process that started it was killed. Its input stays open: only the death may end it.
+    """The message of a rank after its parent process was killed. Its input stays open: only the death may end it.
 
     Args:
         command: starts the rank and waits for it.

@@ -1,4 +1,4 @@
-"""What `--slurm` takes: its options, Slurm's times, and what is refused."""
+"""The value of `--slurm`: its options, Slurm's times, and what is refused."""
 
 import pytest
 

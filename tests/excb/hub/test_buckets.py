@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def upload(folder: Path, url: str = URL) -> None:
-    """What a folder holds, and nothing else."""
+    """Upload the contents of a folder, and nothing else."""
     FaultyStore.store.clear()
     for file in folder.rglob("*"):
         if file.is_file():

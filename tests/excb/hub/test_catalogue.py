@@ -43,7 +43,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def export(folder: Path, **facts: Any) -> None:
-    """What of an exported folder the catalogue reads."""
+    """Write the parts of an exported folder that the catalogue reads."""
     block = {
         "architecture": {"name": "resnet50", "options": {}},
         "preprocessing": Preprocessing().to_dict(),
@@ -244,7 +244,7 @@ MULTI_CROP = "2x224+6x96"
 
 
 def plain(cell: str) -> str:
-    """What LaTeX prints for a cell of a table."""
+    """The text that LaTeX prints for a cell of a table."""
     cell = re.sub(r"~?\\cite\{[^}]*\}|\\[a-z]+color\{[^}]*\}|[$*~]", "", cell)
     return re.sub(r"\\(textbf|underline)\{([^{}]*)\}", r"\2", cell).replace(r"\ours", "ExCB").strip()
 

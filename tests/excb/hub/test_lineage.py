@@ -1,4 +1,4 @@
-"""What is said of a teacher: what its files, the catalogue and timm state, and nothing that they do not."""
+"""The record of a teacher has what its files, the catalogue and timm state, and nothing that they do not."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def loaded(architecture: str = "conv4", **facts: Any) -> Backbone:
 
 
 def said(backbone: Backbone, name: str = "somewhere/else.pt") -> dict[str, Any]:
-    """What is said of where it comes from; the rest is the network's own."""
+    """The part of the record about its origin; the rest is the network's own."""
     whole = lineage(backbone, name)
     assert TEACHERS.rule([whole]) is None
     assert whole["name"] == name

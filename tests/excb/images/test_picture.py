@@ -1,4 +1,4 @@
-"""What people pass as images: each kind gives the pixels that Pillow gives, and anything else is told clearly."""
+"""Images as callers pass them: each kind gives the pixels that Pillow gives, and anything else a clear error."""
 
 import re
 from pathlib import Path

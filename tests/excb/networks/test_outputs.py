@@ -1,4 +1,4 @@
-"""What backbones return: each kind against the networks' own layers run by hand; images of other sizes."""
+"""Outputs of backbones: each kind against the networks' own layers run one by one; images of other sizes."""
 
 from typing import Any, get_args
 

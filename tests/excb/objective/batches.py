@@ -90,7 +90,7 @@ def batch_of(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is compared."""
+    """The values that tests compare."""
 
     loss: Tensor
     gradients: dict[str, Tensor]

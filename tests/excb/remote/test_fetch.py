@@ -50,7 +50,7 @@ def fetch(url: str, digest: str | None = None) -> Path:
 
 
 def kept(zoo: Path) -> list[str]:
-    """What lies among the downloads, without the locks."""
+    """The files among the downloads, without the locks."""
     return sorted(file.name for file in (zoo / "downloads").iterdir() if file.suffix != ".lock")
 
 

@@ -302,7 +302,7 @@ def test_pinned_batches_are_the_same(damaged: ImageSet) -> None:
 
 
 def replacements(ref: SampleRef, *, bad: set[int], seed: int = SEED, count: int = IMAGES) -> list[int]:
-    """What takes the place of a broken image: numbers named by (seed, epoch, position, attempt) until one is good."""
+    """The replacements of a broken image: numbers named by (seed, epoch, position, attempt) until one is good."""
     tried: list[int] = []
     for attempt in range(REPLACEMENTS):
         random = seeding.generator(seeding.Purpose.REPLACEMENT, seed, ref.epoch, ref.position, attempt)

@@ -64,7 +64,7 @@ def box_of(settings: ViewSettings, size: tuple[int, int], view: int, *, epoch: i
 
 
 def pillows(piece: Image.Image, side: int, interpolation: str) -> np.ndarray:
-    """What torchvision gives for a PIL image: rows first, as Pillow before 13.
+    """torchvision's result for a PIL image: rows first, as Pillow before 13.
 
     Newer versions begin with columns where these shrink more, and round otherwise.
     """

@@ -40,7 +40,7 @@ def view_of(image: Image.Image) -> Tensor:
 
 
 def by_hand(image: Image.Image) -> Tensor:
-    """What a teacher's preprocessing makes of pixels that have its size."""
+    """The network's inputs for pixels that already have the teacher's size."""
     tensor = vision.to_tensor(image)
     return torch.stack([(tensor[c] - THEIRS["mean"][c]) / THEIRS["std"][c] for c in range(3)])
 

@@ -1,4 +1,4 @@
-"""What a recipe needs of a machine, held against what a run writes and hands over."""
+"""The needs of a recipe, compared with what a run writes and hands over."""
 
 import io
 import signal

@@ -66,7 +66,7 @@ def random_targets(teacher: Teacher, images: int) -> Targets:
 
 
 def targets_of(recipe: Recipe, teachers: list[Teacher], views: list[Tensor]) -> list[Targets]:
-    """What teachers make of every view, or random rows in the place of what they made of images."""
+    """The teachers' targets for every view, or random rows in place of those for images."""
     images = views[0].shape[1]
     if recipe.distil.teacher_sees == "image":
         return [random_targets(each, images) for each in teachers]

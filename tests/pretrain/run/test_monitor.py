@@ -1,4 +1,4 @@
-"""What is measured on frozen features: effective rank, agreement of neighbours, leave-one-out k-NN."""
+"""The monitor's figures on frozen features: effective rank, agreement of neighbours, leave-one-out k-NN."""
 
 import math
 from pathlib import Path

@@ -61,7 +61,7 @@ def stored() -> set[str]:
 
 
 def download(target: Path) -> Path:
-    """What is stored, as a run folder."""
+    """Download what is stored, as a run folder."""
     for name in stored():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(FaultyStore.store[f"/{RUN}{name}"].getvalue())

@@ -44,7 +44,7 @@ def shown(images: ImageSet, assignment: Assignment, *, most: int = 3, budget: in
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """What a parser of HTML takes for the page's data: all up to the first end tag of a script."""
+    """The page's data as a parser of HTML sees it: all up to the first end tag of a script."""
     found = re.search(r'<script id="data" type="application/json">(.*?)</script', page, re.DOTALL | re.IGNORECASE)
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
@@ -54,7 +54,7 @@ def data_of(page: str) -> dict[str, Any]:
 def test_whatever_names_hold_is_data(tmp_path: Path) -> None:
     images, assignment = hostile_set(tmp_path / "images")
     found = shown(images, assignment)
-    page = atlas.page(found)
+    page = atlas.render_atlas(found)
     assert data_of(page) == json.loads(json.dumps(found))
     assert page.lower().count("<script") == page.lower().count("</script") == 2
     assert "{{css}}" not in page
@@ -113,7 +113,7 @@ def look_for(page: Page, text: str) -> None:
 def hostile_page(page: Page, tmp_path: Path) -> Page:
     images, assignment = hostile_set(tmp_path / "images")
     file = tmp_path / "atlas.html"
-    file.write_text(atlas.page(shown(images, assignment)), encoding="utf-8")
+    file.write_text(atlas.render_atlas(shown(images, assignment)), encoding="utf-8")
     page.problems.clear()
     page.open(file)
     return page
@@ -223,7 +223,7 @@ def test_many_clusters_without_labels_come_a_page_at_a_time(page: Page, tmp_path
         heading={"checkpoint": "many", "data": "few"},
     )
     file = tmp_path / "atlas.html"
-    file.write_text(atlas.page(found | {"threshold": 0.99}), encoding="utf-8")
+    file.write_text(atlas.render_atlas(found | {"threshold": 0.99}), encoding="utf-8")
     page.problems.clear()
     page.open(file)
     assert len(cards(page)) == 48

@@ -64,5 +64,5 @@ class Planted(nn.Module):
         return final.mean((2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
-        """What a user sees."""
+        """The features that a user sees."""
         return self.forward_head(self.forward_intermediates(images, indices=[2], norm=True, output_fmt="NCHW")[0])

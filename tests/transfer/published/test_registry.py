@@ -55,7 +55,7 @@ DIGESTS = {
 
 
 def claimed() -> list[str]:
-    """What the registry has of the tables and of the figure, in the paper's own order of facts."""
+    """The claims of the tables and of the figure, in the paper's own order of facts."""
     return sorted(str(cell(claim)) for claim in claims() if claim.table in [*TABLES, "figure2"])
 
 

@@ -71,7 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def zoo_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers, no other test finds."""
+    """A zoo of its own for each test, so that no other test finds what it registers."""
     monkeypatch.setenv("EXCB_HOME", str(tmp_path / "zoo"))
 
 

@@ -42,7 +42,7 @@ def no_more_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def live(monkeypatch: pytest.MonkeyPatch, *turns: Callable[[], object]) -> None:
-    """What happens while the watch waits: one thing each time, and Ctrl-C after the last."""
+    """Events while the watch waits: one each time, and Ctrl-C after the last."""
     left = list(turns)
 
     def pause(_seconds: float) -> None:

@@ -61,7 +61,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
 
 
 class Killed(BaseException):
-    """What no code of ours or Detectron2's catches, as no code hears of SIGKILL."""
+    """An exception that neither our code nor Detectron2's catches, like SIGKILL."""
 
 
 class After(StopRequest):

@@ -68,7 +68,7 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def changes(first: Any, second: Any) -> dict[str, Any]:
-    """What the second configuration has otherwise."""
+    """The values in which the second configuration differs."""
     before, after = flat(first), flat(second)
     assert before.keys() == after.keys()
     return {name: value for name, value in after.items() if before[name] != value}
@@ -196,7 +196,7 @@ def test_fpn_features_are_torchvisions(resnet: nn.Module) -> None:
 
 @torch.no_grad()
 def test_stride_in_the_first_convolution_gives_other_features(resnet: nn.Module) -> None:
-    """What the option costs with torchvision's weights: they are made for the stride in the 3x3."""
+    """The option changes the features of torchvision's weights, which are made for the stride in the 3x3."""
     settings = replace(SETTINGS, stride_in_1x1=True)
     network = build(settings, resnet)
     images = network.preprocess_image(inputs([sample()], settings, training=False))

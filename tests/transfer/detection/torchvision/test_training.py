@@ -76,7 +76,7 @@ def test_precise_statistics_are_those_of_all_batches_together(data: Path, tmp_pa
 
 
 def lagging(data: Path, folder: Path, **options: Any) -> Training:
-    """What a GPU does, on the CPU: a fused optimizer, and losses that are read a step later."""
+    """Training on the CPU as on a GPU: a fused optimizer, and losses that are read a step later."""
     job = make_job(data, folder, **options)
     training = Training(job)
     training.lags, training.optimizer = True, optimizer(training.model, job.settings, fused=True)
