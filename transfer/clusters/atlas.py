@@ -1,22 +1,20 @@
 """The atlas: one self-contained HTML page with all clusters and their pictures."""
 
-import base64
-import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
+
+from markupsafe import Markup
 
 from excb.images.image_set import Images
 
+from ..pages.frame import render_page
 from .assignment import Assignment, Neighbours
 from .files import names_of
 from .statistics import LabelCounts
 
 LISTED = 100_000  # larger sets list only the images with a picture
-_SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
 @dataclass(frozen=True)
@@ -79,22 +77,8 @@ def contents(
     }
 
 
-def page(shown: Mapping[str, Any]) -> str:
-    """The page around its contents. Names and labels are data in it, never markup or script, whatever they contain.
-
-    The page's policy allows its one script, its one style sheet and embedded pictures only.
-    """
-    parts = {name: resources.files(__package__).joinpath(f"page.{name}").read_text("utf-8") for name in ("css", "js")}
+def render_atlas(shown: Mapping[str, Any]) -> str:
+    """The page around its contents. Names and labels are data in it, never markup or script, whatever they contain."""
     # "</script" would end the data, so that every "<" is escaped; json escapes what is not ASCII.
     data = json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    policy = (
-        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"style-src '{_digest(parts['css'])}'; script-src '{_digest(parts['js'])}'"
-    )
-    parts |= {"data": data, "policy": policy}
-    template = resources.files(__package__).joinpath("page.html").read_text("utf-8")
-    return _SLOT.sub(lambda slot: parts[slot[1]], template)  # one pass: inserted text is not searched for slots
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return render_page("atlas", title="Cluster atlas", style="base atlas", script="atlas", data=Markup(data))  # noqa: S704

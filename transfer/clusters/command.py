@@ -250,4 +250,4 @@ def _atlas(clusters: Clusters, images: Images, reporter: Reporter, name: str, op
         notes=notes,
     )
     shown["threshold"] = options.duplicates
-    return atlas.page(shown)
+    return atlas.render_atlas(shown)

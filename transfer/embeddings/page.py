@@ -1,18 +1,13 @@
-"""What a search found as one page that holds all it needs: each query beside its nearest images, and duplicates."""
+"""The findings of a search as one page: each query beside its nearest images, and groups of near-duplicates."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from PIL import Image
-
-from excb.errors import UserError
 from excb.images.picture import as_rgb
 from excb.results.result import folder_name
 
-from ..reporting.markup import Html, element, join, page
-from ..reporting.thumbnails import thumbnail
+from ..pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
 from .embeddings import Embeddings, Match
 
 MOST_GROUPS, MOST_IN_GROUP = 100, 12  # that the page shows: a few megabytes of pictures
@@ -21,7 +16,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchFindings:
     """What was found."""
 
     queries: Sequence[tuple[str, Sequence[Match]]]  # each query's file, and its nearest images
@@ -34,30 +29,12 @@ class Found:
         return sum(1 + len(matches) for _, matches in self.queries) + shown
 
 
-class _Shown(NamedTuple):
-    """Opens images for their pictures."""
-
-    root: Path
-    progress: Progress
-
-    def picture(self, path: str, *, caption: Html | str) -> Html:
-        """An image with its caption; one that is gone, or is no file, has a grey square."""
-        try:
-            image: Image.Image | None = as_rgb(self.root / path)
-        except UserError:
-            image = None
-        self.progress(1)
-        name = Path(path).name
-        shown = (
-            element("div", class_="gone", role="img", aria_label=f"{name} is not there")
-            if image is None
-            else element("img", src=thumbnail(image), alt=name, loading="lazy")
-        )
-        return element("figure", shown, element("figcaption", caption, title=path))
-
-
-def render(
-    found: Found, embeddings: Embeddings, *, cosine: float | None = None, progress: Progress = lambda _done: None
+def render_search(
+    found: SearchFindings,
+    embeddings: Embeddings,
+    *,
+    cosine: float | None = None,
+    progress: Progress = lambda _done: None,
 ) -> str:
     """The page.
 
@@ -67,45 +44,43 @@ def render(
         cosine: from which images count as near-duplicates.
         progress: called after every picture.
     """
-    shown = _Shown(Path(embeddings.root), progress)
-    head = element(
-        "header",
-        element("h1", "Nearest images" if found.queries else "Near-duplicates"),
-        element("p", f"{len(embeddings):,} images in {folder_name(embeddings.root)}", class_="subtitle"),
-        element("p", f"features of {embeddings.model.get('name')}", class_="subtitle"),
-        class_="masthead",
-    )
-    sections = [_query(name, matches, shown) for name, matches in found.queries]
+    root = Path(embeddings.root)
+
+    def picture(path: str, *, below: Path = root, mark: str = "", caption: str | None = None) -> Picture:
+        made = Picture.of(path, lambda: as_rgb(below / path), mark=mark, caption=caption)
+        progress(1)
+        return made
+
+    sections = []
+    for name, matches in found.queries:
+        query = picture(name, below=Path(), caption="query")
+        near = [picture(match.path, mark=f"{match.cosine:.3f}") for match in matches]
+        sections.append(GallerySection(Path(name).name, [PictureGroup(near, query)]))
     if found.groups is not None:
-        sections.append(_groups(found.groups, cosine, shown))
+        sections.append(_duplicates(found.groups, cosine, picture))
+    heading = "Nearest images" if found.queries else "Near-duplicates"
     weights = str(embeddings.model.get("weights_sha256", ""))[:16]
-    foot = element("footer", f"Cosines of {embeddings.rows.width} features; weights {weights}; by excb-eval search.")
-    title = f"{'Nearest images' if found.queries else 'Near-duplicates'} in {Path(embeddings.root).name}"
-    return page(title, join(head, *sections, foot), style="search")
+    return render_gallery(
+        f"{heading} in {root.name}",
+        sections,
+        heading=heading,
+        subtitles=[
+            f"{len(embeddings):,} images in {folder_name(embeddings.root)}",
+            f"features of {embeddings.model.get('name')}",
+        ],
+        footer=f"Cosines of {embeddings.rows.width} features; weights {weights}; by excb-eval search.",
+    )
 
 
-def _query(name: str, matches: Sequence[Match], shown: _Shown) -> Html:
-    query = _Shown(Path(), shown.progress).picture(name, caption="query")
-    nearest = [
-        shown.picture(match.path, caption=join(element("b", f"{match.cosine:.3f}"), " ", match.path))
-        for match in matches
-    ]
-    body = element("div", query, element("div", *nearest, class_="pictures"), class_="query")
-    return element("section", element("h2", Path(name).name), body, class_="panel")
-
-
-def _groups(groups: Sequence[Sequence[str]], cosine: float | None, shown: _Shown) -> Html:
-    images = sum(map(len, groups))
-    title = f"{len(groups):,} groups of near-duplicates, {images:,} images"
-    parts = [_group(group, shown) for group in groups[:MOST_GROUPS]]
-    hidden = len(groups) - len(parts)
-    more = element("p", f"{hidden:,} smaller groups have no picture here.", class_="note") if hidden else None
-    rule = element("p", f"Linked by cosines from {cosine:g}.", class_="note") if cosine is not None else None
-    return element("section", element("h2", title), *parts, more, rule, class_="panel")
-
-
-def _group(group: Sequence[str], shown: _Shown) -> Html:
-    pictures = [shown.picture(path, caption=path) for path in group[:MOST_IN_GROUP]]
-    hidden = len(group) - len(pictures)
-    more = element("p", f"and {hidden:,} more images", class_="note") if hidden else None
-    return element("div", element("div", *pictures, class_="pictures"), more, class_="group")
+def _duplicates(
+    groups: Sequence[Sequence[str]], cosine: float | None, picture: Callable[[str], Picture]
+) -> GallerySection:
+    shown = []
+    for group in groups[:MOST_GROUPS]:
+        hidden = len(group) - MOST_IN_GROUP
+        notes = [f"and {hidden:,} more images"] if hidden > 0 else []
+        shown.append(PictureGroup([picture(path) for path in group[:MOST_IN_GROUP]], notes=notes))
+    hidden = len(groups) - len(shown)
+    notes = [f"{hidden:,} smaller groups have no picture here."] if hidden else []
+    notes += [f"Linked by cosines from {cosine:g}."] if cosine is not None else []
+    return GallerySection(f"{len(groups):,} groups of near-duplicates, {sum(map(len, groups)):,} images", shown, notes)

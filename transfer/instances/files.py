@@ -11,7 +11,7 @@ from excb.results.result import Result
 
 from ..reporting import report
 from ..reporting.predictions import ImageScores
-from .page import render
+from .page import render_queries
 from .protocol import Measured
 from .setup import InstanceTask, names_of
 
@@ -42,7 +42,7 @@ class InstanceFiles:
 
     def _write_others(self, result: Result, file: Path) -> list[Path]:
         stem = file.name.removesuffix(".json")
-        texts = {file.with_name(f"{stem}.html"): render(self.instances, self.measured, result)}
+        texts = {file.with_name(f"{stem}.html"): render_queries(self.instances, self.measured, result)}
         if self.instances.instances.family == "copies":
             texts[file.with_name(f"{stem}.pairs.csv")] = self._pairs()
         for place, text in texts.items():

@@ -1,21 +1,20 @@
 """A page that shows some queries beside the images nearest to them, each marked as right, junk or wrong."""
 
-import numpy as np
-from PIL import Image
+from functools import partial
 
-from excb.images.decoding import BrokenImageError
+import numpy as np
+
 from excb.images.image_set import Images
 from excb.results.result import Result, folder_name
 
-from ..reporting.markup import Html, element, join, page
-from ..reporting.thumbnails import thumbnail
+from ..pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
 from .protocol import Measured
 from .setup import InstanceTask
 
 QUERIES, NEAREST = 24, 8  # that the page shows: some two megabytes of pictures
 
 
-def render(instances: InstanceTask, measured: Measured, result: Result) -> str:
+def render_queries(instances: InstanceTask, measured: Measured, result: Result) -> str:
     """The page.
 
     Args:
@@ -28,26 +27,25 @@ def render(instances: InstanceTask, measured: Measured, result: Result) -> str:
     figures = ", ".join(
         f"{name.partition('_')[2].replace('_', ' ')} {value:.1f}" for name, value in result.figures.items()
     )
-    gallery = result.data["train"]["images"]
-    head = element(
-        "header",
-        element("h1", "Nearest images of queries"),
-        element("p", f"{len(queries):,} queries in a gallery of {gallery:,} images", class_="subtitle"),
-        element("p", f"{result.checkpoint.get('name')}: {figures} %", class_="subtitle"),
-        class_="masthead",
-    )
-    sections = [_query(instances, measured, query) for query in shown]
     left = len(queries) - len(shown)
-    more = element("p", f"{left:,} other queries have no picture here.", class_="note") if left else None
     weights = str(result.checkpoint.get("weights_sha256", ""))[:16]
-    foot = element("footer", f"{whole.family}; weights {weights}; by excb-eval instances.")
-    return page(f"Nearest images, {folder_name(str(queries.root))}", join(head, *sections, more, foot), style="search")
+    return render_gallery(
+        f"Nearest images, {folder_name(str(queries.root))}",
+        [_query(instances, measured, query) for query in shown],
+        heading="Nearest images of queries",
+        subtitles=[
+            f"{len(queries):,} queries in a gallery of {result.data['train']['images']:,} images",
+            f"{result.checkpoint.get('name')}: {figures} %",
+        ],
+        notes=[f"{left:,} other queries have no picture here."] if left else [],
+        footer=f"{whole.family}; weights {weights}; by excb-eval instances.",
+    )
 
 
-def _query(instances: InstanceTask, measured: Measured, query: int) -> Html:
+def _query(instances: InstanceTask, measured: Measured, query: int) -> GallerySection:
     whole, found = instances.instances, measured.candidates
     junk = np.setdiff1d(whole.judged(query), whole.relevant(query))
-    pictures = []
+    near = []
     for image, similarity, right in zip(
         found.images[query, :NEAREST].tolist(),
         found.similarities[query, :NEAREST].tolist(),
@@ -56,16 +54,11 @@ def _query(instances: InstanceTask, measured: Measured, query: int) -> Html:
     ):
         images, place = _place(instances, image)
         mark = "right" if right else "junk" if image in junk else "wrong"
-        caption = join(element("b", f"{mark} {similarity:.3f}"), " ", images.paths[place])
-        pictures.append(_picture(images, place, caption))
+        near.append(Picture.of(images.paths[place], partial(images.open, place), mark=f"{mark} {similarity:.3f}"))
     name = whole.queries.paths[query]
-    body = element(
-        "div",
-        _picture(whole.queries, query, f"query, {int(found.positives[query]):,} relevant"),
-        element("div", *pictures, class_="pictures"),
-        class_="query",
-    )
-    return element("section", element("h2", name), body, class_="panel")
+    caption = f"query, {int(found.positives[query]):,} relevant"
+    asked = Picture.of(name, partial(whole.queries.open, query), caption=caption)
+    return GallerySection(name, [PictureGroup(near, asked)])
 
 
 def _place(instances: InstanceTask, image: int) -> tuple[Images, int]:
@@ -74,18 +67,3 @@ def _place(instances: InstanceTask, image: int) -> tuple[Images, int]:
     if image < len(gallery) or instances.distractors is None:
         return gallery, image
     return instances.distractors, image - len(gallery)
-
-
-def _picture(images: Images, index: int, caption: Html | str) -> Html:
-    """An image with its caption; one that has gone since has a grey square."""
-    name = images.paths[index]
-    try:
-        image: Image.Image | None = images.open(index)
-    except BrokenImageError:
-        image = None
-    shown = (
-        element("div", class_="gone", role="img", aria_label=f"{name} is not there")
-        if image is None
-        else element("img", src=thumbnail(image), alt=name, loading="lazy")
-    )
-    return element("figure", shown, element("figcaption", caption, title=name))
