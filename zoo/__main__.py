@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from excb.cli import Parser, command_parser, complete
 from excb.errors import run_program
 
-from .commands.bundle import BUNDLE
 from .commands.card import CARD
 from .commands.export import EXPORT
 from .commands.import_file import IMPORT
@@ -17,7 +16,7 @@ from .commands.push import PUSH
 from .commands.show import SHOW
 from .commands.verify import VERIFY
 
-COMMANDS = (LIST, SHOW, PULL, IMPORT, VERIFY, EXPORT, CARD, PACKAGE, PUSH, BUNDLE)
+COMMANDS = (LIST, SHOW, PULL, IMPORT, VERIFY, EXPORT, CARD, PACKAGE, PUSH)
 DESCRIPTION = """\
 Checkpoints by name: ours, yours, and those of other authors.
 

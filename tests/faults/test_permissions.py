@@ -72,7 +72,6 @@ def locked(tmp_path: Path) -> Iterator[Path]:
         "excb-zoo verify LOCKED/x.pt",
         "excb-zoo export tiny_grocery --out LOCKED/out",
         "excb-zoo package tiny_grocery --out LOCKED/out --licence apache-2.0",
-        "excb-zoo bundle tiny_grocery --out LOCKED/zoo.tar",
     ],
 )
 def test_what_may_not_be_entered_is_one_line(

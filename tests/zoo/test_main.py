@@ -276,10 +276,8 @@ def test_import_that_does_not_cover_shows_the_table(
         (["pull", "nnclr_rn50"], "no weights to load"),
         (["verify"], "name a checkpoint to verify"),
         (["card", "nothing/here"], "nothing/here"),
-        (["bundle", "nothing/here", "--out", "x.tar"], "nothing/here"),
         (["push", "nothing/here", "--repo", "a/b", "--licence", "mit"], "publishing needs the network"),
         (["package", "nothing/here", "--out", "x", "--licence", "mit"], "nothing/here"),
-        (["pull", "--from-bundle", "x.tar"], "x.tar"),
         (["export", "nothing/here", "--out", "x", "--format", "tensorflow"], "no format is called 'tensorflow'"),
     ],
 )

@@ -21,7 +21,6 @@ from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.published.subjects import Subject
 from excb.zoo.__main__ import main
-from excb.zoo.bundle import bundle, unbundle
 from excb.zoo.card import card
 from excb.zoo.push import package
 from excb.zoo.teachers import shown
@@ -183,7 +182,7 @@ def test_names_say_nothing_of_the_machine() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Listings, bundles and results
+# Listings and results
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -203,15 +202,10 @@ def test_show_and_list_name_method_and_teachers(tmp_path: Path, home: Path, caps
     assert (row["name"], row["method"]) == ("mine", "distillation")
 
 
-def test_a_bundle_carries_card_and_teachers_and_refuses_hostile_ones(tmp_path: Path, home: Path) -> None:
+def test_a_copied_folder_has_its_teachers_and_hostile_ones_are_refused(tmp_path: Path, home: Path) -> None:
     home.mkdir(exist_ok=True)
     folder = packaged(tmp_path, SUPERVISED).rename(home / "mine")
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    file = bundle(["mine"], tmp_path / "out.tar", Reporter(quiet=True))
-    folder.rename(tmp_path / "away")
-    assert unbundle(file, Reporter(quiet=True)) == ["mine"]
     assert excb.load("mine").entry.teachers == (SUPERVISED,)
-    assert (folder / "README.md").read_text(encoding="utf-8") == text
     config = exported.read_config(folder)
     config["excb"]["teachers"] = [{"name": "x"}] * 1000
     (folder / exported.CONFIG).write_text(json.dumps(config), encoding="utf-8")

@@ -1,7 +1,6 @@
-"""`excb-zoo pull`: fetch, verify and convert checkpoints now, from their homes or from a bundle."""
+"""`excb-zoo pull`: fetch, verify and convert checkpoints now, from their homes."""
 
 import argparse
-from pathlib import Path
 
 from excb.cli import Command, Parser
 from excb.console import Reporter
@@ -11,28 +10,20 @@ from .options import add_network
 
 
 def add_options(parser: Parser) -> None:
-    """Which checkpoints, or which bundle."""
+    """Which checkpoints."""
     parser.add_argument(
         "names", metavar="NAME", nargs="*", help="names, hf-hub:user/repo[@revision] or https://... addresses"
     )
     add_network(parser)
-    parser.add_argument(
-        "--from-bundle", type=Path, metavar="FILE", help="take them from an archive that `excb-zoo bundle` wrote"
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Fetch them, and print how to load each."""
-    reporter = Reporter()
-    if options.from_bundle is not None:
-        from ..bundle import unbundle
-
-        for name in unbundle(options.from_bundle, reporter):
-            reporter.note(f'{name} is here: load it with excb.load("{name}")')
-    elif not options.names:
-        raise UserError("name a checkpoint (`excb-zoo list` shows all), or an archive with --from-bundle")
+    if not options.names:
+        raise UserError("name a checkpoint (`excb-zoo list` shows all)")
     from excb.hub.loading import obtain
 
+    reporter = Reporter()
     for name in options.names:
         folder = obtain(name, network=options.network)
         reporter.note(f'{name} is in {folder}: load it with excb.load("{name}")')
