@@ -33,7 +33,8 @@ def option(
         paper: the paper's value.
         source: where the default comes from.
         choices: returns the names that it takes, where they are in a table and not in a `Literal`.
-        shell: how a command line shows it, for `excb.option_parser`: `metavar`, `group`, `flag`, `off`, `positional`.
+        shell: how a command line shows it, for `excb.option_parser`: `metavar`, `group`, `flag`, `off`, `positional`;
+            and `files_only`: it changes nothing but written files.
     """
     metadata = {"doc": doc, "paper": paper, "source": source, "shell": shell}
     return dataclasses.field(default=default, metadata=metadata | ({} if choices is None else {"choices": choices}))

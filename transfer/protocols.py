@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from excb.cli import command_parser
 
-from .clusters.cli import CLUSTERS
+from .clusters.record import CLUSTERS
 from .dense.cli import DENSE
 from .detection.cli import DETECTION
 from .finetuning.cli import FINETUNE, SEMISUP
 from .instances.cli import INSTANCES
 from .knn.record import KNN
 from .layers.cli import LAYERS
-from .linear.cli import LINEAR
+from .linear.record import LINEAR
 from .old_protocol import Protocol, adapted
 from .protocol import Family, FigureKind
 from .retrieval.record import RETRIEVAL
@@ -23,14 +23,14 @@ PROTOCOLS: tuple[Protocol, ...] = (
     adapted(KNN),
     adapted(RETRIEVAL),
     INSTANCES,
-    LINEAR,
+    adapted(LINEAR),
     LAYERS,
     DENSE,
     ROBUSTNESS,
     SEMISUP,
     FINETUNE,
     DETECTION,
-    CLUSTERS,
+    adapted(CLUSTERS),
 )
 
 FAMILIES: tuple[Family, ...] = tuple(family for protocol in PROTOCOLS for family in protocol.families)

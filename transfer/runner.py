@@ -1,11 +1,11 @@
 """The runner of all protocols: command line, Python call, step of a suite, dry run, references, files."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from excb.cli import Command, Parser, local_path
 from excb.console import Reporter, duration
@@ -51,7 +51,7 @@ class Evaluation:
         from excb.distributed.collectives import all_succeed
         from excb.images.scanning import refuse_among
 
-        self.check()
+        all_succeed(self.check)
         task: Task = self.protocol.open(self.shared, self.own, device, reporter)
         if results is not None:
             for images in task.sets.values():
@@ -112,16 +112,73 @@ def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
         reporter.answer(describe(planned, work.then))
 
 
-def add_shell_options(parser: argparse.ArgumentParser, *, out: str = "FILE.json") -> None:
-    """Add what only a command line has: processes, --out, --dry-run, --json and --quiet."""
-    add = parser.add_argument_group("processes").add_argument
-    add("--gpus", type=int, metavar="N", help="GPUs to use, with one process each; the answer stays the same")
-    add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
-    add = parser.add_argument_group("output").add_argument
-    add("--out", type=local_path, metavar=out, help="write the result here")
-    add("--dry-run", action="store_true", help="say what it will take, and do nothing")
-    add("--json", action="store_true", help="print the result as JSON instead of a table")
-    add("--quiet", action="store_true", help="print neither notes nor progress")
+@dataclass(frozen=True)
+class Shell:
+    """What only a command line says."""
+
+    out: Path | None
+    dry_run: bool
+    json: bool
+    quiet: bool
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Shell":
+        """Of a parsed command line."""
+        return cls(args.out, args.dry_run, args.json, args.quiet)
+
+    @property
+    def reporter(self) -> Reporter:
+        """For notes and progress of this process: other ranks are quiet."""
+        return Reporter(quiet=self.quiet or not is_rank0())
+
+    @property
+    def prints(self) -> bool:
+        """Whether this process prints tables."""
+        return is_rank0() and not self.json
+
+
+def shell_command(
+    name: str,
+    about: str,
+    kinds: Sequence[type[Any]],
+    work: "Callable[[list[Any], Shell, torch.device], int]",
+    *,
+    out: Literal["file", "folder"] = "file",
+    metavar: str = "FILE.json",
+    group: str = "",
+    description: str = "",
+    examples: tuple[str, ...] = (),
+) -> Command:
+    """A command of `excb-eval` whose options are dataclasses.
+
+    Args:
+        name: on the command line.
+        about: its help, one line without a full stop.
+        kinds: dataclasses of options.
+        work: runs it in one process, which has joined the others: given an instance of each of `kinds`; the exit code.
+        out: what --out names.
+        metavar: of --out.
+        group: under which the program's help lists it.
+        description: for its own `--help`.
+        examples: what to type after the program's name.
+    """
+
+    def add(parser: Parser) -> None:
+        for kind in kinds:
+            add_options(parser, kind)
+        add = parser.add_argument_group("processes").add_argument
+        add("--gpus", type=int, metavar="N", help="GPUs to use, with one process each; the answer stays the same")
+        add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
+        add = parser.add_argument_group("output").add_argument
+        add("--out", type=local_path, metavar=metavar, help="write the result here")
+        add("--dry-run", action="store_true", help="say what it will take, and do nothing")
+        add("--json", action="store_true", help="print the result as JSON instead of a table")
+        add("--quiet", action="store_true", help="print neither notes nor progress")
+
+    def run(args: argparse.Namespace, device: "torch.device") -> int:
+        return work([of_arguments(kind, args) for kind in kinds], Shell.of(args), device)
+
+    return Command(name, about, add, in_parallel(run, out=out), description, group, examples)
 
 
 # Options that only a command line has use for, and what Python has instead.
@@ -135,19 +192,17 @@ FROM_SHELL = {
 def command(protocol: Protocol) -> Command:
     """The command of `excb-eval` that runs a protocol."""
 
-    def add(parser: Parser) -> None:
-        add_options(parser, protocol.shared)
-        add_options(parser, protocol.options)
-        add_shell_options(parser, out="DIR" if protocol.out == "folder" else "FILE.json")
+    def work(options: list[Any], shell: Shell, device: "torch.device") -> int:
+        return _run(Evaluation(protocol, *options), shell, device)
 
-    def work(args: argparse.Namespace, device: "torch.device") -> int:
-        return _run(evaluation_of(protocol, args), args, device)
-
-    return Command(
+    folder = protocol.out == "folder"
+    return shell_command(
         protocol.name,
         protocol.help,
-        add,
-        in_parallel(work, out=protocol.out),
+        (protocol.shared, protocol.options),
+        work,
+        out=protocol.out,
+        metavar="DIR" if folder else "FILE.json",
         group=protocol.group,
         examples=protocol.examples,
     )
@@ -158,25 +213,25 @@ def evaluation_of(protocol: Protocol, args: argparse.Namespace) -> Evaluation:
     return Evaluation(protocol, of_arguments(protocol.shared, args), of_arguments(protocol.options, args))
 
 
-def _run(evaluation: Evaluation, args: argparse.Namespace, device: "torch.device") -> int:
+def _run(evaluation: Evaluation, shell: Shell, device: "torch.device") -> int:
     """Run a command in one process, which has joined the others."""
     from .reporting.references import print_references
 
-    reporter = Reporter(quiet=args.quiet or not is_rank0())
-    results = None if args.out is None else args.out if evaluation.protocol.out == "folder" else args.out.parent
+    reporter, out = shell.reporter, shell.out
+    results = None if out is None else out if evaluation.protocol.out == "folder" else out.parent
     task = evaluation.open(device, reporter, results=results)
-    if args.dry_run:
+    if shell.dry_run:
         return evaluation.dry_run(task, reporter)
     made = evaluation.measure(task, reporter)
-    if is_rank0() and not args.json:
+    if shell.prints:
         made.show(reporter)
         print_references(made.result, reporter)
-        if args.quiet:  # which silences the warning, and not what figures mean
+        if shell.quiet:  # which silences the warning, and not what figures mean
             for note in task.unknown_notes(evaluation.protocol.unknown):
                 reporter.answer(note)
-    if args.out is not None:
-        reporter.note(f"wrote {', '.join(map(str, made.write(made.result, args.out)))}")
-    if args.json and is_rank0():
+    if out is not None:
+        reporter.note(f"wrote {', '.join(map(str, made.write(made.result, out)))}")
+    if shell.json and is_rank0():
         reporter.answer(made.result.to_json())
     return 0
 

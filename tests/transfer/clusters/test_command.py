@@ -25,8 +25,8 @@ from excb.hub.importing import import_file
 from excb.networks.architecture import Architecture
 from excb.results.result import Result
 from excb.transfer.cli import main
-from excb.transfer.clusters.command import Options
 from excb.transfer.clusters.files import has_parquet, read_sizes
+from excb.transfer.clusters.options import ClusterOptions
 from excb.zoo.export import export
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, features_by_loop, write_folder
@@ -155,7 +155,7 @@ def test_several_checkpoints_in_one_picture(place: Path, tmp_path: Path, capsys:
     assert "name a folder of `excb-eval clusters --out`" in err
     assert out == ""  # before the work, not after it
     assert call(*words, "--compare", tmp_path / "one") == 2
-    assert "name it with --out DIR" in capsys.readouterr().err
+    assert "name a place for them with --out DIR" in capsys.readouterr().err
     assert not (tmp_path / "three").exists()
     (tmp_path / "one" / "assignments.csv").write_text("path,cluster\n")
     with pytest.raises(UserError, match="does not hold the assignments of"):
@@ -187,13 +187,21 @@ def test_what_cannot_be_done_is_one_line(place: Path, tmp_path: Path, capsys: py
     write_folder(broken, each=1)
     (broken / "ant" / "torn.png").write_bytes(b"no image")
     data = place / "data" / "test"
+    usual = ("--ckpt", place / "run", "--data", data)
     cases = [
         (("--ckpt", tmp_path / "backbone.pth", "--data", data), "holds a backbone without heads"),
         (("--ckpt", place / "run", "--data", tmp_path / "nothing"), "nothing"),
-        (("--ckpt", place / "run", "--data", data, "--out", tmp_path / "file"), "is a file: name a folder"),
-        (("--ckpt", place / "run", "--data", data, "--out", data / "clusters"), "name a place outside that folder"),
-        (("--ckpt", place / "run", "--data", data, "--exemplars", "0"), "--exemplars must be at least 1"),
-        (("--ckpt", place / "run", "--data", data, "--duplicates", "1.5"), "--duplicates is a cosine below 1"),
+        ((*usual, "--out", tmp_path / "file"), "is a file: name a folder"),
+        ((*usual, "--out", data / "clusters"), "name a place outside that folder"),
+        (
+            (*usual, "--out", tmp_path / "x", "--exemplars", "0"),
+            "--exemplars must be at least 1",
+        ),
+        (
+            (*usual, "--exemplars", "3"),
+            "--exemplars only changes written files: .* --out",
+        ),
+        ((*usual, "--duplicates", "1.5"), "--duplicates is a cosine below 1"),
         (("--ckpt", place / "run", "--data", broken), "1 of 8 images in .*broken cannot be read, such as ant/torn.png"),
     ]
     for words, message in cases:
@@ -215,4 +223,4 @@ def test_dry_run_estimates_and_writes_nothing(place: Path, tmp_path: Path, capsy
 
 def test_options_have_bounds() -> None:
     with pytest.raises(UserError, match="--atlas-mb"):
-        Options(megabytes=-1)
+        ClusterOptions(atlas_mb=-1).check(None)
