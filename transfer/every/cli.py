@@ -91,7 +91,7 @@ def _several(
     from . import several, suite
 
     preparation = several.Preparation(open_task, own=args.own_preprocessing)
-    entered = several.entrants(args.ckpt, preparation, lambda task: suite.steps(task, args))
+    entered = several.planned_checkpoints(args.ckpt, preparation, lambda task: suite.steps(task, args))
     if preparation.note:
         reporter.warn(preparation.note)
     if args.dry_run:
@@ -104,7 +104,7 @@ def _several(
     comparison, outcomes = several.evaluate(
         entered,
         preparation,
-        lambda entrant, task: run(entrant.checkpoint, task),
+        lambda planned, task: run(planned.checkpoint, task),
         lambda made, folder: write_page(made, folder, reporter),
         folder=args.out,
         reporter=reporter,
@@ -112,12 +112,12 @@ def _several(
 
     def tell() -> None:
         if comparison is not None:
-            files = several.write(comparison, args.out, report=PAGE)
+            files = several.write_comparison(comparison, args.out, report=PAGE)
             reporter.note(f"wrote {', '.join(map(str, files))}")
         if args.json:
             reporter.answer(json.dumps(several.to_dict(comparison, outcomes), indent=2, ensure_ascii=False))
         elif comparison is not None:
-            several.show(comparison, reporter)
+            several.show_comparison(comparison, reporter)
 
     run_on_rank0(tell)
     _raise_failure([one for made in outcomes.values() for one in made])
@@ -192,10 +192,10 @@ def write_page(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter) 
     """
     from excb.files.atomic import write_text
 
-    from .page import render
+    from .page import render_report
 
     if any(one.result is not None for one in outcomes):
-        write_text(render(outcomes), folder / PAGE)
+        write_text(render_report(outcomes), folder / PAGE)
         reporter.note(f"wrote {folder / PAGE}")
 
 

@@ -1,25 +1,30 @@
-"""Several checkpoints side by side: one figure a protocol, intervals, and tiers of what differs by more than chance."""
+"""Several checkpoints side by side: a figure for each protocol, intervals, and tiers of real differences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from torch import Tensor
 
+from excb.files.csv_text import csv_table
 from excb.references.guessing import CHANCE, MAJORITY
 from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
 from ..inference.statistics import compared
-from ..inference.tiers import pairwise, tiers
 from ..protocols import headline, kind_of, title
 from ..reporting.references import HISTOGRAM, PATCHES, PIXELS, TITLES
-from .cost import Cost
+from ..standings.forms import Sheet
+from ..standings.table import FigureCell, FigureColumn, FigureRow, FigureTable, with_tiers
+from .cost import FACTS, Cost
+
+_CSV = ("checkpoint", "kind", "figure", "percent", "low", "high", "tier", "parameters", "flops", "images_per_second")
 
 
 @dataclass(frozen=True)
-class Contender:
-    """One checkpoint.
+class EvaluatedCheckpoint:
+    """One checkpoint after its evaluation.
 
     Attributes:
         name: that tables call it.
@@ -39,36 +44,21 @@ class Contender:
     results: Mapping[str, Result]
     scores: Mapping[str, Mapping[str, Tensor]]
 
-    def figure(self, column: "Column") -> float | None:
-        """Its value of a column, if it has one."""
-        result = self.results.get(column.step)
-        return None if result is None else result.figures.get(column.figure)
+    def row(self, steps: Mapping[str, str]) -> FigureRow:
+        """Its line of a table, given the step of each figure."""
+        cells = {}
+        for figure, step in steps.items():
+            result = self.results.get(step)
+            if result is not None and figure in result.figures:
+                cells[figure] = FigureCell(result.figures[figure], result.intervals.get(figure))
+        return FigureRow(self.name, cells, self.cost.facts)
 
-
-@dataclass(frozen=True)
-class Column:
-    """One figure of one protocol, in percent."""
-
-    step: str
-    figure: str
-    title: str
-    higher_is_better: bool = True
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A checkpoint's figure.
-
-    Attributes:
-        value: in percent.
-        interval: its 95 % interval; None where the protocol has none.
-        tier: 1 for the best one and all that do not differ from it, 2 for the best of the rest and all that do not
-            differ from that, and so on; None where nothing could be tested.
-    """
-
-    value: float
-    interval: tuple[float, float] | None
-    tier: int | None
+    @property
+    def description(self) -> str:
+        """Its network, its images and what its speed was measured with."""
+        prepared = self.preprocessing
+        images = f"images {prepared.get('resize')} → {prepared.get('crop')} px, {prepared.get('interpolation')}"
+        return f"{self.architecture.removeprefix('timm:')} · {images} · {self.cost.where}"
 
 
 @dataclass(frozen=True)
@@ -77,39 +67,56 @@ class Comparison:
 
     Attributes:
         data: the images in words.
-        contenders: in the order they were named.
-        columns: the figures.
-        cells: by contender's name and figure.
-        references: figures that need no checkpoint or no training: name -> figure -> percent.
-        tests: how many pairs were tested, which p-values are corrected for (Holm, 1979).
-        p_values: corrected, by figure and pair of names.
+        checkpoints: in the order they were named.
+        table: their figures, and below them those of references.
         notes: what a reader must know.
     """
 
     data: str
-    contenders: Sequence[Contender]
-    columns: Sequence[Column]
-    cells: Mapping[tuple[str, str], Cell]
-    references: Mapping[str, Mapping[str, float]]
-    tests: int
-    p_values: Mapping[tuple[str, str, str], float]
+    checkpoints: Sequence[EvaluatedCheckpoint]
+    table: FigureTable
     notes: Sequence[str] = field(default_factory=tuple)
 
     @property
     def explanation(self) -> str:
         """How tables are to be read."""
-        pairs = f"{self.tests} pair{'s' * (self.tests != 1)}"
+        tests = len(self.table.p_values)
         return (
             "Percent, with 95 % bootstrap intervals of the test images. Figures of one tier (*1, *2, ...) do not "
             "differ at 5 % from the best of the tier: paired tests on the same images, McNemar's of hits, a "
-            f"randomisation test of other scores, corrected for {pairs} by Holm's method."
+            f"randomisation test of other scores, corrected for {tests} pair{'s' * (tests != 1)} by Holm's method."
         )
+
+    def sheet(self, report: str) -> Sheet:
+        """All that a reader sees; `report` is the name of the page in each checkpoint's folder."""
+        terms = [(one.name, one.description, f"{quote(one.folder)}/{report}") for one in self.checkpoints]
+        return Sheet(
+            f"{len(self.checkpoints)} checkpoints side by side",
+            self.data,
+            [self.table],
+            f"{self.explanation} Images a second are of the backbone alone; a multiply-add is two FLOPs.",
+            [("Checkpoints", terms)],
+            self.notes,
+        )
+
+    def to_csv(self) -> str:
+        """One line for every figure of every checkpoint, and of every reference."""
+        costs = {one.name: one.cost for one in self.checkpoints}
+        lines = []
+        for row in self.table.rows:
+            kind = "reference" if row.reference else "measured"
+            cost = costs.get(row.name) if kind == "measured" else None
+            counts = (cost.parameters, cost.flops, cost.images_per_second) if cost else (None, None, None)
+            for figure, cell in row.cells.items():
+                lines.append([row.name, kind, figure, cell.value, *(cell.interval or (None, None)), cell.tier, *counts])
+        return csv_table(_CSV, lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
+        rows = {row.name: row for row in self.table.rows if not row.reference}
         return {
             "data": self.data,
-            "columns": [{"figure": column.figure, "title": column.title} for column in self.columns],
+            "columns": [{"figure": column.key, "title": column.title} for column in self.table.columns],
             "checkpoints": [
                 {
                     "name": one.name,
@@ -117,79 +124,68 @@ class Comparison:
                     "architecture": one.architecture,
                     "preprocessing": dict(one.preprocessing),
                     "cost": one.cost.to_dict(),
-                    "figures": {
-                        column.figure: {"percent": cell.value, "interval": cell.interval, "tier": cell.tier}
-                        for column in self.columns
-                        if (cell := self.cells.get((one.name, column.figure))) is not None
-                    },
+                    "figures": {figure: cell.to_dict() for figure, cell in rows[one.name].cells.items()},
                 }
-                for one in self.contenders
+                for one in self.checkpoints
             ],
-            "references": {name: dict(values) for name, values in self.references.items()},
-            "tests": self.tests,
+            "references": {
+                row.name: {figure: cell.value for figure, cell in row.cells.items()}
+                for row in self.table.rows
+                if row.reference
+            },
+            "tests": len(self.table.p_values),
             "p_values": [
                 {"figure": figure, "first": first, "second": second, "p_value": value}
-                for (figure, first, second), value in self.p_values.items()
+                for (figure, first, second), value in self.table.p_values.items()
             ],
             "notes": list(self.notes),
         }
 
 
-def side_by_side(contenders: Sequence[Contender], *, notes: Sequence[str] = ()) -> Comparison:
+def side_by_side(checkpoints: Sequence[EvaluatedCheckpoint], *, notes: Sequence[str] = ()) -> Comparison:
     """Compare checkpoints that were evaluated on the same images.
 
     Args:
-        contenders: at least two, with at least one result among them.
+        checkpoints: at least two, with at least one result among them.
         notes: what a reader must know.
     """
-    columns = list({column.figure: column for one in contenders for column in _columns(one)}.values())
-    by_name, steps = {one.name: one for one in contenders}, {column.figure: column.step for column in columns}
-
-    def p_value(figure: str, *names: str) -> float:
-        return compared(*(by_name[name].scores[steps[figure]][figure] for name in names)).p_value
-
-    tested = {column.figure: [one.name for one in contenders if _testable(one, column)] for column in columns}
-    p_values, cells = pairwise(tested, p_value), {}
-    for column in columns:
-        values = {name: by_name[name].figure(column) or 0.0 for name in tested[column.figure]}
-        tier = tiers(column.figure, values, p_values, higher_is_better=column.higher_is_better)
-        for one in contenders:
-            if (value := one.figure(column)) is not None:
-                interval = one.results[column.step].intervals.get(column.figure)
-                cells[one.name, column.figure] = Cell(value, interval, tier.get(one.name))
-    return Comparison(
-        _data(contenders),
-        contenders,
-        columns,
-        cells,
-        _references(contenders),
-        len(p_values),
-        p_values,
-        [*notes, *_notes(contenders)],
+    steps = {headline(result.figures): step for one in checkpoints for step, result in one.results.items()}
+    scores = {
+        figure: {one.name: one.scores[step][figure] for one in checkpoints if figure in one.scores.get(step, {})}
+        for figure, step in steps.items()
+    }
+    references = [
+        FigureRow(name, {figure: FigureCell(values[figure]) for figure in steps if figure in values}, reference=True)
+        for name, values in _references(checkpoints).items()
+    ]
+    table = FigureTable(
+        [_column(figure) for figure in steps],
+        [*(one.row(steps) for one in checkpoints), *references],
+        facts=FACTS,
     )
 
+    def p_value(figure: str, first: str, second: str) -> float:
+        return compared(scores[figure][first], scores[figure][second]).p_value
 
-def _columns(one: Contender) -> list[Column]:
-    columns = []
-    for step, result in one.results.items():
-        figure, kind = headline(result.figures), kind_of(headline(result.figures))
-        columns.append(Column(step, figure, title(figure), kind is None or kind.higher_is_better))
-    return columns
-
-
-def _testable(one: Contender, column: Column) -> bool:
-    return column.figure in one.scores.get(column.step, {})
+    tested = {figure: list(each) for figure, each in scores.items()}
+    notes = [*notes, *_notes(checkpoints)]
+    return Comparison(_data(checkpoints), checkpoints, with_tiers(table, tested, p_value), notes)
 
 
-def _references(contenders: Sequence[Contender]) -> dict[str, dict[str, float]]:
+def _column(figure: str) -> FigureColumn:
+    kind = kind_of(figure)
+    return FigureColumn(figure, title(figure), kind is None or kind.higher_is_better)
+
+
+def _references(checkpoints: Sequence[EvaluatedCheckpoint]) -> dict[str, dict[str, float]]:
     """Rows of guessing, which are equal for all checkpoints, and of the others, once where they are."""
     rows: dict[str, dict[str, float]] = {}
     for reference in (MAJORITY, CHANCE):
-        for values in (_reference(one, reference) for one in contenders):
+        for values in (_reference(one, reference) for one in checkpoints):
             rows.setdefault(TITLES[reference], {}).update(values)
     for reference in (PATCHES, HISTOGRAM, PIXELS, NETWORK):  # equal for one preprocessing, and one architecture
         of: dict[tuple[tuple[str, float], ...], list[str]] = {}
-        for one in contenders:
+        for one in checkpoints:
             if values := _reference(one, reference):
                 of.setdefault(tuple(sorted(values.items())), []).append(one.name)
         rows |= {
@@ -199,7 +195,7 @@ def _references(contenders: Sequence[Contender]) -> dict[str, dict[str, float]]:
     return {name: values for name, values in rows.items() if values}
 
 
-def _reference(one: Contender, reference: str) -> dict[str, float]:
+def _reference(one: EvaluatedCheckpoint, reference: str) -> dict[str, float]:
     """Figures of one reference, of all of a checkpoint's results."""
     return {
         figure: value
@@ -208,17 +204,19 @@ def _reference(one: Contender, reference: str) -> dict[str, float]:
     }
 
 
-def _notes(contenders: Sequence[Contender]) -> list[str]:
+def _notes(checkpoints: Sequence[EvaluatedCheckpoint]) -> list[str]:
     """The notes of all results; one that all checkpoints have is reported once."""
     by_note: dict[str, list[str]] = {}
-    for one in contenders:
+    for one in checkpoints:
         for note in dict.fromkeys(note for result in one.results.values() for note in result.notes):
             by_note.setdefault(note, []).append(one.name)
-    return [note if len(names) == len(contenders) else f"{', '.join(names)}: {note}" for note, names in by_note.items()]
+    return [
+        note if len(names) == len(checkpoints) else f"{', '.join(names)}: {note}" for note, names in by_note.items()
+    ]
 
 
-def _data(contenders: Sequence[Contender]) -> str:
-    first = next(result for one in contenders for result in one.results.values())
+def _data(checkpoints: Sequence[EvaluatedCheckpoint]) -> str:
+    first = next(result for one in checkpoints for result in one.results.values())
     images = " and ".join(
         f"{first.data[part]['images']:,} {part} images" for part in ("train", "test") if part in first.data
     )

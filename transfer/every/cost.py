@@ -12,6 +12,7 @@ from excb.networks.backbone import REFUSALS, evaluating
 
 from ..task import Task
 
+FACTS = ("parameters, M", "GFLOPs", "images/s")  # of a table
 SECONDS, FEWEST, MOST = 1.0, 3, 200  # of timing, and of timed batches
 
 
@@ -30,6 +31,12 @@ class Cost:
     flops: int | None
     images_per_second: float
     where: str
+
+    @property
+    def facts(self) -> list[str]:
+        """Parameters in millions, FLOPs of an image in thousand millions, and images a second, as text."""
+        flops = "" if self.flops is None else f"{self.flops / 1e9:.3g}"
+        return [f"{self.parameters / 1e6:.3g}", flops, f"{self.images_per_second:,.0f}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -20,16 +20,18 @@ from excb.networks.preprocessing import Preprocessing
 
 from ..old_protocol import SuiteStep
 from ..reporting.report import read
+from ..standings import forms
+from ..standings.chart import draw_table
 from ..task import Task
-from . import comparison_chart, comparison_page, comparison_tables, cost, suite
-from .comparison import Comparison, Contender, side_by_side
+from . import cost, suite
+from .comparison import Comparison, EvaluatedCheckpoint, side_by_side
 from .suite import Outcome
 
 NAME, COST = "comparison", "cost.json"  # of the files; the second lies with each checkpoint's results
 
 
 @dataclass(frozen=True)
-class Entrant:
+class PlannedCheckpoint:
     """A checkpoint before its evaluation."""
 
     checkpoint: str  # as it was named
@@ -91,9 +93,9 @@ def _sizes(preprocessing: Preprocessing) -> str:
     return f"resize {preprocessing.resize}, crop {preprocessing.crop}, {preprocessing.interpolation}"
 
 
-def entrants(
+def planned_checkpoints(
     checkpoints: Sequence[str], preparation: Preparation, plan: Callable[[Task], Sequence[SuiteStep]]
-) -> list[Entrant]:
+) -> list[PlannedCheckpoint]:
     """Load every checkpoint once, so that a wrong one is reported before any work.
 
     Raises:
@@ -116,15 +118,15 @@ def entrants(
             number += 1
             folder = f"{stem}-{number}"
         folders.add(folder.casefold())
-        found.append(Entrant(checkpoint, label, folder, steps))
+        found.append(PlannedCheckpoint(checkpoint, label, folder, steps))
     return found
 
 
-def contender(entrant: Entrant, task: Task, outcomes: Sequence[Outcome], folder: Path) -> Contender:
+def evaluated(planned: PlannedCheckpoint, task: Task, outcomes: Sequence[Outcome], folder: Path) -> EvaluatedCheckpoint:
     """A checkpoint after its evaluation, on rank 0; its cost is measured unless its folder holds it.
 
     Args:
-        entrant: the checkpoint.
+        planned: the checkpoint.
         task: its backbone and images.
         outcomes: its protocols.
         folder: of its results.
@@ -136,7 +138,9 @@ def contender(entrant: Entrant, task: Task, outcomes: Sequence[Outcome], folder:
             scores[one.step.name] = read(one.file)[1].scores()
     architecture = task.backbone.entry.architecture.name
     prepared = task.preprocessing.to_dict()
-    return Contender(entrant.name, entrant.folder, architecture, prepared, _cost(task, folder), results, scores)
+    return EvaluatedCheckpoint(
+        planned.name, planned.folder, architecture, prepared, _cost(task, folder), results, scores
+    )
 
 
 def _cost(task: Task, folder: Path) -> cost.Cost:
@@ -153,7 +157,7 @@ def _cost(task: Task, folder: Path) -> cost.Cost:
     return measured
 
 
-def write(comparison: Comparison, folder: Path, *, report: str) -> list[Path]:
+def write_comparison(comparison: Comparison, folder: Path, *, report: str) -> list[Path]:
     """Write a comparison as a page, Markdown, CSV, LaTeX, JSON and pictures.
 
     Args:
@@ -164,37 +168,34 @@ def write(comparison: Comparison, folder: Path, *, report: str) -> list[Path]:
     Raises:
         UserError: a file cannot be written.
     """
-    figure = comparison_chart.draw(comparison)
+    sheet, figure = comparison.sheet(report), draw_table(comparison.table)
     picture = figure_bytes(figure)
-    texts = {
-        "html": comparison_page.render(comparison, picture, report=report),
-        "md": comparison_tables.to_markdown(comparison, picture=f"{NAME}.png"),
-        "csv": comparison_tables.to_csv(comparison),
-        "tex": comparison_tables.to_latex(comparison),
-        "json": json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False) + "\n",
+    contents: dict[str, bytes] = {
+        "html": forms.sheet_as_page(sheet, picture=picture).encode(),
+        "md": forms.sheet_as_markdown(sheet, picture=f"{NAME}.png").encode(),
+        "csv": comparison.to_csv().encode(),
+        "tex": forms.sheet_as_latex(sheet).encode(),
+        "json": (json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False) + "\n").encode(),
+        "png": picture,
+        "svg": figure_bytes(figure, ".svg"),
     }
-    files = [folder / f"{NAME}.{suffix}" for suffix in texts]
-    for file, text in zip(files, texts.values(), strict=True):
-        write_text(text, file)
-    for suffix, drawn in ((".png", picture), (".svg", figure_bytes(figure, ".svg"))):
-        write_bytes(drawn, folder / f"{NAME}{suffix}")
-        files.append(folder / f"{NAME}{suffix}")
-    return files
+    for suffix, content in contents.items():
+        write_bytes(content, folder / f"{NAME}.{suffix}")
+    return [folder / f"{NAME}.{suffix}" for suffix in contents]
 
 
-def show(comparison: Comparison, reporter: Reporter) -> None:
+def show_comparison(comparison: Comparison, reporter: Reporter) -> None:
     """Print the table, and how to read it."""
-    header, rows = comparison_tables.headers(comparison), comparison_tables.rows(comparison)
-    reporter.table(f"Side by side: {comparison.data}", header, rows)
+    reporter.table(f"Side by side: {comparison.data}", comparison.table.headings, comparison.table.lines)
     reporter.answer(comparison.explanation)
     for note in comparison.notes:
         reporter.answer(f"note: {note}")
 
 
 def evaluate(
-    entered: Sequence[Entrant],
+    entered: Sequence[PlannedCheckpoint],
     preparation: Preparation,
-    run: Callable[[Entrant, Task], suite.RunStep],
+    run: Callable[[PlannedCheckpoint, Task], suite.RunStep],
     finish: Callable[[Sequence[Outcome], Path], None],
     *,
     folder: Path,
@@ -213,20 +214,22 @@ def evaluate(
     Returns:
         The comparison, on rank 0 and if anything was measured; and the outcomes by name.
     """
-    contenders, outcomes = list[Contender](), dict[str, list[Outcome]]()
-    for entrant in entered:
-        reporter.note(f"{entrant.name}:")
-        own, task = folder / entrant.folder, preparation.task(entrant.checkpoint)
-        made = outcomes[entrant.name] = suite.evaluate(entrant.steps, own, run(entrant, task), reporter)
+    checkpoints, outcomes = list[EvaluatedCheckpoint](), dict[str, list[Outcome]]()
+    for planned in entered:
+        reporter.note(f"{planned.name}:")
+        own, task = folder / planned.folder, preparation.task(planned.checkpoint)
+        made = outcomes[planned.name] = suite.evaluate(planned.steps, own, run(planned, task), reporter)
 
-        def keep(entrant: Entrant = entrant, task: Task = task, made: list[Outcome] = made, own: Path = own) -> None:
+        def keep(
+            planned: PlannedCheckpoint = planned, task: Task = task, made: list[Outcome] = made, own: Path = own
+        ) -> None:
             finish(made, own)
-            contenders.append(contender(entrant, task, made, own))
+            checkpoints.append(evaluated(planned, task, made, own))
 
         run_on_rank0(keep)
-    if not any(one.results for one in contenders):
+    if not any(one.results for one in checkpoints):
         return None, outcomes
-    return side_by_side(contenders, notes=[preparation.note] if preparation.note else []), outcomes
+    return side_by_side(checkpoints, notes=[preparation.note] if preparation.note else []), outcomes
 
 
 def to_dict(comparison: Comparison | None, outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 from excb.version import __version__
 
-from ..options import BASELINES
 from ..old_protocol import SuiteStep
+from ..options import BASELINES
 from ..protocols import PROTOCOLS, of_command
 from ..task import Task
 

@@ -102,7 +102,7 @@ def _contenders(args: argparse.Namespace, sets: "Sets", device: "torch.device") 
     """The checkpoints, then every network untrained, then raw pixels."""
     from excb.distributed.workers import worker_count
 
-    from ..every.several import Preparation, entrants
+    from ..every.several import Preparation, planned_checkpoints
     from ..task_command import prepared
 
     first = sets.opened[0]
@@ -120,7 +120,7 @@ def _contenders(args: argparse.Namespace, sets: "Sets", device: "torch.device") 
             twins.setdefault(twin.folder, twin)
         return steps
 
-    entered = entrants(args.ckpt, preparation, plan)
+    entered = planned_checkpoints(args.ckpt, preparation, plan)
     if preparation.note:
         sets.reporter.warn(preparation.note)
     return [

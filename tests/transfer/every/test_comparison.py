@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from excb.charts.style import figure_bytes
-from excb.transfer.every import comparison_chart, several
-from excb.transfer.every.comparison import Comparison, Contender, side_by_side
-from excb.transfer.every.comparison_page import render
-from excb.transfer.every.comparison_tables import latex, to_csv, to_latex, to_markdown
+from excb.transfer.every import several
+from excb.transfer.every.comparison import Comparison, EvaluatedCheckpoint, side_by_side
 from excb.transfer.every.cost import Cost
 from excb.transfer.inference.accuracy import mcnemar
+from excb.transfer.standings.chart import draw_table
+from excb.transfer.standings.forms import latex, sheet_as_latex, sheet_as_markdown, sheet_as_page
+from excb.transfer.standings.table import FigureCell
 from tests.browser import chromium
 from tests.transfer.result_files import HOSTILE, result
 
@@ -36,7 +37,7 @@ def hits(right: int, *, seed: int = 0) -> Tensor:
     return torch.from_numpy(values)
 
 
-def contender(name: str, scores: Tensor | None, *, figure: str = FIGURE, **changes: Any) -> Contender:
+def evaluated(name: str, scores: Tensor | None, *, figure: str = FIGURE, **changes: Any) -> EvaluatedCheckpoint:
     """One with k-NN, and with detection, which has no score of an image."""
     knn = {} if scores is None else {figure: 100 * float(scores.double().mean())}
     results = {"knn": replace(result(knn, name=name), references={"majority": {figure: 12.5}})} if knn else {}
@@ -49,72 +50,79 @@ def contender(name: str, scores: Tensor | None, *, figure: str = FIGURE, **chang
         "results": results,
         "scores": {"knn": {figure: scores}} if scores is not None else {},
     }
-    return Contender(name, **given | changes)
+    return EvaluatedCheckpoint(name, **given | changes)
 
 
-def comparison(*contenders: Contender, notes: Sequence[str] = ()) -> Comparison:
-    usual = [contender(name, hits(right, seed=right)) for name, right in (("good", 300), ("close", 296), ("bad", 100))]
-    return side_by_side(contenders or usual, notes=notes)
+def comparison(*checkpoints: EvaluatedCheckpoint, notes: Sequence[str] = ()) -> Comparison:
+    usual = [evaluated(name, hits(right, seed=right)) for name, right in (("good", 300), ("close", 296), ("bad", 100))]
+    return side_by_side(checkpoints or usual, notes=notes)
+
+
+def cell(found: Comparison, name: str, figure: str = FIGURE) -> FigureCell:
+    (row,) = [row for row in found.table.rows if row.name == name]
+    return row.cells[figure]
+
+
+def references(found: Comparison) -> dict[str, dict[str, float]]:
+    values: dict[str, dict[str, float]] = found.to_dict()["references"]
+    return values
 
 
 def test_tiers_hold_what_does_not_differ() -> None:
     found = comparison()
-    pairs = {pair: value for pair, value in found.p_values.items() if pair[0] == FIGURE}
-    assert len(pairs) == found.tests == 3
+    pairs = found.table.p_values
+    assert {figure for figure, *_ in pairs} == {FIGURE}
+    assert len(pairs) == 3
     raw = [mcnemar(hits(300, seed=300), hits(right, seed=right)) for right in (296, 100)]
     assert pairs[FIGURE, "good", "bad"] == pytest.approx(min(1.0, 3 * raw[1]), abs=1e-12)
     assert pairs[FIGURE, "good", "close"] >= raw[0] > 0.05
-    assert {one.name: found.cells[one.name, FIGURE].tier for one in found.contenders} == {
-        "good": 1,
-        "close": 1,
-        "bad": 2,
-    }
-    assert found.cells["good", "bbox_AP"].tier is None  # nothing to test it by
+    assert [cell(found, name).tier for name in ("good", "close", "bad")] == [1, 1, 2]
+    assert cell(found, "good", "bbox_AP").tier is None  # nothing to test it by
 
 
 def test_a_difference_may_vanish_among_many_comparisons() -> None:
     """Two differ at 5 % when they are alone, and no longer among ten pairs."""
     scores = [hits(200), hits(208)]
     assert 0.004 < mcnemar(*scores) < 0.05
-    alone = comparison(contender("a", scores[0]), contender("b", scores[1]))
-    assert alone.cells["a", FIGURE].tier == 2
-    others = [contender(str(number), hits(200, seed=number)) for number in range(1, 4)]
-    among = comparison(contender("a", scores[0]), contender("b", scores[1]), *others)
-    assert among.tests == 10
-    assert among.cells["a", FIGURE].tier == 1
+    alone = comparison(evaluated("a", scores[0]), evaluated("b", scores[1]))
+    assert cell(alone, "a").tier == 2
+    others = [evaluated(str(number), hits(200, seed=number)) for number in range(1, 4)]
+    among = comparison(evaluated("a", scores[0]), evaluated("b", scores[1]), *others)
+    assert len(among.table.p_values) == 10
+    assert cell(among, "a").tier == 1
 
 
 def test_a_checkpoint_without_a_figure_has_an_empty_cell() -> None:
-    found = comparison(contender("a", hits(10)), contender("b", None))
-    assert ("b", FIGURE) not in found.cells
-    assert found.columns[0].title == "k-NN top-1, k 20"
+    found = comparison(evaluated("a", hits(10)), evaluated("b", None))
+    assert FIGURE not in found.table.rows[1].cells
+    assert found.table.columns[0].title == "k-NN top-1, k 20"
 
 
 def test_rows_of_untrained_networks_that_are_equal_are_one() -> None:
-    def beside(name: str, untrained: float) -> Contender:
-        one = contender(name, hits(100))
+    def beside(name: str, untrained: float) -> EvaluatedCheckpoint:
+        one = evaluated(name, hits(100))
         references = {"majority": {FIGURE: 12.5}, "untrained": {FIGURE: untrained}}
         return replace(one, results={"knn": replace(one.results["knn"], references=references, notes=["shared", name])})
 
     same = comparison(beside("a", 30.0), beside("b", 30.0))
-    assert same.references == {"majority class": {FIGURE: 12.5}, "untrained": {FIGURE: 30.0}}
+    assert references(same) == {"majority class": {FIGURE: 12.5}, "untrained": {FIGURE: 30.0}}
     assert same.notes == ["shared", "a: a", "b: b"]
     unlike = comparison(beside("a", 30.0), beside("b", 31.0), beside("c", 30.0))
-    assert list(unlike.references) == ["majority class", "a, c, untrained", "b, untrained"]
+    assert list(references(unlike)) == ["majority class", "a, c, untrained", "b, untrained"]
 
 
 def test_raw_pixels_are_one_row_where_images_are_prepared_alike() -> None:
-    def beside(name: str, pixels: float) -> Contender:
-        one = contender(name, hits(100))
+    def beside(name: str, pixels: float) -> EvaluatedCheckpoint:
+        one = evaluated(name, hits(100))
         references = {"pixels": {FIGURE: pixels}, "colour_histogram": {FIGURE: 20.0}, "patches": {FIGURE: 30.0}}
         return replace(one, results={"knn": replace(one.results["knn"], references=references)})
 
-    assert comparison(beside("a", 9.0), beside("b", 9.0)).references == {
+    assert references(comparison(beside("a", 9.0), beside("b", 9.0))) == {
         "whitened patches with k-means": {FIGURE: 30.0},
         "colour histogram": {FIGURE: 20.0},
         "raw pixels": {FIGURE: 9.0},
     }
-    assert list(comparison(beside("a", 9.0), beside("b", 8.0)).references) == [
+    assert list(references(comparison(beside("a", 9.0), beside("b", 8.0)))) == [
         "whitened patches with k-means",
         "colour histogram",
         "a, raw pixels",
@@ -123,17 +131,17 @@ def test_raw_pixels_are_one_row_where_images_are_prepared_alike() -> None:
 
 
 def test_csv_has_a_line_a_figure() -> None:
-    lines = list(csv.DictReader(io.StringIO(to_csv(comparison()))))
+    lines = list(csv.DictReader(io.StringIO(comparison().to_csv())))
     assert len(lines) == 7  # three checkpoints with two figures, and the majority class
     (good,) = [line for line in lines if line["checkpoint"] == "good" and line["figure"] == FIGURE]
     assert (good["tier"], good["parameters"], good["flops"]) == ("1", "5400000", "1200000000")
     assert float(good["low"]) < float(good["percent"]) < float(good["high"])
     assert lines[-1]["checkpoint"] == "majority class"
-    assert to_csv(comparison(contender("=1+1", hits(9)), contender("b", hits(8)))).splitlines()[1].startswith("'=1+1")
+    assert comparison(evaluated("=1+1", hits(9)), evaluated("b", hits(8))).to_csv().splitlines()[1].startswith("'=1+1")
 
 
 def test_markdown_is_one_table_that_names_the_picture() -> None:
-    text = to_markdown(comparison(notes=["a note"]), picture="comparison.png")
+    text = sheet_as_markdown(comparison(notes=["a note"]).sheet("report.html"), picture="comparison.png")
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in table} == {7}
     assert len(table) == 2 + 3 + 1
@@ -176,7 +184,7 @@ def parsed(text: str) -> tuple[list[list[str]], str]:
 
 
 def test_latex_parses_and_the_first_tier_is_bold() -> None:
-    rows, columns = parsed(to_latex(comparison()))
+    rows, columns = parsed(sheet_as_latex(comparison().sheet("report.html")))
     assert columns == "lrrrrr"
     assert [row[0] for row in rows[1:]] == ["good", "close", "bad", "majority class"]
     assert rows[1][1].startswith(r"\textbf{7")
@@ -188,26 +196,26 @@ def test_latex_parses_and_the_first_tier_is_bold() -> None:
 
 @pytest.mark.parametrize("name", [HOSTILE, r"a_b & 50 % $x$ #1 {~^}\input{x}", "\\", "é ü 漢", "a\nb\x1b[2J"])
 def test_any_name_is_text_in_every_form(name: str) -> None:
-    found = comparison(contender(name, hits(30)), contender("b", hits(9)))
-    rows, _ = parsed(to_latex(found))
+    found = comparison(evaluated(name, hits(30)), evaluated("b", hits(9)))
+    rows, _ = parsed(sheet_as_latex(found.sheet("report.html")))
     assert rows[1][0] == latex(name)
-    assert "<img src=x" not in render(found, b"", report="report.html")
-    assert len(list(csv.reader(io.StringIO(to_csv(found))))) == 6
-    assert figure_bytes(comparison_chart.draw(found))[:4] == b"\x89PNG"
+    assert "<img src=x" not in sheet_as_page(found.sheet("report.html"), picture=b"")
+    assert len(list(csv.reader(io.StringIO(found.to_csv())))) == 6
+    assert figure_bytes(draw_table(found.table))[:4] == b"\x89PNG"
 
 
 def test_the_picture_has_a_panel_a_figure_and_a_point_a_checkpoint() -> None:
-    figure = comparison_chart.draw(comparison())
+    figure = draw_table(comparison().table)
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == [column.title for column in comparison().columns]
+    assert titles == [column.title for column in comparison().table.columns]
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["good", "close", "bad"]
     containers: list[Any] = list(figure.axes[0].containers)
     points = [container.lines[0].get_xdata()[0] for container in containers]
-    assert points == pytest.approx([comparison().cells[name, FIGURE].value for name in ("good", "close", "bad")])
+    assert points == pytest.approx([cell(comparison(), name).value for name in ("good", "close", "bad")])
 
 
 def test_all_forms_are_written(tmp_path: Path) -> None:
-    files = several.write(comparison(), tmp_path, report="report.html")
+    files = several.write_comparison(comparison(), tmp_path, report="report.html")
     assert sorted(file.name for file in files) == [
         f"comparison.{suffix}" for suffix in ("csv", "html", "json", "md", "png", "svg", "tex")
     ]
@@ -216,7 +224,7 @@ def test_all_forms_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.browser
 def test_the_page_in_a_browser_fits_a_phone(tmp_path: Path) -> None:
-    several.write(comparison(), tmp_path, report="report.html")
+    several.write_comparison(comparison(), tmp_path, report="report.html")
     with chromium() as page:
         page.size(360, 740, phone=True)
         page.open(tmp_path / "comparison.html")

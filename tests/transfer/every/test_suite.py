@@ -19,7 +19,7 @@ from excb.transfer.cli import main
 from excb.transfer.detection import cli as detection
 from excb.transfer.every import cli as suite_cli
 from excb.transfer.every import suite
-from excb.transfer.every.page import render
+from excb.transfer.every.page import render_report
 from excb.transfer.every.suite import Outcome
 from excb.transfer.old_protocol import SuiteStep
 from tests.browser import chromium
@@ -211,7 +211,7 @@ def test_detection_where_images_and_network_fit(
 
 
 def test_the_report_shows_any_name_as_text(tmp_path: Path) -> None:
-    page = render(suite.evaluate(two_steps(), tmp_path, Runner("semisup"), QUIET))
+    page = render_report(suite.evaluate(two_steps(), tmp_path, Runner("semisup"), QUIET))
     assert "<img src=x" not in page
     assert "&lt;/script&gt;&lt;img src=x" in page
     assert "no semisup today" in page
@@ -223,7 +223,7 @@ def test_headline_confusions_and_classes_are_of_the_same_k(tmp_path: Path) -> No
         f"knn_top1_k{k}": {"ant": 10.0 + k, "bee": 20.0 + k} for k in (10, 20)
     }
     found = replace(result({"knn_top1_k10": 41.0, "knn_top1_k20": 42.0}, name="net"), per_class=per_class)
-    page = render([Outcome(SuiteStep("knn", "k-NN", ["knn"]), tmp_path / "knn.json", found)])
+    page = render_report([Outcome(SuiteStep("knn", "k-NN", ["knn"]), tmp_path / "knn.json", found)])
     assert "<dt>k-NN top-1, k 20</dt><dd>42.00" in page
     assert "Best classes, k-NN top-1, k 20" in page
     assert ">40.0<" in page
@@ -234,7 +234,7 @@ def test_headline_confusions_and_classes_are_of_the_same_k(tmp_path: Path) -> No
 @pytest.mark.browser
 def test_the_report_in_a_browser_fits_a_phone_and_runs_nothing(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    file.write_text(render(suite.evaluate(two_steps(), tmp_path, Runner("semisup"), QUIET)), encoding="utf-8")
+    file.write_text(render_report(suite.evaluate(two_steps(), tmp_path, Runner("semisup"), QUIET)), encoding="utf-8")
     with chromium() as page:
         page.size(360, 740, phone=True)
         page.open(file)
