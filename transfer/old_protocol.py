@@ -146,6 +146,9 @@ def adapted(new: Any) -> Protocol:
 
     def open_task(args: Any, device: Any, reporter: Any, *, task: Any = None, results: Any = None) -> Evaluation:
         evaluation = runner.evaluation_of(new, args)
+        if new.state and not new.keeps_state(evaluation.own):  # `all` and `reproduce` do not ask before they name one
+            own = dataclasses.replace(evaluation.own, **{new.state: None})
+            evaluation = dataclasses.replace(evaluation, own=own)
         if task is None or not new.shares_task:
             task = evaluation.open(device, reporter, results=results)
         else:

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from excb.option_parser import flag_of
 
 from .options import REFERENCES
 
 if TYPE_CHECKING:
     import torch
+    from _typeshed import DataclassInstance
 
     from excb.console import Reporter
     from excb.features.extraction import Extraction
@@ -99,6 +102,11 @@ class ProtocolOptions:
 
     def check(self, shared: Any) -> None:
         """Raise UserError where options contradict each other or `shared`; nothing is loaded yet."""
+
+    def given(self, *names: str) -> list[str]:
+        """The flags of those options that differ from their defaults."""
+        every = {field.name: field for field in fields(cast("DataclassInstance", self))}
+        return [flag_of(every[name]) for name in names if getattr(self, name) != every[name].default]
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def locked(tmp_path: Path) -> Iterator[Path]:
         f"excb-eval knn --ckpt tiny_grocery --train DATA/train --test LOCKED/list.txt {ON_CPU}",
         f"excb-eval knn --ckpt tiny_grocery --data DATA --out LOCKED/x.json {ON_CPU}",
         f"excb-eval knn --ckpt tiny_grocery --data DATA --cache LOCKED/cache {ON_CPU}",
-        f"excb-eval linear --ckpt tiny_grocery --data DATA --state LOCKED/state --epochs 1 {ON_CPU}",
+        f"excb-eval linear --ckpt tiny_grocery --data DATA --state LOCKED/state --protocol resnet --epochs 1 {ON_CPU}",
         f"excb-eval features --ckpt tiny_grocery --data DATA --out LOCKED/x.npz {ON_CPU}",
         f"excb-eval clusters --ckpt tiny_grocery --data DATA --out LOCKED/clusters {ON_CPU}",
         f"excb-eval all --ckpt tiny_grocery --data DATA --out LOCKED/report {ON_CPU}",

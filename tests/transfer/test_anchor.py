@@ -14,6 +14,7 @@ from excb.transfer.data.sources import train_and_test
 from excb.transfer.knn import protocol as knn
 from excb.transfer.knn.options import KnnOptions
 from excb.transfer.linear import protocol as linear
+from excb.transfer.linear.options import LinearOptions
 from excb.transfer.task import Task
 from tests.clone import SHARED
 
@@ -44,5 +45,5 @@ def test_mobilenet_on_grocery_photographs() -> None:
     task = Task(backbone, preprocessing, train, test, torch.device("cpu"), 64, 1)
     found = knn.measure(task, KnnOptions(k=(20,)), Reporter(quiet=True)).result
     assert found.figures["knn_top1_k20"] == pytest.approx(57.3, abs=1)
-    found, _ = linear.evaluate(task, Reporter(quiet=True), protocol="logreg", table=False)
+    found = linear.measure(task, LinearOptions(protocol="logreg"), Reporter(quiet=True)).result
     assert found.figures["linear_top1"] == pytest.approx(65.9, abs=2)

@@ -94,7 +94,8 @@ def test_linear_fits_a_regression_for_each_class(
     ("words", "message"),
     [
         (("linear",), "images with a set of labels each need --protocol logreg"),
-        (("linear", "--protocol", "logreg", "--lr", "1"), "have no use for --lr: leave it out"),
+        (("linear", "--protocol", "logreg", "--lr", "1"), "logreg has no --lr"),
+        (("linear", "--protocol", "logreg", "--select", "test"), "have no use for --select: held-out images choose"),
         (("linear", "--protocol", "logreg", "--C", "0"), "--C must be above 0"),
         (("retrieval",), "this evaluation needs one class for each: docs/sets.md"),
         (("all",), "this evaluation needs one class for each: docs/sets.md"),

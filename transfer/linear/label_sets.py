@@ -1,33 +1,39 @@
 """Linear probing of images with a set of labels each: a logistic regression a class on frozen features."""
 
 import time
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from excb.console import Reporter
-from excb.distributed.collectives import rank, run_on_rank0
-from excb.errors import require
+from excb.distributed.collectives import all_succeed, run_on_rank0
+from excb.errors import UserError
 from excb.results.result import Result, interval_text
 
 from ..data.multilabel import MultiLabelImages
+from ..protocol import Measurement
 from ..reporting import average_precision
 from ..reporting.label_scores import LabelScores, report_label_scores
+from ..reporting.report import ScoredFiles
 from ..task import Task
+from .options import LOGREG, LinearOptions
 from .regression import HELD_OUT, STEPS, STRENGTHS, choose
 
 
-def strengths(protocol: str, C: Sequence[float] | None) -> tuple[float, ...]:
+def checked(options: LinearOptions) -> tuple[float, ...]:
     """The strengths of the penalty to choose from.
 
     Raises:
-        UserError: the protocol is another than logreg, or a C is out of range.
+        UserError: the protocol is another than logreg, a C is out of range, or heads are to be chosen on test images.
     """
-    require(
-        protocol == "logreg", "images with a set of labels each need --protocol logreg: a regression for each class"
-    )
-    require(C is None or all(0 < each < float("inf") for each in C), "--C must be above 0, such as 1")
-    return STRENGTHS if C is None else tuple(1 / each for each in C)
+    words = "images with a set of labels each"
+    if options.protocol != LOGREG:
+        raise UserError.on_all_ranks(f"{words} need --protocol logreg: a regression for each class")
+    if wrong := options.given("select"):
+        raise UserError.on_all_ranks(f"{words} have no use for {wrong[0]}: held-out images choose; leave it out")
+    tried = all_succeed(options.plan)
+    assert isinstance(tried, tuple)
+    return STRENGTHS if options.C is None else tuple(1 / each for each in tried)
 
 
 def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:
@@ -35,9 +41,7 @@ def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:
     return float(average_precision.mean(scores, targets, average_precision.area)[0])
 
 
-def evaluate(
-    task: Task, reporter: Reporter, *, tried: Sequence[float], seed: int = 0, table: bool = True
-) -> tuple[Result, LabelScores]:
+def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measurement:
     """Fit a regression for each class on the train images, and score the test images.
 
     The strength of the penalty, one for all classes, is the best on a held-out fifth of the train images by mAP; the
@@ -45,18 +49,16 @@ def evaluate(
 
     Args:
         task: backbone and images.
-        reporter: prints notes, progress and tables.
-        tried: strengths to choose from.
-        seed: names the held-out images.
-        table: print the figures.
+        options: `C` are inverse strengths to choose from, and `seed` names the held-out images.
+        reporter: prints notes and progress.
 
     Returns:
         Figures `linear_mAP` and `linear_mAP11` in percent, and the scores.
 
     Raises:
-        UserError: an image cannot be read.
+        UserError: as `checked`, or an image cannot be read.
     """
-    start = time.monotonic()
+    start, tried, seed = time.monotonic(), checked(options), options.seed
     train, test = task.train, task.test
     assert isinstance(train, MultiLabelImages)
     assert isinstance(test, MultiLabelImages)
@@ -88,9 +90,10 @@ def evaluate(
         scored=scored,
         seconds=time.monotonic() - start,
     )
-    if table and rank() == 0:
-        lines = [
-            [name, f"{value:.2f}", interval_text(result.intervals[name])] for name, value in result.figures.items()
-        ]
-        reporter.table(f"Linear, logistic regression, C = {1 / strength:g}", ["figure", "%", "95 % interval"], lines)
-    return result, scored
+    return Measurement(result, scored, partial(_show, result), ScoredFiles(scored))
+
+
+def _show(result: Result, reporter: Reporter) -> None:
+    lines = [[name, f"{value:.2f}", interval_text(result.intervals[name])] for name, value in result.figures.items()]
+    title = f"Linear, logistic regression, C = {result.settings['chosen']['C']:g}"
+    reporter.table(title, ["figure", "%", "95 % interval"], lines)

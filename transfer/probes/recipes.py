@@ -102,7 +102,9 @@ def choose(
     require(
         weight_decay is None or all(0 <= w < math.inf for w in weight_decay), "--wd must be 0 or above, such as 1e-6"
     )
-    require(lr != [] and weight_decay != [], "--lr and --wd need at least one value each")
+    require(
+        all(values is None or values for values in (lr, weight_decay)), "--lr and --wd need at least one value each"
+    )
     changes = {
         "epochs": epochs,
         "batch": batch,

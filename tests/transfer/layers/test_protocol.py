@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from excb.console import Reporter
-from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
@@ -18,11 +17,13 @@ from excb.transfer.layers.cells import Cell, cells_of
 from excb.transfer.layers.protocol import Request, evaluate
 from excb.transfer.leaderboard.submission import check
 from excb.transfer.linear import protocol as linear
+from excb.transfer.linear.options import LinearOptions
 from excb.transfer.probes.rows import part_rows, shapes_of
 from excb.transfer.probes.selection import held_out
 from excb.transfer.protocols import kind_of
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
+from tests.forked import launch
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, write_folder
 from tests.transfer.layers.planted import BLOCK, Planted, write_planted
@@ -113,7 +114,8 @@ def test_test_labels_choose_nothing(planted: Task) -> None:
 
 def test_attentive_probes_are_a_linear_protocol(planted: Task) -> None:
     """Of the last map: that of block 3, which says nothing; the settings say how many queries look at it."""
-    result, predictions = linear.evaluate(planted, QUIET, protocol="attentive", epochs=2, table=False)
+    measured = linear.measure(planted, LinearOptions(protocol="attentive", epochs=2), QUIET)
+    result, predictions = measured.result, measured.scored
     assert result.protocol == "linear_attentive"
     assert (result.settings["queries"], result.settings["grid"]) == (1, [4, 4])
     assert len(result.settings["sweep"]) == 4

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,21 +20,23 @@ from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.data.batches import Augmentation, TrainingBatches
 from excb.transfer.linear.logreg import standardised
-from excb.transfer.linear.protocol import evaluate
+from excb.transfer.linear.options import LinearOptions
+from excb.transfer.linear.protocol import measure
 from excb.transfer.probes.heads import HeadBank
 from excb.transfer.probes.recipes import PROTOCOLS, choose
 from excb.transfer.probes.selection import held_out
 from excb.transfer.probes.training import linear_bank, scaled, train
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
+from tests import forked
 from tests.clone import ROOT
 from tests.run_files import damage, tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, write_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SMALL: dict[str, Any] = {"epochs": 3, "batch": 10}
-SWEEP: dict[str, Any] = SMALL | {"lr": [0.3, 3.0, 30.0], "wd": [0, 0.01]}
+SMALL: dict[str, Any] = {"epochs": 3, "train_batch": 10}
+SWEEP: dict[str, Any] = SMALL | {"lr": (0.3, 3.0, 30.0), "wd": (0, 0.01)}
 VIT: dict[str, Any] = {"backbone": "vit_tiny", "options": {"embed_dim": 12, "depth": 4, "num_heads": 2}}
 
 
@@ -62,8 +63,9 @@ def task(place: Path, run: str = "run", data: str = ".", *, exact: bool = True) 
     return prepared
 
 
-def quiet(task: Task, **options: Any) -> tuple[Result, Predictions]:
-    return evaluate(task, Reporter(quiet=True), table=False, **options)
+def quiet(task: Task, protocol: str = "resnet", **options: Any) -> tuple[Result, Predictions]:
+    measured = measure(task, LinearOptions(protocol=protocol, **options), Reporter(quiet=True))
+    return measured.result, measured.scored
 
 
 def top5(result: tuple[Result, Predictions]) -> list[list[int]]:
@@ -97,11 +99,11 @@ def head_by_loop(
 
 
 def seen(
-    task: Task, *, epochs: int, batch: int, left_out: np.ndarray | None = None
+    task: Task, *, epochs: int, train_batch: int, left_out: np.ndarray | None = None
 ) -> list[tuple[int, Tensor, Tensor]]:
     """(epoch, features, labels) of every batch through the backbone, without some of the images."""
     augmentation = Augmentation.like(task.preprocessing)
-    batches = TrainingBatches(task.train, augmentation, batch=batch, seed=0, workers=0)
+    batches = TrainingBatches(task.train, augmentation, batch=train_batch, seed=0, workers=0)
     steps = []
     for number, found in enumerate(batches.run(first=0, last=epochs)):
         keep = [left_out is None or not left_out[int(sample)] for sample in found.samples]
@@ -118,7 +120,7 @@ def right_by_loop(head: nn.Linear, rows: Tensor, labels: Tensor) -> float:
 
 def test_one_head_is_sgd_on_augmented_batches(place: Path) -> None:
     prepared = task(place)
-    found = quiet(prepared, protocol="resnet", lr=[5.0], wd=[0.01], **SMALL)
+    found = quiet(prepared, protocol="resnet", lr=(5.0,), wd=(0.01,), **SMALL)
     head = head_by_loop(seen(prepared, **SMALL), 7, epochs=3, lr=5.0 * 10 / 256, wd=0.01)
     rows, labels = prepared.features(prepared.test, "test", Reporter(quiet=True))
     assert top5(found) == head(rows.double()).topk(5).indices.tolist()
@@ -156,7 +158,7 @@ def test_choice_on_the_test_set_only_by_name_and_marked(place: Path, protocol: s
     assert "test images themselves" in result.notes[0]
     assert result.figures["linear_top1"] == pytest.approx(max(sweep), abs=1e-4)
     for one in result.settings["sweep"][1::3]:
-        alone = quiet(prepared, protocol=protocol, **SMALL | {"lr": [one["lr"]], "wd": [one["wd"]]})
+        alone = quiet(prepared, protocol=protocol, **SMALL | {"lr": (one["lr"],), "wd": (one["wd"],)})
         assert alone[0].figures["linear_top1"] == pytest.approx(one["test_top1"], abs=1e-4)
 
 
@@ -164,7 +166,7 @@ def test_fast_trains_the_chosen_settings_again_on_all_images(place: Path) -> Non
     prepared = task(place)
     found = quiet(prepared, protocol="fast", **SWEEP)
     chosen = found[0].settings["chosen"]
-    alone = quiet(prepared, protocol="fast", **SMALL | {"lr": [chosen["lr"]], "wd": [chosen["wd"]]})
+    alone = quiet(prepared, protocol="fast", **SMALL | {"lr": (chosen["lr"],), "wd": (chosen["wd"],)})
     assert top5(found) == top5(alone)
     assert len(found[0].settings["sweep"]) == 6
 
@@ -190,7 +192,7 @@ def test_logistic_regression_is_scikit_learns(place: Path) -> None:
     found = quiet(prepared, protocol="logreg")
     assert [row[0] for row in top5(found)] == expected.predict(test.double()).tolist()
     assert found[0].figures["linear_top1"] == pytest.approx(100 * expected.score(test.double(), targets), abs=1e-4)
-    swept, _ = quiet(prepared, protocol="logreg", C=[1e-4, 1])
+    swept, _ = quiet(prepared, protocol="logreg", C=(1e-4, 1))
     assert [one["C"] for one in swept.settings["sweep"]] == [1e-4, 1]
 
 
@@ -269,16 +271,18 @@ def test_scaled_and_standardised_features() -> None:
     [
         ({"protocol": "resent"}, "did you mean 'resnet'"),
         ({"epochs": 0}, "--epochs"),
-        ({"batch": 0}, "at least 1"),
-        ({"lr": [0.0]}, "--lr must be above 0"),
-        ({"lr": [math.nan]}, "--lr must be above 0"),
-        ({"lr": []}, "at least one value"),
-        ({"wd": [-1.0]}, "--wd"),
-        ({"select": "train"}, "--select"),
-        ({"C": [1.0]}, "--C is of logreg"),
-        ({"protocol": "logreg", "C": [0.0]}, "--C must be above 0"),
+        ({"train_batch": 0}, "at least 1"),
+        ({"lr": (0.0,)}, "--lr must be above 0"),
+        ({"lr": (math.nan,)}, "--lr must be above 0"),
+        ({"lr": ()}, "at least one value"),
+        ({"wd": (-1.0,)}, "--wd"),
+        ({"C": (1.0,)}, "--C is of logreg"),
+        ({"protocol": "logreg", "C": (0.0,)}, "--C must be above 0"),
         ({"protocol": "logreg", "epochs": 3}, "logreg has no --epochs"),
-        ({"protocol": "fast", "lr": [1e300], "epochs": 9}, "diverged"),
+        ({"protocol": "logreg", "train_batch": 3}, "logreg has no --train-batch"),
+        ({"select": "test"}, "--select test chooses among several heads, and this trains one by resnet: leave it out"),
+        ({"protocol": "fast", "state": Path("state.pt")}, "fast makes features once: leave it out"),
+        ({"protocol": "fast", "lr": (1e300,), "epochs": 9}, "diverged"),
     ],
 )
 def test_mistakes_end_in_one_line(place: Path, options: dict[str, Any], message: str) -> None:
@@ -290,21 +294,23 @@ def test_mistakes_end_in_one_line(place: Path, options: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("protocol", "options", "once"),
     [
-        ("fast", {"lr": [3.0, 0.3, 3.0], "wd": [0.0, 0.0], "epochs": 3}, {"lr": [3.0, 0.3], "wd": [0.0]}),
-        ("logreg", {"C": [1.0, 1.0]}, {"C": [1.0]}),
+        ("fast", {"lr": (3.0, 0.3, 3.0), "wd": (0.0, 0.0), "epochs": 3}, {"lr": (3.0, 0.3), "wd": (0.0,)}),
+        ("logreg", {"C": (1.0, 1.0)}, {"C": (1.0,)}),
     ],
 )
 def test_a_repeated_setting_is_tried_once(
     place: Path, protocol: str, options: dict[str, Any], once: dict[str, Any]
 ) -> None:
-    result, _ = evaluate(task(place), Reporter(quiet=True), protocol=protocol, **options)
-    expected, _ = evaluate(task(place), Reporter(quiet=True), protocol=protocol, **(options | once))
+    result, _ = quiet(task(place), protocol=protocol, **options)
+    expected, _ = quiet(task(place), protocol=protocol, **(options | once))
     assert result.settings == expected.settings
     assert result.figures == expected.figures
 
 
 def test_table_shows_figures_and_sweep(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result, _ = evaluate(task(place), Reporter(quiet=True), protocol="fast", **SWEEP)
+    measured = measure(task(place), LinearOptions(protocol="fast", **SWEEP), Reporter(quiet=True))
+    measured.show(Reporter(quiet=True))
+    result = measured.result
     lines = capsys.readouterr().out.splitlines()
     assert f"{result.figures['linear_top1']:.2f}" in lines[2]
     assert lines[3] == "Sweep: top-1 % on 7 held-out images, to choose by: the best of many is optimistic"
@@ -351,7 +357,7 @@ def test_state_of_another_evaluation_or_damaged_is_refused(place: Path, tmp_path
     prepared = task(place)
     state = tmp_path / "state.pt"
     quiet(prepared, epochs=1, state=state)
-    for options in ({"epochs": 2}, {"seed": 1, "epochs": 1}, {"lr": [1.0], "epochs": 1}):
+    for options in ({"epochs": 2}, {"seed": 1, "epochs": 1}, {"lr": (1.0,), "epochs": 1}):
         with pytest.raises(UserError, match=r"another run \(other settings, images or weights\)"):
             quiet(prepared, state=state, **options)
     damage(state)
@@ -380,7 +386,7 @@ dist.destroy_process_group()
 def by_all_processes(place: Path, state: Path) -> dict[str, Any]:
     """Figures and predictions of a sweep through the backbone, on features and of logistic regression."""
     found = {}
-    for protocol, options in (("resnet", SWEEP | {"state": state}), ("fast", SWEEP), ("logreg", {"C": [0.1, 1]})):
+    for protocol, options in (("resnet", SWEEP | {"state": state}), ("fast", SWEEP), ("logreg", {"C": (0.1, 1)})):
         result = quiet(task(place), protocol=protocol, **options)
         found[protocol] = [result[0].figures, result[0].settings["chosen"], result[0].settings["sweep"], top5(result)]
     return found
@@ -399,8 +405,7 @@ def test_many_processes_train_the_same_heads(
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, str(place), str(tmp_path / "store")]
     running = [
-        subprocess.Popen([*command, str(number), str(processes)], env=environment, cwd=ROOT)
-        for number in range(processes)
+        forked.Popen([*command, str(number), str(processes)], env=environment, cwd=ROOT) for number in range(processes)
     ]
     assert [process.wait(timeout=120) for process in running] == [0] * processes
     for number in range(processes):
