@@ -68,10 +68,10 @@ def write_photographs(folder: Path, *, quality: int, large: bool) -> ImageSet:
 
 
 def _mosaic(pictures: list[Image.Image]) -> Image.Image:
-    whole = Image.new("RGB", (MOSAIC * WIDTH, MOSAIC * HEIGHT))
+    mosaic = Image.new("RGB", (MOSAIC * WIDTH, MOSAIC * HEIGHT))
     for place in range(MOSAIC * MOSAIC):
-        whole.paste(pictures[place % len(pictures)], (place % MOSAIC * WIDTH, place // MOSAIC * HEIGHT))
-    return whole
+        mosaic.paste(pictures[place % len(pictures)], (place % MOSAIC * WIDTH, place // MOSAIC * HEIGHT))
+    return mosaic
 
 
 def published(images: ImageSet, settings: ViewSettings, *, pillow_blur: bool) -> Way:

@@ -77,8 +77,8 @@ def main() -> None:
     jpeg.require_installed("simplejpeg")
     with tempfile.TemporaryDirectory() as name:
         images = scan_folder(args.data) if args.data else write_photographs(Path(name), quality=95, large=False)
-        chosen = np.linspace(0, len(images) - 1, min(args.images, len(images))).astype(int)
-        files = [(images.root / images.paths[index]).read_bytes() for index in chosen]
+        indices = np.linspace(0, len(images) - 1, min(args.images, len(images))).astype(int)
+        files = [(images.root / images.paths[index]).read_bytes() for index in indices]
     decoders = [decoder for decoder in get_args(jpeg.Decoder) if decoder != "auto"]
     expected = [decoded(coded, "pillow") for coded in files]
     seconds = np.full((len(decoders), len(files)), np.inf)

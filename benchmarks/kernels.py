@@ -109,9 +109,9 @@ def compile_kernels(architecture: int, type_: str, *, extras: bool = False) -> I
             _recorded(triton_kernels, architecture) as compiled,
         ):
             launch()
-        for kernel, found in compiled.items():
+        for kernel, resources in compiled.items():
             called = f"merge, {name}" if kernel == "merge" else name
-            yield dataclasses.replace(found, kernel=called, type=type_)
+            yield dataclasses.replace(resources, kernel=called, type=type_)
 
 
 def compile_augmentation(architecture: int) -> Iterator[Compiled]:
@@ -123,8 +123,8 @@ def compile_augmentation(architecture: int) -> Iterator[Compiled]:
     crops = torch.empty(ROWS, views.global_size, views.global_size, 3, dtype=torch.uint8, device="meta")
     with _recorded(augmentation_kernels, architecture) as compiled:
         augment_fused(crops, torch.zeros(ROWS, PARAMETERS), views)
-    for found in compiled.values():
-        yield dataclasses.replace(found, type="u8")
+    for resources in compiled.values():
+        yield dataclasses.replace(resources, type="u8")
 
 
 @contextlib.contextmanager
@@ -163,8 +163,8 @@ def _launches(dtype: torch.dtype, *, extras: bool) -> dict[str, Callable[[], Any
         "gradient": lambda: objective_triton.centroid_gradient(of_student, of_teacher),
     }
     if extras:
-        found = {f"{name}, extra terms": launch for name, launch in of_all.items()}
-        return {"winners": lambda: objective_triton.average(balanced, None, winners=True), **found}
+        extra = {f"{name}, extra terms": launch for name, launch in of_all.items()}
+        return {"winners": lambda: objective_triton.average(balanced, None, winners=True), **extra}
     return {"student": lambda: objective_triton.average(student, centroids, winners=False), **of_all}
 
 
@@ -199,20 +199,20 @@ class _Recorder:
             if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
                 aligned[number,] = [["tt.divisibility", 16]]
         source = ASTSource(fn=self.kernel, signature=signature, constexprs=constants, attrs=aligned)
-        said = io.StringIO()
+        output = io.StringIO()
         with tempfile.TemporaryDirectory() as cache, knobs.cache.scope(), knobs.nvidia.scope():
             knobs.cache.dir, knobs.nvidia.dump_ptxas_log = cache, True  # nothing is there yet, so ptxas runs
-            with contextlib.redirect_stdout(said):
+            with contextlib.redirect_stdout(output):
                 result = triton.compile(source, target=GPUTarget("cuda", self.architecture, 32), options=named)
-        registers = re.search(r"Used (\d+) registers", said.getvalue())
+        registers = re.search(r"Used (\d+) registers", output.getvalue())
         if registers is None:
-            raise UserError(f"ptxas reported no registers: {said.getvalue().strip()[:300]!r}")
+            raise UserError(f"ptxas reported no registers: {output.getvalue().strip()[:300]!r}")
         self.compiled[self.kernel.__name__] = Compiled(
             self.kernel.__name__,
             self.architecture,
             "",
             int(registers[1]),
-            sum(map(int, re.findall(r"(\d+) bytes spill", said.getvalue()))),
+            sum(map(int, re.findall(r"(\d+) bytes spill", output.getvalue()))),
             result.metadata.shared,
             next((name for name, pattern in _INSTRUCTIONS.items() if re.search(pattern, result.asm["ptx"])), ""),
         )

@@ -60,7 +60,7 @@ def main() -> None:
         mean, logsumexp = operator(x[None, None], c[None, None], c[None, None], 0.0, False, scale=1 / TAU_S)
         return mean[0, 0], logsumexp.flatten()
 
-    def whole() -> Answer:
+    def full() -> Answer:
         z = x @ c.T / TAU_S
         return z.softmax(1) @ c, z.logsumexp(1)
 
@@ -76,7 +76,7 @@ def main() -> None:
         "tiles of 512 x 4,096": lambda: chunked(512, 4096),
         "tiles of 512 x 16,384": lambda: chunked(512, 16_384),
         "attention": attention,
-        "whole": whole,
+        "whole": full,
         "matrix products": matrix_products,
     }
     exact = x.double() @ c.double().T / TAU_S

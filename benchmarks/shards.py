@@ -137,8 +137,8 @@ def main() -> None:
         size = sum(file.stat().st_size for file in Path(name, "cache").rglob("*.npz"))
         print(f"index: {size / 2**20:.2f} MiB, {size / args.images:.1f} bytes an image")
         command = [sys.executable, "-c", START, str(shards)]
-        alone, whole = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-        print(f"start with the index: {float(alone):.2f} s, {float(whole):.2f} s with imports")
+        alone, total = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        print(f"start with the index: {float(alone):.2f} s, {float(total):.2f} s with imports")
         clock, processor = timed(lambda: scan_folder(folder).fingerprint)
         print(f"the same as files, scanned at every start: {clock:.2f} s ({processor:.2f} s processor)")
         sets: dict[str, CodedImages] = {"files": scan_folder(folder), "shards": open_shards(str(shards))}

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print('\nIn Python: `import excb; excb.load("conv4_grocery")`.')
         return 0
     if words in (["--report"], ["--report", "--json"], ["--json", "--report"]):
-        facts = import_module("excb.report").report()
+        facts = import_module("excb.report").environment_report()
         print(json.dumps(facts, indent=2) if "--json" in words else "\n".join(f"{k}: {v}" for k, v in facts.items()))
         return 0
     if words[0] not in PROGRAMS:

@@ -23,12 +23,12 @@ def eval_results(result: Result, *, repo: str | None = None) -> str | None:
 
     images = result.data.get("test")
     root = str(images.get("root", "")) if isinstance(images, dict) else ""
-    if (found := _ON_THE_HUB.match(root)) is None:
+    if (match := _ON_THE_HUB.match(root)) is None:
         return None
     source = {} if repo is None else {"source_url": f"https://huggingface.co/{repo}", "source_name": "Model card"}
     entries = [
         EvalResultEntry(
-            dataset_id=found[1],
+            dataset_id=match[1],
             task_id=line(figure),
             value=value,
             date=line(result.created),

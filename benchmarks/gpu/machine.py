@@ -34,10 +34,10 @@ def look(places: Places, limit: float) -> dict[str, Any]:
     file, log = own / "figures.json", own / "log.txt"
     words = ["-m", "benchmarks.gpu.machine", "--device", places.device, "--json", str(file)]
     ended = run_limited(words, log, limit=limit)
-    if ended.code != 0 or (found := read_figures(file)) is None:
+    if ended.code != 0 or (facts := read_figures(file)) is None:
         why = next(iter(last_lines(log, lines=1)), f"no answer within {duration(limit)}")
         raise UserError(f"the device {places.device} cannot be used: {why}")
-    return {**found, "commit": commit()}
+    return {**facts, "commit": commit()}
 
 
 def commit() -> str:
@@ -60,20 +60,20 @@ def describe(device: str) -> dict[str, Any]:
     from excb.distributed.machine import choose_device, usable_cores
     from excb.results.result import environment
 
-    chosen = choose_device(device)
-    torch.ones(2, device=chosen).sum().item()
-    found = {**environment(), "cores": usable_cores(), "gpus": 0}
-    found["workers"] = max(1, min(MOST_WORKERS, usable_cores() - 1))
+    place = choose_device(device)
+    torch.ones(2, device=place).sum().item()
+    facts = {**environment(), "cores": usable_cores(), "gpus": 0}
+    facts["workers"] = max(1, min(MOST_WORKERS, usable_cores() - 1))
     with suppress(metadata.PackageNotFoundError):
-        found["triton"] = metadata.version("triton")
-    if chosen.type == "cuda":
-        properties = torch.cuda.get_device_properties(chosen)
-        found |= {"gpus": torch.cuda.device_count(), "device": properties.name, "cuda": torch.version.cuda}
-        found |= {"memory": properties.total_memory, "capability": f"{properties.major}.{properties.minor}"}
-        found["driver"] = _driver()
+        facts["triton"] = metadata.version("triton")
+    if place.type == "cuda":
+        properties = torch.cuda.get_device_properties(place)
+        facts |= {"gpus": torch.cuda.device_count(), "device": properties.name, "cuda": torch.version.cuda}
+        facts |= {"memory": properties.total_memory, "capability": f"{properties.major}.{properties.minor}"}
+        facts["driver"] = _driver()
     else:
-        found["device"] = "CPU"
-    return found
+        facts["device"] = "CPU"
+    return facts
 
 
 def _driver() -> str:

@@ -110,5 +110,5 @@ def read_figures(file: Path) -> Any:
 
 def duration(seconds: float) -> str:
     """A time for people. `excb.console` has one too, but it needs `rich`, without which a call can still report."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    rounded = round(seconds)
+    return f"{rounded} s" if rounded < 60 else f"{rounded // 60} min {rounded % 60} s"

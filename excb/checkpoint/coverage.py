@@ -220,8 +220,8 @@ def _cause(rows: Sequence[Mismatch], tensors: Mapping[str, Tensor], architecture
 
 def _transposed(row: Mismatch) -> bool:
     """Whether a tensor has the sides of the expected one in another order."""
-    found, wanted = (re.findall(r"\d+", text.partition("[")[2]) for text in (row.found, row.expected))
-    return found != wanted and sorted(found) == sorted(wanted)
+    present, wanted = (re.findall(r"\d+", text.partition("[")[2]) for text in (row.found, row.expected))
+    return present != wanted and sorted(present) == sorted(wanted)
 
 
 def _same_name(architecture: Architecture) -> str:

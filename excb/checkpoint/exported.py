@@ -15,7 +15,7 @@ from excb.checkpoint.teachers import TEACHERS
 from excb.errors import UserError
 from excb.files import json_text, records
 from excb.files.atomic import new_folder
-from excb.files.records import Field, number, optional, record_of, table, text, whole
+from excb.files.records import Field, number, optional, record_of, table, text, integer
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import architecture_from, preprocessing_from
@@ -31,7 +31,7 @@ _table = Field(optional(table), "a table")
 _FACTS = {
     "version": Field(text, "text"),
     "network": Field(text, "text"),
-    "step": Field(optional(whole), "a whole number"),
+    "step": Field(optional(integer), "a whole number"),
     "epoch": Field(optional(number), "a number"),
     "recipe": _table,
     "checkpoint": _table,
@@ -40,7 +40,7 @@ _FACTS = {
     "training": Field(
         optional(
             record_of(
-                {"seconds": optional(number), "images": optional(whole)}
+                {"seconds": optional(number), "images": optional(integer)}
                 | dict.fromkeys(("data", "fingerprint"), optional(text)),
                 extra=True,
             )

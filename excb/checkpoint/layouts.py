@@ -73,7 +73,7 @@ def map_file(
         or stated is not None
         or (architecture is not None and architecture.name.startswith("timm:"))
     )
-    found = settled(
+    located = settled(
         result.architecture,
         result.tensors,
         contents,
@@ -82,14 +82,14 @@ def map_file(
         source=str(source),
     )
     if known_layout is not None and not exact:
-        found = _with_positions(found, known_layout)
-    preprocessing, origin = _preprocessing(known_layout, found)
+        located = _with_positions(located, known_layout)
+    preprocessing, origin = _preprocessing(known_layout, located)
     if layout is None and name == "torchvision" and result.architecture.timm_name:
         name = "timm"  # the same places
     return Stored(
         source,
         own(result.tensors, result.wanted, source=file.source),
-        found,
+        located,
         preprocessing,
         _heads(known_layout, file),
         {"network": network, "layout": name} | ({"dropped": dropped} if dropped else {}),

@@ -126,8 +126,8 @@ def locate_network(file: File) -> LocatedNetwork:
                 rows = cover(cut, wanted, SPARE)
                 exact = known is not None and file.architecture is None
                 candidates.append(LocatedNetwork(str(place), place, cut, architecture, wanted, rows, exact))
-    whole = [candidate for candidate in candidates if not candidate.rows]
-    if matches := whole or list(_ordered(file)):
+    complete = [candidate for candidate in candidates if not candidate.rows]
+    if matches := complete or list(_ordered(file)):
         return _only(matches, file)
     if not candidates:
         raise file.unrecognisable(name for tensors in file.dictionaries.values() for name in tensors)

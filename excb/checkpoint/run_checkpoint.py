@@ -152,7 +152,7 @@ def _named(folder: Path) -> list[Path]:
 
 
 def read_in_run(file: Path) -> dict[str, Any]:
-    """Read a checkpoint that is chosen by its name: `read_run_checkpoint`, and DamagedFileError if it is of another step."""
+    """Read a checkpoint by its file name. Raises DamagedFileError if it is of another step than the name says."""
     contents = read_run_checkpoint(file)
     if (step := contents.get("step")) != step_of(file):
         raise DamagedFileError(f"{file} is damaged (it holds step {ascii(step)[:40]}, not the step of its name)")

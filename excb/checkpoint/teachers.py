@@ -68,8 +68,8 @@ _TEACHER = {
     "source": optional(_text),  # where it was published
     "sha256": matching("[0-9a-f]{64}"),  # of its weights, see `excb.networks.backbone.weights_hash`
     "architecture": record_of({"name": _text, "options": table}, required=("name", "options")),
-    "parameters": number_in(0, _LARGEST_NETWORK, whole=True),
-    "input": list_of(number_in(1, LARGEST_SIDE, whole=True), 2),  # resize and crop, in pixels
+    "parameters": number_in(0, _LARGEST_NETWORK, integer=True),
+    "input": list_of(number_in(1, LARGEST_SIDE, integer=True), 2),  # resize and crop, in pixels
 }
 # Later versions may say more of a teacher: other fields are kept, within the size of the whole.
 _teachers = all_of(

@@ -129,21 +129,21 @@ def repeated(contents: Any) -> str | None:
     """
     import torch
 
-    whole, stored = 0, dict[int, int]()
+    total, stored = 0, dict[int, int]()
     waiting, seen = [contents], set[int]()
     while waiting:
         value = waiting.pop()
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             storage = value.untyped_storage()
             stored[storage._cdata] = storage.nbytes()
-            whole += value.numel() * value.element_size()
+            total += value.numel() * value.element_size()
         elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
             seen.add(id(value))
             waiting.extend(value.values() if isinstance(value, Mapping) else value)
     held = sum(stored.values())
-    if whole <= SHARED * held + SMALL:
+    if total <= SHARED * held + SMALL:
         return None
-    return f"holds tensors of {whole / 1e9:,.1f} GB in {held / 1e9:,.3f} GB, which repeat themselves: refused"
+    return f"holds tensors of {total / 1e9:,.1f} GB in {held / 1e9:,.3f} GB, which repeat themselves: refused"
 
 
 def _why_refused(file: Path, head: bytes, tail: bytes) -> str | None:

@@ -61,9 +61,9 @@ def parse_request(text: str) -> SlurmRequest:
             options = ", ".join(field.name for field in fields(SlurmRequest))
             raise UserError(f"--slurm has no option {name!r}{nearest_name(name, types)}; its options are {options}")
         require(name not in values, f"--slurm names {name} twice: remove one")
-        whole = int in (types[name], *typing.get_args(types[name]))
-        require(not whole or value.isdecimal(), f"--slurm {name} takes a whole number, not {value!r}")
-        values[name] = int(value) if whole else value
+        integer = int in (types[name], *typing.get_args(types[name]))
+        require(not integer or value.isdecimal(), f"--slurm {name} takes a whole number, not {value!r}")
+        values[name] = int(value) if integer else value
     return SlurmRequest(**values)
 
 

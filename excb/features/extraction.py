@@ -152,16 +152,16 @@ class Extraction:
         passed = self._pass([part for number in numbers for part in batches[number][rank() :: world_size()]])
         broken: dict[str, str] = {}
         at_once = GATHERED * world_size()
-        for number, whole in batches.items():
+        for number, shard_batches in batches.items():
             rows, bad = [kept[number]] if number in kept else [], dict[str, str]()
-            for start in range(0, len(whole), at_once):
-                some = whole[start : start + at_once]
+            for start in range(0, len(shard_batches), at_once):
+                some = shard_batches[start : start + at_once]
                 # One rank may run out of memory while the others wait for its rows.
                 by_rank = gather_objects(all_succeed(partial(self._parts, passed, some, progress)))
                 in_order = [by_rank[turn % world_size()][turn // world_size()] for turn in range(len(some))]
                 bad |= {path: reason for part in in_order for path, reason in part.broken.items()}
                 rows += [part.rows for part in in_order]
-                if not bad and start + at_once < len(whole):
+                if not bad and start + at_once < len(shard_batches):
                     keep(number, rows)
             broken |= bad
             if not bad:
@@ -169,14 +169,14 @@ class Extraction:
         refuse_broken(broken, self.images, already_reported=rank() > 0)
 
     def _parts(
-        self, passed: Iterator[Features], whole: Sequence[range], progress: Callable[[int], None]
+        self, passed: Iterator[Features], batches: Sequence[range], progress: Callable[[int], None]
     ) -> list[Features]:
         """This rank's features of a shard's batches."""
         parts = []
-        mine = whole[rank() :: world_size()]
+        mine = batches[rank() :: world_size()]
         for turn, part in enumerate(islice(passed, len(mine))):
             parts.append(part if self.unreadable == "refuse" else _filled(part, mine[turn], self.width))
-            progress(sum(map(len, whole[turn * world_size() : (turn + 1) * world_size()])))
+            progress(sum(map(len, batches[turn * world_size() : (turn + 1) * world_size()])))
         return parts
 
     def _pass(self, batches: Sequence[range]) -> Iterator[Features]:

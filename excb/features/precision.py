@@ -39,6 +39,7 @@ def check_precision(
     images: Images,
     preprocessing: Preprocessing,
     *,
+    batch: int = PROBED,
     advice: str = "use fp32",
 ) -> None:
     """Compare features in this precision with those in full precision, on a few images of the set.
@@ -48,6 +49,7 @@ def check_precision(
         precision: wanted.
         images: of which `PROBED` are read; unreadable ones are left to the extraction.
         preprocessing: of every image.
+        batch: images at once; inputs of different sizes pass one at a time.
         advice: how the user takes full precision instead, as the end of a sentence.
 
     Raises:
@@ -61,7 +63,7 @@ def check_precision(
     require(parameter.dtype == torch.float32, f"bf16 is for float32 weights, not {parameter.dtype}: {advice}")
     inputs = Inputs(evenly_spread(images, PROBED), preprocessing)
     rows, halved = (
-        extract(in_precision(network, each), inputs, device=parameter.device).rows.double()
+        extract(in_precision(network, each), inputs, device=parameter.device, batch=batch).rows.double()
         for each in ("fp32", precision)
     )
     error = 1 - functional.cosine_similarity(rows, halved)

@@ -69,9 +69,9 @@ def condition(holds: Callable[[Any], bool]) -> Rule:
     return lambda value: None if holds(value) else ""
 
 
-def number_in(least: float, most: float, *, whole: bool = False) -> Rule:
+def number_in(least: float, most: float, *, integer: bool = False) -> Rule:
     """A finite number within bounds, not True or False."""
-    kind = int if whole else (int, float)
+    kind = int if integer else (int, float)
     return condition(
         lambda value: (
             isinstance(value, kind)
@@ -98,8 +98,8 @@ line: Rule = condition(lambda value: isinstance(value, str) and value.isprintabl
 words: Rule = condition(lambda value: isinstance(value, str) and value.isprintable() and value.strip() != "")
 boolean: Rule = condition(lambda value: isinstance(value, bool))
 number: Rule = number_in(-math.inf, math.inf)
-whole: Rule = number_in(-math.inf, math.inf, whole=True)
-count: Rule = number_in(0, math.inf, whole=True)
+integer: Rule = number_in(-math.inf, math.inf, integer=True)
+count: Rule = number_in(0, math.inf, integer=True)
 
 
 def optional(rule: Rule) -> Rule:
@@ -173,5 +173,5 @@ def _of_type(annotation: Any, most: float) -> Rule:
     if origin is dict:
         return table_of(_of_type(parts[1], most))
     if origin in (int, float):
-        return number_in(-most, most, whole=origin is int)
+        return number_in(-most, most, integer=origin is int)
     return anything if annotation is Any else condition(lambda value: isinstance(value, origin))

@@ -127,7 +127,7 @@ def _new_row(stored: Stored, built: nn.Module, name: str, fields: Mapping[str, A
     """The row of a file that has none yet, with the preprocessing that its origin says, but for what the user says."""
     preprocessing, dropped = changed(stored.preprocessing, fields), stored.facts.get("dropped") or []
     heads = _attention_heads(built)
-    said = f", {', '.join(fields)} as asked for" if fields else ""
+    given = f", {', '.join(fields)} as asked for" if fields else ""
     reporter.note(
         f"{stored.file.name}: layout {stored.facts['layout']}, {stored.architecture.name}"
         f"{f', {heads} attention heads' if heads else ''}"
@@ -135,7 +135,7 @@ def _new_row(stored: Stored, built: nn.Module, name: str, fields: Mapping[str, A
     )
     reporter.note(
         f"preprocessing: resize {preprocessing.resize} {preprocessing.interpolation}, crop {preprocessing.crop}, "
-        f"mean {_listed(preprocessing.mean)}, std {_listed(preprocessing.std)} ({stored.preprocessing_from}{said}); "
+        f"mean {_listed(preprocessing.mean)}, std {_listed(preprocessing.std)} ({stored.preprocessing_from}{given}); "
         "--resize, --crop, --interpolation, --mean and --std say otherwise"
     )
     without = f", without {', '.join(dropped)}" if dropped else ""

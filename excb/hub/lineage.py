@@ -8,7 +8,7 @@ from excb.checkpoint.teachers import DISTILLATION, TEACHERS, Labels, labels_of_t
 from excb.errors import UserError, require
 from excb.hub.adopted import GIVEN
 from excb.hub.backbone import Backbone, Entry
-from excb.hub.catalogue import Checkpoint, checkpoints, find_built_in, method_of
+from excb.hub.catalogue import Checkpoint, find_at, find_built_in, method_of
 from excb.hub.resolve import HUB, TIMM, UNTRAINED, WEB, resolve
 from excb.networks.backbone import weights_hash
 from excb.references.untrained import NETWORK as NEVER_TRAINED
@@ -88,12 +88,12 @@ def labels_behind(
         recipe: of a run of ours, in plain values; empty otherwise.
         teachers: the record of a student's teachers.
     """
-    found: list[Labels] = [labels_of_method(method), labels_of_teachers(teachers, recipe)]
+    sources: list[Labels] = [labels_of_method(method), labels_of_teachers(teachers, recipe)]
     if is_distilled(method, recipe) and not teachers:
-        found.append("unknown")
+        sources.append("unknown")
     if start := (recipe or {}).get("init"):
-        found.append(_labels_of_name(str(start)))
-    return strongest(*found)
+        sources.append(_labels_of_name(str(start)))
+    return strongest(*sources)
 
 
 def labels_of_method(method: str | None) -> Labels:
@@ -126,7 +126,7 @@ def _row(name: str) -> Checkpoint | None:
         return None
     published = _published(name).get("hf_hub_id")
     places = {name, name.partition("@")[0], f"{HUB}{published}"} if name.startswith((HUB, TIMM)) else set[str]()
-    return resolved.row or next((row for row in checkpoints() if places & {*row.locations}), None)
+    return resolved.row or find_at(places)
 
 
 def _published(name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ REQUIRED = ("method", "architecture", "source")
 
 _TEXT = Field(words, "one line of text")
 _TEXTS = Field(list_of(words), "a list of lines of text")
-_COUNT = Field(number_in(1, MOST, whole=True), "a whole number above 0")
+_COUNT = Field(number_in(1, MOST, integer=True), "a whole number above 0")
 _LOCATION = matching(r"https?://[!-~]+|hf-hub:[\w.-]+/[\w.-]+(@[\w./-]+)?|" + PLACE)
 _ARCHITECTURE = record_of({"name": words, "options": table_of(records.anything, words)}, required=["name"])
 _FIGURES = table_of(table_of(number_in(-MOST, MOST), words), words)
@@ -74,6 +74,9 @@ def check_row(values: dict[str, Any]) -> None:
     except RecordError as error:
         raise UserError(str(error)) from None
     for each in (name, *values.get("aliases", ())):
-        folder_of(each)  # refuses names that could lead elsewhere
+        try:
+            folder_of(each)  # refuses names that could lead elsewhere
+        except UserError as error:
+            raise UserError(f"checkpoint {name!r}: {error}") from None
     if values.get("redistributable") and "licence" not in values:
         raise UserError(f"checkpoint {name!r}: redistributable needs the licence that allows it")

@@ -58,15 +58,15 @@ def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int
         # Pillow warns of large images and of odd metadata. The user cannot fix them, and they do not change the pixels.
         refuse_special(source)
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
-            whole = None
+            full_size = None
             if isinstance(image, JpegImageFile):
                 width, height = image.size
-                whole = _upright_size(image)
-                if (divisor := shrink(whole)) > 1:
+                full_size = _upright_size(image)
+                if (divisor := shrink(full_size)) > 1:
                     image.draft(None, (max(1, width // divisor), max(1, height // divisor)))
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return to_rgb(image), whole or image.size
+            return to_rgb(image), full_size or image.size
     except DAMAGE as error:
         raise _broken(error) from None
 

@@ -73,8 +73,8 @@ def smaller_pixels(
     if not decoders:
         return None
     try:
-        if (found := _plain(source)) is not None:
-            coded, size = found
+        if (plain := _plain(source)) is not None:
+            coded, size = plain
             divisor = _pillows_divisor(size, shrink(size))
             with warnings.catch_warnings(action="ignore"):  # torchvision plans to move decoding elsewhere
                 for decode in decoders:
@@ -91,10 +91,10 @@ def whole_file(source: Source) -> tuple[bytes, tuple[int, int]] | None:
     Only the header is looked at: what it holds may be damaged. A stream is read from its beginning and left open.
     """
     try:
-        found = _plain(source)
+        plain = _plain(source)
     except DAMAGE:
         return None
-    return found if found is not None and _END in found[0][-_TRAILER:] else None
+    return plain if plain is not None and _END in plain[0][-_TRAILER:] else None
 
 
 def _plain(source: Source) -> tuple[bytes, tuple[int, int]] | None:

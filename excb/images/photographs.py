@@ -67,15 +67,15 @@ def patches(name: str, split: str, count: int, side: int = SIDE) -> Iterator[Ima
     Raises:
         PhotographError: as `photograph`.
     """
-    whole, parity = photograph(name), SPLITS.index(split)
-    places = itertools.product(range(whole.height // TILE), range(whole.width // TILE))
+    image, parity = photograph(name), SPLITS.index(split)
+    places = itertools.product(range(image.height // TILE), range(image.width // TILE))
     squares = [(column, row) for row, column in places if (column + row) % 2 == parity]
     random = seeding.generator(seeding.Purpose.PHOTOGRAPHS, list(PHOTOGRAPHS).index(name), parity)
     for _ in range(count):
         column, row = squares[random.integers(len(squares))]
         left = column * TILE + int(random.integers(TILE - side + 1))
         top = row * TILE + int(random.integers(TILE - side + 1))
-        yield whole.crop((left, top, left + side, top + side))
+        yield image.crop((left, top, left + side, top + side))
 
 
 def write_patches(

@@ -159,7 +159,7 @@ def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | 
             )
         size = (int(index.counts.sum()),)
         arrays = (index.offsets, index.sizes, index.labels)
-        whole = (
+        complete = (
             len(index.stamps) == len(index.counts) == len(index.skipped) == shards
             and all(array.shape == size and array.dtype == np.int64 for array in arrays)
             and index.names.count(b"\0") == size[0]
@@ -167,7 +167,7 @@ def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | 
             and int(index.offsets.min(initial=0)) >= 0
             and 0 <= int(index.sizes.min(initial=0)) <= int(index.sizes.max(initial=0)) <= MOST_BYTES
         )
-        if not whole:
+        if not complete:
             raise ValueError("its parts do not fit together")
     except FileNotFoundError:
         return None

@@ -14,43 +14,43 @@ from excb.images.image_set import Images
 
 @dataclass(frozen=True)
 class Subset:
-    """The images `chosen` of a set, by their indices in it, int64 [N]."""
+    """Some images of a set, by their indices in it, int64 [N]."""
 
-    whole: Images
-    chosen: np.ndarray
+    images: Images
+    indices: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.indices)
 
     @property
     def root(self) -> Path | str:
         """Root of the whole set."""
-        return self.whole.root
+        return self.images.root
 
     @cached_property
     def paths(self) -> Sequence[str]:
         """The images' names in the whole set."""
-        return [self.whole.paths[index] for index in self.chosen.tolist()]
+        return [self.images.paths[index] for index in self.indices.tolist()]
 
     @property
     def labels(self) -> np.ndarray | None:
         """Class indices, int64 [N]."""
-        return None if self.whole.labels is None else self.whole.labels[self.chosen]
+        return None if self.images.labels is None else self.images.labels[self.indices]
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Class names of the whole set."""
-        return self.whole.classes
+        return self.images.classes
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the whole set's fingerprint and the indices."""
-        return hashlib.sha256(f"{self.whole.fingerprint} {self.chosen.tolist()}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.images.fingerprint} {self.indices.tolist()}".encode()).hexdigest()
 
     def stamp(self, index: int) -> str:
         """See `Images.stamp`."""
-        return self.whole.stamp(int(self.chosen[index]))
+        return self.images.stamp(int(self.indices[index]))
 
     def open(self, index: int) -> Image.Image:
         """See `Images.open`."""
-        return self.whole.open(int(self.chosen[index]))
+        return self.images.open(int(self.indices[index]))

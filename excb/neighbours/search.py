@@ -46,7 +46,7 @@ class Search:
         """Return similarities and rows, [Q, k] each, for unit queries [Q, D] that exclude the rows `own` [Q]."""
         similarities, rows = queries.new_empty(len(queries), self.k), own.new_empty(len(queries), self.k)
         remaining = torch.arange(len(queries), device=queries.device)
-        for propose in self._ways(len(queries)):
+        for propose in self._proposers(len(queries)):
             undecided = []
             proposal = propose(queries[remaining])
             for block in tiling.spans(len(remaining), proposal.rows.shape[1], tiling.BUDGET, queries.device):
@@ -63,17 +63,17 @@ class Search:
         progress(len(remaining))
         return similarities, rows
 
-    def _ways(self, queries: int) -> list[Callable[[Tensor], Proposal]]:
-        """The ways to propose, the fastest first; none where the candidates would be most of the bank."""
+    def _proposers(self, queries: int) -> list[Callable[[Tensor], Proposal]]:
+        """Functions that propose candidates, the fastest first; none where the candidates would be most of the bank."""
         if tiling.table_width(len(self.bank), self._wanted) >= len(self.bank):
             return []
         if self.backend == "faiss":
             return [functools.partial(propose_with_faiss, self.bank, self._wanted)]
         with_torch = functools.partial(propose_with_torch, self.bank, self._wanted)
-        ways = [functools.partial(with_torch, kind=torch.float32, spread=2 * tiling.SPREAD)]
+        proposers = [functools.partial(with_torch, kind=torch.float32, spread=2 * tiling.SPREAD)]
         if queries * len(self.bank) >= tiling.WORTH and backends.bfloat16_pays(self.bank.device, self.bank.width):
-            ways.insert(0, functools.partial(with_torch, kind=torch.bfloat16, spread=tiling.SPREAD))
-        return [*ways]
+            proposers.insert(0, functools.partial(with_torch, kind=torch.bfloat16, spread=tiling.SPREAD))
+        return [*proposers]
 
     def _narrow(self, proposal: Proposal, block: slice) -> tuple[Tensor, Tensor]:
         """Return which queries are decided, and their rows that may be among the k best, [decided, m] and padded by -1.

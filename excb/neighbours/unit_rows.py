@@ -46,9 +46,9 @@ class UnitRows:
     """
 
     def __init__(self, source: Tensor | Rows, name: str, device: torch.device, part: slice | None = None) -> None:
-        whole = slice(0, len(source)) if part is None else part
-        self._source, self.device, self._first = source, device, whole.start
-        self._length = whole.stop - whole.start
+        span = slice(0, len(source)) if part is None else part
+        self._source, self.device, self._first = source, device, span.start
+        self._length = span.stop - span.start
         self.width = source.shape[1] if isinstance(source, Tensor) else source.width
         self._peaks, self._inverse = torch.ones(2, self._length, 1, dtype=torch.float64, device=device)
         for rows in tiling.spans(self._length, self.width, tiling.CACHED, device):

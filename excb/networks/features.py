@@ -37,21 +37,21 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
     Args:
         images: the set.
         transform: PIL image -> input [3, H, W].
-        chosen: indices of the images to read, by default all.
+        indices: of the images to read, by default all.
     """
 
     def __init__(
-        self, images: Images, transform: Callable[[Image], Tensor], *, chosen: Sequence[int] | None = None
+        self, images: Images, transform: Callable[[Image], Tensor], *, indices: Sequence[int] | None = None
     ) -> None:
         self.images, self._transform = images, transform
-        self._chosen = range(len(images)) if chosen is None else chosen
+        self._indices = range(len(images)) if indices is None else indices
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return len(self._indices)
 
     def __getitem__(self, item: int) -> tuple[int, Tensor | str]:
         """Read one image: its index in the set, and its input or why there is none."""
-        index = self._chosen[item]
+        index = self._indices[item]
         try:
             return index, self.prepare(self.images.open(index), index)
         except BrokenImageError as error:

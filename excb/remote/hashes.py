@@ -21,7 +21,7 @@ class Published(NamedTuple):
     digits: str
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether it identifies a file, unlike MD5 or the beginning of a hash."""
         return len(self.digits) == 64
 
@@ -94,7 +94,7 @@ def verify_hash(
     """
     first = recorded(source)
     expected = [(published, "is published")] if published is not None else []
-    if first is not None and not (published and published.whole):
+    if first is not None and not (published and published.complete):
         again = f"was recorded at its first download: if the new one is right, delete that entry in {home() / HASHES}"
         expected.append((Published("sha256", first), again))
     for (algorithm, digits), origin in expected:

@@ -80,10 +80,10 @@ def _fetched(requirement: str, folder: Path, name: str) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode == 0 and wheels:
         return wheels[0]
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    if any("No module named pip" in line for line in said):
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if any("No module named pip" in line for line in lines):
         raise UserError(f"{name}: this Python has no pip to fetch {requirement} with: run `python -m ensurepip`")
-    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")] or said[-1:]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:]
     raise UserError(
         f"{name}: pip cannot fetch {requirement} ({errors[-1] if errors else f'exit code {done.returncode}'}): check "
         "the connection, and pip's index with `pip config list`"

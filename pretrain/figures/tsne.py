@@ -104,7 +104,7 @@ def embed(
     network = projected.to(device)
     with reporter.progress("projected features", len(indices)) as bar:
         features = extract(
-            network, Inputs(images, backbone.transform, chosen=indices), device=device, progress=bar.advance
+            network, Inputs(images, backbone.transform, indices=indices), device=device, progress=bar.advance
         )
     for path, reason in features.broken.items():
         reporter.warn(f"{path} cannot be read ({reason}) and is skipped")

@@ -113,7 +113,7 @@ class Gauge:
         mine: list[Features] = []
         with suppress(StoppedError):
             for images in (self._bank, self._queries):
-                inputs = Inputs(images, self._recipe.views.preprocessing, chosen=self._mine(images))
+                inputs = Inputs(images, self._recipe.views.preprocessing, indices=self._mine(images))
                 mine.append(extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress))
         if agreed():
             raise StoppedError
@@ -142,6 +142,6 @@ def _here(sets: Sets) -> Sets:
     if isinstance(sets.train, ShardImages):
         sets = replace(sets, train=sets.train.here())
     held_out = sets.held_out
-    if isinstance(held_out, Subset) and isinstance(held_out.whole, ShardImages):
-        sets = replace(sets, held_out=replace(held_out, whole=held_out.whole.here()))
+    if isinstance(held_out, Subset) and isinstance(held_out.images, ShardImages):
+        sets = replace(sets, held_out=replace(held_out, images=held_out.images.here()))
     return sets

@@ -24,7 +24,7 @@ from excb.neighbours.nearest import nearest
 from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
 from excb.networks.preprocessing import Preprocessing
-from excb.references.instances import found
+from excb.references.instances import retrieved
 
 from ..data.augmentation import augment
 from ..data.views import ViewMaker
@@ -79,9 +79,9 @@ class AugmentedInputs(Inputs):
     """The first global view of every image, the same one at every call."""
 
     def __init__(
-        self, images: Images, settings: ViewSettings, *, seed: int, chosen: Sequence[int] | None = None
+        self, images: Images, settings: ViewSettings, *, seed: int, indices: Sequence[int] | None = None
     ) -> None:
-        super().__init__(images, settings.preprocessing, chosen=chosen)
+        super().__init__(images, settings.preprocessing, indices=indices)
         self._settings = settings
         self._maker = ViewMaker(settings, seed=seeding.fold(seeding.Purpose.MONITOR, seed), epochs=1)
 
@@ -215,8 +215,8 @@ class Monitor:
         self, network: nn.Module, views: ViewSettings, transform: Preprocessing | None, progress: Callable[[int], None]
     ) -> Iterator[Features]:
         for inputs in (
-            Inputs(self.images, transform or views.preprocessing, chosen=self._mine),
-            AugmentedInputs(self.images, views, seed=self._recipe.run.seed, chosen=self._mine),
+            Inputs(self.images, transform or views.preprocessing, indices=self._mine),
+            AugmentedInputs(self.images, views, seed=self._recipe.run.seed, indices=self._mine),
         ):
             yield extract(network, inputs, device=self._device, workers=self._workers, progress=progress)
 
@@ -236,7 +236,7 @@ class Monitor:
         k = min(self._recipe.monitor.k, len(rows) - 1)
         neighbours = nearest(rows, rows, k, exclude_self=True)
         others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)
-        hits = found(rows, augmented.rows)
+        hits = retrieved(rows, augmented.rows)
         figures = {
             "neighbour_agreement": 100 * shared(neighbours.indices, others.indices),
             "instance_retrieval": 100 * float(hits.double().mean()),

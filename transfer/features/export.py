@@ -106,7 +106,7 @@ def _seconds_per_image(extraction: Extraction) -> float:
     """Seconds from file to feature with these workers, without starting them."""
     images, device = extraction.images, extraction.device
     few = range(0, len(images), max(1, len(images) // TIMED))[:TIMED]  # spread over all classes: sizes may differ
-    inputs = Inputs(images, extraction.preprocessing, chosen=few)
+    inputs = Inputs(images, extraction.preprocessing, indices=few)
     batches = in_batches(range(len(few)), extraction.batch)
     for part in stream(extraction.network, inputs, batches[:1], device=device):  # warms up, and opens the files
         if part.broken:

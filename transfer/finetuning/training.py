@@ -367,7 +367,7 @@ def _top5(task: Task, classifier: nn.Module, reporter: Reporter) -> Tensor:
     with reporter.progress("test", len(mine)) as bar:
         outputs = extract(
             classifier,
-            Inputs(task.test, task.preprocessing, chosen=mine),
+            Inputs(task.test, task.preprocessing, indices=mine),
             device=task.device,
             batch=task.batch,
             workers=task.workers,

@@ -97,7 +97,7 @@ def calibrate(
             f"{len(train)} train images are too few to set thresholds by: name them with --cosine and --bits, and "
             "--calibrate 0"
         )
-    choosing, measuring = (Subset(train, sample.chosen[start::2]) for start in (0, 1))
+    choosing, measuring = (Subset(train, sample.indices[start::2]) for start in (0, 1))
     chosen, found, alarms = dict(thresholds), dict[str, dict[str, Tensor]](), dict[str, Tensor]()
     for name, descriptor in descriptors.items():
         bank = rows[name]
@@ -106,7 +106,7 @@ def calibrate(
             chosen[name] = threshold(_unrelated(bank, choosing, sides, by_class=by_class), name)
         sides = descriptor.both(measuring, "train images to count false alarms by", reporter)
         alarms[name] = _unrelated(bank, measuring, sides, by_class=by_class) >= chosen[name] - EQUAL
-        originals, found[name] = bank[torch.from_numpy(measuring.chosen)], {}
+        originals, found[name] = bank[torch.from_numpy(measuring.indices)], {}
         for kind in KINDS:
             sides = descriptor.both(Altered(measuring, kind), f"planted {kind}", reporter)
             own = torch.stack([cosines(side, originals) for side in sides]).amax(0)
@@ -135,9 +135,9 @@ def _unrelated(bank: Tensor, some: Subset, sides: tuple[Tensor, Tensor], *, by_c
         sides: their rows, and those of their mirror images.
         by_class: others are those of other classes.
     """
-    labels = some.whole.labels if by_class else None
+    labels = some.images.labels if by_class else None
     excluded = np.arange(len(bank)) if labels is None else labels
-    own = torch.from_numpy(excluded[some.chosen])
+    own = torch.from_numpy(excluded[some.indices])
     queries = [torch.nn.functional.normalize(side.double(), dim=1) for side in sides]
     best = torch.full((len(some),), -1.0, dtype=torch.float64)
     for start in range(0, len(bank), _AT_ONCE):

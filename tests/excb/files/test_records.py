@@ -41,8 +41,8 @@ def test_the_place_that_is_wrong_is_named(value: Any, wrong: str | None) -> None
     ("rule", "good", "bad"),
     [
         (records.number, [0, -1.5, 10**400], [True, "1", math.inf, -math.inf, math.nan, None]),
-        (records.whole, [0, -3], [1.0, False]),
-        (number_in(1, 5, whole=True), [1, 5], [0, 6, 2.0]),
+        (records.integer, [0, -3], [1.0, False]),
+        (number_in(1, 5, integer=True), [1, 5], [0, 6, 2.0]),
         (records.matching("[a-z]+"), ["abc"], ["", "abc\n", "ä", 3]),
         (records.one_of("a", "b"), ["a"], ["c", ["a"], None]),
         (records.line, ["", "a b"], ["a\n", "\x1b", 1]),

@@ -2,7 +2,7 @@
 
 import torch
 
-from excb.references.instances import found
+from excb.references.instances import retrieved
 
 
 def test_a_view_finds_its_image_where_no_other_is_nearer() -> None:
@@ -11,5 +11,5 @@ def test_a_view_finds_its_image_where_no_other_is_nearer() -> None:
     views = images + 0.8 * torch.randn(20, 4, generator=random)
     cosines = torch.nn.functional.cosine_similarity(views[:, None], images[None], dim=2)
     expected = [cosines[view].tolist().index(max(cosines[view].tolist())) == view for view in range(20)]
-    assert found(images, views).tolist() == expected
+    assert retrieved(images, views).tolist() == expected
     assert 0 < sum(expected) < 20

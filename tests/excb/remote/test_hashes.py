@@ -29,7 +29,7 @@ def check(file: Path, published: Published | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "algorithm", "digits", "whole"),
+    ("text", "algorithm", "digits", "complete"),
     [
         (f"sha256:{SHA256}", "sha256", SHA256, True),
         (f"sha256:{SHA256.upper()}", "sha256", SHA256, True),
@@ -37,9 +37,9 @@ def check(file: Path, published: Published | None) -> None:
         (f"md5:{MD5}", "md5", MD5, False),  # two files of one MD5 are easily made
     ],
 )
-def test_published_hashes_are_read(text: str, algorithm: str, digits: str, whole: bool) -> None:
+def test_published_hashes_are_read(text: str, algorithm: str, digits: str, complete: bool) -> None:
     assert parse_digest(text) == (algorithm, digits)
-    assert parse_digest(text).whole is whole
+    assert parse_digest(text).complete is complete
 
 
 @pytest.mark.parametrize(

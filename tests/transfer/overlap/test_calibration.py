@@ -96,10 +96,10 @@ def test_planted_copies_are_the_same_every_time_and_of_their_kind(tmp_path: Path
 
 def test_drawn_images_are_different_ones_in_order() -> None:
     images = ImageSet(Path(), [str(number) for number in range(50)])
-    chosen = drawn(images, 20).chosen.tolist()
+    chosen = drawn(images, 20).indices.tolist()
     assert chosen == sorted(set(chosen))
     assert len(chosen) == 20
-    assert drawn(images, 99).chosen.tolist() == list(range(50))
+    assert drawn(images, 99).indices.tolist() == list(range(50))
 
 
 def test_pairs_are_those_of_a_loop() -> None:
