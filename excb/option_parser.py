@@ -48,7 +48,7 @@ def _add(group: Any, field: "dataclasses.Field[Any]", annotation: Any) -> None:
         return
     if field.default is REQUIRED:
         how["required"] = True
-    group.add_argument(flag_of(field), dest=field.name, **_kind(kind), **shell.get("words", {}), **how)
+    group.add_argument(flag_of(field), dest=field.name, **(_kind(kind) | shell.get("words", {})), **how)
 
 
 def flag_of(field: "dataclasses.Field[Any]") -> str:
@@ -95,14 +95,17 @@ def _number_or(words: tuple[str, ...]) -> Any:
 
 
 class _Pairs(argparse.Action):
-    """NAME=VALUE, repeatable, as a dictionary."""
+    """NAME=VALUE, repeatable, as a dictionary. The option's `type` may read a pair, such as ("batch", 4)."""
 
     def __call__(
         self, _parser: Any, namespace: argparse.Namespace, text: Any, option_string: str | None = None
     ) -> None:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise UserError.on_all_ranks(f"{option_string} {text}: write {self.metavar}")
+        if isinstance(text, tuple):
+            name, value = text
+        else:
+            name, equals, value = text.partition("=")
+            if not name or not equals:
+                raise UserError.on_all_ranks(f"{option_string} {text}: write {self.metavar}")
         setattr(namespace, self.dest, {**dict(getattr(namespace, self.dest) or {}), name: value})
 
 
