@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
+from excb.option_parser import of_values
 
-from .evaluate import Result
-from .options import FROM_SHELL, namespace, take_network
+from .evaluate import Result, device_of
+from .options import namespace
+from .shell import FROM_SHELL
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,9 +62,9 @@ def embed(
     from excb.distributed.collectives import run_on_rank0
     from excb.distributed.parallel import joined
 
-    from .embeddings.cli import EMBED
     from .embeddings.computing import compute, opened
     from .embeddings.files import check_file
+    from .embeddings.options import EmbedOptions
     from .embeddings.sources import Pictures, given_images
 
     if out is not None:
@@ -70,16 +72,16 @@ def embed(
     refused = {name: why for name, why in FROM_SHELL.items() if name != "out"}
     refused |= {"index": "the embeddings have .save_index(FILE)"}
     given = given_images(images)
-    values = {"data": given if isinstance(given, str) else None, "list": options.pop("listed", None), **options}
-    loads = "" if isinstance(ckpt, nn.Module) else os.fspath(ckpt)
-    args = namespace(EMBED, {"ckpt": loads or "in memory", "out": "x.npz", **values}, refused=refused)
-    if isinstance(ckpt, nn.Module):
-        take_network(args, ckpt, choose="device" not in options)
+    if isinstance(ckpt, nn.Module) and "device" not in options:
+        options["device"] = device_of(ckpt)
     if isinstance(given, Pictures):
-        args.workers, args.no_cache = 0, True
+        options |= {"workers": 0, "no_cache": True}
+    values = {"ckpt": ckpt, "data": given if isinstance(given, str) else None, **options}
+    chosen = of_values(EmbedOptions, values, owner="embed", refused=refused)
+    loads = "" if isinstance(ckpt, nn.Module) else os.fspath(ckpt)
     reporter = Reporter(quiet=quiet or not is_rank0())
-    with joined(args.device, stay=True) as device:
-        task = opened(args, device, reporter, None if isinstance(given, str) else given)
+    with joined(chosen.device, stay=True) as device:
+        task = opened(chosen, device, reporter, None if isinstance(given, str) else given)
         embeddings = compute(task, task.cache, reporter, loads=loads)
         if out is not None:
             run_on_rank0(lambda: embeddings.save(Path(out)))

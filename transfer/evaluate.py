@@ -175,3 +175,9 @@ def evaluate(
     with joined(args.device, stay=True) as device:
         record, write = chosen.open(args, device, reporter).measure(False)
     return Result(record, getattr(write, "scored", None), write)
+
+
+def device_of(network: "nn.Module") -> str:
+    """The device that a network is on; "auto" where it has no weights."""
+    parameter = next(network.parameters(), None)
+    return "auto" if parameter is None else str(parameter.device)

@@ -2,48 +2,50 @@
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from excb.cli import Command, Parser
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
+from excb.options import option
 
-from .options import CKPT, add_data_options, add_out
-from .parallel import in_parallel
-from .task_command import Work, forecast, task_of
+from .opening import labelled
+from .options import LabelledOptions
+from .protocol import Work
+from .runner import forecast, refuse_results_among
+from .shell import Shell, shell_command
 
 if TYPE_CHECKING:
     import torch
 
 
-def _add_features(parser: Parser) -> None:
-    parser.add_argument("--ckpt", required=True, metavar="PATH", help=CKPT)
-    add_data_options(parser)
-    add_out(parser, "FILE.npz")
-    parser.add_argument(
-        "--kind", choices=("pooled", "last4_cls"), default="pooled", help="last4_cls: DINO's input of linear heads"
-    )
+@dataclass(frozen=True, kw_only=True)
+class FeatureOptions(LabelledOptions):
+    """Features of labelled images."""
+
+    kind: Literal["pooled", "last4_cls"] = option("pooled", "last4_cls: DINO's input of linear heads")
 
 
-def _features(args: argparse.Namespace, device: "torch.device") -> int:
+def _features(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from .features.export import check_file, export
 
-    if args.out is not None:
-        check_file(args.out)
-    reporter = Reporter(quiet=args.quiet or not is_rank0())
-    task = task_of(args, device, reporter, results=None if args.out is None else args.out.parent)
-    sets = {"train": task.train, "test": task.test}
-    if args.dry_run:
-        forecast(task, Work(sets, args.kind), reporter)
+    options: FeatureOptions = given[0]
+    if shell.out is not None:
+        check_file(shell.out)
+    task = labelled()(options, None, device, shell.reporter)
+    if shell.dry_run:
+        forecast(task, Work(task.sets, options.kind), shell.reporter)
         return 0
-    if args.out is None:
+    if (out := shell.out) is None:
         raise UserError.on_all_ranks("name the file with --out FILE.npz")
-    extractions = {name: task.extraction(images, args.kind) for name, images in sets.items()}
-    file = export(extractions, task.cache, args.out, reporter)
-    if args.json and is_rank0():
-        answer = {"file": str(file), "kind": args.kind, "train": len(task.train), "test": len(task.test)}
-        reporter.answer(json.dumps(answer, indent=2))
+    refuse_results_among(task.sets.values(), out.parent)
+    extractions = {name: task.extraction(images, options.kind) for name, images in task.sets.items()}
+    file = export(extractions, task.cache, out, shell.reporter)
+    if shell.json and is_rank0():
+        answer = {"file": str(file), "kind": options.kind, "train": len(task.train), "test": len(task.test)}
+        shell.reporter.answer(json.dumps(answer, indent=2))
     return 0
 
 
@@ -70,11 +72,12 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
-FEATURES = Command(
+FEATURES = shell_command(
     "features",
     "compute, keep and export features",
-    _add_features,
-    in_parallel(_features),
+    (FeatureOptions,),
+    _features,
+    metavar="FILE.npz",
     group="features",
     examples=(
         "features --ckpt runs/a --data photos --out features.npz",

@@ -1,24 +1,25 @@
 """The runner of all protocols: command line, Python call, step of a suite, dry run, references, files."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from excb.cli import Command, Parser, local_path
+from excb.cli import Command
 from excb.console import Reporter, duration
-from excb.distributed.slurm import HELP as SLURM_HELP
 from excb.errors import UserError, is_rank0
-from excb.option_parser import add_options, flag_of, of_arguments
+from excb.option_parser import flag_of, of_arguments
 
 from .options import REFERENCES
-from .parallel import in_parallel
-from .protocol import Measurement, Protocol, Work
+from .protocol import Measurement, Protocol, StoppedEvaluationError, Work
+from .shell import Shell, shell_command
 
 if TYPE_CHECKING:
     import torch
+
+    from excb.images.image_set import Images
 
     from .task import Task
 
@@ -49,13 +50,11 @@ class Evaluation:
             UserError: options contradict each other, or checkpoint or images cannot be used.
         """
         from excb.distributed.collectives import all_succeed
-        from excb.images.scanning import refuse_among
 
         all_succeed(self.check)
         task: Task = self.protocol.open(self.shared, self.own, device, reporter)
         if results is not None:
-            for images in task.sets.values():
-                all_succeed(partial(refuse_among, images, results))
+            refuse_results_among(task.sets.values(), results)
         return task
 
     def check(self) -> None:
@@ -100,6 +99,19 @@ class Evaluation:
         return 0
 
 
+def refuse_results_among(sets: "Iterable[Images]", folder: Path) -> None:
+    """Refuse a folder for results that lies among images, which the next run would find as images; all ranks call it.
+
+    Raises:
+        UserError: it does.
+    """
+    from excb.distributed.collectives import all_succeed
+    from excb.images.scanning import refuse_among
+
+    for images in sets:
+        all_succeed(partial(refuse_among, images, folder))
+
+
 def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
     """Answer --dry-run: the work of an evaluation, and its time; all ranks call this."""
     from .features.export import describe, plan
@@ -112,97 +124,19 @@ def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
         reporter.answer(describe(planned, work.then))
 
 
-@dataclass(frozen=True)
-class Shell:
-    """What only a command line says."""
-
-    out: Path | None
-    dry_run: bool
-    json: bool
-    quiet: bool
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> "Shell":
-        """Of a parsed command line."""
-        return cls(args.out, args.dry_run, args.json, args.quiet)
-
-    @property
-    def reporter(self) -> Reporter:
-        """For notes and progress of this process: other ranks are quiet."""
-        return Reporter(quiet=self.quiet or not is_rank0())
-
-    @property
-    def prints(self) -> bool:
-        """Whether this process prints tables."""
-        return is_rank0() and not self.json
-
-
-def shell_command(
-    name: str,
-    about: str,
-    kinds: Sequence[type[Any]],
-    work: "Callable[[list[Any], Shell, torch.device], int]",
-    *,
-    out: Literal["file", "folder"] = "file",
-    metavar: str = "FILE.json",
-    group: str = "",
-    description: str = "",
-    examples: tuple[str, ...] = (),
-) -> Command:
-    """A command of `excb-eval` whose options are dataclasses.
-
-    Args:
-        name: on the command line.
-        about: its help, one line without a full stop.
-        kinds: dataclasses of options.
-        work: runs it in one process, which has joined the others: given an instance of each of `kinds`; the exit code.
-        out: what --out names.
-        metavar: of --out.
-        group: under which the program's help lists it.
-        description: for its own `--help`.
-        examples: what to type after the program's name.
-    """
-
-    def add(parser: Parser) -> None:
-        for kind in kinds:
-            add_options(parser, kind)
-        add = parser.add_argument_group("processes").add_argument
-        add("--gpus", type=int, metavar="N", help="GPUs to use, with one process each; the answer stays the same")
-        add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
-        add = parser.add_argument_group("output").add_argument
-        add("--out", type=local_path, metavar=metavar, help="write the result here")
-        add("--dry-run", action="store_true", help="say what it will take, and do nothing")
-        add("--json", action="store_true", help="print the result as JSON instead of a table")
-        add("--quiet", action="store_true", help="print neither notes nor progress")
-
-    def run(args: argparse.Namespace, device: "torch.device") -> int:
-        return work([of_arguments(kind, args) for kind in kinds], Shell.of(args), device)
-
-    return Command(name, about, add, in_parallel(run, out=out), description, group, examples)
-
-
-# Options that only a command line has use for, and what Python has instead.
-FROM_SHELL = {
-    **dict.fromkeys(("gpus", "slurm"), "start the script with torchrun, or use the command excb-eval"),
-    **dict.fromkeys(("json", "out"), "the result has .save(FILE), .figures and .record"),
-    **dict.fromkeys(("dry_run", "help"), "that is the command line's"),
-}
-
-
 def command(protocol: Protocol) -> Command:
     """The command of `excb-eval` that runs a protocol."""
 
     def work(options: list[Any], shell: Shell, device: "torch.device") -> int:
         return _run(Evaluation(protocol, *options), shell, device)
 
-    folder = protocol.out == "folder"
     return shell_command(
         protocol.name,
         protocol.help,
         (protocol.shared, protocol.options),
         work,
         out=protocol.out,
-        metavar="DIR" if folder else "FILE.json",
+        metavar=_place(protocol),
         group=protocol.group,
         examples=protocol.examples,
     )
@@ -217,23 +151,43 @@ def _run(evaluation: Evaluation, shell: Shell, device: "torch.device") -> int:
     """Run a command in one process, which has joined the others."""
     from .reporting.references import print_references
 
-    reporter, out = shell.reporter, shell.out
-    results = None if out is None else out if evaluation.protocol.out == "folder" else out.parent
+    reporter, out, protocol = shell.reporter, shell.out, evaluation.protocol
+    if out is None:
+        _refuse_unwritten(evaluation)
+    if not shell.dry_run and (why := protocol.missing(evaluation.own)):  # before any image is read
+        raise UserError.on_all_ranks(why)
+    results = None if out is None else out if protocol.out == "folder" else out.parent
     task = evaluation.open(device, reporter, results=results)
     if shell.dry_run:
         return evaluation.dry_run(task, reporter)
-    made = evaluation.measure(task, reporter)
+    try:
+        made = evaluation.measure(task, reporter)
+    except StoppedEvaluationError as stopped:
+        return stopped.exit_code
     if shell.prints:
         made.show(reporter)
         print_references(made.result, reporter)
         if shell.quiet:  # which silences the warning, and not what figures mean
-            for note in task.unknown_notes(evaluation.protocol.unknown):
+            for note in task.unknown_notes(protocol.unknown):
                 reporter.answer(note)
     if out is not None:
         reporter.note(f"wrote {', '.join(map(str, made.write(made.result, out)))}")
     if shell.json and is_rank0():
         reporter.answer(made.result.to_json())
     return 0
+
+
+def _place(protocol: Protocol) -> str:
+    """The word for what --out names."""
+    return "DIR" if protocol.out == "folder" else "FILE.json"
+
+
+def _refuse_unwritten(evaluation: Evaluation) -> None:
+    """Refuse options that only files need, where none are written."""
+    names = [field.name for field in fields(evaluation.own) if field.metadata["shell"].get("files_only")]
+    if given := evaluation.own.given(*names):
+        where = f"name a place for them with --out {_place(evaluation.protocol)}"
+        raise UserError.on_all_ranks(f"{given[0]} only changes written files: {where}")
 
 
 def narrowed(shared: Any, to: type[Any], *, owner: str) -> Any:

@@ -1,6 +1,5 @@
 """Compute the embeddings of a set: cached, resumable, over several processes, in flat memory."""
 
-import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +18,10 @@ from excb.images.image_set import Images
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import weights_hash
 
+from ..opening import task_on
 from ..task import Task
-from ..task_command import prepared
 from .embeddings import Embeddings
+from .options import EmbedOptions
 from .sources import any_images
 from .vectors import AT_ONCE, ChosenRows
 
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 NAMED = 3  # unreadable images that a warning names
 
 
-def opened(args: argparse.Namespace, device: "torch.device", reporter: Reporter, images: Images | None = None) -> Task:
+def opened(options: EmbedOptions, device: "torch.device", reporter: Reporter, images: Images | None = None) -> Task:
     """Load the checkpoint and open the images that the options of `embed` and `search` name; all ranks call this."""
-    data = images or all_succeed(lambda: any_images(args.data, args.list, data_root=args.data_root, note=reporter.note))
-    return prepared(args, data, data, device)
+    data = images or all_succeed(
+        lambda: any_images(options.data, options.listed, data_root=options.data_root, note=reporter.note)
+    )
+    return task_on(options, data, data, device)
 
 
 def extraction_of(task: Task) -> Extraction:

@@ -1,0 +1,46 @@
+"""Options of `embed` and `search`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from excb.cli import local_path
+from excb.errors import require
+from excb.options import option
+
+from ..options import PassOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions(PassOptions):
+    """Images with labels or not, and an index of their vectors."""
+
+    data: str | None = option(
+        None, "images in folders of any depth, with labels or not; shards; hf:ID ...", metavar="SOURCE", group="images"
+    )
+    listed: Path | None = option(
+        None, "a file with one image path per line, below --data", metavar="FILE", flag="list", group="images"
+    )
+    data_root: Path | None = option(None, "folder with torchvision's data sets", metavar="DIR", group="images")
+    index: Path | None = option(
+        None,
+        "write a FAISS index of unit vectors here too, and FILE.json",
+        metavar="FILE",
+        words={"type": local_path},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(EmbedOptions):
+    """Queries and near-duplicates."""
+
+    query: tuple[str, ...] = option((), "images whose nearest neighbours to find", metavar="IMAGE")
+    k: int = option(12, "nearest images of each query (default: 12)", metavar="K")
+    near_duplicates: float | None = option(
+        None, "list groups of images with at least this cosine, such as 0.95", metavar="COSINE"
+    )
+
+    def check(self) -> None:
+        """Raise UserError where a query is no file, or k is not positive."""
+        require(self.k >= 1, "--k must be at least 1")
+        missing = [name for name in self.query if not Path(name).is_file()]
+        require(not missing, f"--query {missing[:1] and missing[0]}: no such file")

@@ -1,0 +1,95 @@
+"""Commands of `excb-eval` made of dataclasses of options, and what only a command line says."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from excb.cli import Command, Parser, local_path
+from excb.console import Reporter
+from excb.distributed.slurm import HELP as SLURM_HELP
+from excb.errors import is_rank0
+from excb.option_parser import add_options, of_arguments
+
+from .parallel import in_parallel
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What only a command line says."""
+
+    out: Path | None
+    dry_run: bool
+    json: bool
+    quiet: bool
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Shell":
+        """Of a parsed command line."""
+        return cls(args.out, args.dry_run, args.json, args.quiet)
+
+    @property
+    def reporter(self) -> Reporter:
+        """For notes and progress of this process: other ranks are quiet."""
+        return Reporter(quiet=self.quiet or not is_rank0())
+
+    @property
+    def prints(self) -> bool:
+        """Whether this process prints tables."""
+        return is_rank0() and not self.json
+
+
+def shell_command(
+    name: str,
+    about: str,
+    kinds: Sequence[type[Any]],
+    work: "Callable[[list[Any], Shell, torch.device], int]",
+    *,
+    out: Literal["file", "folder"] = "file",
+    metavar: str = "FILE.json",
+    group: str = "",
+    description: str = "",
+    examples: tuple[str, ...] = (),
+) -> Command:
+    """A command of `excb-eval` whose options are dataclasses.
+
+    Args:
+        name: on the command line.
+        about: its help, one line without a full stop.
+        kinds: dataclasses of options.
+        work: runs it in one process, which has joined the others: given an instance of each of `kinds`; the exit code.
+        out: what --out names.
+        metavar: of --out.
+        group: under which the program's help lists it.
+        description: for its own `--help`.
+        examples: what to type after the program's name.
+    """
+
+    def add(parser: Parser) -> None:
+        for kind in kinds:
+            add_options(parser, kind)
+        add = parser.add_argument_group("processes").add_argument
+        add("--gpus", type=int, metavar="N", help="GPUs to use, with one process each; the answer stays the same")
+        add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
+        add = parser.add_argument_group("output").add_argument
+        add("--out", type=local_path, metavar=metavar, help="write the result here")
+        add("--dry-run", action="store_true", help="say what it will take, and do nothing")
+        add("--json", action="store_true", help="print the result as JSON instead of a table")
+        add("--quiet", action="store_true", help="print neither notes nor progress")
+
+    def run(args: argparse.Namespace, device: "torch.device") -> int:
+        return work([of_arguments(kind, args) for kind in kinds], Shell.of(args), device)
+
+    return Command(name, about, add, in_parallel(run, out=out), description, group, examples)
+
+
+# Options that only a command line has use for, and what Python has instead.
+FROM_SHELL = {
+    **dict.fromkeys(("gpus", "slurm"), "start the script with torchrun, or use the command excb-eval"),
+    **dict.fromkeys(("json", "out"), "the result has .save(FILE), .figures and .record"),
+    **dict.fromkeys(("dry_run", "help"), "that is the command line's"),
+}
