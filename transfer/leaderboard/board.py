@@ -1,11 +1,13 @@
 """What a leaderboard consists of: boards, their protocols, the rows of these, and where figures come from."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from excb.hub.catalogue import Checkpoint
 from excb.results.result import Result
 
+from ..reporting import fields
 from ..reporting.fields import OTHER, UNSTATED
 
 PUBLISHED, MEASURED, REPRODUCED, FAILED = "published", "measured", "reproduced", "not reproduced"
@@ -18,6 +20,12 @@ class Source:
 
     text: str  # a table, a repository's file, or a result file
     address: str | None = None  # on the web, or of the file from the page's folder; None where there is none
+
+    @property
+    def short(self) -> str:
+        """A repository without its commit and file, and a file without its folder."""
+        text = re.split(r"[@#:]", self.text.removeprefix("paper, "))[0]
+        return text.rpartition("/")[2] if text.endswith(".json") else text
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,21 @@ class LeaderboardRow:
             return PUBLISHED
         return FAILED if "FAIL" in self.verdicts else REPRODUCED if "PASS" in self.verdicts else MEASURED
 
+    @property
+    def status_class(self) -> str:
+        """Of a page's style."""
+        return {REPRODUCED: "reproduced", FAILED: "failed"}.get(self.status, "")
+
+    @property
+    def network(self) -> str:
+        """The architecture as people call it."""
+        return self.architecture.removeprefix("timm:")
+
+    @property
+    def searchable(self) -> str:
+        """All that a search looks through."""
+        return " ".join([self.model, self.method, *(each.text for each in self.sources), *self.notes]).casefold()
+
 
 @dataclass
 class Group:
@@ -86,6 +109,22 @@ class Group:
     def ranked(self) -> bool:
         """Whether its rows compare: those of settings that nobody states, or that only authors had, may be unlike."""
         return OTHER not in self.fields and UNSTATED not in self.fields
+
+    @property
+    def ranking(self) -> list[tuple[LeaderboardRow, int | None]]:
+        """The rows with their ranks."""
+        return list(zip(self.rows, self.ranks, strict=True))
+
+    @property
+    def headline(self) -> str:
+        """The settings that people ask for first."""
+        return fields.headline(self.fields)
+
+    @property
+    def settings(self) -> list[str]:
+        """All settings as people read them."""
+        shown = {name: value for name, value in self.fields.items() if name not in (OTHER, "protocol")}
+        return [f"{name.replace('_', ' ')}: {fields.readable(value)}" for name, value in shown.items()]
 
     @property
     def why_apart(self) -> str:

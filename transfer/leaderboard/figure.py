@@ -1,11 +1,10 @@
 """The paper's Figure 2 drawn anew: linear accuracy on ImageNet against epochs, a circle's area being its batch."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..published.claim import Claim
-from ..reporting.markup import Html, element
 from .board import Board, LeaderboardRow
 
 TABLE = "figure2"  # of the registry
@@ -17,7 +16,7 @@ LETTER, HEIGHT = 7.8, 16.0  # of a label
 
 
 @dataclass(frozen=True)
-class Point:
+class LeaderboardPoint:
     """One network."""
 
     name: str  # its method, or the reader's own run
@@ -34,13 +33,15 @@ class Point:
         return UNKNOWN if self.batch is None else AREA * math.sqrt(self.batch)
 
 
-def points(published: Iterable[Claim], boards: Iterable[Board]) -> tuple[list[Point], list[str]]:
+def figure_points(published: Iterable[Claim], boards: Iterable[Board]) -> tuple[list[LeaderboardPoint], list[str]]:
     """What the figure shows, and in words which measured linear figures it cannot show, and why."""
     shown, left_out = [], []
     for claim in published:
         if claim.table == TABLE and claim.epochs is not None:
             text = _text_of(claim.method, claim.epochs, claim.batch, claim.value, claim.source)
-            shown.append(Point(claim.method, claim.epochs, claim.batch, claim.number, text, False, claim.method))
+            shown.append(
+                LeaderboardPoint(claim.method, claim.epochs, claim.batch, claim.number, text, False, claim.method)
+            )
     for board in boards:
         if board.family != FAMILY:
             continue
@@ -52,7 +53,7 @@ def points(published: Iterable[Claim], boards: Iterable[Board]) -> tuple[list[Po
             assert value is not None
             assert row.epochs is not None
             text = _text_of(row.model, row.epochs, row.batch, f"{value:.2f}", "measured")
-            shown.append(Point(row.model, row.epochs, row.batch, value, text, True, row.method))
+            shown.append(LeaderboardPoint(row.model, row.epochs, row.batch, value, text, True, row.method))
     return shown, list(dict.fromkeys(left_out))
 
 
@@ -70,6 +71,45 @@ def _missing(board: Board, row: LeaderboardRow) -> str:
 def _text_of(name: str, epochs: int, batch: int | None, value: str, source: str) -> str:
     size = "batch not known" if batch is None else f"batch {batch:,}"
     return f"{name}: {value} % after {epochs:,} epochs, {size} ({source})"
+
+
+@dataclass(frozen=True)
+class DrawnText:
+    """Words at a place, in pixels."""
+
+    x: float
+    y: float
+    words: str
+    anchor: str = "start"
+    style: str = "tick"
+    method: str = ""  # that they name
+
+
+@dataclass(frozen=True)
+class DrawnCircle:
+    """A point at its place, in pixels."""
+
+    x: float
+    y: float
+    point: LeaderboardPoint
+    colour: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The figure in pixels, in the order in which it is painted."""
+
+    name: str  # of its class, so that the style shows the one that fits the window
+    width: int
+    height: int
+    left: int  # of the grid
+    right: int
+    grid: Sequence[float]
+    ticks: Sequence[DrawnText]
+    lines: Sequence[tuple[str, str, str]]  # places, colour and method
+    circles: Sequence[DrawnCircle]
+    labels: Sequence[DrawnText]
+    sizes: Sequence[tuple[float, float, float]]  # x, y and radius of the legend's circles
 
 
 @dataclass(frozen=True)
@@ -94,14 +134,14 @@ class _Frame:
         return self.height - self.bottom - (self.height - self.top - self.bottom) * share
 
 
-def draw(shown: Sequence[Point], *, width: int, height: int, name: str) -> Html:
-    """The figure as SVG.
+def drawing(shown: Sequence[LeaderboardPoint], *, width: int, height: int, name: str) -> Drawing:
+    """The figure.
 
     Args:
         shown: at least one point.
         width: in pixels.
         height: in pixels.
-        name: of its class, so that the style shows the one that fits the window.
+        name: see `Drawing`.
     """
     methods = list(dict.fromkeys(point.method for point in shown if not point.own))
     frame = _Frame(
@@ -113,65 +153,46 @@ def draw(shown: Sequence[Point], *, width: int, height: int, name: str) -> Html:
     )
     series = [[point for point in shown if point.name == each and not point.own] for each in methods]
     own = [[point] for point in shown if point.own]
-    parts = [*_axes(frame)]
-    parts += [_line(frame, each, methods) for each in series if len(each) > 1]
     large_first = sorted((point for each in [*series, *own] for point in each), key=lambda point: -point.radius)
-    parts += [_circle(frame, point, methods) for point in large_first]
-    parts += _labels(frame, [*series, *own], methods)
-    parts += _sizes(frame)
-    return element(
-        "svg",
-        *parts,
-        class_=name,
-        viewBox=f"0 0 {width} {height}",
-        role="group",
-        aria_label="Linear accuracy on ImageNet against epochs of pretraining; a circle's area shows the batch",
+    percents = range(math.ceil(frame.low), math.floor(frame.high) + 1)
+    sizes, words = _sizes(frame)
+    return Drawing(
+        name,
+        width,
+        height,
+        frame.left,
+        width - frame.right,
+        [frame.y(percent) for percent in percents],
+        [*_ticks(frame, percents), *words],
+        [_line(frame, each, methods) for each in series if len(each) > 1],
+        [DrawnCircle(frame.x(each.epochs), frame.y(each.value), each, _colour(each, methods)) for each in large_first],
+        _labels(frame, [*series, *own], methods),
+        sizes,
     )
 
 
-def _text(x: float, y: float, words: str, **attributes: object) -> Html:
-    return element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", **attributes)
-
-
-def _axes(frame: _Frame) -> Iterable[Html]:
-    end, floor = frame.width - frame.right, frame.height - frame.bottom
-    for percent in range(math.ceil(frame.low), math.floor(frame.high) + 1):
-        y = f"{frame.y(percent):.1f}"
-        yield element("line", x1=frame.left, x2=end, y1=y, y2=y, class_="grid")
-        yield _text(frame.left - 8, frame.y(percent) + 4, str(percent), text_anchor="end", class_="tick")
+def _ticks(frame: _Frame, percents: Iterable[int]) -> Iterator[DrawnText]:
+    for percent in percents:
+        yield DrawnText(frame.left - 8, frame.y(percent) + 4, str(percent), "end")
     step = 200 if frame.most_epochs <= 2000 else 10 ** math.floor(math.log10(frame.most_epochs))
     for epochs in range(0, int(frame.most_epochs) + 1, step):
-        yield _text(frame.x(epochs), floor + 18, str(epochs), text_anchor="middle", class_="tick")
-    yield _text((frame.left + end) / 2, frame.height - 6, "epochs of pretraining", text_anchor="middle", class_="tick")
-    yield _text(frame.left - 8, 14, "top-1 %", text_anchor="start", class_="tick")
+        yield DrawnText(frame.x(epochs), frame.height - frame.bottom + 18, str(epochs), "middle")
+    middle = (frame.left + frame.width - frame.right) / 2
+    yield DrawnText(middle, frame.height - 6, "epochs of pretraining", "middle")
+    yield DrawnText(frame.left - 8, 14, "top-1 %")
 
 
-def _colour(point: Point, methods: Sequence[str]) -> str:
+def _colour(point: LeaderboardPoint, methods: Sequence[str]) -> str:
     return "own" if point.own else f"c{methods.index(point.method) % COLOURS}"
 
 
-def _line(frame: _Frame, series: Sequence[Point], methods: Sequence[str]) -> Html:
+def _line(frame: _Frame, series: Sequence[LeaderboardPoint], methods: Sequence[str]) -> tuple[str, str, str]:
     places = sorted((point.epochs, point.value) for point in series)
     path = " ".join(f"{frame.x(epochs):.1f},{frame.y(value):.1f}" for epochs, value in places)
-    return element("polyline", points=path, class_=_colour(series[0], methods), data_method=series[0].method)
+    return path, _colour(series[0], methods), series[0].method
 
 
-def _circle(frame: _Frame, point: Point, methods: Sequence[str]) -> Html:
-    x, y = f"{frame.x(point.epochs):.1f}", f"{frame.y(point.value):.1f}"
-    return element(
-        "g",
-        element("title", point.text),
-        element("circle", cx=x, cy=y, r=f"{point.radius:.2f}"),
-        class_=f"point {_colour(point, methods)}",
-        tabindex=0,
-        role="img",
-        aria_label=point.text,
-        data_method=point.method,
-        data_status="measured" if point.own else "published",
-    )
-
-
-def _labels(frame: _Frame, series: Sequence[Sequence[Point]], methods: Sequence[str]) -> list[Html]:
+def _labels(frame: _Frame, series: Sequence[Sequence[LeaderboardPoint]], methods: Sequence[str]) -> list[DrawnText]:
     """Each series' name beside its last point, where it covers no circle and no other name if there is such a place."""
     taken = [_box(frame.x(p.epochs), frame.y(p.value), 2 * p.radius, 2 * p.radius) for each in series for p in each]
     labels = []
@@ -190,9 +211,7 @@ def _labels(frame: _Frame, series: Sequence[Sequence[Point]], methods: Sequence[
         taken.append(box)
         middle = (box[0] + box[2]) / 2
         classes = f"label {_colour(last, methods)}"
-        labels.append(
-            _text(middle, box[3] - 4, last.name, text_anchor="middle", class_=classes, data_method=last.method)
-        )
+        labels.append(DrawnText(middle, box[3] - 4, last.name, "middle", classes, last.method))
     return labels
 
 
@@ -209,15 +228,16 @@ def _overlap(one: _Box, other: _Box) -> float:
     return across * up if across > 0 and up > 0 else 0.0
 
 
-def _sizes(frame: _Frame) -> Iterable[Html]:
-    """The legend of areas, in the corner that accuracies leave free."""
+def _sizes(frame: _Frame) -> tuple[list[tuple[float, float, float]], list[DrawnText]]:
+    """The legend of areas, in the corner that accuracies leave free: its circles and its words."""
     y = frame.height - frame.bottom - 22.0
     x = frame.width - frame.right - 12.0
+    circles, texts = [], []
     for batch in (4096, 2048, 1024):
         words, radius = f"{batch:,}", AREA * math.sqrt(batch)
         x -= LETTER * len(words)
-        yield _text(x, y + 4, words, class_="tick")
+        texts.append(DrawnText(x, y + 4, words))
         x -= radius + 6
-        yield element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.2f}", class_="size")
+        circles.append((x, y, radius))
         x -= radius + 12
-    yield _text(x, y + 4, "batch", text_anchor="end", class_="tick")
+    return circles, [*texts, DrawnText(x, y + 4, "batch", "end")]

@@ -36,11 +36,11 @@ class Leaderboard:
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write leaderboard.md, leaderboard.csv and leaderboard.html. Raises UserError if one cannot be written."""
-        points, left_out = figure.points(self.published, self.boards)
+        points, left_out = figure.figure_points(self.published, self.boards)
         texts = (
             tables.markdown(self.boards),
             tables.to_csv(self.boards),
-            page.render(self.boards, points, left_out),
+            page.render_leaderboard(self.boards, points, left_out),
         )
         files = [Path(folder) / name for name in FILES]
         for file, text in zip(files, texts, strict=True):

@@ -11,9 +11,9 @@ from excb.files.atomic import write_text
 from excb.results.result import Result
 
 from .. import protocols
+from ..inference import statistics
 from ..old_protocol import Protocol
 from ..protocols import PROTOCOLS, kind_of
-from ..inference import statistics
 from ..reporting.report import read
 from . import comparable
 

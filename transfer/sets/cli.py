@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .heads import Options
     from .running import Contender, Sets
 
-NAME = "sets"  # of the files with all figures
-
 
 def _add_options(parser: Parser) -> None:
     add = parser.add_argument
@@ -152,35 +150,22 @@ def _report(
     reporter: Reporter,
 ) -> None:
     """Write all tables, and print them."""
-    from excb.files.atomic import write_text
+    from .gathering import EXPLANATION, gathered_tables, write_tables
 
-    from . import page, tables
-    from .gathering import gathered
-
-    made = gathered(contenders, outcomes, sets.opened)
+    made = gathered_tables(contenders, outcomes, sets.opened)
     if not made:
         return
     metrics = {each.entry.name: each.entry.metric.title for each in sets.opened}
-    contents = {
-        "html": page.render(made, metrics, sets.skipped),
-        "md": tables.to_markdown(made, metrics, sets.skipped),
-        "csv": tables.to_csv(made),
-        "json": json.dumps(
-            {"tables": [each.to_dict() for each in made], "metrics": metrics, "skipped": dict(sets.skipped)}, indent=2
-        )
-        + "\n",
-    }
-    for suffix, content in contents.items():
-        write_text(content, args.out / f"{NAME}.{suffix}")
+    plain, files = write_tables(made, metrics, sets.skipped, args.out)
     if args.json:
-        reporter.answer(contents["json"].rstrip())
+        reporter.answer(json.dumps(plain, indent=2))
     else:
         for each in made:
-            reporter.table(tables.title(each.head), tables.headers(each), tables.cells(each))
-        reporter.answer(tables.EXPLANATION)
+            reporter.table(each.table.title, each.table.headings, each.table.lines)
+        reporter.answer(EXPLANATION)
         for name, why in sets.skipped.items() if args.quiet else ():
             reporter.answer(f"{name}: skipped, {why}")
-    reporter.note(f"wrote {', '.join(str(args.out / f'{NAME}.{suffix}') for suffix in contents)}")
+    reporter.note(f"wrote {', '.join(map(str, files))}")
 
 
 SETS = Command(

@@ -1,26 +1,41 @@
-"""From the results of all contenders to a table for each head."""
+"""From the results of all checkpoints on many sets to a table for each head, and their files."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+from excb.files.atomic import write_text
+from excb.files.csv_text import csv_table
 from excb.references.guessing import MAJORITY, TITLES
 from excb.results.result import Result
 
 from ..every.suite import Outcome
+from ..standings.forms import Sheet, sheet_as_latex, sheet_as_markdown, sheet_as_page
 from .choosing import OpenSet
+from .heads import KNN, LOGREG
 from .running import Contender, answers_of
-from .standings import Standing, Table, table
+from .standings import MEAN, HeadFigures, HeadTable, SetAnswers, head_table
+
+NAME = "sets"  # of the files with all figures
+_TITLES = {LOGREG: "Logistic regression", KNN: "k-NN"}
+EXPLANATION = (
+    "Percent, each set by its own metric, with 95 % intervals: of logistic regression and k-NN by bootstrap over the "
+    "test images, of n-shot figures over the episodes. The mean gives every set the same weight, and so does "
+    "the mean rank. Figures of one tier (*1, *2, ...) do not differ at 5 % from the best of the tier: paired tests on "
+    "the same images, McNemar's of top-1 and the bootstrap's standard error of other metrics and of the mean, "
+    "corrected for all pairs of a table by Holm's method."
+)
 
 
-def gathered(
+def gathered_tables(
     contenders: Sequence[Contender], outcomes: Mapping[str, Sequence[Outcome]], opened: Sequence[OpenSet]
-) -> list[Table]:
+) -> list[HeadTable]:
     """A table for each head, with all that could be measured.
 
     Args:
         contenders: checkpoints and references.
-        outcomes: of every contender, by name.
+        outcomes: of all of them, by name.
         opened: the sets.
 
     Raises:
@@ -29,17 +44,17 @@ def gathered(
     results = {
         one.name: {made.step.name: made for made in outcomes[one.name] if made.result is not None} for one in contenders
     }
-    heads = dict.fromkeys(
-        head for made in results.values() for one in made.values() if one.result for head in one.result.figures
-    )
-    draws = {name: {key: _draws(made[key], opened) for key in made} for name, made in results.items()}
+    everything = [made for each in results.values() for made in each.values()]
+    heads = dict.fromkeys(head for made in everything if made.result for head in made.result.figures)
+    answers = {name: {key: _answers(made[key], opened) for key in made} for name, made in results.items()}
     sets = [each.entry.name for each in opened]
     return [
-        table(
+        head_table(
             head,
+            head_title(head),
             [
-                *(_standing(one, head, results[one.name], draws[one.name]) for one in contenders),
-                _majority(head, [made for each in results.values() for made in each.values()]),
+                *(_figures(one, head, results[one.name], answers[one.name]) for one in contenders),
+                _majority(head, everything),
             ],
             sets,
         )
@@ -47,33 +62,95 @@ def gathered(
     ]
 
 
-def _draws(made: Outcome, opened: Sequence[OpenSet]) -> dict[str, np.ndarray]:
-    """Bootstrap draws of a result by head."""
+def head_title(head: str) -> str:
+    """The words that people call a head by."""
+    return _TITLES.get(head) or f"{head.removeprefix('shot')} image{'s' * (head != 'shot1')} of each class"
+
+
+def _answers(made: Outcome, opened: Sequence[OpenSet]) -> dict[str, SetAnswers]:
+    """The answers of a result by head."""
     assert made.result is not None
     assert made.file is not None
     metric = next(each.entry.metric for each in opened if each.entry.name == made.step.name)
     targets, answers = answers_of(made.result, made.file)
-    return {head: metric.draws(each, targets) for head, each in answers.items()}
+    return {head: SetAnswers(metric, each, targets) for head, each in answers.items()}
 
 
-def _standing(
-    one: Contender, head: str, made: Mapping[str, Outcome], draws: Mapping[str, Mapping[str, np.ndarray]]
-) -> Standing:
+def _figures(
+    one: Contender, head: str, made: Mapping[str, Outcome], answers: Mapping[str, Mapping[str, SetAnswers]]
+) -> HeadFigures:
     there = {name: each.result for name, each in made.items() if each.result and head in each.result.figures}
-    return Standing(
+    return HeadFigures(
         one.name,
         one.reference,
         {name: result.figures[head] for name, result in there.items()},
         {name: result.intervals[head] for name, result in there.items()},
-        {name: draws[name][head] for name in there if head in draws[name]},
+        {name: answers[name][head] for name in there if head in answers[name]},
     )
 
 
-def _majority(head: str, made: Sequence[Outcome]) -> Standing:
-    """What answers without a look at an image give, which is the same for all contenders."""
+def _majority(head: str, made: Sequence[Outcome]) -> HeadFigures:
+    """The figures of answers without a look at an image, which are the same for all checkpoints."""
 
     def of(result: Result | None) -> float | None:
         return None if result is None else result.references[MAJORITY].get(head)
 
     figures = {each.step.name: value for each in made if (value := of(each.result)) is not None}
-    return Standing(TITLES[MAJORITY], True, figures, {}, {})
+    return HeadFigures(TITLES[MAJORITY], True, figures, {}, {})
+
+
+def write_tables(
+    tables: Sequence[HeadTable], metrics: Mapping[str, str], skipped: Mapping[str, str], folder: Path
+) -> tuple[dict[str, Any], list[Path]]:
+    """Write all tables as a page, Markdown, CSV, LaTeX and JSON.
+
+    Args:
+        tables: at least one.
+        metrics: in words, by set.
+        skipped: why sets have no figures, by name.
+        folder: for the files.
+
+    Returns:
+        Plain values as in the JSON, and the files.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    names = [row.name for row in tables[0].table.rows if not row.reference]
+    lists = [("Metrics", metrics), ("Skipped", skipped)]
+    sheet = Sheet(
+        f"{_counted(len(names), 'checkpoint')} on {_counted(len(metrics), 'set')}",
+        ", ".join(names),
+        [each.table for each in tables],
+        EXPLANATION,
+        [(heading, [(name, text, None) for name, text in each.items()]) for heading, each in lists if each],
+        command=NAME,
+    )
+    plain = {"tables": [each.to_dict() for each in tables], "metrics": dict(metrics), "skipped": dict(skipped)}
+    texts = {
+        "html": sheet_as_page(sheet),
+        "md": sheet_as_markdown(sheet),
+        "csv": tables_as_csv(tables),
+        "tex": sheet_as_latex(sheet),
+        "json": json.dumps(plain, indent=2) + "\n",
+    }
+    for suffix, text in texts.items():
+        write_text(text, folder / f"{NAME}.{suffix}")
+    return plain, [folder / f"{NAME}.{suffix}" for suffix in texts]
+
+
+def tables_as_csv(tables: Sequence[HeadTable]) -> str:
+    """A line for every figure."""
+    lines = []
+    for each in tables:
+        for row in each.table.rows:
+            kind = "reference" if row.reference else "measured"
+            for key, cell in row.cells.items():
+                name, rank = ("mean", each.ranks.get(row.name)) if key == MEAN else (key, None)
+                ends = cell.interval or (None, None)
+                lines.append([row.name, kind, each.head, name, cell.value, *ends, cell.tier, rank])
+    return csv_table(["name", "kind", "head", "set", "percent", "low", "high", "tier", "mean_rank"], lines)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

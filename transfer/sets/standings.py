@@ -1,59 +1,99 @@
-"""Checkpoints on many sets: figures with tiers, their mean, and the mean of their ranks."""
+"""Checkpoints on many sets under one head: figures with tiers, their mean, and the mean of their ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+
+from ..inference.accuracy import mcnemar, percentiles
+from ..inference.means import bootstrap_test
+from ..inference.tiers import ranks
+from ..standings.table import FigureCell, FigureColumn, FigureRow, FigureTable, with_tiers
+from .metrics import TOP1, Metric
+
+MEAN = "mean of sets"  # the column of means; no set's name has a space
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What was measured of a checkpoint or a reference with one head.
+class SetAnswers:
+    """The answers of one backbone to the test images of a set, as `Metric` takes them."""
+
+    metric: Metric
+    answers: np.ndarray
+    targets: np.ndarray
+
+    @cached_property
+    def draws(self) -> np.ndarray:
+        """The figure in percent of bootstrap draws of the images [R], the same for all answers to a set."""
+        return self.metric.draws(self.answers, self.targets)
+
+    def p_value(self, other: "SetAnswers") -> float:
+        """Of a paired test of both figures: McNemar's of hits, and otherwise by the bootstrap's standard error.
+
+        The sampling unit is the test image.
+        """
+        if self.metric.name == TOP1.name:
+            return mcnemar(torch.from_numpy(self.answers), torch.from_numpy(other.answers))
+        first, second = (each.metric.percent(each.answers, each.targets) for each in (self, other))
+        return bootstrap_test(first - second, self.draws - other.draws)
+
+
+@dataclass(frozen=True)
+class HeadFigures:
+    """All figures of a checkpoint or a reference with one head.
 
     Attributes:
         name: in tables.
         reference: whether it has no rank and no tier.
         figures: percent by set.
         intervals: 95 % by set, where there are any.
-        draws: bootstrap draws [R] by set, in percent; the same images for all standings. Empty of n-shot figures.
+        answers: by set; empty of n-shot figures.
     """
 
     name: str
     reference: bool
     figures: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
-    draws: Mapping[str, np.ndarray]
+    answers: Mapping[str, SetAnswers]
+
+    def mean(self, sets: Sequence[str]) -> FigureCell | None:
+        """The mean over sets, each of which counts the same; None where one is missing."""
+        if not sets or any(name not in self.figures for name in sets):
+            return None
+        draws = self.mean_draws(sets)
+        spread = None if draws is None else percentiles(draws[~np.isnan(draws)], 100)
+        return FigureCell(float(np.mean([self.figures[name] for name in sets])), spread)
+
+    def mean_draws(self, sets: Sequence[str]) -> np.ndarray | None:
+        """The mean in draws of the images of every set [R]; None where answers are missing."""
+        if any(name not in self.answers for name in sets):
+            return None
+        return np.asarray(np.mean([self.answers[name].draws for name in sets], axis=0))
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A figure in percent, its 95 % interval, and its tier; None where there is none."""
+class HeadTable:
+    """One head: checkpoints, then references, x sets.
 
-    value: float
-    interval: tuple[float, float] | None = None
-    tier: int | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of a table."""
-
-    name: str
-    reference: bool
-    cells: Mapping[str, Cell]  # by set
-    mean: Cell | None  # over the table's common sets; None where one of them is not measured
-    rank: float | None  # mean of the ranks among checkpoints; None of references
-
-
-@dataclass(frozen=True)
-class Table:
-    """One head: checkpoints, then references, x sets."""
+    Attributes:
+        head: that judged the features.
+        common: sets that every checkpoint has a figure of: means and ranks are over these.
+        ranks: the mean of the ranks among checkpoints, by name.
+        table: the figures of every set, and their means in the column `MEAN`.
+    """
 
     head: str
-    sets: Sequence[str]
-    common: Sequence[str]  # sets that every checkpoint has a figure of: means and ranks are over these
-    rows: Sequence[Row]
+    common: Sequence[str]
+    ranks: Mapping[str, float]
+    table: FigureTable
+
+    @property
+    def sets(self) -> list[str]:
+        """The sets that anybody has a figure of."""
+        return [column.key for column in self.table.columns if column.key != MEAN]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -61,102 +101,51 @@ class Table:
             {
                 "name": row.name,
                 "reference": row.reference,
-                "sets": {name: _plain(cell) for name, cell in row.cells.items()},
-                "mean": None if row.mean is None else _plain(row.mean),
-                "mean_rank": row.rank,
+                "sets": {name: row.cells[name].to_dict() for name in self.sets if name in row.cells},
+                "mean": row.cells[MEAN].to_dict() if MEAN in row.cells else None,
+                "mean_rank": None if row.reference else self.ranks.get(row.name),
             }
-            for row in self.rows
+            for row in self.table.rows
         ]
-        return {"head": self.head, "sets": list(self.sets), "common": list(self.common), "rows": rows}
+        return {"head": self.head, "sets": self.sets, "common": list(self.common), "rows": rows}
 
 
-def _plain(cell: Cell) -> dict[str, Any]:
-    return {"percent": cell.value, "interval": cell.interval, "tier": cell.tier}
-
-
-def table(head: str, standings: Sequence[Standing], sets: Sequence[str]) -> Table:
-    """Set standings side by side.
+def head_table(head: str, title: str, measured: Sequence[HeadFigures], sets: Sequence[str]) -> HeadTable:
+    """Set figures of one head side by side.
 
     Args:
-        head: what judged the features.
-        standings: checkpoints and references.
+        head: that judged the features.
+        title: of the table.
+        measured: checkpoints and references.
         sets: names, in the order of the columns; those that nobody has a figure of are left out.
     """
-    checkpoints = [one for one in standings if not one.reference]
-    named = [name for name in sets if any(name in one.figures for one in standings)]
-    common = [name for name in named if all(name in one.figures for one in checkpoints)]
-    per_set = {
-        name: tiers(
-            {one.name: one.figures[name] for one in checkpoints if name in one.draws},
-            {one.name: one.draws[name] for one in checkpoints if name in one.draws},
-        )
-        for name in named
-    }
-    means = {one.name: _mean(one, common) for one in standings}
-    whole = {one.name: np.mean([one.draws[name] for name in common], axis=0) for one in checkpoints
-             if common and all(name in one.draws for name in common)}  # fmt: skip
-    overall = tiers({name: means[name] or 0.0 for name in whole}, whole)
-    ranks = mean_ranks(checkpoints, common)
+    checkpoints = {one.name: one for one in measured if not one.reference}
+    named = [name for name in sets if any(name in one.figures for one in measured)]
+    common = [name for name in named if all(name in one.figures for one in checkpoints.values())]
+    mean_ranks = _mean_ranks(checkpoints, common)
     rows = []
-    for one in standings:
-        cells = {
-            name: Cell(
-                one.figures[name], one.intervals.get(name), None if one.reference else per_set[name].get(one.name)
-            )
-            for name in named
-            if name in one.figures
-        }
-        mean = means[one.name]
-        spread = middle(whole[one.name]) if one.name in whole else None
-        rows.append(
-            Row(
-                one.name,
-                one.reference,
-                cells,
-                None if mean is None else Cell(mean, spread, overall.get(one.name)),
-                ranks.get(one.name),
-            )
-        )
-    return Table(head, named, common, rows)
+    for one in measured:
+        cells = {name: FigureCell(one.figures[name], one.intervals.get(name)) for name in named if name in one.figures}
+        mean, rank = one.mean(common), "" if one.reference or not mean_ranks else f"{mean_ranks[one.name]:.2f}"
+        rows.append(FigureRow(one.name, cells | ({MEAN: mean} if mean else {}), [rank], one.reference))
+    columns = [*(FigureColumn(name, name) for name in named), FigureColumn(MEAN, f"mean of {len(common)}")]
+    tested = {name: [key for key, one in checkpoints.items() if name in one.answers] for name in named}
+    draws = {key: found for key, one in checkpoints.items() if common and (found := one.mean_draws(common)) is not None}
+
+    def p_value(column: str, first: str, second: str) -> float:
+        one, other = checkpoints[first], checkpoints[second]
+        if column != MEAN:
+            return one.answers[column].p_value(other.answers[column])
+        difference = np.mean([one.figures[name] - other.figures[name] for name in common])
+        return bootstrap_test(float(difference), draws[first] - draws[second])
+
+    table = FigureTable(columns, rows, title=title, facts=["mean rank"])
+    return HeadTable(head, common, mean_ranks, with_tiers(table, tested | {MEAN: list(draws)}, p_value))
 
 
-def _mean(one: Standing, common: Sequence[str]) -> float | None:
-    """The mean over sets, each of which counts the same."""
-    if not common or any(name not in one.figures for name in common):
-        return None
-    return float(np.mean([one.figures[name] for name in common]))
-
-
-def mean_ranks(checkpoints: Sequence[Standing], sets: Sequence[str]) -> dict[str, float]:
+def _mean_ranks(checkpoints: Mapping[str, HeadFigures], sets: Sequence[str]) -> dict[str, float]:
     """The mean over sets of each checkpoint's rank, 1 being the best; equals share the mean of their ranks."""
-    from scipy.stats import rankdata
-
-    if not checkpoints or not sets:
+    if not sets:
         return {}
-    values = np.array([[one.figures[name] for name in sets] for one in checkpoints])
-    ranks = rankdata(-values, axis=0).mean(1)
-    return {one.name: float(rank) for one, rank in zip(checkpoints, ranks, strict=True)}
-
-
-def tiers(values: Mapping[str, float], draws: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Tier 1 is the best and all that do not differ from it; tier 2 the best of the rest and its equals; and so on.
-
-    Two do not differ where the 95 % interval of the difference of their draws, which are of the same images, holds 0.
-
-    Args:
-        values: figures by name; higher is better.
-        draws: bootstrap draws [R] by name.
-    """
-    left, found, number = sorted(values, key=lambda name: -values[name]), dict[str, int](), 0
-    while left:
-        number, best = number + 1, left[0]
-        same = [name for name in left if name == best or middle(draws[best] - draws[name])[0] <= 0]
-        found |= dict.fromkeys(same, number)
-        left = [name for name in left if name not in same]
-    return found
-
-
-def middle(draws: np.ndarray) -> tuple[float, float]:
-    """The middle 95 % of draws; those that are NaN, of which no image was of a class, are left out."""
-    low, high = np.percentile(draws[~np.isnan(draws)], [2.5, 97.5])
-    return round(float(low), 4), round(float(high), 4)
+    by_set = [ranks([one.figures[name] for one in checkpoints.values()], equals="mean") for name in sets]
+    return {name: float(np.mean(own)) for name, own in zip(checkpoints, zip(*by_set, strict=True), strict=True)}

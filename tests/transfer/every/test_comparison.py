@@ -16,16 +16,15 @@ from torch import Tensor
 from excb.charts.style import figure_bytes
 from excb.transfer.every import several
 from excb.transfer.every.comparison import Comparison, EvaluatedCheckpoint, side_by_side
-from excb.transfer.every.cost import Cost
 from excb.transfer.inference.accuracy import mcnemar
 from excb.transfer.standings.chart import draw_table
 from excb.transfer.standings.forms import latex, sheet_as_latex, sheet_as_markdown, sheet_as_page
 from excb.transfer.standings.table import FigureCell
 from tests.browser import chromium
-from tests.transfer.result_files import HOSTILE, result
+from tests.transfer.evaluated_checkpoints import FIGURE, evaluated
+from tests.transfer.result_files import HOSTILE
 
 IMAGES = 400
-FIGURE = "knn_top1_k20"
 
 
 def hits(right: int, *, seed: int = 0) -> Tensor:
@@ -35,22 +34,6 @@ def hits(right: int, *, seed: int = 0) -> Tensor:
         swapped = np.random.default_rng(seed).choice(IMAGES, 10, replace=False)
         values[swapped] = ~values[swapped]
     return torch.from_numpy(values)
-
-
-def evaluated(name: str, scores: Tensor | None, *, figure: str = FIGURE, **changes: Any) -> EvaluatedCheckpoint:
-    """One with k-NN, and with detection, which has no score of an image."""
-    knn = {} if scores is None else {figure: 100 * float(scores.double().mean())}
-    results = {"knn": replace(result(knn, name=name), references={"majority": {figure: 12.5}})} if knn else {}
-    results |= {"detection": replace(result({"bbox_AP": 31.0}, protocol="detection"), intervals={})}
-    given: dict[str, Any] = {
-        "folder": name.replace("/", "-"),
-        "architecture": "timm:resnet10t",
-        "preprocessing": {"resize": 36, "crop": 32, "interpolation": "bilinear"},
-        "cost": Cost(5_400_000, 1_200_000_000, 1234.5, "cpu, 1 thread, batches of 8 images of 32 x 32 pixels"),
-        "results": results,
-        "scores": {"knn": {figure: scores}} if scores is not None else {},
-    }
-    return EvaluatedCheckpoint(name, **given | changes)
 
 
 def comparison(*checkpoints: EvaluatedCheckpoint, notes: Sequence[str] = ()) -> Comparison:

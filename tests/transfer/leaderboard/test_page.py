@@ -30,8 +30,8 @@ def write_page(file: Path) -> None:
         result({"knn_top1_k200": 60.5}, name=HOSTILE, settings={"k": [200], "temperature": [0.07]}),
     ]
     made = boards([MeasuredResult(each, Source("<b>.json", "a%22b.json")) for each in own], claims())
-    points, left_out = figure.points(claims(), made)
-    file.write_text(leaderboard_page.render(made, points, left_out), encoding="utf-8")
+    points, left_out = figure.figure_points(claims(), made)
+    file.write_text(leaderboard_page.render_leaderboard(made, points, left_out), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_every_accuracy_of_the_registry_is_there() -> None:
 
 
 def test_figure_2_is_the_registrys() -> None:
-    points, left_out = figure.points(claims(), boards([], claims()))
+    points, left_out = figure.figure_points(claims(), boards([], claims()))
     assert left_out == []
     told = {(point.name, point.epochs, point.batch, point.value) for point in points}
     assert told == {(c.method, c.epochs, c.batch, c.number) for c in claims() if c.table == "figure2"}
@@ -160,7 +160,7 @@ def test_own_runs_are_drawn_or_named_with_the_reason() -> None:
         linear("vit", 70.0, architecture="vit_small"),
         linear("photos", 70.0, data={"classes": 3, "train": 9, "test": 6}),
     )
-    points, left_out = figure.points(claims(), boards(own, []))
+    points, left_out = figure.figure_points(claims(), boards(own, []))
     assert [(p.name, p.epochs, p.batch, p.value) for p in points if p.own] == [("run", 50, 512, 70.0)]
     assert sorted(left_out) == [
         "edited: its figure is no accuracy in percent",
@@ -275,7 +275,7 @@ def test_the_page_begins_with_the_readers_own_results() -> None:
         MeasuredResult(packaged, Source("excb/bundled/theirs/results/knn.json")),
     ]
     made = boards(measured, claims())
-    text = page.render(made, [], [])
+    text = page.render_leaderboard(made, [], [])
     section = text.partition('id="own"')[2].partition("</section>")[0]
     assert "<strong>mine</strong>" in section
     assert "top-1 74.10 (73.1 to 75.1), rank " in section

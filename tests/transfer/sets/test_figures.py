@@ -1,14 +1,19 @@
 """Metrics, n-shot episodes and standings against loops and figures worked by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from excb.seeding import Purpose, generator
+from excb.transfer.every.comparison import side_by_side
 from excb.transfer.sets.episodes import episodes, interval
-from excb.transfer.sets.metrics import MAP, MAP11, MEAN_PER_CLASS, TOP1
-from excb.transfer.sets.standings import Standing, mean_ranks, table, tiers
-from excb.transfer.sets.tables import to_csv, to_markdown
+from excb.transfer.sets.gathering import tables_as_csv
+from excb.transfer.sets.metrics import MAP, MAP11, MEAN_PER_CLASS, TOP1, Metric
+from excb.transfer.sets.standings import MEAN, HeadFigures, SetAnswers, head_table
+from excb.transfer.standings.forms import Sheet, sheet_as_markdown
+from tests.transfer.evaluated_checkpoints import FIGURE, evaluated
 
 TARGETS = np.array([0, 0, 0, 0, 1, 1])
 HITS = np.array([True, True, True, False, False, True])
@@ -70,56 +75,89 @@ def test_the_interval_of_episodes_is_students() -> None:
     assert interval(np.array([47.0, 49.0, 51.0, 53.0])) == pytest.approx((50 - 4.1085, 50 + 4.1085), abs=1e-3)
 
 
-def standing(name: str, figures: dict[str, float], *, reference: bool = False) -> Standing:
-    """Draws 1 point to either side of each figure, in an order of its own."""
-    spread = np.linspace(-1, 1, 101)
-    order = np.random.default_rng(len(name)).permutation(101)
-    return Standing(
-        name,
-        reference,
-        figures,
-        {key: (value - 1, value + 1) for key, value in figures.items()},
-        {key: value + spread[order] for key, value in figures.items()},
-    )
+def answers(name: str, right: float, *, metric: Metric = TOP1, images: int = 400) -> SetAnswers:
+    """As many hits as a share of the images, at places that the name chooses."""
+    random = np.random.default_rng(list(name.encode()))
+    return SetAnswers(metric, random.permutation(images) < round(right * images), np.arange(images) % 4)
+
+
+def figures(name: str, shares: dict[str, float], *, reference: bool = False) -> HeadFigures:
+    made = {key: answers(name + key, share) for key, share in shares.items()}
+    percent = {key: 100 * share for key, share in shares.items()}
+    intervals = {key: (value - 1, value + 1) for key, value in percent.items()}
+    return HeadFigures(name, reference, percent, intervals, {} if reference else made)
 
 
 def test_ranks_of_equals_are_shared() -> None:
-    three = [
-        standing("a", {"x": 80.0, "y": 50.0}),
-        standing("bb", {"x": 80.0, "y": 60.0}),
-        standing("ccc", {"x": 10.0, "y": 70.0}),
-    ]
-    assert mean_ranks(three, ["x", "y"]) == {"a": (1.5 + 3) / 2, "bb": (1.5 + 2) / 2, "ccc": (3 + 1) / 2}
-
-
-def test_tiers_hold_what_does_not_differ_from_their_best() -> None:
-    draws = {"a": np.linspace(70, 72, 101), "b": np.linspace(72, 70, 101) - 0.5, "c": np.linspace(60, 62, 101)}
-    assert tiers({"a": 71.0, "b": 70.5, "c": 61.0}, draws) == {"a": 1, "b": 1, "c": 2}
-    equal = {"a": np.linspace(70, 72, 101), "b": np.linspace(70, 72, 101) - 0.5}  # always half a point behind
-    assert tiers({"a": 71.0, "b": 70.5}, equal) == {"a": 1, "b": 2}
+    three = [figures("a", {"x": 0.8, "y": 0.5}), figures("b", {"x": 0.8, "y": 0.6}), figures("c", {"x": 0.1, "y": 0.7})]
+    found = head_table("knn", "k-NN", three, ["x", "y"])
+    assert found.ranks == {"a": (1.5 + 3) / 2, "b": (1.5 + 2) / 2, "c": (3 + 1) / 2}
 
 
 def test_means_are_over_sets_that_every_checkpoint_has() -> None:
-    made = table(
+    made = head_table(
         "knn",
+        "k-NN",
         [
-            standing("a", {"x": 80.0, "y": 50.0, "z": 1.0}),
-            standing("bb", {"x": 60.0, "y": 60.0}),
-            standing("pixels", {"x": 20.0}, reference=True),
+            figures("a", {"x": 0.8, "y": 0.5, "z": 0.01}),
+            figures("b", {"x": 0.6, "y": 0.6}),
+            figures("pixels", {"x": 0.2}, reference=True),
         ],
         ["x", "y", "z", "w"],
     )
-    assert (list(made.sets), list(made.common)) == (["x", "y", "z"], ["x", "y"])
-    first, second, pixels = made.rows
-    assert first.mean is not None
-    assert second.mean is not None
-    assert (first.mean.value, second.mean.value, pixels.mean) == (65.0, 60.0, None)
-    assert (first.rank, second.rank, pixels.rank) == (1.5, 1.5, None)
+    assert (made.sets, list(made.common)) == (["x", "y", "z"], ["x", "y"])
+    first, second, pixels = made.table.rows
+    assert (first.cells[MEAN].value, second.cells[MEAN].value, MEAN in pixels.cells) == (65.0, 60.0, False)
+    assert made.ranks == {"a": 1.5, "b": 1.5}
     assert pixels.cells["x"].tier is None
     assert [row.cells["x"].tier for row in (first, second)] == [1, 2]
-    lines = to_csv([made]).splitlines()
+    lines = tables_as_csv([made]).splitlines()
     assert "a,measured,knn,mean,65.0" in "\n".join(lines)
     assert len(lines) == 1 + 4 + 3 + 1
-    text = to_markdown([made], {"x": "top-1"}, {"w": "no folder w"})
+    sheet = Sheet("1 set", "", [made.table], "", [("Skipped", [("w", "no folder w", None)])])
+    text = sheet_as_markdown(sheet)
     assert "80.00 (79.0 to 81.0)" in text
     assert "no folder w" in text
+
+
+def test_pairs_are_corrected_over_all_sets_and_the_mean() -> None:
+    """Two differ at 5 % on one set alone, and no longer among eight sets and their mean."""
+    shares = dict.fromkeys("stuvwxyz", 0.5)
+    alone = head_table("knn", "", [figures("a", {"s": 0.5}), figures("b", {"s": 0.585})], ["s"])
+    assert [row.cells["s"].tier for row in alone.table.rows] == [2, 1]
+    among = head_table("knn", "", [figures("a", shares), figures("b", shares | {"s": 0.585})], list(shares))
+    assert len(among.table.p_values) == 9
+    assert [row.cells["s"].tier for row in among.table.rows] == [1, 1]
+
+
+def test_a_figure_that_is_no_mean_over_images_is_tested_by_the_bootstrap() -> None:
+    first, second = (answers(name, share, metric=MEAN_PER_CLASS) for name, share in (("a", 0.5), ("b", 0.56)))
+    drawn = first.draws - second.draws
+    difference = first.metric.percent(first.answers, first.targets) - 100 * np.mean(
+        [second.answers[second.targets == label].mean() for label in range(4)]
+    )
+    z = abs(difference) / drawn.std(ddof=1)
+    assert first.p_value(second) == pytest.approx(math.erfc(z / math.sqrt(2)))
+
+
+def test_the_same_predictions_have_the_same_tiers_in_all_and_in_sets() -> None:
+    random = np.random.default_rng(3)
+    images, accuracies = 1000, {"a": 0.80, "b": 0.775, "c": 0.77, "d": 0.765, "e": 0.76}
+    hardness = random.uniform(size=images)
+    hits = {}
+    for name, accuracy in accuracies.items():
+        easy, hard = (0.7 * hardness + 0.3 * random.uniform(size=images) for _ in range(2))
+        hits[name] = easy < np.quantile(hard, accuracy)
+    in_sets = head_table(
+        "knn",
+        "k-NN",
+        [
+            HeadFigures(name, False, {"s": 100 * each.mean()}, {}, {"s": SetAnswers(TOP1, each, np.zeros(images, int))})
+            for name, each in hits.items()
+        ],
+        ["s"],
+    )
+    in_all = side_by_side([evaluated(name, torch.from_numpy(each)) for name, each in hits.items()])
+    tiers = [[row.cells[key].tier for row in table.rows if not row.reference]
+             for table, key in ((in_sets.table, "s"), (in_all.table, FIGURE))]  # fmt: skip
+    assert tiers[0] == tiers[1] == [1, 1, 1, 1, 2]
