@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -70,7 +70,7 @@ def _kind(kind: Any) -> dict[str, Any]:
     origin: Any = get_origin(kind)
     parts = get_args(kind)
     if words := _choices(kind):
-        return {"choices": words}
+        return {"choices": words, "type": type(words[0])}
     if origin is tuple:
         return {"nargs": "+" if parts[-1] is Ellipsis else len(parts)} | _kind(_without_none(parts[0]))
     if origin is not None and issubclass(origin, Mapping):
@@ -117,7 +117,12 @@ def of_arguments(options: type[O], args: argparse.Namespace) -> O:
 
 
 def of_values(
-    options: type[O], values: Mapping[str, Any], *, owner: str, refused: Mapping[str, str] | None = None
+    options: type[O],
+    values: Mapping[str, Any],
+    *,
+    owner: str,
+    refused: Mapping[str, str] | None = None,
+    others: Collection[str] = (),
 ) -> O:
     """The options that Python code gives by name; None leaves an option at its default.
 
@@ -126,6 +131,7 @@ def of_values(
         values: by the names of its fields, or of their flags with _ for -.
         owner: whose options they are, for messages.
         refused: names of what only a command line has, and what to do instead.
+        others: names of options that are given elsewhere, for hints.
 
     Raises:
         UserError: there is no such option, it does not take this value, or one without a default is missing.
@@ -139,7 +145,7 @@ def of_values(
         if value is None and name not in {**names, **fields}:
             continue
         if (own := name if name in fields else names.get(name)) is None:
-            raise UserError(f"{owner} has no option {name}{nearest_name(name, names)}")
+            raise UserError(f"{owner} has no option {name}{nearest_name(name, [*names, *others])}")
         if value is not None:
             given[own] = converted(name, value, annotations[own])
     if missing := [name for name, field in fields.items() if field.default is REQUIRED and name not in given]:
@@ -147,7 +153,7 @@ def of_values(
     return options(**given)
 
 
-def to_words(options: Any, names: typing.Collection[str]) -> list[str]:
+def to_words(options: Any, names: Collection[str]) -> list[str]:
     """The words of a command line that set these fields, where they differ from their defaults."""
     words = list[str]()
     for field in dataclasses.fields(options):

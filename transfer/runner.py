@@ -1,7 +1,7 @@
 """The runner of all protocols: command line, Python call, step of a suite, dry run, references, files."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Command
 from excb.console import Reporter, duration
 from excb.errors import UserError, is_rank0
-from excb.option_parser import flag_of, of_arguments
+from excb.option_parser import flag_of, of_arguments, of_values
 
-from .options import REFERENCES
+from .options import REFERENCES, WITHOUT_EFFECT
 from .protocol import Measurement, Protocol, StoppedEvaluationError, Work
 from .shell import Shell, shell_command
 
@@ -147,6 +147,26 @@ def evaluation_of(protocol: Protocol, args: argparse.Namespace) -> Evaluation:
     return Evaluation(protocol, of_arguments(protocol.shared, args), of_arguments(protocol.options, args))
 
 
+def of_python(protocol: Protocol, values: Mapping[str, Any], *, refused: Mapping[str, str] | None = None) -> Evaluation:
+    """The evaluation that Python code describes, by the names of options; None leaves an option at its default.
+
+    Args:
+        protocol: its record.
+        values: shared and own options.
+        refused: names of what only a command line has, and what to do instead.
+
+    Raises:
+        UserError: there is no such option, it does not take this value, or one without a default is missing.
+    """
+    shared = {field.name for field in fields(protocol.shared)}
+    own = {name: value for name, value in values.items() if name not in shared}
+    return Evaluation(
+        protocol,
+        of_values(protocol.shared, {name: values[name] for name in shared & values.keys()}, owner=protocol.name),
+        of_values(protocol.options, own, owner=protocol.name, refused=refused, others=shared),
+    )
+
+
 def _run(evaluation: Evaluation, shell: Shell, device: "torch.device") -> int:
     """Run a command in one process, which has joined the others."""
     from .reporting.references import print_references
@@ -199,10 +219,11 @@ def narrowed(shared: Any, to: type[Any], *, owner: str) -> Any:
         owner: the protocol's name, for messages.
 
     Raises:
-        UserError: an option differs from its default, and the protocol has none of this name.
+        UserError: an option that changes figures differs from its default, and the protocol has none of this name.
     """
     names = {field.name for field in fields(to)}
     for field in fields(shared):
-        if field.name not in names and getattr(shared, field.name) != field.default:
+        given = getattr(shared, field.name) != field.default
+        if given and field.name not in names | WITHOUT_EFFECT:
             raise UserError(f"{owner} has no {flag_of(field)}: evaluate it alone with `excb-eval {owner}`")
     return to(**{name: getattr(shared, name) for name in names if hasattr(shared, name)})
