@@ -24,7 +24,7 @@ from excb.references.baselines import REFERENCES, UNTRAINED, WITHOUT_NETWORK, fe
 from excb.references.untrained import estimate_batchnorm
 
 from .initialise import adopted, build_model
-from .loop import train
+from .loop import run_training
 from .recipe import Recipe
 from .run.remote_mirror import Place
 from .run.run_folder import CURVES, RunFolder
@@ -35,7 +35,7 @@ TRAINED = "excb"
 SHOWN = (*WITHOUT_NETWORK, patches.NAME, UNTRAINED)  # the references, in the order of table and picture
 
 
-def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True, profile: bool = False) -> int:
+def run_quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True, profile: bool = False) -> int:
     """Write patches of photographs, pretrain on the train patches, and compare the k-NN accuracy of several features.
 
     Patches go into `data` in the run folder `out`, and its `report.json` gains `knn`. Returns the exit code.
@@ -57,7 +57,7 @@ def quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = T
     figures[UNTRAINED] = knn(sets, lambda images: extract(untrained, Inputs(images, preprocessing), batch=256))
     seconds_before = time.monotonic() - start
     # No verdict: the table below judges the run, on patches that it has not seen.
-    if code := train(recipe, sets[0], out, reporter, table=False, profile=profile, verdict=False):
+    if code := run_training(recipe, sets[0], out, reporter, table=False, profile=profile, verdict=False):
         return code
     after = time.monotonic()
     trained = loading.load(out)

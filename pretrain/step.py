@@ -114,7 +114,7 @@ def _flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([one.flatten() for one in tensors])
 
 
-def prepare(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
+def prepare_model(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
     """Move a new model to its device, and apply precision, checkpointing, SyncBatchNorm and compilation to it.
 
     Raises:
@@ -148,14 +148,14 @@ def trainer_for(
     """What a run trains with.
 
     Args:
-        model: new, with the weights that the run starts from; it is prepared here (`prepare`).
+        model: new, with the weights that the run starts from; it is prepared here (`prepare_model`).
         recipe: of the run.
         device: where this rank trains.
         steps_per_epoch: of the run.
         targets: of the frozen teachers; None without any.
 
     Raises:
-        UserError: as `prepare`; or low-rank updates are wanted, and the backbone takes none or peft is not installed.
+        UserError: as `prepare_model`; or the backbone takes no low-rank updates, or peft is not installed.
     """
     recipe = resolved(recipe, device)
     adapt, order, release = recipe.adapt, None, None
@@ -163,7 +163,7 @@ def trainer_for(
     if adapt.lora_rank:
         seed = seeding.fold(seeding.Purpose.WEIGHTS, recipe.run.seed, 1)
         all_succeed(lambda: add_lora(model.student.backbone, adapt.lora_rank, seed=seed))
-    model = prepare(model, recipe, device)
+    model = prepare_model(model, recipe, device)
     average = 0.0 if recipe.method.needs_teacher or not recipe.distil.active else recipe.distil.average
     schedules = Schedules(recipe.optim, recipe.method, steps_per_epoch, adapt, average=average)
     if adapt.active:
@@ -191,7 +191,7 @@ class Trainer:
     """Takes steps: holds the method, its optimizer and its schedules.
 
     Args:
-        model: prepared (`prepare`).
+        model: prepared (`prepare_model`).
         optimizer: of the student's parameters.
         schedules: of learning rates and all else that depends on the step.
         recipe: of the run, with its precision resolved (`precision.resolved`).
@@ -283,7 +283,7 @@ class Trainer:
                     loss = loss + self.schedules.anchor(step) * output.anchor
                 self.scaler.scale(loss / len(parts)).backward()
             outputs.append(output)
-        output = join(outputs)
+        output = join_microbatches(outputs)
         self.scaler.unscale_(self.optimizer)
         norms = gradient_norms(self.model.student)
         norm = torch.linalg.vector_norm(torch.stack(list(norms.values())))
@@ -354,7 +354,7 @@ class Trainer:
             self.scaler.load_state_dict(state["scaler"])
 
 
-def join(parts: list[Step]) -> Step:
+def join_microbatches(parts: list[Step]) -> Step:
     """The output for a batch from those of its equal micro-batches, without gradients."""
     contrast = [part.contrast.detach() for part in parts if part.contrast is not None]
     regression = [part.regression.detach() for part in parts if part.regression is not None]

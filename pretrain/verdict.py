@@ -10,7 +10,7 @@ from excb.console import Reporter
 from excb.references import patches
 
 from .recipe import Recipe
-from .run.gain import SOURCE, TARGET, Adapted, Gain, points
+from .run.gain import SOURCE, TARGET, Adapted, Gain, in_points
 from .run.taught import BATCH, BesideTeacher, NetworkCost, cost_rows
 
 RUN, START, GUESSING, TWIN = "run", "start", "guessing", "untrained"
@@ -114,7 +114,7 @@ class Verdict:
         named = {RUN: self.figures} | self.references
         return [
             [
-                "this run" if name == RUN else title(name),
+                "this run" if name == RUN else reference_title(name),
                 *(_short(values.get(figure)) for figure in self.figures),
             ]
             for name, values in named.items()
@@ -198,10 +198,10 @@ class RunFigures:
 
     def described(self, reference: str) -> str:
         """A reference with its figure."""
-        return f"{title(reference)} ({self.references[reference][self.decisive]:.1f} %)"
+        return f"{reference_title(reference)} ({self.references[reference][self.decisive]:.1f} %)"
 
 
-def title(reference: str) -> str:
+def reference_title(reference: str) -> str:
     """What people call a reference."""
     return TITLES.get(reference, reference)
 
@@ -223,7 +223,7 @@ def guessing(labels: Sequence[int] | None, *, measured: int, k: int) -> dict[str
     return {"knn_top1": round(100 * max(Counter(labels).values()) / len(labels), 2)} | figures
 
 
-def judge(run: RunFigures) -> Verdict:
+def judge_run(run: RunFigures) -> Verdict:
     """The verdict of a run that is finished."""
     figures = {name: run.figures[name] for name in FIGURES if name in run.figures}
     gains = {} if run.adapted is None else dict(run.adapted.gains)
@@ -287,29 +287,29 @@ def _learned(run: RunFigures) -> tuple[bool | None, str]:
     lead, over_twin = run.lead(best), run.lead(TWIN)
     counted = units(run.measured, run.recipe.monitor.k, [run.decisive])[run.decisive].removeprefix("% ")
     figure = f"{FIGURES[run.decisive]} of {run.figures[run.decisive]:.1f} % ({counted})"
-    twin = "" if best == TWIN else f", and {points(over_twin)} {run.described(TWIN)}"
+    twin = "" if best == TWIN else f", and {in_points(over_twin)} {run.described(TWIN)}"
     if failed := next((words for alarm, words in FAILED.items() if alarm in run.active), None):
-        return False, f"This run failed: {failed}. It has a {figure}: {points(lead)} {run.described(best)}{twin}."
+        return False, f"This run failed: {failed}. It has a {figure}: {in_points(lead)} {run.described(best)}{twin}."
     if lead > run.margin(best):
         return (
             True,
-            f"This run learned: its {figure} is {points(lead)} {run.described(best)}, the best reference{twin}.",
+            f"This run learned: its {figure} is {in_points(lead)} {run.described(best)}, the best reference{twin}.",
         )
     if over_twin <= run.margin(TWIN) and run.margin(TWIN) > UNCLEAR:
         return None, (
             f"Whether this run learned cannot be judged from {run.measured:,} images: its {figure} is "
-            f"{points(over_twin)} {run.described(TWIN)}, and {run.margin(TWIN):.0f} may be chance."
+            f"{in_points(over_twin)} {run.described(TWIN)}, and {run.margin(TWIN):.0f} may be chance."
         )
     if over_twin <= run.margin(TWIN):
-        return False, f"This run learned nothing: its {figure} is {points(over_twin)} {run.described(TWIN)}."
+        return False, f"This run learned nothing: its {figure} is {in_points(over_twin)} {run.described(TWIN)}."
     if lead >= -run.margin(best):
         return None, (
-            f"This run learned something, perhaps nothing of use: its {figure} is {points(over_twin)} "
+            f"This run learned something, perhaps nothing of use: its {figure} is {in_points(over_twin)} "
             f"{run.described(TWIN)}, but no different from {run.described(best)} within {run.margin(best):.1f}."
         )
     return None, (
-        f"This run learned something, but too little to be of use: its {figure} is {points(over_twin)} "
-        f"{run.described(TWIN)}, but {points(lead)} {run.described(best)}, for which no training run is needed."
+        f"This run learned something, but too little to be of use: its {figure} is {in_points(over_twin)} "
+        f"{run.described(TWIN)}, but {in_points(lead)} {run.described(best)}, for which no training run is needed."
     )
 
 

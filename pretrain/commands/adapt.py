@@ -26,14 +26,14 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("start", metavar="NAME", nargs="?", help="the backbone to start from, as excb.load takes it")
     add_overrides(parser)
     add_training(parser)
-    gauge = parser.add_argument_group("gauge")
-    gauge.add_argument(
+    probes = parser.add_argument_group("probes")
+    probes.add_argument(
         "--monitor",
         metavar="DIR",
         help="images that choose the best epoch (monitor.data; default: the training images): k-NN of DIR/val or "
         "DIR/test by DIR/train; without labels, retrieval",
     )
-    gauge.add_argument(
+    probes.add_argument(
         "--source",
         metavar="DIR",
         help="images like those of the backbone's own training (monitor.source): does it forget?",
@@ -49,10 +49,10 @@ def run(options: argparse.Namespace) -> int:
             raise UserError(f"adapt one backbone, not {len(names)} ({', '.join(names)})")
         if not names and not any(word.startswith("init=") for word in values):
             raise UserError("adapt which backbone? name one (`excb-zoo list` shows all; tiny_grocery is here already)")
-    gauges = {"monitor.data": options.monitor, "monitor.source": options.source}
+    probes = {"monitor.data": options.monitor, "monitor.source": options.source}
     options.overrides = [
         *(f"init={name}" for name in names),
-        *(f"{field}={folder}" for field, folder in gauges.items() if folder is not None),
+        *(f"{field}={folder}" for field, folder in probes.items() if folder is not None),
         *values,
     ]
     return run_recipe(options)

@@ -47,14 +47,14 @@ def run(options: argparse.Namespace) -> int:
     from excb.images.opening import training_images
 
     from ..data.hub_stream import refuse_stream
-    from ..doctor.checks import Subject, examine
+    from ..doctor.checks import CheckedMachine, examine
     from ..initialise import adopted
 
     refuse_stream(options.data, "doctor")
     reporter = Reporter(quiet=options.quiet)
     images = training_images(options.data, options.list, reporter.note)
     recipe = recipe and adopted(recipe, reporter.note)
-    subject = Subject(images, recipe, place_of(options), reporter, gpus=options.gpus, everything=options.all)
+    subject = CheckedMachine(images, recipe, place_of(options), reporter, gpus=options.gpus, everything=options.all)
     findings = list(examine(subject))
     _print(findings, reporter, as_json=options.json)
     return int(any(finding.verdict == "error" for finding in findings))

@@ -99,13 +99,13 @@ def _statistics(options: argparse.Namespace) -> "Figure":
 def _tsne(options: argparse.Namespace) -> "Figure":
     from excb.distributed.machine import choose_device
 
-    from ..figures.tsne import embed, tsne
+    from ..figures.tsne import compute_plane, tsne
 
     if options.each is not None and options.each < 1:
         raise UserError("--each must be at least 1")
     if not 0 <= options.seed < 2**32:
         raise UserError(f"--seed must be from 0 to {2**32 - 1}")
-    plane = embed(
+    plane = compute_plane(
         options.checkpoint,
         options.data,
         Reporter(quiet=options.quiet),

@@ -9,7 +9,7 @@ from excb.errors import UserError
 
 from ..recipe import Recipe
 from .options import add_overrides, place_of, recipe_of
-from .train import add_training, print_report, run_in_every_process, train
+from .train import add_training, print_report, run_in_every_process, train_here
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     """Pretrain on the photographs and compare features by k-NN; on images, train the recipe as any other."""
     recipe = recipe_of(options)
     photographs = options.data is None and options.list is None
-    return run_in_every_process(options, recipe, _on_photographs if photographs else train)
+    return run_in_every_process(options, recipe, _on_photographs if photographs else train_here)
 
 
 def _on_photographs(options: argparse.Namespace, recipe: Recipe, _device: "torch.device", reporter: Reporter) -> int:
@@ -37,9 +37,9 @@ def _on_photographs(options: argparse.Namespace, recipe: Recipe, _device: "torch
         raise UserError.on_all_ranks("the quickstart runs in one process: give it --data DIR to use more")
     if place.url:
         raise UserError("the quickstart writes to this machine: name a folder in --out, or images in --data")
-    from ..quickstart import quickstart
+    from ..quickstart import run_quickstart
 
-    code = quickstart(recipe, place.folder, reporter, table=not options.json, profile=options.profile)
+    code = run_quickstart(recipe, place.folder, reporter, table=not options.json, profile=options.profile)
     print_report(code, options, reporter)
     return code
 

@@ -86,7 +86,7 @@ def _jitter(red, green, blue, numbers, mean, first, last):
 
 
 @triton.jit
-def colours(crops, numbers, images, A, SIDE: tl.constexpr, BLOCK: tl.constexpr):
+def colour_kernel(crops, numbers, images, A, SIDE: tl.constexpr, BLOCK: tl.constexpr):
     """Flip, jitter and grey: crops uint8 [R, A, 3] -> images float32 [R, 3, A] in [0, 1]; one program a row.
 
     Contrast needs the row's mean grey before it, so pixels are read and changed up to there twice.
@@ -117,7 +117,7 @@ def colours(crops, numbers, images, A, SIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def finish(images, numbers, views, A, FROM, mean0, mean1, mean2, std0, std1, std2, BLOCK: tl.constexpr):
+def finish_kernel(images, numbers, views, A, FROM, mean0, mean1, mean2, std0, std1, std2, BLOCK: tl.constexpr):
     """Solarize and normalise: images float32 [R, 3, A] -> views [R, A, 3]; BLOCK pixels of one row a program."""
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -52,14 +52,14 @@ def augment_fused(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> 
     if not count:
         return views
     with current_device(device):
-        kernels.colours[(count,)](crops, numbers, images, area, SIDE=side, BLOCK=BLOCK, num_warps=WARPS)
+        kernels.colour_kernel[(count,)](crops, numbers, images, area, SIDE=side, BLOCK=BLOCK, num_warps=WARPS)
     blurred = (given[:, SIGMA] > 0).nonzero()[0]
     if len(blurred):
         rows = to_device(torch.from_numpy(blurred), device)
         sigma = to_device(torch.from_numpy(given[blurred, SIGMA]), device)
         images[rows] = gaussian_blur(images[rows], sigma, settings.blur_kernel)
     with current_device(device):
-        kernels.finish[count, -(-area // BLOCK)](
+        kernels.finish_kernel[count, -(-area // BLOCK)](
             images, numbers, views, area, SOLARIZE_FROM, *settings.mean, *settings.std, BLOCK=BLOCK, num_warps=WARPS
         )
     return views

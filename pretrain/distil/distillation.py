@@ -18,7 +18,7 @@ from .statistics import Statistics
 from .table import OBJECTIVES
 
 
-def pair_weights(sees: Literal["image", "view", "other_view"], globals_: int, views: int) -> Tensor:
+def target_pair_weights(sees: Literal["image", "view", "other_view"], globals_: int, views: int) -> Tensor:
     """The weight of every pair of a target and a view of the student, [T, V]; their sum is 1.
 
     Args:
@@ -164,7 +164,7 @@ class Distillation(nn.Module):
         super().__init__()
         self._settings = settings
         self.heads = nn.ModuleList(heads)
-        self.register_buffer("weights", pair_weights(settings.teacher_sees, globals_, views), persistent=False)
+        self.register_buffer("weights", target_pair_weights(settings.teacher_sees, globals_, views), persistent=False)
 
     @property
     def needs_maps(self) -> bool:

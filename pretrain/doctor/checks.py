@@ -17,7 +17,7 @@ from ..distil.teachers import Teacher
 from ..plan import frozen_teachers
 from ..recipe import Recipe
 from ..run.remote_mirror import Place
-from ..run.run_folder import describe, refuse_other_run
+from ..run.run_folder import describe_images, refuse_other_run
 from .accelerator import check_accelerator
 from .files import check_files
 from .finding import Finding
@@ -30,7 +30,7 @@ from .versions import check_versions
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckedMachine:
     """What is examined: the images, the machine and, where a recipe is given, what its run needs."""
 
     images: CodedImages
@@ -72,30 +72,30 @@ class Subject:
         if self.place.url is None:
             refuse_among(self.images, self.place.folder)
         if self.named_recipe is not None:
-            refuse_other_run(self.place.folder, self.recipe, describe(self.images))
+            refuse_other_run(self.place.folder, self.recipe, describe_images(self.images))
 
 
 @dataclass(frozen=True)
 class Check:
     """One check."""
 
-    run: Callable[[Subject], list[Finding]]
+    run: Callable[[CheckedMachine], list[Finding]]
     needs_recipe: bool = False  # it is made only where a recipe is given
     # beginnings of findings' names; after an error in one of these the check is left out
     not_after: tuple[str, ...] = ()
 
 
-def _shared_memory(subject: Subject) -> list[Finding]:
+def _shared_memory(subject: CheckedMachine) -> list[Finding]:
     batch = batch_bytes(subject.recipe, subject.processes)
     return [check_shared_memory(batch, subject.workers, subject.recipe.efficiency.prefetch, subject.processes)]
 
 
-def _space(subject: Subject) -> list[Finding]:
+def _space(subject: CheckedMachine) -> list[Finding]:
     checkpoint = checkpoint_bytes(subject.recipe, len(subject.images), subject.teachers)
     return [check_space(subject.place.folder, checkpoint, subject.recipe.run.keep)]
 
 
-def _files(subject: Subject) -> list[Finding]:
+def _files(subject: CheckedMachine) -> list[Finding]:
     side = subject.named_recipe.views.global_size if subject.named_recipe else None
     return check_files(subject.images, subject.reporter, max_share=MAX_SHARE, side=side, everything=subject.everything)
 
@@ -120,7 +120,7 @@ CHECKS = (  # quick ones first
 )
 
 
-def examine(subject: Subject) -> Iterator[Finding]:
+def examine(subject: CheckedMachine) -> Iterator[Finding]:
     """Make all checks.
 
     Raises:

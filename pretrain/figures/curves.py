@@ -46,7 +46,7 @@ PANELS = {
     SIZES: ("smallest_cluster", "largest_cluster"),
     AGREEMENT: ("agreement",),
     PURITY: ("purity",),
-    FROZEN: ("knn_top1", "neighbour_agreement", "effective_rank"),  # and those of the gauges
+    FROZEN: ("knn_top1", "neighbour_agreement", "effective_rank"),  # and those of the probes
 }
 LINE, MOST_ALARMS = 50, 4  # characters of an alarm below each column of panels, and alarms that are listed there
 MARKED = {
@@ -186,9 +186,9 @@ def _one(axes: Sequence[Any], run: Curves) -> None:
         _shares(axes[SIZES], epochs, run.clusters)
         _same_winner(axes[AGREEMENT], epochs)
         _series(axes[FROZEN], epochs, "knn_top1", GREEN, "k-NN top-1, %")
-        for gauge, colour in (("target", RED), ("source", GREY)):
-            _series(axes[FROZEN], epochs, f"{gauge}_knn_top1", colour, f"k-NN top-1 of the {gauge}, %")
-            _series(axes[FROZEN], epochs, f"{gauge}_instance_retrieval", colour, f"{gauge} images found, %")
+        for probe, colour in (("target", RED), ("source", GREY)):
+            _series(axes[FROZEN], epochs, f"{probe}_knn_top1", colour, f"k-NN top-1 of the {probe}, %")
+            _series(axes[FROZEN], epochs, f"{probe}_instance_retrieval", colour, f"{probe} images found, %")
         _series(axes[FROZEN], epochs, "neighbour_agreement", BLUE, "agreement of neighbours, %")
         _series(axes[FROZEN], epochs, "instance_retrieval", GREY, "images found by their view, %")
         _series(axes[FROZEN], epochs, "effective_rank", ORANGE, "effective rank")

@@ -139,7 +139,7 @@ def _disc(axes: Any, ratio: float, angle: float) -> None:
 
 
 @dataclass(frozen=True)
-class Point:
+class PublishedRun:
     """One published run: a method's accuracy after so many epochs at a batch size."""
 
     method: str
@@ -148,7 +148,7 @@ class Point:
     accuracy: float
 
 
-def read_points(file: Path) -> list[Point]:
+def read_points(file: Path) -> list[PublishedRun]:
     """Read a CSV file with the columns method, epochs, batch and accuracy; lines that start with # are notes.
 
     Raises:
@@ -162,7 +162,7 @@ def read_points(file: Path) -> list[Point]:
     if not rows or not set(COLUMNS) <= rows[0].keys():
         raise UserError(f"{file} holds no points: it needs the columns {', '.join(COLUMNS)} and a line a point")
     try:
-        points = [Point(row["method"], *(float(row[name]) for name in COLUMNS[1:])) for row in rows]
+        points = [PublishedRun(row["method"], *(float(row[name]) for name in COLUMNS[1:])) for row in rows]
     except (TypeError, ValueError) as error:
         raise UserError(f"{file} has a line that is no point ({error}): write {', '.join(COLUMNS)}") from None
     if any(point.batch <= 0 or not math.isfinite(point.epochs + point.accuracy) for point in points):
@@ -170,14 +170,14 @@ def read_points(file: Path) -> list[Point]:
     return points
 
 
-def accuracy_against_epochs(points: Sequence[Point]) -> "Figure":
+def accuracy_against_epochs(points: Sequence[PublishedRun]) -> "Figure":
     """The paper's Figure 2: accuracy against epochs of pretraining, a circle's area showing the batch size.
 
     A method's points are joined in the order of their epochs; the method listed first stands out.
     """
     figure = new_figure(6.4, 3.8)
     axes = figure.subplots()
-    methods: dict[str, list[Point]] = {}
+    methods: dict[str, list[PublishedRun]] = {}
     for point in sorted(points, key=lambda point: point.epochs):
         methods.setdefault(point.method, []).append(point)
     first = points[0].method
@@ -199,7 +199,9 @@ def accuracy_against_epochs(points: Sequence[Point]) -> "Figure":
     return figure
 
 
-def _name(axes: Any, end: Point, ends: Sequence[Point], *, radius: float, color: str, strong: bool) -> None:
+def _name(
+    axes: Any, end: PublishedRun, ends: Sequence[PublishedRun], *, radius: float, color: str, strong: bool
+) -> None:
     """Label a method at its last point: above if emphasised, else to the right, or below if crowded."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     crowded = any(

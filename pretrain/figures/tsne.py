@@ -47,7 +47,7 @@ class Plane:
     classes: Sequence[str]
 
 
-def choose(images: ImageSet, classes: Sequence[str], *, each: int | None = None) -> list[int]:
+def images_of_classes(images: ImageSet, classes: Sequence[str], *, each: int | None = None) -> list[int]:
     """Indices of the images of some classes, in order: the first `each` of every class, or all.
 
     Raises:
@@ -65,7 +65,7 @@ def choose(images: ImageSet, classes: Sequence[str], *, each: int | None = None)
     return [int(index) for indices in per_class for index in indices]
 
 
-def embed(
+def compute_plane(
     name: str,
     data: Path,
     reporter: Reporter,
@@ -99,7 +99,7 @@ def embed(
     for file in out:
         refuse_among(images, file.parent)
     wanted = list(IMAGENET_10) if classes is None else list(dict.fromkeys(classes))
-    indices = choose(images, wanted, each=each)
+    indices = images_of_classes(images, wanted, each=each)
     backbone, projected = _load(name)
     network = projected.to(device)
     with reporter.progress("projected features", len(indices)) as bar:

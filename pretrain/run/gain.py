@@ -38,7 +38,7 @@ class Gain:
 
     def described(self) -> str:
         """The difference in words."""
-        return points(self.lead)
+        return in_points(self.lead)
 
     def interval(self) -> str:
         """Its interval in words."""
@@ -75,7 +75,7 @@ class Adapted:
     """What became of a trained network that a run started from.
 
     Attributes:
-        gains: of the best epoch over the start, by gauge.
+        gains: of the best epoch over the start, by probe.
         epoch: the best one; 0 is the start.
         step: of its checkpoint.
         measurements: after the start's.
@@ -116,7 +116,7 @@ class Adapted:
         return better, summary if self.ended is None else f"{summary} The run ended early: {self.ended}."
 
 
-def points(lead: float) -> str:
+def in_points(lead: float) -> str:
     """A difference of percentages in words."""
     return f"{abs(lead):.1f} points {'above' if lead >= 0 else 'below'}"
 

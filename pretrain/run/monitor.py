@@ -38,7 +38,7 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True)
-class Reading:
+class NetworkFigures:
     """A measurement of one network.
 
     Attributes:
@@ -140,7 +140,7 @@ class Monitor:
         progress: Callable[[int], None] = lambda _done: None,
         *,
         agreed: Callable[[], bool] = lambda: False,
-    ) -> Reading:
+    ) -> NetworkFigures:
         """`measure`, with what the decisive figure counts image by image."""
         with uncompiled(backbone):
             plain, augmented = self._both(backbone, self._recipe.views, None, progress, agreed)
@@ -208,7 +208,7 @@ class Monitor:
             mine += self._features(network, views, transform, progress)
         if agreed():
             raise StoppedError
-        plain, augmented = map(gathered, mine)
+        plain, augmented = map(gather_features, mine)
         return plain, augmented
 
     def _features(
@@ -220,19 +220,21 @@ class Monitor:
         ):
             yield extract(network, inputs, device=self._device, workers=self._workers, progress=progress)
 
-    def _scored(self, plain: Features, augmented: Features) -> Reading:
+    def _scored(self, plain: Features, augmented: Features) -> NetworkFigures:
         rows, reading = plain.rows, self._read(plain, augmented)
         figures = reading.figures
         rank = effective_rank(rows) if usable(rows) and usable(augmented.rows) else 0.0
         score = figures["neighbour_agreement"] * rank / max(1, rows.shape[1])
         return replace(reading, figures={"effective_rank": rank} | figures | {"score": figures.get("knn_top1", score)})
 
-    def _read(self, plain: Features, augmented: Features) -> Reading:
+    def _read(self, plain: Features, augmented: Features) -> NetworkFigures:
         rows = plain.rows
         labelled = self.images.labels is not None and self.images.classes is not None
         if not usable(rows) or not usable(augmented.rows):
             zeros = {"neighbour_agreement": 0.0, "instance_retrieval": 0.0} | ({"knn_top1": 0.0} if labelled else {})
-            return Reading(zeros, "knn_top1" if labelled else "instance_retrieval", torch.zeros(len(rows)).bool())
+            return NetworkFigures(
+                zeros, "knn_top1" if labelled else "instance_retrieval", torch.zeros(len(rows)).bool()
+            )
         k = min(self._recipe.monitor.k, len(rows) - 1)
         neighbours = nearest(rows, rows, k, exclude_self=True)
         others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)
@@ -242,15 +244,15 @@ class Monitor:
             "instance_retrieval": 100 * float(hits.double().mean()),
         }
         if self.images.labels is None or self.images.classes is None:
-            return Reading(figures, "instance_retrieval", hits)
+            return NetworkFigures(figures, "instance_retrieval", hits)
         labels = torch.from_numpy(self.images.labels)[plain.samples]
         classes = len(self.images.classes)
         votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
         figures["knn_top1"] = accuracy(votes[k, KNN_TEMPERATURE], labels)[0]
-        return Reading(figures, "knn_top1", votes[k, KNN_TEMPERATURE].top1 == labels)
+        return NetworkFigures(figures, "knn_top1", votes[k, KNN_TEMPERATURE].top1 == labels)
 
 
-def gathered(features: Features) -> Features:
+def gather_features(features: Features) -> Features:
     """The features of all ranks, each of which has some of the images, in the order of the images."""
     if world_size() == 1:
         return features

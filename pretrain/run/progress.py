@@ -57,7 +57,7 @@ class Progress:
     counts: Tensor | None = None  # the newest whole epoch's assignments to every cluster, [K]
     # Of runs that measure the network they start from:
     start: dict[str, Any] | None = None  # its figures, as epoch 0
-    gauges: dict[str, str] = field(default_factory=dict)  # a hash of what each figure is measured on, by gauge
+    gauges: dict[str, str] = field(default_factory=dict)  # hashes of the probes' images, by probe
     hits: dict[str, Tensor] = field(default_factory=dict)  # [N] bool: right answers at the start and in the best epoch
     measurements: int = 0  # after the start's
     losing: int = 0  # measurements since the last best one, not counting those of the frozen backbone

@@ -17,13 +17,13 @@ from excb.images.shards import Note, ShardImages, open_shards
 from excb.images.subset import Subset
 from excb.remote import byte_ranges
 
-from .run_folder import describe
+from .run_folder import describe_images
 
 HELD_OUT = ("test", "val")  # the first of these beside `train` is the k-NN test set of a study
 
 
 @dataclass(frozen=True)
-class Sets:
+class ImageSets:
     """Training images, and labelled held-out images if any."""
 
     train: CodedImages
@@ -40,8 +40,8 @@ class Sets:
 
     def to_dict(self) -> dict[str, Any]:
         """What a cell records of its images."""
-        held_out = describe(self.held_out) if self.held_out is not None else None
-        return {"train": describe(self.train), "held_out": held_out, "judged_on": self.judged_on}
+        held_out = describe_images(self.held_out) if self.held_out is not None else None
+        return {"train": describe_images(self.train), "held_out": held_out, "judged_on": self.judged_on}
 
     @property
     def digest(self) -> str:
@@ -50,7 +50,7 @@ class Sets:
         return hashlib.sha256(f"{self.train.fingerprint} {held_out}".encode()).hexdigest()
 
 
-def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Sequence[str] = HELD_OUT) -> Sets:
+def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Sequence[str] = HELD_OUT) -> ImageSets:
     """The images of `data/train`, or `data`; labelled ones of another folder beside `train` are held out.
 
     Held-out images of classes without training images are dropped: no neighbour could vote for them. `data` may be
@@ -67,19 +67,19 @@ def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Se
     text = os.fspath(data)
     train = open_images(text, note)
     if train.classes is None or os.fspath(train.root) != _part(text, "train"):
-        return Sets(train, None)
+        return ImageSets(train, None)
     other = next((images for name in held_out if (images := _open(text, name, note)) is not None), None)
     if other is None or other.classes is None or other.labels is None:
-        return Sets(train, None)
+        return ImageSets(train, None)
     number = {name: index for index, name in enumerate(train.classes)}
     labels = np.array([number.get(name, -1) for name in other.classes], np.int64)[other.labels]
     shared = np.flatnonzero(labels >= 0)
     if not len(shared):
-        return Sets(train, None)
+        return ImageSets(train, None)
     if isinstance(other, ImageSet):
         paths = [other.paths[index] for index in shared.tolist()]
-        return Sets(train, replace(other, paths=paths, labels=labels[shared], classes=train.classes))
-    return Sets(train, Subset(replace(other, labels=labels, classes=train.classes), shared))
+        return ImageSets(train, replace(other, paths=paths, labels=labels[shared], classes=train.classes))
+    return ImageSets(train, Subset(replace(other, labels=labels, classes=train.classes), shared))
 
 
 def _part(data: str, name: str) -> str:

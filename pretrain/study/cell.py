@@ -34,11 +34,11 @@ from excb.references.untrained import estimate_batchnorm, evenly_spread
 from excb.results.result import environment
 
 from ..initialise import build_model
-from ..loop import train
+from ..loop import run_training
 from ..recipe import Recipe
 from ..run.monitor import KNN_TEMPERATURE, Monitor
-from ..run.run_folder import RESUMABLE_CHANGES, differences
-from ..run.sets import Sets
+from ..run.run_folder import RESUMABLE_CHANGES, recipe_differences
+from ..run.sets import ImageSets
 
 SCHEMA, FILE = 1, "cell.json"
 K = 20  # neighbours of the k-NN figure
@@ -73,7 +73,7 @@ _RULE = record_of(_FIELDS, required=_FIELDS, extra=True)
 
 
 @dataclass(frozen=True)
-class Job:
+class CellRun:
     """One cell at one seed: the base recipe with the overrides shared by all cells, then its own."""
 
     cell: str
@@ -110,7 +110,7 @@ class Job:
             raise UserError(f"{file} is not a cell of this version: move {self.folder} away to run it again")
         return contents
 
-    def changes(self, sets: Sets) -> list[str]:
+    def changes(self, sets: ImageSets) -> list[str]:
         """How the cell in the folder, finished or started, differs from this job: each as "section.field was A, now B".
 
         Raises:
@@ -131,7 +131,7 @@ class Job:
         """Changed fields of a started run. The run folder itself refuses other images and a damaged `recipe.json`."""
         try:
             begun = json_text.parse((self.folder / RECIPE).read_text(encoding="utf-8"))
-            return differences(begun["recipe"], self.recipe.to_dict())
+            return recipe_differences(begun["recipe"], self.recipe.to_dict())
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return []
 
@@ -151,12 +151,12 @@ def decisive(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def digest(recipe: Recipe) -> str:
+def recipe_digest(recipe: Recipe) -> str:
     """16 hexadecimal digits, equal for recipes that give equal figures on equal images."""
     return hashlib.sha256(json.dumps(decisive(recipe.to_dict()), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
+def run_cell(job: CellRun, sets: ImageSets, reporter: Reporter) -> int:
     """Train or resume one cell, evaluate it and write its `cell.json`.
 
     Returns:
@@ -168,7 +168,9 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
     device, recipe = choose_device(job.recipe.efficiency.device), job.recipe
     training: dict[str, Any] = {}
     if job.cell not in REFERENCES:
-        if code := train(job.recipe, sets.train, job.folder, reporter, device=device, table=False, verdict=False):
+        if code := run_training(
+            job.recipe, sets.train, job.folder, reporter, device=device, table=False, verdict=False
+        ):
             return code
         training = json_text.parse((job.folder / REPORT).read_text(encoding="utf-8"))
         begun = json_text.parse((job.folder / RECIPE).read_text(encoding="utf-8"))["recipe"]
@@ -192,7 +194,7 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
         **measured,
         "seconds": {"training": training.get("seconds", 0.0), "measuring": round(time.monotonic() - start, 1)},
         "images_per_second": training.get("images_per_second"),
-        "recipe_digest": digest(job.recipe),
+        "recipe_digest": recipe_digest(job.recipe),
         "data_digest": sets.digest,
         "data": sets.to_dict(),
         "environment": environment() | {"threads": torch.get_num_threads(), "trained_on": device.type},
@@ -202,7 +204,7 @@ def run_cell(job: Job, sets: Sets, reporter: Reporter) -> int:
     return 0
 
 
-def _measure(job: Job, sets: Sets, device: torch.device, report: dict[str, Any]) -> dict[str, Any]:
+def _measure(job: CellRun, sets: ImageSets, device: torch.device, report: dict[str, Any]) -> dict[str, Any]:
     """Figures of a trained cell: the last epoch's, k-NN, and the teacher's assignments of the plain images."""
     last = report["last"]
     names = ("loss", "confidence", "agreement", "purity", "smallest_cluster", "largest_cluster", "same_winner")
@@ -220,7 +222,7 @@ def _measure(job: Job, sets: Sets, device: torch.device, report: dict[str, Any])
     assert backbone.heads.teacher is not None
     clusters = job.recipe.method.clusters
     counts = run_checkpoint.read_run_checkpoint(job.folder / report["checkpoint"])["counts"].numpy()
-    assigned = np.bincount(assign(backbone.heads.teacher, bank.rows, device), minlength=clusters)
+    assigned = np.bincount(nearest_clusters(backbone.heads.teacher, bank.rows, device), minlength=clusters)
     sizes = {name: relative(counted) for name, counted in (("training", counts), ("by_z", assigned))}
     figures |= {
         "smallest_size": float(sizes["by_z"].min()),
@@ -237,7 +239,7 @@ def _measure(job: Job, sets: Sets, device: torch.device, report: dict[str, Any])
     }
 
 
-def _measure_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, Any]:
+def _measure_untrained(job: CellRun, sets: ImageSets, device: torch.device) -> dict[str, Any]:
     """Figures of the network that this seed's cells start from, with BatchNorm statistics of the images."""
     recipe, images = job.recipe, sets.train
     backbone = build_model(recipe).teacher.backbone.to(device)
@@ -247,7 +249,7 @@ def _measure_untrained(job: Job, sets: Sets, device: torch.device) -> dict[str, 
     return {"figures": figures | _knn(partial(_features, backbone, recipe=recipe, device=device), sets)}
 
 
-def _measure_patches(recipe: Recipe, sets: Sets, device: torch.device) -> dict[str, Any]:
+def _measure_patches(recipe: Recipe, sets: ImageSets, device: torch.device) -> dict[str, Any]:
     """Figures of whitened patches of the inputs that cells are measured on, fitted on the training images."""
     workers = worker_count(recipe.efficiency.workers)
     layer = patches.fitted(sets.train, recipe.views.preprocessing, workers=workers).to(device)
@@ -265,7 +267,7 @@ def _features(network: nn.Module, images: Images, *, recipe: Recipe, device: tor
     return extract(network, inputs, device=device, workers=workers)
 
 
-def _knn(features: Callable[[Images], Features], sets: Sets) -> dict[str, float]:
+def _knn(features: Callable[[Images], Features], sets: ImageSets) -> dict[str, float]:
     """Top-1 accuracy of the weighted vote of K neighbours, in percent: on held-out images, or leave-one-out."""
     if sets.train.labels is None or sets.train.classes is None:
         return {}
@@ -282,7 +284,7 @@ def _knn(features: Callable[[Images], Features], sets: Sets) -> dict[str, float]
 
 
 @torch.no_grad()
-def assign(heads: NetworkHeads, rows: Tensor, device: torch.device) -> np.ndarray:
+def nearest_clusters(heads: NetworkHeads, rows: Tensor, device: torch.device) -> np.ndarray:
     """The cluster of every image, argmax of z without B: features [N, width] -> [N]."""
     heads = heads.to(device)
     return np.concatenate([heads(part.to(device)).argmax(1).cpu().numpy() for part in rows.split(ROWS)])

@@ -7,10 +7,10 @@ import numpy as np
 
 from excb.charts.style import GREY, SEQUENCE, distinct_styles, new_figure, save_figure, style_axes
 
-from .table import FIGURES, Row, Table
+from .table import FIGURES, CellResults, StudyTable
 
 
-def draw(table: Table, folder: Path) -> list[Path]:
+def draw_study(table: StudyTable, folder: Path) -> list[Path]:
     """Draw a study's finished cells as `picture.png` and `picture.svg`; return these files, or none without a cell.
 
     Raises:
@@ -40,7 +40,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
     return files
 
 
-def _sizes(axes: Any, rows: list[Row], kind: str, title: str) -> None:
+def _sizes(axes: Any, rows: list[CellResults], kind: str, title: str) -> None:
     """Relative sizes from the largest cluster to the smallest: the mean over seeds, rank by rank, and its spread."""
     for row, (color, _) in zip(rows, distinct_styles(len(rows)), strict=True):
         sizes = np.array([one["sizes"][kind] for one in row.runs])
@@ -58,7 +58,7 @@ def _sizes(axes: Any, rows: list[Row], kind: str, title: str) -> None:
     _legend(axes)
 
 
-def _lines(axes: Any, table: Table, rows: list[Row]) -> None:
+def _lines(axes: Any, table: StudyTable, rows: list[CellResults]) -> None:
     """The score against the factor across, one line for each combination of the others."""
     across = table.study.across
     assert across is not None
@@ -79,7 +79,7 @@ def _lines(axes: Any, table: Table, rows: list[Row]) -> None:
     _legend(axes)
 
 
-def _dots(axes: Any, table: Table, rows: list[Row]) -> None:
+def _dots(axes: Any, table: StudyTable, rows: list[CellResults]) -> None:
     """The score of every cell: each seed a dot, mean and standard deviation a bar."""
     for place, row in enumerate(rows):
         if (spread := row.spread(table.score)) is None:
@@ -95,7 +95,7 @@ def _dots(axes: Any, table: Table, rows: list[Row]) -> None:
     _legend(axes)
 
 
-def _references(line: Any, table: Table) -> None:
+def _references(line: Any, table: StudyTable) -> None:
     for row, style in zip(table.references, ("--", ":", "-."), strict=False):
         if (spread := row.spread(table.score)) is not None:
             (title,) = row.cell.factors.values()

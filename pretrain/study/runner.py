@@ -18,11 +18,11 @@ from .. import overrides
 from ..initialise import adopted
 from ..recipe import Recipe
 from ..run.run_folder import DIVERGED
-from ..run.sets import Sets, find_sets
+from ..run.sets import ImageSets, find_sets
 from . import figures
-from .cell import Job, run_cell
-from .studies import BASE, Cell, Study
-from .table import Row, Table
+from .cell import CellRun, run_cell
+from .studies import BASE, Study, StudyCell
+from .table import CellResults, StudyTable
 from .tuning import CRITERIA, Tuning, best
 
 # The base recipe at its own sizes on one x86 core, measuring included: a guess until a cell is timed.
@@ -48,7 +48,7 @@ class CellReporter(Reporter):
             yield bar
 
 
-class Grid:
+class StudyGrid:
     """A study on one set of images in one folder.
 
     Args:
@@ -61,15 +61,15 @@ class Grid:
     """
 
     def __init__(
-        self, study: Study, sets: Sets, folder: Path, values: Sequence[str], tuning: Tuning | None = None
+        self, study: Study, sets: ImageSets, folder: Path, values: Sequence[str], tuning: Tuning | None = None
     ) -> None:
         self.study, self.sets, self.folder, self.values, self.tuning = study, sets, folder, list(values), tuning
         self._base = adopted(overrides.apply(overrides.find_recipe(BASE), self.values), lambda _line: None)
         self.references = [
-            Cell(name=name, factors={study.factors[0]: title}, overrides=[]) for name, title in REFERENCES.items()
+            StudyCell(name=name, factors={study.factors[0]: title}, overrides=[]) for name, title in REFERENCES.items()
         ]
 
-    def job(self, cell: Cell, seed: int) -> Job:
+    def job(self, cell: StudyCell, seed: int) -> CellRun:
         """One cell at one seed.
 
         Raises:
@@ -79,9 +79,9 @@ class Grid:
         recipe = replace(recipe.change(run={"seed": seed}), name=f"{self.study.name}/{cell.name}")
         recipe.steps_per_epoch(len(self.sets.train))
         folder = self.folder / cell.name / f"seed-{seed}"
-        return Job(cell.name, tuple(self.values), tuple(cell.overrides), recipe, folder)
+        return CellRun(cell.name, tuple(self.values), tuple(cell.overrides), recipe, folder)
 
-    def jobs(self, cells: Sequence[Cell], seeds: int) -> list[Job]:
+    def jobs(self, cells: Sequence[StudyCell], seeds: int) -> list[CellRun]:
         """Every cell at every seed, from the base recipe's seed on, seed by seed, so that rows fill evenly.
 
         Of the references only the untrained network depends on the seed.
@@ -94,12 +94,12 @@ class Grid:
             if seed == first or cell.name not in REFERENCES or cell.name == UNTRAINED
         ]
 
-    def trial_jobs(self, cells: Sequence[Cell]) -> list[Job]:
+    def trial_jobs(self, cells: Sequence[StudyCell]) -> list[CellRun]:
         """Every setting that is tried of every cell, at the first seed; none without tuning."""
         trials = [trial for cell in cells for trial in self._trials(cell)] if self.tuning else []
         return [self.job(trial, self._base.run.seed) for trial in trials]
 
-    def tuned(self, cell: Cell) -> Cell | None:
+    def tuned(self, cell: StudyCell) -> StudyCell | None:
         """The cell with its best setting; itself without tuning, and None while a trial is missing."""
         if self.tuning is None:
             return cell
@@ -107,19 +107,19 @@ class Grid:
         chosen = best([self._criterion(trial) for trial in trials])
         return None if chosen is None else trials[chosen]
 
-    def planned(self, cell: Cell) -> Cell:
+    def planned(self, cell: StudyCell) -> StudyCell:
         """The cell with its best setting; while a trial is missing, with its first one."""
         return self.tuned(cell) or self._trials(cell)[0]
 
-    def tried(self, cell: Cell) -> dict[str, float]:
+    def tried(self, cell: StudyCell) -> dict[str, float]:
         """What the finished trials of a cell reached, by setting."""
         scores = {trial.factors["tuned"]: self._criterion(trial) for trial in self._trials(cell)}
         return {setting: score for setting, score in scores.items() if score is not None and score > -math.inf}
 
-    def _trials(self, cell: Cell) -> list[Cell]:
+    def _trials(self, cell: StudyCell) -> list[StudyCell]:
         return self.tuning.trials(cell) if self.tuning else []
 
-    def _criterion(self, trial: Cell) -> float | None:
+    def _criterion(self, trial: StudyCell) -> float | None:
         """What a trial reached; less than any other if it diverged, and None while it is missing."""
         job = self.job(trial, self._base.run.seed)
         contents = job.finished()
@@ -128,7 +128,7 @@ class Grid:
         figures = contents["figures"] if contents is not None else {}
         return next((float(figures[name]) for name in CRITERIA if name in figures), None)
 
-    def unfinished(self, jobs: Sequence[Job]) -> list[Job]:
+    def unfinished(self, jobs: Sequence[CellRun]) -> list[CellRun]:
         """The jobs without a finished cell.
 
         Raises:
@@ -142,25 +142,27 @@ class Grid:
                 )
         return [job for job in jobs if job.finished() is None]
 
-    def table(self) -> Table:
+    def table(self) -> StudyTable:
         """All finished cells of the folder, at every seed, that have this recipe and these images."""
         rows = [self._tuned_row(cell) for cell in self.study.cells]
         tried = {cell.name: self.tried(cell) for cell in self.study.cells} if self.tuning else {}
-        return Table(self.study, rows, [self._row(cell) for cell in self.references], tried)
+        return StudyTable(self.study, rows, [self._row(cell) for cell in self.references], tried)
 
-    def _tuned_row(self, cell: Cell) -> Row:
+    def _tuned_row(self, cell: StudyCell) -> CellResults:
         """The row of a cell's best setting, under the cell's own name."""
         tuned = self.tuned(cell)
-        return Row(cell, []) if tuned is None else replace(self._row(tuned), cell=replace(tuned, name=cell.name))
+        return (
+            CellResults(cell, []) if tuned is None else replace(self._row(tuned), cell=replace(tuned, name=cell.name))
+        )
 
-    def _row(self, cell: Cell) -> Row:
+    def _row(self, cell: StudyCell) -> CellResults:
         finished = []
         names = [folder.name.removeprefix("seed-") for folder in (self.folder / cell.name).glob("seed-*")]
         for seed in sorted(int(name) for name in names if name.isdecimal()):
             job = self.job(cell, seed)
             if (contents := job.finished()) is not None and not job.changes(self.sets):
                 finished.append(contents)
-        return Row(cell, finished)
+        return CellResults(cell, finished)
 
 
 def run_study(
@@ -192,7 +194,7 @@ def run_study(
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs at least a few hundred")
     refuse_among(sets.train, out)
-    grid = Grid(study, sets, out / study.name, values, Tuning(tuple(tune)) if tune else None)
+    grid = StudyGrid(study, sets, out / study.name, values, Tuning(tuple(tune)) if tune else None)
     trials = grid.trial_jobs(selected)
     jobs = grid.jobs([grid.planned(cell) for cell in selected], seeds)
     jobs = list({job.folder: job for job in (*trials, *jobs)}.values())
@@ -215,7 +217,7 @@ def run_study(
     table = grid.table()
     write_text(table.markdown(), grid.folder / "table.md")
     write_text(table.csv(), grid.folder / "table.csv")
-    pictures = figures.draw(table, grid.folder)
+    pictures = figures.draw_study(table, grid.folder)
     if as_json:
         reporter.answer(json.dumps(table.to_dict(), indent=2))
     else:
@@ -231,7 +233,7 @@ def run_study(
     return USER_ERROR if failed else 0
 
 
-def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list[str]]:
+def _run(left: Sequence[CellRun], grid: StudyGrid, reporter: Reporter) -> tuple[int, list[str]]:
     """Run the jobs one after another. Returns 0 or 128 + the signal that stopped them, and the failed ones."""
     cell_reporter, rate = CellReporter(quiet=reporter.quiet), _rate(grid)
     failed: list[str] = []
@@ -258,7 +260,7 @@ def _run(left: Sequence[Job], grid: Grid, reporter: Reporter) -> tuple[int, list
     return 0, failed
 
 
-def _rate(grid: Grid) -> float:
+def _rate(grid: StudyGrid) -> float:
     """Training images per second of the finished cells, evaluation included; a guess if there are none."""
     table = grid.table()
     finished = [one for row in table.rows for one in row.runs]
@@ -267,7 +269,9 @@ def _rate(grid: Grid) -> float:
     return images / seconds if seconds else IMAGES_PER_SECOND
 
 
-def _print_plan(grid: Grid, jobs: Sequence[Job], left: Sequence[Job], reporter: Reporter, *, as_json: bool) -> None:
+def _print_plan(
+    grid: StudyGrid, jobs: Sequence[CellRun], left: Sequence[CellRun], reporter: Reporter, *, as_json: bool
+) -> None:
     seconds = sum(job.epochs for job in left) * len(grid.sets.train) / _rate(grid)
     if as_json:
         cells = [

@@ -13,7 +13,7 @@ SIZES = ("smallest_cluster", "largest_cluster", "empty_share", "largest_size", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class StudyCell:
     """One recipe of a study."""
 
     name: str  # also the name of its folder
@@ -28,7 +28,7 @@ class Study:
     name: str  # on the command line
     asks: str  # the question, as the title of table and figure
     paper: str  # what it corresponds to in the paper
-    cells: Sequence[Cell]  # the recipes, in the order of the table
+    cells: Sequence[StudyCell]  # the recipes, in the order of the table
     # `sizes` sorted relative cluster sizes, `lines` accuracy against a number, `dots` accuracy by cell
     picture: Literal["sizes", "lines", "dots"]
     figures: Sequence[str] = TRAINING  # that the table shows, besides those by which cells are compared
@@ -42,7 +42,7 @@ class Study:
         """Names of the factors, in the order of the table's columns."""
         return list(self.cells[0].factors)
 
-    def select(self, names: Sequence[str] | None) -> list[Cell]:
+    def select(self, names: Sequence[str] | None) -> list[StudyCell]:
         """The cells of these names, in the study's order; None for all.
 
         Raises:
@@ -61,11 +61,11 @@ BATCHES = (16, 64, 256)
 CLUSTERS = (16, 32, 64, 128, 256)
 
 
-def _balancers() -> list[Cell]:
+def _balancers() -> list[StudyCell]:
     # MIRA's assignments are as sharp as tau_t (1 - beta): with beta = 2/3, three times tau_t makes them the others'.
     also = {"mira": ["method.teacher_temperature=0.12"]}
     return [
-        Cell(
+        StudyCell(
             name=_cell_name(balancing),
             factors={"balancing": entry.title},
             overrides=[f"method.balancing={balancing}", *also.get(balancing, [])],
@@ -90,18 +90,18 @@ SIMCLR = (
 BYOL = ("method.clustering=false", "method.regression=1", "method.teacher_momentum=0.99")
 
 
-def _methods() -> list[Cell]:
+def _methods() -> list[StudyCell]:
     """ExCB, what it becomes with the contrastive term, and its rivals: each on the same network, views and epochs."""
     clusterers = [replace(cell, factors={"method": cell.factors["balancing"]}) for cell in _balancers()]
     return [
         *(cell for cell in clusterers if cell.name != "none"),
-        Cell(name="excb-contrast", factors={"method": "ExCB + contrast"}, overrides=["method.contrast=2"]),
-        Cell(name="simclr", factors={"method": "SimCLR"}, overrides=SIMCLR),
-        Cell(name="byol", factors={"method": "BYOL"}, overrides=BYOL),
+        StudyCell(name="excb-contrast", factors={"method": "ExCB + contrast"}, overrides=["method.contrast=2"]),
+        StudyCell(name="simclr", factors={"method": "SimCLR"}, overrides=SIMCLR),
+        StudyCell(name="byol", factors={"method": "BYOL"}, overrides=BYOL),
     ]
 
 
-def _differences(cells: Sequence[Cell], first: str) -> dict[str, dict[str, int]]:
+def _differences(cells: Sequence[StudyCell], first: str) -> dict[str, dict[str, int]]:
     """One cell against every other one."""
     others = (cell.name for cell in cells if cell.name != first)
     return {f"{first} - {other}": {first: 1, other: -1} for other in others}
@@ -122,9 +122,9 @@ def _batch_interactions() -> dict[str, dict[str, int]]:
     }
 
 
-def _batch_sizes() -> list[Cell]:
+def _batch_sizes() -> list[StudyCell]:
     return [
-        Cell(
+        StudyCell(
             name=f"{_cell_name(balancing)}-{batch}",
             factors={"balancing": BALANCERS[balancing].title, "batch": str(batch)},
             overrides=[f"method.balancing={balancing}", f"optim.batch={batch}"],
@@ -134,7 +134,7 @@ def _batch_sizes() -> list[Cell]:
     ]
 
 
-def _components() -> list[Cell]:
+def _components() -> list[StudyCell]:
     """The paper's four rows, each adding a component; then the last row without one of those that all share."""
     columns = ("predictor", "stop-gradient", "decay of C", "multi-crop", "projector on local", "balancing")
     without = {
@@ -155,7 +155,7 @@ def _components() -> list[Cell]:
         "no-balancing": ("balancing",),
     }
     return [
-        Cell(
+        StudyCell(
             name=name,
             factors={column: "no" if column in absent else "yes" for column in columns},
             overrides=[override for column in absent for override in without[column]],
@@ -164,10 +164,10 @@ def _components() -> list[Cell]:
     ]
 
 
-def _forms() -> list[Cell]:
+def _forms() -> list[StudyCell]:
     shapes = {"squared": "1 - (1 - z)(sK)^2", "linear": "1 - (1 - z)(sK)", "none": "z"}
     return [
-        Cell(name=name, factors={"B(z; s), s < 1/K": shape}, overrides=[f"method.balancing={name}"])
+        StudyCell(name=name, factors={"B(z; s), s < 1/K": shape}, overrides=[f"method.balancing={name}"])
         for name, shape in shapes.items()
     ]
 
@@ -210,7 +210,7 @@ _ALL = (
         name="clusters",
         asks="Accuracy by number of clusters",
         paper="the table of K (32,768 to 98,304)",
-        cells=[Cell(name=f"k{K}", factors={"K": str(K)}, overrides=[f"method.clusters={K}"]) for K in CLUSTERS],
+        cells=[StudyCell(name=f"k{K}", factors={"K": str(K)}, overrides=[f"method.clusters={K}"]) for K in CLUSTERS],
         picture="lines",
         across="K",
     ),

@@ -10,7 +10,7 @@ from typing import Any
 
 from excb.console import duration
 
-from .studies import Cell, Study
+from .studies import Study, StudyCell
 
 # Figure of a cell -> heading and decimals.
 FIGURES = {
@@ -64,10 +64,10 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
+class CellResults:
     """One cell's finished seeds."""
 
-    cell: Cell
+    cell: StudyCell
     runs: Sequence[dict[str, Any]]  # contents of `cell.json`, by seed
 
     @property
@@ -87,12 +87,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class StudyTable:
     """All finished cells of a study, and the references: the network that they start from, pixels, a histogram."""
 
     study: Study
-    rows: Sequence[Row]
-    references: Sequence[Row]
+    rows: Sequence[CellResults]
+    references: Sequence[CellResults]
     tried: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # cell -> setting -> the tuning's criterion
 
     @property
@@ -101,7 +101,7 @@ class Table:
         return "knn_top1" if any(row.spread("knn_top1") for row in self._all) else "neighbour_agreement"
 
     @property
-    def _all(self) -> list[Row]:
+    def _all(self) -> list[CellResults]:
         return [row for row in (*self.rows, *self.references) if row.runs]
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from excb.errors import UserError
 
-from .studies import Cell
+from .studies import StudyCell
 
 # Cells are tuned by the first of these that was measured: on training images, so that held-out ones decide nothing.
 CRITERIA = ("knn_leave_one_out", "neighbour_agreement")
@@ -43,7 +43,7 @@ class Tuning:
         choices = [[f"{name.strip()}={value.strip()}" for value in values.split(",")] for name, _, values in fields]
         return list(itertools.product(*choices))
 
-    def trials(self, cell: Cell) -> list[Cell]:
+    def trials(self, cell: StudyCell) -> list[StudyCell]:
         """The cell with each of the settings, in a folder of its own within the cell's."""
         return [
             replace(

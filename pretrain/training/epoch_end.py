@@ -8,9 +8,9 @@ from excb.errors import UserError
 
 from ..run.alarms import AlarmState, Health, coincident
 from ..run.gain import SOURCE, TARGET
-from ..run.gauge import Gauge
 from ..run.journal import Journal
-from ..run.monitor import Monitor, Reading, StoppedError
+from ..run.monitor import Monitor, NetworkFigures, StoppedError
+from ..run.probe import Probe
 from .state import RunState
 
 
@@ -25,19 +25,19 @@ class EpochEnd:
         recipe, self._state, self._reporter = state.recipe, state, reporter
         device, workers = state.trainer.device, state.feed.workers
         self.monitor = Monitor(state.feed.indexed, recipe, device=device, workers=workers)
-        self.gauges = {
-            name: Gauge(name, data, recipe, device=device, workers=workers, note=reporter.note)
+        self.probes = {
+            name: Probe(name, data, recipe, device=device, workers=workers, note=reporter.note)
             for name, data in ((TARGET, recipe.monitor.data), (SOURCE, recipe.monitor.source))
             if data is not None
         }
-        self._follow_gauges()
+        self._follow_probes()
         assignments = state.trainer.schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
         self._health = Health(recipe, assignments=assignments, state=AlarmState.from_dict(state.progress.health))
 
-    def _follow_gauges(self) -> None:
+    def _follow_probes(self) -> None:
         """Note what figures are measured on. Others than before cannot be compared with what a run has measured."""
         progress = self._state.progress
-        now = {name: gauge.identity for name, gauge in self.gauges.items()}
+        now = {name: probe.identity for name, probe in self.probes.items()}
         if progress.step and now != progress.gauges:
             changed = next(name for name in (TARGET, SOURCE) if now.get(name) != progress.gauges.get(name))
             field = {TARGET: "monitor.data", SOURCE: "monitor.source"}[changed]
@@ -85,7 +85,7 @@ class EpochEnd:
             too_large = model.sizes.cpu() * len(counts) > 1
             figures["held_empty_clusters"] = int(((counts == 0) & too_large).sum())
         last = epoch == recipe.optim.epochs
-        readings: dict[str, Reading] = {}
+        readings: dict[str, NetworkFigures] = {}
         # A frozen backbone is still the start's, which is measured.
         changed = progress.start is None or epoch > recipe.adapt.warmup_epochs
         if last or (changed and epoch % recipe.monitor.every_epochs == 0):
@@ -110,7 +110,7 @@ class EpochEnd:
             journal.write("alarm", progress.step, {"epoch": epoch, "name": alarm.name, "message": alarm.message})
         return bool(readings) or last or epoch % recipe.run.save_epochs == 0, False
 
-    def _compare(self, figures: dict[str, Any], readings: dict[str, Reading], *, last: bool) -> None:
+    def _compare(self, figures: dict[str, Any], readings: dict[str, NetworkFigures], *, last: bool) -> None:
         """Keep the best epoch, and end a run that only loses. Where the start was measured, it wins a tie."""
         progress, adapt = self._state.progress, self._state.recipe.adapt
         before = None if progress.best is None else progress.best["score"]
@@ -127,12 +127,12 @@ class EpochEnd:
         if adapt.patience is not None and progress.losing >= adapt.patience and not last:
             progress.ended = f"{progress.losing} measurements in a row brought nothing better (adapt.patience)"
 
-    def _measure(self, what: str, stop: StopRequest) -> tuple[dict[str, float], dict[str, Reading]]:
+    def _measure(self, what: str, stop: StopRequest) -> tuple[dict[str, float], dict[str, NetworkFigures]]:
         """All figures, and the readings of target and source; StoppedError if the run was asked to stop.
 
         The score that selects the best epoch is the target's figure, or in runs that have no target the monitor's.
         """
-        passes = self.monitor.passes + sum(gauge.passes for gauge in self.gauges.values())
+        passes = self.monitor.passes + sum(probe.passes for probe in self.probes.values())
         backbone = self._state.trainer.model.teacher.backbone
         with self._reporter.progress(f"measuring {what}", passes) as bar:
 
@@ -143,9 +143,9 @@ class EpochEnd:
 
             readings = {TARGET: self.monitor.read(backbone, advance, agreed=stop.agreed)}
             figures = dict(readings[TARGET].figures)
-            for name, gauge in self.gauges.items():
-                readings[name] = gauge.read(backbone, advance, agreed=stop.agreed)
+            for name, probe in self.probes.items():
+                readings[name] = probe.read(backbone, advance, agreed=stop.agreed)
                 figures |= readings[name].figures
-        if TARGET in self.gauges or self._state.recipe.measures_start:
+        if TARGET in self.probes or self._state.recipe.measures_start:
             figures["score"] = readings[TARGET].value
         return figures, readings

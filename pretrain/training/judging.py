@@ -27,7 +27,7 @@ from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
 from ..run.monitor import Monitor, StoppedError
 from ..run.taught import NetworkCost, measure_cost
-from ..verdict import FIGURES, GUESSING, PATCHES, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge
+from ..verdict import FIGURES, GUESSING, PATCHES, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge_run
 from .epoch_end import EpochEnd
 from .state import RunState
 
@@ -60,7 +60,7 @@ def verdict(
 
     Args:
         state: of the run, at its end.
-        measured: the run's monitor, whose images are measured, and its gauges.
+        measured: the run's monitor, whose images are measured, and its probes.
         reporter: for messages and progress.
         stop: may ask to stop.
         folder: of the run; None on ranks without.
@@ -104,7 +104,7 @@ def _judged(
         adapted=_adapted(state, measured),
         costs=costs,
     )
-    return judge(run)
+    return judge_run(run)
 
 
 def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
@@ -116,9 +116,9 @@ def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
         before, after = (progress.hits.get(f"{moment}_{name}") for moment in ("start", "best"))
         if before is None or after is None or len(before) != len(after):  # an image could not be read any more
             continue
-        gauge = measured.gauges.get(name)
-        on = gauge.measured_on if gauge is not None else "training images"
-        figure = next(each for each in FIGURES if (f"{name}_{each}" if gauge is not None else each) in progress.best)
+        probe = measured.probes.get(name)
+        on = probe.measured_on if probe is not None else "training images"
+        figure = next(each for each in FIGURES if (f"{name}_{each}" if probe is not None else each) in progress.best)
         # Only the target's figure chose the best of several networks.
         tries = progress.measurements if name == TARGET else 1
         gains[name] = Gain.between(before, after, figure=FIGURES[figure], measured_on=on, tries=tries)

@@ -97,7 +97,7 @@ def start(
         reporter.note(run_on_rank0(lambda: start_from(model, recipe, images)))
     if contents is not None:
         teaching.refuse_other_teachers(taught, contents.get("teachers", []))
-    teaching.prepare(taught, recipe, feed, reporter, device)
+    teaching.prepare_teaching(taught, recipe, feed, reporter, device)
     steps = recipe.steps_per_epoch(len(images))
     trainer = trainer_for(model, recipe, device, steps_per_epoch=steps, targets=taught.targets)
     if contents is None:

@@ -86,7 +86,9 @@ def load(recipe: Recipe, device: torch.device, given: Mapping[str, Backbone] | N
     return Teaching(load_teachers(settings, device, dtype=dtype, given=given) if settings.active else [])
 
 
-def prepare(teaching: Teaching, recipe: Recipe, feed: BatchFeed, reporter: Reporter, device: torch.device) -> None:
+def prepare_teaching(
+    teaching: Teaching, recipe: Recipe, feed: BatchFeed, reporter: Reporter, device: torch.device
+) -> None:
     """Compute the teachers' features of all images, or of a sample where they see every view; all ranks call this.
 
     Raises:

@@ -15,11 +15,11 @@ from tests.clone import ROOT
 # Writes more than a pipe holds, or less than Python's buffer: the latter reaches the pipe only when the program ends.
 WRITER = """
 import sys
-from excb.errors import run
+from excb.errors import run_program
 def main():
     print("x" * int(sys.argv[1]))
     return 0
-sys.exit(run("program", main))
+sys.exit(run_program("program", main))
 """
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from excb.checkpoint import run_checkpoint
 from excb.pretrain.run.run_folder import refuse_other_run
-from excb.pretrain.study.cell import FILE, SCHEMA, Job
+from excb.pretrain.study.cell import FILE, SCHEMA, CellRun
 from excb.remote.download import _Known, _read_known
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
@@ -50,7 +50,7 @@ def test_recipes_of_runs(guard: Guard, text: bytes) -> None:
 
 @fuzz(KIND, inputs=200, text=hostile.json_text(CELL), begun=hostile.json_text(STORED))
 def test_cells_of_studies(guard: Guard, text: bytes, begun: bytes) -> None:
-    job = Job("linear", (), (), RECIPE, guard.folder / "cell")
+    job = CellRun("linear", (), (), RECIPE, guard.folder / "cell")
     job.folder.mkdir()
     (job.folder / "recipe.json").write_bytes(begun)
     guard.run(lambda: job.changes(SETS))

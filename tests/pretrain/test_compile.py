@@ -16,13 +16,13 @@ from torch._dynamo.backends.distributed import DDPOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
 
-from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.architecture import Architecture
 from excb.pretrain import step as step_module
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
+from tests.forked import launch
 from tests.pretrain.compiled_steps import PRECISIONS, RESNET, VIT, compiled_by, compiled_step, matrix
 from tests.pretrain.small_runs import OVERRIDES
 from tests.pretrain.test_step import saved_bytes
@@ -109,7 +109,7 @@ def test_an_older_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     small = (*OVERRIDES, *VIT, "efficiency.compile=true", "efficiency.checkpointing=true")
     recipe = apply(find_recipe("quickstart"), small)
     with pytest.raises(UserError, match=r"torch 2\.14\.1\+cu130 may not compile .*: install torch 2\.15 or newer"):
-        step_module.prepare(build_model(recipe), recipe, torch.device("cpu"))
+        step_module.prepare_model(build_model(recipe), recipe, torch.device("cpu"))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own look, where it goes on

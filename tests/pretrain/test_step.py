@@ -40,7 +40,7 @@ RESNET = ("model.backbone=resnet18", "model.options={}")
 def trainer(
     *overrides: str, prepare: Callable[[nn.Module], object] = lambda _student: None, device: str = "cpu"
 ) -> Trainer:
-    """A trainer of a small recipe; `prepare` may change the student's backbone."""
+    """A trainer of a small recipe; `prepare_model` may change the student's backbone."""
     recipe = apply(find_recipe("quickstart"), [*OVERRIDES, "optim.warmup_epochs=0", *overrides])
     recipe = resolved(recipe, torch.device(device))
     model = build_model(recipe)
@@ -282,9 +282,9 @@ def test_statistics_over_ranks_of_a_rejected_step_are_restored() -> None:
 def test_bf16_is_refused_on_cpus_where_torch_computes_wrong_numbers() -> None:
     recipe = find_recipe("rn10_tiny").change(efficiency={"precision": "bf16"})
     with pytest.raises(UserError, match=r"resnet10t with views of 16 pixels.*efficiency\.precision=fp32"):
-        step_module.prepare(build_model(recipe), recipe, torch.device("cpu"))
+        step_module.prepare_model(build_model(recipe), recipe, torch.device("cpu"))
     larger = recipe.change(views={"local_size": 40, "global_size": 40})
-    step_module.prepare(build_model(larger), larger, torch.device("cpu"))
+    step_module.prepare_model(build_model(larger), larger, torch.device("cpu"))
 
 
 # No ResNet in bf16: oneDNN's convolution of one pixel reads memory that nobody wrote (torch 2.15), NaN now and then.

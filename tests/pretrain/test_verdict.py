@@ -14,7 +14,7 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.run.monitor import Monitor
 from excb.pretrain.run.taught import NetworkCost
-from excb.pretrain.verdict import RunFigures, Verdict, guessing, judge
+from excb.pretrain.verdict import RunFigures, Verdict, guessing, judge_run
 from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import OVERRIDES, write_images
 from tests.run_files import write_run
@@ -47,7 +47,7 @@ COSTS = {"run": NetworkCost(700_000, 2.7, 1.0), "mobilenetv2": NetworkCost(2_100
 
 
 def test_a_student_is_judged_beside_its_teacher_which_is_no_mere_comparison() -> None:
-    verdict = judge(run(60.0, references=REFERENCES | {"mobilenetv2": 65.0, "other": 70.0}, costs=COSTS))
+    verdict = judge_run(run(60.0, references=REFERENCES | {"mobilenetv2": 65.0, "other": 70.0}, costs=COSTS))
     assert verdict.learned is True  # a teacher is no reference that a student must be ahead of
     assert "It keeps 92 % of the k-NN top-1 of mobilenetv2 (60.0 of 65.0 %) at 1/4 of its time" in verdict.summary
     assert verdict.summary.endswith("For comparison: other (70.0 %).")
@@ -55,7 +55,7 @@ def test_a_student_is_judged_beside_its_teacher_which_is_no_mere_comparison() ->
 
 
 def test_a_student_below_its_references_does_not_help() -> None:
-    verdict = judge(run(40.0, references=REFERENCES | {"mobilenetv2": 65.0}, costs=COSTS))
+    verdict = judge_run(run(40.0, references=REFERENCES | {"mobilenetv2": 65.0}, costs=COSTS))
     assert verdict.learned is None
     assert "On these images it does not help: use mobilenetv2 as it is" in verdict.summary
     assert not any("adapt NAME" in line for line in verdict.advice)  # the sentence names a trained network already
@@ -87,7 +87,7 @@ def test_a_run_with_a_teacher_reports_and_prints_what_both_cost(
     ],
 )
 def test_a_run_is_judged_by_what_it_is_ahead_of(figure: float, measured: int, learned: bool | None, words: str) -> None:
-    verdict = judge(run(figure, measured=measured))
+    verdict = judge_run(run(figure, measured=measured))
     assert verdict.learned is learned
     assert words in verdict.summary
 
@@ -96,7 +96,7 @@ def test_the_margin_is_that_of_two_shares() -> None:
     one = run(60.0)
     expected = 1.96 * math.sqrt((0.6 * 0.4 + 0.509 * 0.491) / 2640)
     assert one.margin("colour_histogram") == pytest.approx(100 * expected)
-    just, barely = (judge(run(50.9 + 100 * expected + more)).learned for more in (0.05, -0.05))
+    just, barely = (judge_run(run(50.9 + 100 * expected + more)).learned for more in (0.05, -0.05))
     assert (just, barely) == (True, None)
 
 
@@ -107,7 +107,7 @@ def test_an_alarm_of_a_failed_run_decides_and_all_alarms_are_repeated() -> None:
         {"kind": "alarm", "epoch": 9, "name": "chance", "message": "again"},
     ]
     changes = {"method": {"clusters": 8192}, "optim": {"epochs": 2}}
-    verdict = judge(run(60.0, changes=changes, alarms=alarms, active=["chance"]))
+    verdict = judge_run(run(60.0, changes=changes, alarms=alarms, active=["chance"]))
     assert verdict.learned is False
     assert verdict.summary.startswith("This run failed: its loss is no better than chance. It has a k-NN top-1 of 60.0")
     assert verdict.alarms == (
@@ -126,12 +126,12 @@ def test_advice_follows_from_the_curve() -> None:
     rising = epochs({"knn_top1": 40.0}, {"knn_top1": 55.0}, {"knn_top1": 58.0}, {"knn_top1": 60.0})
     flat = epochs({"knn_top1": 59.0}, {"knn_top1": 59.5}, {"knn_top1": 59.6}, {"knn_top1": 60.0})
     unmeasured = epochs({"loss": 4.0}, {"loss": 3.0}, {"loss": 2.5}, {"loss": 2.0, "knn_top1": 60.0})
-    (advice,) = judge(run(60.0, epochs=rising)).advice
+    (advice,) = judge_run(run(60.0, epochs=rising)).advice
     assert advice == (
         "train longer: optim.epochs=80 in another --out (k-NN top-1 still rose by 2.0 points after epoch 30)"
     )
-    assert judge(run(60.0, epochs=flat)).advice == ()
-    assert "the loss still fell from 2.500 to 2.000" in judge(run(60.0, epochs=unmeasured)).advice[0]
+    assert judge_run(run(60.0, epochs=flat)).advice == ()
+    assert "the loss still fell from 2.500 to 2.000" in judge_run(run(60.0, epochs=unmeasured)).advice[0]
 
 
 def test_colours_that_views_lose_are_named_where_a_histogram_is_best() -> None:
@@ -139,15 +139,15 @@ def test_colours_that_views_lose_are_named_where_a_histogram_is_best() -> None:
         words = "try views that keep the colours, which tell these images apart (views.jitter=0 views.grey=0)"
         return any(advice.startswith(words) for advice in verdict.advice)
 
-    assert named(judge(run(45.0, changes={"views": {"jitter": 0.8}})))
-    assert not named(judge(run(45.0)))
+    assert named(judge_run(run(45.0, changes={"views": {"jitter": 0.8}})))
+    assert not named(judge_run(run(45.0)))
     few_colours = REFERENCES | {"colour_histogram": 10.0}
-    assert not named(judge(run(45.0, references=few_colours, changes={"views": {"jitter": 0.8}})))
+    assert not named(judge_run(run(45.0, references=few_colours, changes={"views": {"jitter": 0.8}})))
 
 
 def test_colours_are_named_beside_better_patches_unless_the_run_is_ahead_of_them() -> None:
     beside, changes = REFERENCES | {"patches": 70.0}, {"views": {"jitter": 0.8}}
-    behind, ahead = (judge(run(figure, references=beside, changes=changes)) for figure in (45.0, 60.0))
+    behind, ahead = (judge_run(run(figure, references=beside, changes=changes)) for figure in (45.0, 60.0))
     assert "25.0 points below whitened patches with k-means (70.0 %), for which no training run" in behind.summary
     assert any("keep the colours" in advice for advice in behind.advice)
     assert ahead.learned is None
@@ -156,18 +156,18 @@ def test_colours_are_named_beside_better_patches_unless_the_run_is_ahead_of_them
 
 
 def test_the_checkpoint_that_a_run_started_from_may_be_the_best_reference() -> None:
-    verdict = judge(run(45.0, references=REFERENCES | {"patches": 52.0, "start": 58.0}))
+    verdict = judge_run(run(45.0, references=REFERENCES | {"patches": 52.0, "start": 58.0}))
     assert "13.0 points below the checkpoint it started from (58.0 %)" in verdict.summary
 
 
 def test_what_was_only_asked_for_does_not_decide() -> None:
-    verdict = judge(run(60.0, references=REFERENCES | {"rn50_400ep": 90.0}))
+    verdict = judge_run(run(60.0, references=REFERENCES | {"rn50_400ep": 90.0}))
     assert verdict.learned is True
     assert "For comparison: rn50_400ep (90.0 %)." in verdict.summary
 
 
 def test_without_labels_instances_decide_and_the_unit_is_told() -> None:
-    verdict = judge(run(60.0, name="instance_retrieval"))
+    verdict = judge_run(run(60.0, name="instance_retrieval"))
     assert verdict.learned is True
     assert "instance retrieval of 60.0 % (of 2,640 train images that are nearest to their own" in verdict.summary
     assert "Without labels" in verdict.summary
@@ -180,7 +180,7 @@ def test_guesses_against_counts() -> None:
 
 
 def test_a_verdict_survives_its_file() -> None:
-    verdict = judge(run(45.0))
+    verdict = judge_run(run(45.0))
     assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
     for wrong in ({"learned": "yes"}, {"references": 3}, {"references": {"pixels": {"knn_top1": "many"}}}):
         with pytest.raises((AttributeError, LookupError, TypeError, ValueError)):
@@ -260,7 +260,7 @@ def test_a_run_that_continues_another_is_compared_with_its_start(finished: Path,
 
 def test_recipes_without_measurements_are_judged_by_the_loss() -> None:
     assert replace(run(60.0), epochs=[{"epoch": "x", "loss": None}, {"loss": 3.0}]).epochs
-    assert judge(replace(run(60.0), epochs=[{"epoch": "x", "loss": None}, {"loss": 3.0}])).advice == ()
+    assert judge_run(replace(run(60.0), epochs=[{"epoch": "x", "loss": None}, {"loss": 3.0}])).advice == ()
 
 
 def test_checkpoints_to_compare_with_are_loaded_before_training(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import torch
 import excb
 from excb.checkpoint import run_checkpoint
 from excb.checkpoint.stored import Which
-from excb.distributed.launch import launch
 from excb.files.run_files import read_metrics
 from excb.networks.features import Inputs, extract
 from excb.pretrain.__main__ import main
@@ -20,6 +19,7 @@ from excb.pretrain.run.watch_process import WatchProcess
 from excb.pretrain.training.epoch_end import EpochEnd
 from excb.transfer.cli import main as evaluate
 from excb.zoo.export import export
+from tests.forked import launch
 from tests.pretrain.adapt.adapted_runs import CONV, VIT, command, write_start
 from tests.pretrain.small_runs import assert_same, stopped_before, write_images
 
@@ -69,11 +69,11 @@ def scores(monkeypatch: pytest.MonkeyPatch, *values: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The gauge
+# The probes
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_start_is_epoch_0_and_the_gauge_is_the_cores_knn(
+def test_the_start_is_epoch_0_and_the_probe_is_the_cores_knn(
     finished: Path, starts: dict[str, Path], images: Path, tmp_path: Path
 ) -> None:
     epochs = [line for line in read_metrics(finished) if line["kind"] == "epoch"]
@@ -101,7 +101,7 @@ def test_the_warm_up_is_not_measured_as_the_network_is_the_start(finished: Path)
     assert [line["released_layers"] for line in steps] == [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4]
 
 
-def test_without_labels_the_gauge_is_retrieval(starts: dict[str, Path], images: Path, tmp_path: Path) -> None:
+def test_without_labels_the_probe_is_retrieval(starts: dict[str, Path], images: Path, tmp_path: Path) -> None:
     flat = tmp_path / "flat"
     flat.mkdir()
     for number, file in enumerate(sorted(images.rglob("*.png"))):
@@ -112,7 +112,7 @@ def test_without_labels_the_gauge_is_retrieval(starts: dict[str, Path], images: 
     assert "knn_top1" not in start
 
 
-def test_the_gauge_prefers_val_and_leaves_test_unseen(images: Path, tmp_path: Path) -> None:
+def test_the_probe_prefers_val_and_leaves_test_unseen(images: Path, tmp_path: Path) -> None:
     for part in ("train", "val", "test"):
         write_images(tmp_path / part, each=2)
     chosen = find_sets(tmp_path, held_out=("val", "test")).held_out
@@ -312,7 +312,7 @@ def test_mistakes_are_one_line(
     assert len(error.strip().splitlines()) == 1
 
 
-def test_another_gauge_is_refused_once_the_start_is_measured(
+def test_another_probe_is_refused_once_the_start_is_measured(
     finished: Path, starts: dict[str, Path], images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = command(starts["conv"], images, finished, f"monitor.data={images}/train", f"monitor.source={images}/val")
@@ -321,7 +321,7 @@ def test_another_gauge_is_refused_once_the_start_is_measured(
 
 
 def test_an_older_run_resumes(starts: dict[str, Path], images: Path, tmp_path: Path) -> None:
-    """Its recipe has neither the section nor the gauges, its checkpoint none of the new fields."""
+    """Its recipe has neither the section nor the probes, its checkpoint none of the new fields."""
     own = [word for word in command(starts["conv"], images, tmp_path / "run")[2:] if not word.startswith("adapt.")]
     line = [
         "quickstart",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from excb.pretrain.distil.distillation import pair_weights
+from excb.pretrain.distil.distillation import target_pair_weights
 from excb.pretrain.distil.settings import DistilSettings
 
 GLOBALS, VIEWS, IMAGES, WIDTH = 2, 3, 4, 5
@@ -43,7 +43,7 @@ def targets(sees: str, seed: int = 1) -> Tensor:
 
 def weights(sees: Any) -> Tensor:
     """Of every pair, [T, V]."""
-    return pair_weights(sees, GLOBALS, VIEWS)
+    return target_pair_weights(sees, GLOBALS, VIEWS)
 
 
 def same_value_and_gradient(

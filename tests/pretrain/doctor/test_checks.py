@@ -9,7 +9,7 @@ from excb.console import Reporter
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 from excb.pretrain.doctor import checks
-from excb.pretrain.doctor.checks import Check, Subject, examine
+from excb.pretrain.doctor.checks import Check, CheckedMachine, examine
 from excb.pretrain.doctor.finding import Finding, Verdict
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipe import Recipe
@@ -22,11 +22,11 @@ def images(tmp_path: Path) -> ImageSet:
     return scan_folder(write_images(tmp_path / "images", classes=2, each=3))
 
 
-def subject(images: ImageSet, recipe: Recipe | None, gpus: int | None = None) -> Subject:
-    return Subject(images, recipe, Place(images.root / "run"), Reporter(quiet=True), gpus=gpus)
+def subject(images: ImageSet, recipe: Recipe | None, gpus: int | None = None) -> CheckedMachine:
+    return CheckedMachine(images, recipe, Place(images.root / "run"), Reporter(quiet=True), gpus=gpus)
 
 
-def finds(name: str, verdict: Verdict = "ok") -> Callable[[Subject], list[Finding]]:
+def finds(name: str, verdict: Verdict = "ok") -> Callable[[CheckedMachine], list[Finding]]:
     return lambda _: [Finding(name, verdict, "")]
 
 

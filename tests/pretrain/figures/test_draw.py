@@ -202,7 +202,7 @@ def test_tsne_of_a_run(run: Path, images: Path, tmp_path: Path) -> None:
     assert_drawn(tmp_path, "tsne", run, "--data", images, "--classes", "class2", "class0")
     from excb.console import Reporter
 
-    plane = tsne.embed(str(run), images, Reporter(quiet=True), classes=["class2", "class0"], each=4)
+    plane = tsne.compute_plane(str(run), images, Reporter(quiet=True), classes=["class2", "class0"], each=4)
     assert plane.points.shape == (8, 2)
     assert np.isfinite(plane.points).all()
     assert plane.labels.tolist() == [0] * 4 + [1] * 4

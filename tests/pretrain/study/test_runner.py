@@ -25,7 +25,7 @@ from excb.pretrain.run import sets
 from excb.pretrain.study import cell as study_cell
 from excb.pretrain.study import figures, runner
 from excb.pretrain.study.studies import BASE, STUDIES
-from excb.pretrain.study.table import Row, Table
+from excb.pretrain.study.table import CellResults, StudyTable
 from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
@@ -72,7 +72,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     names: list[tuple[str, int]] = []
     real = study_cell.run_cell
 
-    def noted(job: study_cell.Job, *rest: Any) -> int:
+    def noted(job: study_cell.CellRun, *rest: Any) -> int:
         names.append((job.cell, job.seed))
         return real(job, *rest)
 
@@ -157,7 +157,7 @@ def test_cells_figures_are_those_of_the_run(images: Path, finished: Path) -> Non
     found = cell(finished, "linear", 1)
     recipe = apply(find_recipe(BASE), [*found["overrides"], "run.seed=1"])
     assert "method.balancing=linear" in found["overrides"]
-    assert study_cell.digest(recipe) == found["recipe_digest"]
+    assert study_cell.recipe_digest(recipe) == found["recipe_digest"]
     last = json.loads((run / "report.json").read_text())["last"]
     assert found["figures"]["loss"] == last["loss"]
     assert found["figures"]["knn_leave_one_out"] == last["knn_top1"]
@@ -208,21 +208,21 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
     """Cells of made-up figures, which no run is needed for."""
     chosen = STUDIES[name]
     model = cell(finished, "linear", 0)
-    grid = runner.Grid(chosen, sets.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:11]])
+    grid = runner.StudyGrid(chosen, sets.find_sets(images), tmp_path, ["optim.batch=8", *OVERRIDES[:11]])
     made_up = {"training": [1.5, 1.0, 1.0, 0.5], "by_z": [2.0, 1.0, 1.0, 0.0]}
     rows = []
     for place, one in enumerate(chosen.cells):
         found = [
             model | {"seed": seed, "sizes": made_up, "figures": {"knn_top1": 10.0 * place + seed}} for seed in SEEDS
         ]
-        rows.append(Row(one, found))
-    table = Table(chosen, rows, [Row(one, []) for one in grid.references])
+        rows.append(CellResults(one, found))
+    table = StudyTable(chosen, rows, [CellResults(one, []) for one in grid.references])
     for weights in chosen.contrasts.values():
         places = [[one.name for one in chosen.cells].index(name) for name in weights]
         pairs = list(zip(weights.values(), places, strict=True))
         differences = [sum(weight * (10.0 * place + seed) for weight, place in pairs) for seed in SEEDS]
         assert table.paired(weights) == pytest.approx(differences)
-    files = figures.draw(table, tmp_path)
+    files = figures.draw_study(table, tmp_path)
     assert [file.name for file in files] == ["picture.png", "picture.svg"]
     assert all(file.stat().st_size > 5000 for file in files)
     if chosen.across is None:
@@ -238,7 +238,7 @@ def test_every_kind_of_picture_and_table(images: Path, finished: Path, tmp_path:
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_cell_is_a_recipe_of_its_own(name: str) -> None:
     cells = STUDIES[name].cells
-    digests = {study_cell.digest(apply(find_recipe(BASE), one.overrides)) for one in cells}
+    digests = {study_cell.recipe_digest(apply(find_recipe(BASE), one.overrides)) for one in cells}
     assert len(digests) == len(cells) > 1
     assert len({one.name for one in cells}) == len(cells)
 
@@ -352,7 +352,7 @@ def test_without_labels_the_agreement_of_neighbours_compares(
     real = study_cell.run_cell
     failing = {"linear"}
 
-    def failing_once(job: study_cell.Job, *rest: Any) -> int:
+    def failing_once(job: study_cell.CellRun, *rest: Any) -> int:
         if job.cell in failing:
             failing.clear()
             raise UserError("diverged")
@@ -389,7 +389,7 @@ def test_cells_try_the_same_values_and_their_best_goes_on(
     scores = {("linear", "0.1", "0.9"): 40.0, ("linear", "0.05", "0"): 30.0, ("none", "0.05", "0.9"): 12.0}
     real = study_cell._measure
 
-    def scored(job: study_cell.Job, *rest: Any) -> dict[str, Any]:
+    def scored(job: study_cell.CellRun, *rest: Any) -> dict[str, Any]:
         optim = job.recipe.optim
         known = {
             "knn_leave_one_out": scores.get(

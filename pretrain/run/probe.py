@@ -1,4 +1,4 @@
-"""The gauge: how well a network does on images besides those it trains on, or before and after training on them.
+"""The probe: how well a network does on images besides those it trains on, or before and after training on them.
 
 k-NN accuracy where the images have labels: held-out images by training images, else each image by the others. Without
 labels it is the share of images that are nearest to their own augmented view.
@@ -22,14 +22,14 @@ from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
 
 from ..recipe import Recipe
-from .monitor import KNN_TEMPERATURE, Monitor, Reading, StoppedError, fixed_subset, gathered, usable
-from .sets import Sets, find_sets
+from .monitor import KNN_TEMPERATURE, Monitor, NetworkFigures, StoppedError, fixed_subset, gather_features, usable
+from .sets import ImageSets, find_sets
 
 # Images that a checkpoint is chosen by. Those of `test` stay unseen where there are others.
 CHOSEN_BY = ("val", "test")
 
 
-class Gauge:
+class Probe:
     """Measures a network on the images of one folder; each rank extracts features of its part.
 
     Args:
@@ -89,11 +89,11 @@ class Gauge:
         progress: Callable[[int], None] = lambda _done: None,
         *,
         agreed: Callable[[], bool] = lambda: False,
-    ) -> Reading:
+    ) -> NetworkFigures:
         """Measure; the backbone's state is untouched. Arguments and exceptions as in `Monitor.measure`.
 
         Returns:
-            The reading of one figure, whose name begins with the gauge's.
+            The reading of one figure, whose name begins with the probe's.
         """
         if self._monitor is not None:
             reading = self._monitor.read(backbone, progress, agreed=agreed)
@@ -102,7 +102,7 @@ class Gauge:
                 bank, queries = self._features(backbone, progress, agreed)
             reading = run_on_rank0(lambda: self._knn(bank, queries))
         name = f"{self.name}_{reading.decisive}"
-        return Reading({name: reading.value}, name, reading.hits)
+        return NetworkFigures({name: reading.value}, name, reading.hits)
 
     def _mine(self, images: Images) -> range:
         return range(rank(), len(images), world_size())
@@ -117,15 +117,15 @@ class Gauge:
                 mine.append(extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress))
         if agreed():
             raise StoppedError
-        bank, queries = map(gathered, mine)
+        bank, queries = map(gather_features, mine)
         return bank, queries
 
-    def _knn(self, bank: Features, queries: Features) -> Reading:
+    def _knn(self, bank: Features, queries: Features) -> NetworkFigures:
         assert self._bank.labels is not None
         assert self._queries.labels is not None
         assert self._bank.classes is not None
         if not usable(bank.rows) or not usable(queries.rows):
-            return Reading({"knn_top1": 0.0}, "knn_top1", torch.zeros(len(queries.rows), dtype=torch.bool))
+            return NetworkFigures({"knn_top1": 0.0}, "knn_top1", torch.zeros(len(queries.rows), dtype=torch.bool))
         k = min(self._recipe.monitor.k, len(bank.rows))
         labels, targets = (
             torch.from_numpy(images.labels)[features.samples]
@@ -134,10 +134,10 @@ class Gauge:
         neighbours = nearest(bank.rows, queries.rows, k)
         votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=len(self._bank.classes))
         best = votes[k, KNN_TEMPERATURE]
-        return Reading({"knn_top1": accuracy(best, targets)[0]}, "knn_top1", best.top1 == targets)
+        return NetworkFigures({"knn_top1": accuracy(best, targets)[0]}, "knn_top1", best.top1 == targets)
 
 
-def _here(sets: Sets) -> Sets:
+def _here(sets: ImageSets) -> ImageSets:
     """Sets in shards as this process sees them."""
     if isinstance(sets.train, ShardImages):
         sets = replace(sets, train=sets.train.here())
