@@ -55,7 +55,7 @@ def build_model(recipe: Recipe, teachers: Sequence[Teacher] = ()) -> ExCB:
 
 
 def distillation(recipe: Recipe, student: nn.Module, widths: Sequence[tuple[int, int | None]]) -> Distillation:
-    """What compares a student with frozen teachers: a head for each, with random weights from torch's generator.
+    """The comparison of a student with frozen teachers: a head for each, with random weights from torch's generator.
 
     Args:
         recipe: of the run.
@@ -136,7 +136,7 @@ def _begun(file: Path | None, init: str) -> dict[str, Any] | None:
 
 
 def _values_of(checkpoint: stored.Stored, recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """What a checkpoint says of the fields that a run may adopt; views of a foreign one follow its crop."""
+    """A checkpoint's values of the fields that a run may adopt; views of a foreign one follow its crop."""
     architecture, prepared, views = checkpoint.architecture, checkpoint.preprocessing, recipe.views
     side = prepared.crop
     grid = next(patch for patch in (16, 14, 8, 1) if side % patch == 0)

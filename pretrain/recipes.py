@@ -289,7 +289,7 @@ ALIASES = {"distill": "distil"}
 
 @dataclass(frozen=True)
 class About:
-    """What a recipe is for, for those who choose one."""
+    """The purpose of a recipe, for those who choose one."""
 
     purpose: str
     images: str  # how many it is made for
@@ -300,7 +300,7 @@ class About:
 
 
 def about(name: str) -> About:
-    """What the recipe of that name is for."""
+    """The purpose of the recipe of that name."""
     if name in _ABOUT:
         return _ABOUT[name]
     if name.startswith("vits16"):

@@ -145,7 +145,7 @@ def prepare_model(model: ExCB, recipe: Recipe, device: torch.device) -> ExCB:
 def trainer_for(
     model: ExCB, recipe: Recipe, device: torch.device, *, steps_per_epoch: int, targets: TargetSource | None = None
 ) -> "Trainer":
-    """What a run trains with.
+    """The trainer of a run.
 
     Args:
         model: new, with the weights that the run starts from; it is prepared here (`prepare_model`).

@@ -45,7 +45,7 @@ FEW = 5000  # images
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run came to.
+    """The verdict on a run.
 
     Attributes:
         learned: True if it is ahead of all references; False if it is not ahead of the same network untrained, or an
@@ -146,7 +146,7 @@ def tell(verdict: Verdict, reporter: Reporter, *, table: bool) -> None:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """What a verdict is about.
+    """The figures that a verdict judges.
 
     Attributes:
         recipe: of the run.
@@ -202,7 +202,7 @@ class RunFigures:
 
 
 def reference_title(reference: str) -> str:
-    """What people call a reference."""
+    """The usual name of a reference."""
     return TITLES.get(reference, reference)
 
 
@@ -265,7 +265,7 @@ def _comparisons(run: RunFigures) -> list[BesideTeacher]:
 
 
 def units(measured: int, k: int, figures: Iterable[str]) -> dict[str, str]:
-    """What figures count, in words.
+    """The units of figures, in words.
 
     Args:
         measured: number of images.

@@ -66,7 +66,7 @@ def augment_fused(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> 
 
 
 def _numbers(parameters: np.ndarray) -> np.ndarray:
-    """What the kernels read of each row, float32 [R, 13]; their columns are in `augmentation_kernels`."""
+    """The parameters of each row for the kernels, float32 [R, 13]; their columns are in `augmentation_kernels`."""
     order = np.where(parameters[:, [JITTER]] > 0, ORDERS[parameters[:, ORDER].astype(int)], -1)
     own = (2 * np.arange(3, dtype=np.float32) - 6 * parameters[:, [HUE]] + 3) % 6 - 3
     kept = parameters[:, [BRIGHTNESS, CONTRAST, SATURATION]]

@@ -23,7 +23,7 @@ CHUNK = 256  # files that are queued at once
 
 @dataclass(frozen=True)
 class Shrunk:
-    """What became of the images of a folder."""
+    """The outcome for the images of a folder."""
 
     written: int
     kept: int  # copies that were there already
@@ -100,15 +100,17 @@ def _copy(images: ImageSet, index: int, out: Path, side: int) -> tuple[Path, boo
 
 
 def _copied_name(name: str) -> str:
-    """What the smaller copy of a file is called."""
+    """The name of the smaller copy of a file."""
     return name if name.lower().endswith(JPEG) else f"{name}.jpg"
 
 
 def _check_size(copy: Path, file: Path, side: int) -> None:
     """Raise UserError if a copy that is there has another size than one that would be made now."""
-    there, whole = (min(stored_and_upright_size(each)[1]) for each in (copy, file))
-    if there != min(whole, side):
-        raise UserError(f"{copy} has {there} pixels and not {min(whole, side)}: choose another --out for other copies")
+    there, original = (min(stored_and_upright_size(each)[1]) for each in (copy, file))
+    if there != min(original, side):
+        raise UserError(
+            f"{copy} has {there} pixels and not {min(original, side)}: choose another --out for other copies"
+        )
 
 
 def _divisor(shorter: int, side: int) -> int:

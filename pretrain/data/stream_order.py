@@ -48,7 +48,7 @@ def reader_count(images: StreamImages, batch: int, world_size: int) -> int:
 
 
 def describe_order(images: StreamImages, batch: int, readers: int) -> str:
-    """What the user should know of a stream's order, in one message."""
+    """Describe a stream's order to the user, in one message."""
     buffer, steps = max(1, images.buffer // readers), len(images) // batch
     return (
         f"{images.root} is a stream of {images.shards:,} shards, {readers} shard readers and a shuffle buffer of "

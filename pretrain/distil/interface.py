@@ -12,7 +12,7 @@ from .settings import DistilSettings
 
 @dataclass(frozen=True)
 class Targets:
-    """What one teacher makes of a batch, as it comes from the network."""
+    """One teacher's outputs for a batch, as they come from the network."""
 
     rows: Tensor | None  # [T, B, D]: of the image (T = 1), of every view (T = V), or of the global ones (T = G)
     # For each resolution of the student's views [v, B, D, h, w]; None where no maps are compared.

@@ -22,7 +22,7 @@ MAP_IMAGES = 256  # whose cells give the statistics of maps
 
 
 class KeptTargets:
-    """What teachers made of whole images: the fast mode.
+    """The teachers' outputs for whole images, computed once: the fast mode.
 
     Args:
         features: of every teacher, of all images.

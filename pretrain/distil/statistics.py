@@ -1,4 +1,4 @@
-"""What a teacher's features have in common, taken away before they are compared: their mean, and their covariance."""
+"""Mean and covariance of a teacher's features, which are removed before features are compared."""
 
 from typing import Literal
 

@@ -156,7 +156,7 @@ class ViewInputs:
 
 
 class ViewTargets:
-    """What teachers make of the student's views, in every step: the consistent mode.
+    """The teachers' outputs for the student's views, computed in every step: the consistent mode.
 
     Args:
         teachers: on the device of the views.

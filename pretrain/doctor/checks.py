@@ -31,7 +31,7 @@ from .versions import check_versions
 
 @dataclass(frozen=True)
 class CheckedMachine:
-    """What is examined: the images, the machine and, where a recipe is given, what its run needs."""
+    """The subject of the checks: the images, the machine and, where a recipe is given, what its run needs."""
 
     images: CodedImages
     named_recipe: Recipe | None  # None where no recipe is given

@@ -69,17 +69,17 @@ def _spread(indices: Sequence[int], count: int) -> list[int]:
 
 def _judge(name: str, broken: dict[int, str], indices: int, max_share: float, *, of: int | None = None) -> Finding:
     sampled = of is not None and indices < of
-    whole = f"{indices:,} of {of:,} images" if sampled else f"all {indices:,} images"
+    counted = f"{indices:,} of {of:,} images" if sampled else f"all {indices:,} images"
     more = "; --all decodes every image" if sampled else ""
     if not broken:
-        return Finding(name, "ok", f"{whole}: none broken{more}")
+        return Finding(name, "ok", f"{counted}: none broken{more}")
     names = tuple(broken[index] for index in sorted(broken))
     too_many = len(broken) > max_share * indices
     consequence = f"a run refuses more than {max_share:.0%}" if too_many else "a run replaces them by others"
     return Finding(
         name,
         "error" if too_many else "warning",
-        f"{whole}: {plural(len(broken), 'is broken', 'are broken')}{such_as(names)}",
+        f"{counted}: {plural(len(broken), 'is broken', 'are broken')}{such_as(names)}",
         f"repair or remove them ({consequence}){more}",
         names,
     )

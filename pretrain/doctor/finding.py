@@ -1,4 +1,4 @@
-"""What a check found: ok, warning or error, and how to fix it."""
+"""The finding of a check: ok, warning or error, and how to fix it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

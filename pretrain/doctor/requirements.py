@@ -1,4 +1,4 @@
-"""What a recipe needs: bytes of a checkpoint and of a batch, and the memory and time of one step."""
+"""The requirements of a recipe: bytes of a checkpoint and of a batch, and the memory and time of one step."""
 
 import signal
 from collections.abc import Iterator, Sequence

@@ -129,12 +129,12 @@ def _alarms_in_words(run: Curves, width: int) -> str:
     """The alarms, each where it first rang, on lines of at most `width` characters."""
     lines: dict[str, list[str]] = {}
     for alarm in _placed(run):
-        said = f"Alarm in epoch {alarm['epoch']:g}: {alarm.get('message') or alarm['name']}"
-        lines.setdefault(alarm["name"], textwrap.wrap(printable(said), width, max_lines=3, placeholder=" ..."))
-    chosen = [line for each in list(lines.values())[:MOST_ALARMS] for line in each]
+        text = f"Alarm in epoch {alarm['epoch']:g}: {alarm.get('message') or alarm['name']}"
+        lines.setdefault(alarm["name"], textwrap.wrap(printable(text), width, max_lines=3, placeholder=" ..."))
+    shown = [line for each in list(lines.values())[:MOST_ALARMS] for line in each]
     if len(lines) > MOST_ALARMS:
-        chosen.append(f"and {len(lines) - MOST_ALARMS} more in {METRICS}")
-    return "\n".join(chosen).replace("$", r"\$")
+        shown.append(f"and {len(lines) - MOST_ALARMS} more in {METRICS}")
+    return "\n".join(shown).replace("$", r"\$")
 
 
 def statistics(runs: Sequence[Curves]) -> "Figure":

@@ -52,7 +52,7 @@ class Choice:
 
     @property
     def command(self) -> str:
-        """What to type."""
+        """The command to type."""
         gpus = ["--gpus", str(self.gpus)] if self.gpus else []
         return shlex.join(["excb-pretrain", self.recipe, "--data", self.data, *gpus, *self.values])
 
@@ -105,7 +105,7 @@ def choose(
 
 
 def _alternatives(number: int, data: str) -> str:
-    """What a trained network offers, as one reason."""
+    """One reason that names the trained networks to use instead."""
 
     def command(*words: str) -> str:
         return shlex.join(["excb-pretrain", *words, "--data", data])
@@ -180,20 +180,20 @@ def _large(number: int, device: torch.device, processes: int, reasons: list[str]
     # The contrastive term needs the whole batch at once.
     contrast = overrides.find_recipe(name).method.contrast > 0
     parts = [f"efficiency.accumulate={2**power}" for power in range(7)]
-    chosen = ""
+    fitting = ""
     trace: Trace | None = None
     for smaller in [f"optim.batch={2**power}" for power in range(8, 4, -1)] if contrast else parts:
         recipe = resolved(overrides.apply(overrides.find_recipe(name), [*values, smaller]), device)
         if recipe.optim.batch % (recipe.efficiency.accumulate * processes) == 0:
-            chosen = smaller
+            fitting = smaller
             trace = trace or trace_step(recipe)  # the batch changes, and the trace has none
             if step_memory(recipe, recipe.micro_batch(processes), trace).total < ROOM * memory:
                 break
-    require(bool(chosen), f"{processes} GPUs cannot share the batch of {name} equally: name --gpus 1, 2, 4 or 8")
+    require(bool(fitting), f"{processes} GPUs cannot share the batch of {name} equally: name --gpus 1, 2, 4 or 8")
     precision = recipe.efficiency.precision
     reasons.append(f"{precision}, which efficiency.precision=auto is on such a GPU")
-    reasons.append(f"{chosen}: what fits into {memory / 2**30:.0f} GiB, by the plan's count")
-    values.append(chosen)
+    reasons.append(f"{fitting}: what fits into {memory / 2**30:.0f} GiB, by the plan's count")
+    values.append(fitting)
     return name, values
 
 

@@ -69,7 +69,7 @@ def fake_views(recipe: Recipe, images: int) -> Views:
 
 
 def fake_targets(recipe: Recipe, teachers: Sequence[Teacher], views: Views) -> list[Targets]:
-    """What frozen teachers make of fake views, or made of their images before; call it in the fake mode.
+    """The frozen teachers' outputs for fake views, or for images seen before; call it in the fake mode.
 
     Raises:
         UserError: a teacher cannot see the student's views, or looks at values.

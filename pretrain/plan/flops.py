@@ -62,7 +62,7 @@ class Communication:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a recipe's networks have and do."""
+    """Parameters and FLOPs of a recipe's networks."""
 
     parameters: dict[str, dict[str, int]]  # of "student" and "teacher", by part
     flops: Flops
@@ -171,7 +171,7 @@ def meta_balancer(settings: MethodSettings) -> Balancer:
 
 
 def communication(recipe: Recipe, counts: Counts, processes: int) -> Communication:
-    """What processes exchange in a step.
+    """The bytes that processes exchange in a step.
 
     BatchNorm gathers mean, variance and count at once, and sums two numbers a channel in the backward pass.
 

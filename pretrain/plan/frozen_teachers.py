@@ -1,4 +1,4 @@
-"""What frozen teachers take: every image once before training, at their own size, or every view in every step.
+"""The cost of frozen teachers: every image once before training, at their own size, or every view in every step.
 
 The latter is counted with the step (`flops.count`, `trace.trace_step`). Here is what comes before it, and a summary.
 """
@@ -43,7 +43,7 @@ def load(recipe: Recipe, given: Mapping[str, Backbone] | None = None) -> list[Te
 
 
 def summary(recipe: Recipe, teachers: Sequence[Teacher], images: int) -> Report | None:
-    """What teachers are and take, for a set of `images` images; None without any.
+    """The teachers and their cost, for a set of `images` images; None without teachers.
 
     `networks` has a row for each, with the FLOPs of one input. `views` are those of an image that teachers see in every
     step. `once` has the images that they see before training, what that takes (in memory, of passes of `BATCH` images),

@@ -50,7 +50,7 @@ class LoaderSpeed:
 
 
 def build_trainer(recipe: Recipe, device: torch.device, teachers: Sequence[Teacher] = ()) -> Trainer:
-    """What a run trains with, with new weights.
+    """A run's trainer with new weights.
 
     Args:
         recipe: the recipe.

@@ -54,7 +54,7 @@ def coincident(centroids: Tensor) -> float:
 
 @dataclass
 class AlarmState:
-    """What judging an epoch needs of earlier ones; checkpoints hold it."""
+    """The state that judging an epoch needs from earlier ones; checkpoints hold it."""
 
     active: list[str] = field(default_factory=list)  # alarms of the last epoch; only new ones are reported
     agreement: list[float] = field(default_factory=list)  # a_avg of the newest epochs after warm-up

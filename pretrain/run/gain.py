@@ -72,7 +72,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Adapted:
-    """What became of a trained network that a run started from.
+    """The change of a trained network that a run started from.
 
     Attributes:
         gains: of the best epoch over the start, by probe.

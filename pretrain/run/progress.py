@@ -78,7 +78,7 @@ def report(
     device: torch.device,
     verdict: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What `report.json` holds; a verdict is left out where there is none."""
+    """The contents of `report.json`; a verdict is left out where there is none."""
     best = progress.best and {**progress.best, "checkpoint": _checkpoint(progress.best["step"])}
     return {
         "recipe": recipe.name,

@@ -230,7 +230,7 @@ def _changing(folder: Path) -> Iterator[None]:
 
 
 def numerics(device: torch.device) -> dict[str, Any]:
-    """What the last bits of a run's figures depend on, besides its recipe and images."""
+    """The versions and settings that the last bits of a run's figures depend on, besides its recipe and images."""
     gpu = device.type == "cuda"
     return {
         "processes": world_size(),
@@ -252,7 +252,7 @@ def numerics_changed(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def describe_images(images: Images) -> dict[str, Any]:
-    """What a run stores about its images."""
+    """The facts that a run stores about its images."""
     return {
         "root": os.fspath(images.root),
         "images": len(images),

@@ -31,7 +31,7 @@ class ImageSets:
 
     @property
     def judged_on(self) -> str:
-        """What k-NN accuracy is measured on."""
+        """The images that k-NN accuracy is measured on."""
         if self.train.labels is None:
             return "no labels"
         return (
@@ -39,7 +39,7 @@ class ImageSets:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What a cell records of its images."""
+        """The facts that a cell records about its images."""
         held_out = describe_images(self.held_out) if self.held_out is not None else None
         return {"train": describe_images(self.train), "held_out": held_out, "judged_on": self.judged_on}
 

@@ -17,7 +17,7 @@ CHEAPER = 0.8  # of a teacher's time or size, from which on a student saves some
 
 @dataclass(frozen=True)
 class NetworkCost:
-    """What a network takes in use."""
+    """The cost of a network in use."""
 
     parameters: int
     mebibytes: float  # of its tensors, as a file holds them
@@ -80,7 +80,7 @@ class BesideTeacher:
     cost: NetworkCost
 
     def sentence(self, *, helps: bool) -> str:
-        """What the student keeps, what it saves, and which of the two to use.
+        """A sentence: how much the student keeps, how much it saves, and which of the two to use.
 
         Args:
             helps: whether the student is ahead of its references.

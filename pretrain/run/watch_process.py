@@ -74,8 +74,8 @@ class WatchProcess:
         code = self._process.poll()
         if code and not self._warned:
             self._warned = True
-            said = _last_line((self._folder / LOG).read_text(encoding="utf-8", errors="replace"))
-            self._reporter.warn(f"excb-eval watch has ended: {said} (all it said is in {self._folder / LOG})")
+            message = _last_line((self._folder / LOG).read_text(encoding="utf-8", errors="replace"))
+            self._reporter.warn(f"excb-eval watch has ended: {message} (all it said is in {self._folder / LOG})")
         return code is None
 
     def sum_up(self) -> None:
@@ -83,10 +83,10 @@ class WatchProcess:
         folder = self._folder / WATCH_FOLDER
         try:
             best = json_text.parse((folder / WATCH_BEST).read_bytes())
-            said = f"{best['figure']} {best['value']:.1f} at epoch {best['epoch']:g}"
+            summary = f"{best['figure']} {best['value']:.1f} at epoch {best['epoch']:g}"
         except (OSError, LookupError, TypeError, ValueError):
             return
-        self._reporter.note(f"excb-eval watch: {said} is the best; all figures are in {folder}")
+        self._reporter.note(f"excb-eval watch: {summary} is the best; all figures are in {folder}")
 
     def close(self) -> None:
         """End it. What is measured stays; started again, it continues."""

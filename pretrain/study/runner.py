@@ -104,15 +104,15 @@ class StudyGrid:
         if self.tuning is None:
             return cell
         trials = self._trials(cell)
-        chosen = best([self._criterion(trial) for trial in trials])
-        return None if chosen is None else trials[chosen]
+        index = best([self._criterion(trial) for trial in trials])
+        return None if index is None else trials[index]
 
     def planned(self, cell: StudyCell) -> StudyCell:
         """The cell with its best setting; while a trial is missing, with its first one."""
         return self.tuned(cell) or self._trials(cell)[0]
 
     def tried(self, cell: StudyCell) -> dict[str, float]:
-        """What the finished trials of a cell reached, by setting."""
+        """The scores of a cell's finished trials, by setting."""
         scores = {trial.factors["tuned"]: self._criterion(trial) for trial in self._trials(cell)}
         return {setting: score for setting, score in scores.items() if score is not None and score > -math.inf}
 
@@ -120,7 +120,7 @@ class StudyGrid:
         return self.tuning.trials(cell) if self.tuning else []
 
     def _criterion(self, trial: StudyCell) -> float | None:
-        """What a trial reached; less than any other if it diverged, and None while it is missing."""
+        """The score of a trial; less than any other if it diverged, and None while it is missing."""
         job = self.job(trial, self._base.run.seed)
         contents = job.finished()
         if contents is None and (job.folder / DIVERGED).is_dir():

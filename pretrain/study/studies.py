@@ -108,7 +108,7 @@ def _differences(cells: Sequence[StudyCell], first: str) -> dict[str, dict[str, 
 
 
 def _batch_interactions() -> dict[str, dict[str, int]]:
-    """What ExCB loses from the largest batch to a smaller one, less what a rival loses."""
+    """ExCB's loss of accuracy from the largest batch to a smaller one, less that of a rival."""
     largest = BATCHES[-1]
     return {
         f"(excb-{batch} - excb-{largest}) - ({rival}-{batch} - {rival}-{largest})": {

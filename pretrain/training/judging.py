@@ -108,7 +108,7 @@ def _judged(
 
 
 def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
-    """What became of the network that the run started from; None where that was not measured."""
+    """The change of the network that the run started from; None where that was not measured."""
     progress, gains = state.progress, dict[str, Gain]()
     if progress.start is None or progress.best is None:
         return None
@@ -172,7 +172,7 @@ class _Comparison:
         return self._compare({name: teacher}, f"comparing with {name}", teacher.transform)
 
     def costs(self) -> dict[str, NetworkCost]:
-        """What the run's network and its teachers cost, on rank 0; empty without teachers."""
+        """The costs of the run's network and its teachers, on rank 0; empty without teachers."""
         teachers = self._state.teaching.by_name()
         if not teachers or self._folder is None:
             return {}
@@ -244,7 +244,7 @@ class _Comparison:
         return network
 
     def _unless_gone(self, make: Callable[[], dict[str, T]]) -> dict[str, T]:
-        """What is made, or nothing where files that it needs are gone: the run is done, and is judged."""
+        """The figures made, or none where files that they need are gone: the run is done, and is judged."""
         try:
             return make()
         except UserError as error:

@@ -41,7 +41,7 @@ class Teaching:
 
     @property
     def facts(self) -> list[dict[str, Any]]:
-        """What a checkpoint says of each: name, licence, whether labels trained it, hash of its weights."""
+        """The facts about each for checkpoints: name, licence, whether labels trained it, hash of its weights."""
         return [each.facts for each in self.teachers]
 
 
@@ -97,15 +97,15 @@ def prepare_teaching(
     if not teaching.teachers:
         return
     settings, views = recipe.distil, recipe.views
-    whole = settings.teacher_sees == "image"
-    images: Images = feed.indexed if whole else evenly_spread(feed.indexed, settings.samples)
+    all_images = settings.teacher_sees == "image"
+    images: Images = feed.indexed if all_images else evenly_spread(feed.indexed, settings.samples)
     needed = images_once(settings, len(feed.indexed)) > 0
     teaching.features = [
         features_of_teacher(each, images, cache_root(), reporter, device=device, workers=feed.workers)
         for each in (teaching.teachers if needed else ())
     ]
     dtype = torch.float64 if recipe.efficiency.precision == "fp64" else torch.float32
-    if whole:
+    if all_images:
         teaching.targets = KeptTargets(teaching.features, device=device, dtype=dtype)
     else:
         teaching.targets = all_succeed(
