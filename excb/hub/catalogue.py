@@ -2,7 +2,8 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from excb.remote.home import home as usual_home
 BUILT_IN = (Path(__file__).with_name("catalogue.toml"), Path(__file__).with_name("shelf.toml"))
 BUNDLED = Path(__file__).parents[1] / "bundled"  # exported folders that come with the package
 USERS = CATALOGUE  # in the zoo's folder
+_CONFIG = "config.json"  # of an exported folder; its module loads torch
 
 
 @dataclass(frozen=True)
@@ -108,24 +110,32 @@ def checkpoints(home: Path | None = None) -> list[Checkpoint]:
     """Every checkpoint that `excb.load` knows by name, each once: bundled ones, the user's, then the built-in ones.
 
     The user's are the tables of catalogue.toml and the exported folders in the zoo's folder. A folder that copies a
-    built-in row is that row. What is damaged is left out: `damaged` names it.
+    built-in row is that row. What is damaged is left out: `damaged` names it. This checks every row; `find` does not.
     """
-    rows: dict[str, Checkpoint] = {}
-    for source in (_bundled(BUNDLED), _users(home or usual_home())[0], _built_in()):
-        rows |= {name: row for name, row in source.items() if name not in rows}
+    rows = {file.parent.name: _bundled(file) for file in _configs(BUNDLED)}
+    for source in (_users(home or usual_home())[0], {name: _built_in(name) for name in _built_in_tables()}):
+        rows |= {name: row for name, row in source.items() if row is not None and name not in rows}
     return list(rows.values())
 
 
 def find(name: str, home: Path | None = None) -> Checkpoint | None:
-    """The checkpoint of that name, else of that alias; None where there is none."""
-    rows = checkpoints(home)
-    matches = [row for row in rows if row.name == name] or [row for row in rows if name in row.aliases]
-    return matches[0] if matches else None
+    """The checkpoint of that name, else of that alias; None where there is none. No other row is checked."""
+    return _named(name, home or usual_home()) or _stating("aliases", {name}, home or usual_home())
+
+
+def find_at(places: Set[str], home: Path | None = None) -> Checkpoint | None:
+    """The first checkpoint whose weights are at one of these locations; None where there is none."""
+    return _stating("locations", places, home or usual_home()) if places else None
 
 
 def find_built_in(name: str) -> Checkpoint | None:
     """The row of that name that comes with the package, also where one of the user's hides it."""
-    return _built_in().get(name)
+    return _built_in(name)
+
+
+def names(home: Path | None = None) -> list[str]:
+    """The names of all checkpoints, of damaged ones too."""
+    return list(dict.fromkeys(name for name, _ in _unchecked(home or usual_home())))
 
 
 def damaged(home: Path | None = None) -> list[str]:
@@ -135,31 +145,81 @@ def damaged(home: Path | None = None) -> list[str]:
 
 def bundled_folder(name: str) -> Path | None:
     """The exported folder of a checkpoint that comes with the package; None of any other."""
-    return BUNDLED / name if name in _bundled(BUNDLED) else None
+    return BUNDLED / name if any(file.parent.name == name for file in _configs(BUNDLED)) else None
+
+
+def _named(name: str, home: Path) -> Checkpoint | None:
+    """The row of a name, as `checkpoints` has it: of the user's damaged ones, what they hide."""
+    if (folder := bundled_folder(name)) is not None:
+        return _bundled(folder / _CONFIG)
+    with suppress(UserError):
+        if (values := _tables(home / USERS).get(name)) is not None:
+            return _from_table(name, values)
+    with suppress(UserError):
+        for file in _configs(home):
+            if file.parent.name == name and (row := _users_folder(file)) is not None:
+                return row
+    return _built_in(name)
+
+
+def _stating(field: str, wanted: Set[str], home: Path) -> Checkpoint | None:
+    """The first row that states one of these texts in a field of texts; rows that do not are not checked."""
+    for name, values in _unchecked(home):
+        stated = values.get(field)
+        if isinstance(stated, list) and any(text in wanted for text in stated if isinstance(text, str)):
+            row = _named(name, home)
+            if row is not None and wanted & {*getattr(row, field)}:
+                return row
+    return None
+
+
+def _unchecked(home: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and stated values of all rows, in the order of `checkpoints`; what cannot be read is left out."""
+    for file in (*_configs(BUNDLED), *_configs(home)):
+        with suppress(UserError):
+            yield file.parent.name, _values_of_folder(file)
+    with suppress(UserError):
+        yield from _tables(home / USERS).items()
+    yield from _built_in_tables().items()
 
 
 @cache
-def _built_in() -> dict[str, Checkpoint]:
-    return {name: _from_table(name, values) for file in BUILT_IN for name, values in _tables(file).items()}
+def _built_in_tables() -> dict[str, dict[str, Any]]:
+    return {name: values for file in BUILT_IN for name, values in _tables(file).items()}
+
+
+@cache
+def _built_in(name: str) -> Checkpoint | None:
+    values = _built_in_tables().get(name)
+    return None if values is None else _from_table(name, values)
 
 
 @cache  # a listing asks for each of its rows, and no command writes to the package's folder
-def _bundled(folder: Path) -> dict[str, Checkpoint]:
-    return {file.parent.name: replace(_from_folder(file), source="bundled") for file in _configs(folder)}
+def _bundled(file: Path) -> Checkpoint:
+    return replace(_from_folder(file), source="bundled")
+
+
+def _users_folder(file: Path) -> Checkpoint | None:
+    """The row of an exported folder of the user's; None of a copy of a built-in row, which is that row."""
+    row = _from_folder(file)
+    original = _built_in(row.name)
+    if original is not None and (original.architecture, original.preprocessing) == (
+        row.architecture,
+        row.preprocessing,
+    ):
+        return None
+    return replace(row, aliases=())  # they belong to the row that it was imported as
 
 
 def _users(home: Path) -> tuple[dict[str, Checkpoint], list[str]]:
     """The user's rows by name, and a line for each that is damaged."""
-    rows, lines, built_in = dict[str, Checkpoint](), list[str](), _built_in()
+    rows, lines = dict[str, Checkpoint](), list[str]()
     for file in _configs(home):
         try:
-            row = _from_folder(file)
+            if (row := _users_folder(file)) is not None:
+                rows[row.name] = row
         except UserError as error:
             lines.append(f"{file}: {error}")
-            continue
-        original = built_in.get(row.name)
-        if original is None or (original.architecture, original.preprocessing) != (row.architecture, row.preprocessing):
-            rows[row.name] = replace(row, aliases=())  # they belong to the row that it was imported as
     try:
         tables = _tables(home / USERS)
     except UserError as error:
@@ -174,14 +234,19 @@ def _users(home: Path) -> tuple[dict[str, Checkpoint], list[str]]:
 
 def _configs(folder: Path) -> list[Path]:
     """config.json of every exported folder; what is being written has a name that starts with a dot."""
-    return sorted(file for file in folder.glob("*/config.json") if not file.parent.name.startswith("."))
+    return sorted(file for file in folder.glob(f"*/{_CONFIG}") if not file.parent.name.startswith("."))
 
 
 def _from_folder(file: Path) -> Checkpoint:
     """The row of an exported folder: under the folder's name, of the network and for the images that it holds."""
+    return Checkpoint.from_dict(_values_of_folder(file))
+
+
+def _values_of_folder(file: Path) -> dict[str, Any]:
+    """What an exported folder states, unchecked but for its form."""
     try:
         facts = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
-        row = {"method": method_of(facts.get("recipe"))} | (facts.get("checkpoint") or {})
+        row: dict[str, Any] = {"method": method_of(facts.get("recipe"))} | (facts.get("checkpoint") or {})
         if teachers.teachers_in(facts.get("recipe")):  # whatever the row calls it
             row["method"] = method_of(facts["recipe"])
         row |= {name: facts[name] for name in ("architecture", "preprocessing")}
@@ -190,7 +255,7 @@ def _from_folder(file: Path) -> Checkpoint:
             row["network"] = facts["network"]
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         raise UserError(f"not written by `excb-zoo import` or `export` ({type(error).__name__}: {error})") from None
-    return Checkpoint.from_dict(row)
+    return row
 
 
 def method_of(recipe: Mapping[str, Any] | None) -> str:

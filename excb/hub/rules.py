@@ -61,7 +61,7 @@ FIELDS = {
 
 
 def check_row(values: dict[str, Any]) -> None:
-    """Refuse what is no row: fields missing or unknown, values of another kind, names that could lead elsewhere.
+    """Refuse what is not a row: fields missing or unknown, values of another kind, names that could lead elsewhere.
 
     Raises:
         UserError: says which field, and what it must be.

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from multiprocessing import get_context
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import excb
 from excb.errors import UserError
 from excb.files import toml
 from excb.hub import catalogue
-from excb.hub.catalogue import Checkpoint, Figure, add, checkpoints, damaged, find, to_toml
+from excb.hub.catalogue import Checkpoint, Figure, add, checkpoints, damaged, find, find_at, to_toml
 from excb.networks.architecture import POSITIONS, TORCHVISION, Architecture
 from excb.networks.preprocessing import IMAGENET_STD, Preprocessing
 from excb.remote.home import home
 from tests.clone import SHARED
+from tests.forked import server
 
 PAPER = SHARED / "paper" / "excb_eccv2024.tex"
 PUBLIC = SHARED / "reference" / "checkpoints.md"
@@ -219,6 +221,7 @@ def _recipe(entry: Checkpoint) -> Any:
 
 
 def test_importing_it_is_quick() -> None:
+    """In a new interpreter: what it imports is tested."""
     program = "import sys, excb.hub.catalogue; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -507,6 +510,55 @@ def test_a_damaged_catalogue_is_named_and_never_written_over(zoo: Path, text: st
     assert (zoo / "catalogue.toml").read_text(encoding="latin-1") == text
 
 
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the rows that are checked from now on."""
+    names: list[str] = []
+    usual = catalogue.check_row
+
+    def check(values: dict[str, Any]) -> None:
+        names.append(values["name"])
+        usual(values)
+
+    monkeypatch.setattr(catalogue, "check_row", check)
+    kept = (catalogue._built_in, catalogue._built_in_tables, catalogue._bundled)
+    for function in kept:
+        function.cache_clear()
+    yield names
+    for function in kept:  # a test may have given other files
+        function.cache_clear()
+
+
+def test_loading_a_name_checks_its_row_alone(checked: list[str]) -> None:
+    excb.load("tiny_grocery")
+    assert {*checked} == {"tiny_grocery"}
+
+
+def test_an_alias_and_a_location_lead_to_one_row(zoo: Path, checked: list[str]) -> None:
+    add(row(locations=("hf-hub:me/mine@v1",)), zoo / "catalogue.toml")
+    checked.clear()
+    assert find("excb_rn50") == ROWS["rn50_400ep"]
+    assert find_at({"hf-hub:me/mine@v1"}) == row(locations=("hf-hub:me/mine@v1",))
+    assert find_at(set()) is None
+    assert sorted(checked) == ["mine", "rn50_400ep"]
+    assert find("nowhere") is None
+    assert catalogue.names() == [entry.name for entry in checkpoints()]
+    assert {*checked} == {*catalogue.names()}  # a listing checks them all
+
+
+def test_a_wrong_row_of_the_package_is_named_and_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checked: list[str]
+) -> None:
+    table = 'method = "A"\nsource = "https://a.example"\narchitecture = { name = "resnet50" }\n'
+    (tmp_path / "rows.toml").write_text(f'[good]\n{table}[bad]\n{table}digest = "sha256:xyz"\n')
+    monkeypatch.setattr(catalogue, "BUILT_IN", (tmp_path / "rows.toml",))
+    good = find("good", NOWHERE)
+    assert good is not None
+    for lookup in (lambda: find("bad", NOWHERE), lambda: checkpoints(NOWHERE)):
+        with pytest.raises(UserError, match=r"^checkpoint 'bad': digest must be"):
+            lookup()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Writing rows
 # ---------------------------------------------------------------------------------------------------------------------
@@ -533,7 +585,7 @@ def _add_rows(file: Path, letter: str) -> None:
 
 
 def test_rows_that_processes_add_at_once_are_all_kept(zoo: Path) -> None:
-    writers = [get_context("spawn").Process(target=_add_rows, args=(zoo / "catalogue.toml", name)) for name in "abc"]
+    writers = [server().Process(target=_add_rows, args=(zoo / "catalogue.toml", name)) for name in "abc"]
     for writer in writers:
         writer.start()
     for writer in writers:
