@@ -113,12 +113,9 @@ class Result:
         return "\n".join([f"Result of {self.name}", *(f"  {line}" for line in [*lines, *self.notes])])
 
     def _repr_html_(self) -> str:
-        from .reporting.markup import element, join
+        from .pages.frame import render_fragment
 
-        head = element("tr", *(element("th", word) for word in ("figure", "value", "95 % interval")))
-        body = join(*(element("tr", *(element("td", cell) for cell in row)) for row in self._rows()))
-        notes = join(*(element("p", element("small", note)) for note in self.notes))
-        return join(element("p", element("strong", self.name)), element("table", head, body), notes)
+        return render_fragment("result", name=self.name, rows=self._rows(), notes=self.notes)
 
 
 def evaluate(

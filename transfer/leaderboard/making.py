@@ -32,14 +32,14 @@ class Leaderboard:
 
     def to_dict(self) -> dict[str, Any]:
         """The tables as plain values, as `excb-eval leaderboard --json` prints them."""
-        return tables.to_dict(self.boards)
+        return tables.boards_as_dict(self.boards)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write leaderboard.md, leaderboard.csv and leaderboard.html. Raises UserError if one cannot be written."""
         points, left_out = figure.figure_points(self.published, self.boards)
         texts = (
-            tables.markdown(self.boards),
-            tables.to_csv(self.boards),
+            tables.boards_as_markdown(self.boards),
+            tables.boards_as_csv(self.boards),
             page.render_leaderboard(self.boards, points, left_out),
         )
         files = [Path(folder) / name for name in FILES]

@@ -6,6 +6,7 @@ from typing import Any
 from excb.errors import UserError
 from excb.results.result import folder_name
 
+from ..inference.tiers import ranks
 from ..protocol import Fields, FigureKind
 from ..protocols import FAMILIES, family_of, kind_of
 from ..published.claim import Claim
@@ -143,13 +144,12 @@ def _board_order(board: Board) -> tuple[int, int, str]:
 def _rank(group: Group, board: Board) -> None:
     """Sort the rows by the first metric that any has, the best first, and number them."""
     first = next(metric for metric in board.metrics if any(metric in row.cells for row in group.rows))
-    sign = 1 if first in board.lowest_first else -1
-    values = {id(row): row.cells[first].value if first in row.cells else None for row in group.rows}
-    keys = {name: None if value is None else sign * value for name, value in values.items()}
-    ordered = sorted(key for key in keys.values() if key is not None)
-    group.rows.sort(key=lambda row: (keys[id(row)] is None, keys[id(row)] or 0.0, row.model))
-    own = [keys[id(row)] for row in group.rows]
-    group.ranks = [1 + ordered.index(key) if group.ranked and key is not None else None for key in own]
+    values = [(row, row.cells[first].value if first in row.cells else None) for row in group.rows]
+    known = [(row, value) for row, value in values if value is not None]
+    numbers = ranks([value for _, value in known], higher_is_better=first not in board.lowest_first)
+    found = {id(row): int(number) for (row, _), number in zip(known, numbers, strict=True)}
+    group.rows.sort(key=lambda row: (found.get(id(row), len(group.rows) + 1), row.model))
+    group.ranks = [found.get(id(row)) if group.ranked else None for row in group.rows]
 
 
 def _tell_weights_apart(group: Group) -> None:

@@ -1,12 +1,12 @@
 """The leaderboard as Markdown, as CSV with one line for every figure, and as plain values for JSON."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from excb.files.csv_text import csv_table
 from excb.files.markdown import cell, markdown_table
+from excb.results.result import interval_text
 
 from ..reporting import fields
 from .board import Board, Group, LeaderboardCell, LeaderboardRow
@@ -17,7 +17,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def markdown(boards: Sequence[Board]) -> str:
+def boards_as_markdown(boards: Sequence[Board]) -> str:
     """Every board, with a table for each of its protocols."""
     parts = [
         "# Leaderboard",
@@ -33,7 +33,7 @@ def markdown(boards: Sequence[Board]) -> str:
 
 
 def _heading(group: Group) -> str:
-    lines = [f"**{cell(', '.join(group.names))}** {cell(fields.headline(group.fields))}".strip()]
+    lines = [f"**{cell(', '.join(group.names))}** {cell(group.headline)}".strip()]
     if group.why_apart:
         lines.append(cell(group.why_apart))
     return "<br>\n".join(lines)
@@ -46,14 +46,14 @@ def _table(group: Group, metrics: Sequence[str]) -> str:
             "" if rank is None else rank,
             row.model,
             row.method,
-            row.architecture.removeprefix("timm:"),
+            row.network,
             "" if row.epochs is None else row.epochs,
             "" if row.batch is None else row.batch,
             *(_cell_text(row.cells.get(metric)) for metric in shown),
             row.status,
             ", ".join(source.text for source in row.sources),
         ]
-        for row, rank in zip(group.rows, group.ranks, strict=True)
+        for row, rank in group.ranking
     ]
     return markdown_table(["#", "model", "method", "network", "epochs", "batch", *shown, "status", "source"], rows)
 
@@ -65,25 +65,20 @@ def _cell_text(figures: LeaderboardCell | None) -> str:
         return " / ".join(figures.published)
     text = f"{figures.measured:.2f}"
     if figures.interval is not None:
-        text += " ({:.1f} to {:.1f})".format(*figures.interval)
+        text += f" ({interval_text(figures.interval)})"
     return text + (f", published {' / '.join(figures.published)}" if figures.published else "")
 
 
-def to_csv(boards: Sequence[Board]) -> str:
+def boards_as_csv(boards: Sequence[Board]) -> str:
     """One line for every published and every measured figure."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for line in _lines(boards):
-        writer.writerow([_harmless(each) for each in line])
-    return stream.getvalue()
+    return csv_table(COLUMNS, _lines(boards))
 
 
 def _lines(boards: Sequence[Board]) -> Iterator[list[Any]]:
     for board in boards:
         for group in board.groups:
             code = fields.digest(group.fields)
-            for row, rank in zip(group.rows, group.ranks, strict=True):
+            for row, rank in group.ranking:
                 of_row = [row.model, row.method, row.architecture, row.epochs, row.batch, row.crops]
                 start = [board.title, board.images, " ".join(group.names), code, rank, *of_row]
                 end = [row.status, row.weights, "; ".join(source.text for source in row.sources)]
@@ -99,12 +94,7 @@ def _values(figures: LeaderboardCell) -> Iterator[tuple[str, Any, tuple[Any, Any
         yield "published", value.replace(",", ""), (None, None)
 
 
-def _harmless(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula gets an apostrophe before it."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-
-
-def to_dict(boards: Sequence[Board]) -> dict[str, Any]:
+def boards_as_dict(boards: Sequence[Board]) -> dict[str, Any]:
     """Plain values, with the fields that define every protocol and what keeps it apart."""
     return {"boards": [_board(board) for board in boards]}
 
@@ -116,7 +106,7 @@ def _board(board: Board) -> dict[str, Any]:
             "hash": fields.digest(group.fields),
             "fields": group.fields,
             "apart": group.apart,
-            "rows": [_row(row, rank) for row, rank in zip(group.rows, group.ranks, strict=True)],
+            "rows": [_row(row, rank) for row, rank in group.ranking],
         }
         for group in board.groups
     ]

@@ -68,6 +68,11 @@ def render_page(
     )
 
 
+def render_fragment(template: str, **values: Any) -> str:
+    """HTML without a page around it, from `templates/*.html`, as a notebook shows it."""
+    return _environment().get_template(f"{template}.html").render(**values)
+
+
 def data_address(content: bytes, kind: str = "image/png") -> str:
     """A file as an address that a page holds, such as the source of a picture."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

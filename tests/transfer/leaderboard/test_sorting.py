@@ -177,7 +177,7 @@ def test_own_runs_are_drawn_or_named_with_the_reason() -> None:
 
 def test_csv_has_a_line_for_every_figure_and_no_formula() -> None:
     own = measured(result({"knn_top1_k20": 61.5}, name="=1+1"), linear("rn50_400ep", 76.4))
-    lines = list(csv.DictReader(io.StringIO(tables.to_csv(boards(own, claims())))))
+    lines = list(csv.DictReader(io.StringIO(tables.boards_as_csv(boards(own, claims())))))
     mine = [line for line in lines if line["model"] == "'=1+1"]
     assert [(line["percent"], line["low"], line["high"], line["status"]) for line in mine] == [
         ("61.5", "60.5", "62.5", "measured")
@@ -187,7 +187,7 @@ def test_csv_has_a_line_for_every_figure_and_no_formula() -> None:
 
 
 def test_markdown_of_hostile_names_is_a_table_all_the_same() -> None:
-    text = tables.markdown(boards(measured(result({"knn_top1_k20": 61.5}, name=HOSTILE)), []))
+    text = tables.boards_as_markdown(boards(measured(result({"knn_top1_k20": 61.5}, name=HOSTILE)), []))
     rows = [line for line in text.splitlines() if line.startswith("| 1 |")]
     assert len(rows) == 1
     assert rows[0].replace("\\|", "").count("|") == 10
@@ -282,4 +282,4 @@ def test_the_page_begins_with_the_readers_own_results() -> None:
     assert "by the same protocol; the best is " in section
     assert "theirs" not in section
     assert text.index('id="own"') < text.index('class="toolbar"')
-    assert 'id="own"' not in page.render(boards(measured[1:], claims()), [], [])
+    assert 'id="own"' not in page.render_leaderboard(boards(measured[1:], claims()), [], [])

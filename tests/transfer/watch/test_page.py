@@ -11,7 +11,7 @@ import pytest
 from excb.transfer.watch import best
 from excb.transfer.watch.chart import draw
 from excb.transfer.watch.log import Measurement
-from excb.transfer.watch.page import render
+from excb.transfer.watch.page import render_watch
 from excb.transfer.watch.runs import LocalRun, Snapshot
 from excb.transfer.watch.state import State, steps_in_words
 
@@ -65,7 +65,7 @@ def state(*measured: Measurement, name: str = "first", **changes: Any) -> State:
 
 def test_it_shows_the_watched_curve_the_runs_own_and_a_row_for_each_checkpoint() -> None:
     shown = state(measurement(10, 50.0), measurement(20, 60.0), measurement(30, 55.0), missed=[15])
-    page = render(shown, refresh=30, now=datetime(2026, 11, 23, tzinfo=UTC))
+    page = render_watch(shown, refresh=30, now=datetime(2026, 11, 23, tzinfo=UTC))
     (picture,) = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)
     assert b64decode(picture).lstrip().startswith(b"<?xml")
     assert re.findall(r'<th scope="row">step (\d+)', page) == ["30", "20", "10"]
@@ -84,7 +84,7 @@ def test_it_shows_the_watched_curve_the_runs_own_and_a_row_for_each_checkpoint()
 
 
 def test_it_ends() -> None:
-    page = render(state(measurement(10, 50.0)), refresh=None)
+    page = render_watch(state(measurement(10, 50.0)), refresh=None)
     assert "refresh" not in page
     assert "The watch has ended." in page
 
@@ -94,24 +94,26 @@ def test_a_browser_shows_it_and_loads_it_again(tmp_path: Path) -> None:
     from tests.browser import chromium
 
     file = tmp_path / "watch.html"
-    file.write_text(render(state(measurement(10, 50.0)), refresh=1), encoding="utf-8")
+    file.write_text(render_watch(state(measurement(10, 50.0)), refresh=1), encoding="utf-8")
     with chromium() as page:
         page.open(file)
         assert page.run("document.querySelector('figure img').naturalWidth") > 100
-        file.write_text(render(state(measurement(10, 50.0), measurement(20, 60.0)), refresh=None), encoding="utf-8")
+        file.write_text(
+            render_watch(state(measurement(10, 50.0), measurement(20, 60.0)), refresh=None), encoding="utf-8"
+        )
         while page.run("document.querySelectorAll('tbody tr').length") != 2:
             page.wait_until_loaded()
         assert page.problems == []
 
 
 def test_nothing_measured_yet() -> None:
-    page = render(state(), refresh=30)
+    page = render_watch(state(), refresh=30)
     assert "checkpoints measured" in page
     assert draw(state(snapshot=Snapshot({}, (), finished=False))) is None
 
 
 def test_names_cannot_become_markup() -> None:
-    page = render(state(measurement(10, 50.0), name="<script>x</script>"), refresh=30)
+    page = render_watch(state(measurement(10, 50.0), name="<script>x</script>"), refresh=30)
     assert "<script" not in page
 
 
