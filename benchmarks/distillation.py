@@ -1,7 +1,7 @@
 """Learning from a teacher against learning from random weights: the same network and images, in equal processor time.
 
 Run: python -m benchmarks.distillation SET OUT --seconds 180 [--methods features simclr ...] [--seeds 3]
-SET has train/ and test/ with a folder a class. A method first trains a few epochs, which say how many the time allows.
+SET has train/ and test/ with one folder per class. A method first trains a few epochs, to learn how many fit the time.
 No method gets less. Then every seed trains, and k-NN (with --linear logistic regression, too) of the test images is
 measured. OUT keeps runs and results, and the same command continues where it was stopped. The teacher's own pass over
 the images is not counted.
@@ -20,7 +20,7 @@ import excb
 from excb.console import Reporter
 from excb.distributed.freed_memory import keep_freed_memory
 from excb.pretrain.data.hub_stream import open_training
-from excb.pretrain.loop import train
+from excb.pretrain.loop import run_training
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.study.studies import SIMCLR
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace, method: str, seed: int, epochs: int) -> tuple[
     images = open_training(str(args.set / "train"), None, lambda _line: None)
     start = time.process_time()
     recipe = recipe_of(args, method, seed, epochs)
-    train(recipe, images, folder, Reporter(quiet=True), table=False, verdict=False)
+    run_training(recipe, images, folder, Reporter(quiet=True), table=False, verdict=False)
     return folder, time.process_time() - start
 
 

@@ -2,8 +2,8 @@
 
 Run: python benchmarks/labelled_sets.py OUT [--photographs DIR] [--coco DIR]
 DIR of --photographs has parts (train, test) of class folders: OUT/grey has the same images without colour.
-DIR of --coco is in COCO's layout: OUT/objects has a folder a category, train/ and test/ from its two parts; OUT/kinds
-has a folder a supercategory, with at most 60 images of it a part, the first by their number.
+DIR of --coco is in COCO's layout: OUT/objects has one folder per category, train/ and test/ from its two parts;
+OUT/kinds has one per supercategory, with at most 60 images of it in each part, the first by their number.
 OUT/cells needs `pip install elpv-dataset` (CC BY-NC-SA 4.0: for studies only): module type x defect, a third held out.
 """
 

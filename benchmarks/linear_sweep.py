@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="cost of a sweep of linear heads")
     parser.add_argument("--heads", type=int, default=50)
     parser.add_argument("--side", type=int, default=224, help="of the images, pixels")
-    parser.add_argument("--batch", type=int, default=256, help="images a step through the backbone")
+    parser.add_argument("--batch", type=int, default=256, help="images per step through the backbone")
     parser.add_argument("--classes", type=int, default=1000, help="with the backbone; on features 100")
     parser.add_argument("--steps", type=int, default=3, help="turns of which the fastest counts")
     parser.add_argument("--device", default="cpu")

@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--recipe", default="quickstart")
-    parser.add_argument("--batch", type=int, default=64, help="images a step, all processes together")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, all processes together")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_intermixed_args()
@@ -74,7 +74,7 @@ def main() -> None:
                     sys.exit(code)
                 figures.append(json.loads(out.read_text()))
     one, two = (min(figure["seconds"] for figure in measured[number]) for number in measured)
-    print(f"{args.recipe}, {args.batch} images a step, torch {torch.__version__}")
+    print(f"{args.recipe}, {args.batch} images per step, torch {torch.__version__}")
     speeds = f"1 process {args.batch / one:.1f} images/s, 2 processes {args.batch / two:.1f}"
     print(f"{speeds}: {one / two:.2f} times as fast (2 would be all)")
     planned = communication(recipe, count(recipe), 2)

@@ -156,11 +156,11 @@ def repeated(images: ImageSet, least: int) -> ImageSet:
 
 
 def main() -> None:
-    """Print a table for each recipe."""
+    """Print one table per recipe."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="section.field=value")
     parser.add_argument("--recipes", nargs="+", default=["rn50_100ep", "vits16_300ep"])
-    parser.add_argument("--batch", type=int, help="images a step (default: 256; 8 with --tiny)")
+    parser.add_argument("--batch", type=int, help="images per step (default: 256; 8 with --tiny)")
     parser.add_argument("--workers", type=int, default=8, help="processes that read, for either way")
     parser.add_argument("--data", type=Path, help="images (default: photographs of scikit-image, 500 x 375)")
     parser.add_argument("--steps", type=int, default=20)
@@ -175,7 +175,7 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     side, dtype = PEAK[device.type]
     product = f"{peak / 1e12:.3g} TFLOP/s in a product of {side}^3 in {str(dtype).removeprefix('torch.')}"
-    print(f"{name}, torch {torch.__version__}; {product}; {workers} workers, {size} images a step")
+    print(f"{name}, torch {torch.__version__}; {product}; {workers} workers, {size} images per step")
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         there = scan_folder(args.data) if args.data else write_photographs(Path(folder), quality=95, large=False)

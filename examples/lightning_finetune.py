@@ -2,7 +2,7 @@
 
 Run: pip install lightning
      python examples/lightning_finetune.py --data photos [--ckpt conv4_grocery] [--epochs 5]
-photos/train and photos/test hold a folder for each class.
+photos/train and photos/test hold one folder per class.
 """
 
 import argparse

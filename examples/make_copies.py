@@ -3,7 +3,7 @@
 Run: python examples/make_copies.py photos copies [--queries 500]
 Then: excb-eval instances --ckpt conv4_grocery --data copies
 
-Every fifth query is a copy of an image that is no reference, so nothing that is found for it is right. The same images
+Every fifth query is a copy of an image that is not a reference: nothing found for it is right. The same images
 give the same set: which image is edited in which way depends on its place in the sorted list only.
 """
 

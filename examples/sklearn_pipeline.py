@@ -1,7 +1,7 @@
 """A scikit-learn pipeline on frozen features: search its settings on train images, report accuracy on test images.
 
 Run: python examples/sklearn_pipeline.py --data photos [--ckpt conv4_grocery]
-photos/train and photos/test hold a folder for each class.
+photos/train and photos/test hold one folder per class.
 """
 
 import argparse

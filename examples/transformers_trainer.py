@@ -2,7 +2,7 @@
 
 Run: pip install transformers accelerate
      python examples/transformers_trainer.py --data photos [--ckpt conv4_grocery] [--epochs 5]
-photos/train and photos/test hold a folder for each class.
+photos/train and photos/test hold one folder per class.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main() -> None:
         learning_rate=1e-3,
         save_strategy="no",
         report_to=[],
-        remove_unused_columns=False,  # the images are no columns of a table
+        remove_unused_columns=False,  # the images are not columns of a table
         seed=0,
     )
     trainer = Trainer(

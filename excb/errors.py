@@ -61,7 +61,7 @@ def first_line(error: BaseException) -> str:
 def is_rank0() -> bool:
     """Whether this process is, or will be, rank 0 of a run: the one that prints.
 
-    So does one whose rank is no number: it is in no run, and its error must not be lost.
+    So does one whose rank is not a number: it is in no run, and its error must not be lost.
     """
     number = os.environ.get("RANK", "0")
     return "WORLD_SIZE" not in os.environ or not number.isdecimal() or not number.strip("0")
@@ -144,7 +144,7 @@ def run_program(program: str, main: Callable[[], int]) -> int:
     except UserError as error:
         return print_error(program, error)
     except BrokenPipeError:
-        # The reader of our output has closed the pipe (`| head`), which is no error. Discard what is still buffered, or
+        # The reader of our output has closed the pipe (`| head`), not an error. Discard what is still buffered, or
         # Python complains when it flushes at exit.
         devnull = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):

@@ -141,7 +141,7 @@ def of_values(
     given = dict[str, Any]()
     for name, value in values.items():
         if refused and name in refused:
-            raise UserError(f"{name} is no option in Python: {refused[name]}")
+            raise UserError(f"{name} is not an option in Python: {refused[name]}")
         if value is None and name not in {**names, **fields}:
             continue
         if (own := name if name in fields else names.get(name)) is None:

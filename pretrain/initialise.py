@@ -213,7 +213,7 @@ def _continue(model: ExCB, checkpoint: stored.Stored, images: Images, init: str)
     tensors: dict[str, Tensor] = checkpoint.contents["model"]
     data = checkpoint.contents.get("data")
     same_images = isinstance(data, dict) and data.get("fingerprint") == images.fingerprint
-    require("sizes" in tensors, f"{checkpoint.file} is no whole checkpoint of a run (it has no sizes): use another one")
+    require("sizes" in tensors, f"{checkpoint.file} is not a whole checkpoint of a run (no sizes): use another one")
     new: dict[str, Tensor] = model.state_dict()
     balance = {name for name in new if name.startswith("balancer.")}  # a balancer's state besides s
     fresh = balance - tensors.keys()

@@ -55,7 +55,7 @@ class ModelSettings:
         require_choices("model", self)
         require(
             POSITIONS not in self.options,
-            f"{POSITIONS} is no option of the network: set model.{POSITIONS}=antialiased or dino",
+            f"{POSITIONS} is not an option of the network: set model.{POSITIONS}=antialiased or dino",
         )
         require(self.class_token_std > 0, "model.class_token_std must be above 0")
         require(0 <= self.drop_path < 1, "model.drop_path must lie in [0, 1)")

@@ -147,8 +147,8 @@ def conv4_tiny() -> Recipe:
 def photos_small() -> Recipe:
     """For up to some ten thousand photographs on a CPU: our small network at 64 pixels, clusters and contrast together.
 
-    Views keep their colours: where colour tells images apart, strong jitter costs two fifths of the accuracy. Where it
-    does not, set views.jitter=0.8 views.grey=0.2 (docs/photographs.md).
+    Views keep their colours: where colour distinguishes images, strong jitter costs two fifths of the accuracy. Where
+    it does not, set views.jitter=0.8 views.grey=0.2 (docs/photographs.md).
     """
     return replace(quickstart(), name="photos_small").change(
         model={"options": {"widths": [32, 64, 128, 512]}},

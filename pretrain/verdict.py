@@ -84,7 +84,7 @@ class Verdict:
         """The inverse of `to_dict`.
 
         Raises:
-            LookupError, TypeError, ValueError: it is no verdict.
+            LookupError, TypeError, ValueError: it is not a verdict.
         """
         learned, references = stored["learned"], stored["references"]
         if not (learned is None or isinstance(learned, bool)):
@@ -342,7 +342,7 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
     if poor and colours and _colours_suffice(run):
         # Of training images a histogram also finds what one camera took: on others, kept colours may cost accuracy.
         yield (
-            "try views that keep the colours, which tell these images apart (views.jitter=0 views.grey=0), and compare "
+            "try views that keep the colours, which distinguish these images (views.jitter=0 views.grey=0), and compare "
             "both runs on test images: `excb-eval knn --train DIR --test DIR`"
         )
     if run.adapted is not None:

@@ -216,9 +216,9 @@ class Hub:
         header = re.match(r"---\n(.*?)\n---\n", json.loads(body)["content"], re.DOTALL)
         try:
             known = yaml.safe_load(header[1]) if header else {}
-            errors = [] if isinstance(known, dict) else [{"message": "metadata is no mapping"}]
+            errors = [] if isinstance(known, dict) else [{"message": "metadata is not a mapping"}]
         except yaml.YAMLError as error:
-            errors = [{"message": f"metadata is no YAML: {error}"}]
+            errors = [{"message": f"metadata is not YAML: {error}"}]
         return Answer({"errors": errors, "warnings": []}, status=400 if errors else 200)
 
     def _info(self, *, at: Repository, repo: str, revision: str = "main", **_rest: Any) -> Answer:

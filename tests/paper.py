@@ -86,7 +86,7 @@ def _by_epochs(source: str, table: str, columns: tuple[int, ...]) -> Iterator[Ce
 
 
 def _figure2(source: str) -> Iterator[Cell]:
-    """Points are coordinates called by a letter a method, their circles show the batch."""
+    """Points are coordinates called by one letter per method, their circles show the batch."""
     batches = {"1.5pt": 1024, "3pt": 2048, "4.5pt": 4096}
     for point, epochs, value in re.findall(r"\\coordinate \((\w\d)\) at \((\d+),(\d+\.\d)\)", source):
         circle = re.search(rf"\\fill\[.*?\] \({point}\) circle \((.*?)\)", source)

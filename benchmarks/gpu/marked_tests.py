@@ -1,4 +1,4 @@
-"""The tests marked `gpu`, a process for each of their files: after a CUDA error no other test of a process can pass.
+"""The tests marked `gpu`, one process per file: after a CUDA error no other test of a process can pass.
 
 Run: python -m benchmarks.gpu.marked_tests --json FILE [--files tests/...]
 

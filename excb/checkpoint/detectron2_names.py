@@ -34,7 +34,7 @@ def detectron2_name(name: str) -> str:
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise UserError(f"'{name}' is no tensor of a torchvision ResNet's backbone: Detectron2 has no name for it")
+        raise UserError(f"'{name}' is not a tensor of a torchvision ResNet's backbone: Detectron2 has no name for it")
     place = f"res{int(match['stage']) + 1}.{match['block']}" if match["stage"] else "stem"
     layer = f"conv{match['number']}" if match["number"] else "shortcut"
     is_norm = match["kind"] == "bn" or match["part"] == "1"

@@ -82,7 +82,7 @@ def write_exported(
         The folder.
 
     Raises:
-        UserError: it cannot be written, or something is there that is no export.
+        UserError: it cannot be written, or something is there that is not an export.
     """
     target = folder.resolve()
     check_replaceable(target)
@@ -127,7 +127,7 @@ def sha256_of(file: Path) -> str:
 
 
 def read(folder: Path) -> Stored:
-    """Read a folder that `write_exported` wrote, or one of timm's own from the Hugging Face Hub, without its classifier.
+    """Read a folder that `write_exported` wrote, or timm's own from the Hugging Face Hub, without its classifier.
 
     The weights' sha256 is first compared with config.json's; folders of timm and of version 0.1.0 have none. The facts
     are the block "excb" of config.json, or one made of timm's, with its licence in "timm". Heads are not read.
@@ -178,7 +178,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} was not written by `excb-zoo export` or timm ({error})") from None
     if not isinstance(config, dict):
-        raise UserError(f"{file} was not written by `excb-zoo export` or timm (it is no JSON object)")
+        raise UserError(f"{file} was not written by `excb-zoo export` or timm (it is not a JSON object)")
     return config
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from excb.networks.preprocessing import Preprocessing
 
 Dictionaries = dict[tuple[str, ...], dict[str, Tensor]]  # a file's tensors by the names of the dictionaries around them
-# Tensors of a run that are no heads: backbones, what a balancer remembers, which assignments after training ignore, and
+# Tensors of a run that are not heads: backbones, a balancer's memory, which assignments after training ignore, and
 # the heads towards frozen teachers.
 NOT_HEADS = ("student.backbone.", "teacher.backbone.", "balancer.", "student.distillation.")
 

@@ -118,7 +118,7 @@ def _with_positions(architecture: Architecture, layout: Layout) -> Architecture:
 
 
 def _preprocessing(layout: Layout | None, architecture: Architecture) -> tuple[Preprocessing, str]:
-    """The preprocessing of a file's images, and who says so: the layout's authors, timm, or nobody."""
+    """The preprocessing of a file's images, and its source: the layout's authors, timm, or none."""
     if layout is not None and layout.preprocessing is not None:
         return layout.preprocessing, f"as the authors of {layout.name} evaluate it"
     if architecture.name.startswith("timm:") and (published := published_preprocessing(architecture)):

@@ -74,7 +74,7 @@ def dictionaries_of(contents: Any) -> Dictionaries:
     """Every dictionary that holds tensors, wherever it is; one that is in several places, once.
 
     What DistributedDataParallel and torch.compile put before all names of a dictionary is cut. Sparse and quantised
-    tensors, and those without values, are no weights.
+    tensors, and those without values, are not weights.
     """
     dictionaries: Dictionaries = {}
     waiting = deque[tuple[tuple[str, ...], Any]]([((), contents)])

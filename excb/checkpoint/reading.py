@@ -83,7 +83,7 @@ def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
     try:
         model: dict[str, Tensor] = contents["model"]
         if odd := [key for key, value in model.items() if not (isinstance(key, str) and isinstance(value, Tensor))]:
-            raise TypeError(f"{odd[0]!r} is no tensor by name")
+            raise TypeError(f"{odd[0]!r} is not a tensor by name")
         facts = exported.facts_from(
             {name: contents.get(name) for name in ("step", "epoch", "recipe")} | _training(contents)
         )
@@ -100,7 +100,7 @@ def _from_run(file: Path, contents: dict[str, Any], network: Which) -> Stored:
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{file} is no whole checkpoint of a run ({reason}): use another one of the run") from None
+        raise UserError(f"{file} is not a whole checkpoint of a run ({reason}): use another one of the run") from None
 
 
 def _heads_learn(facts: dict[str, Any]) -> bool:

@@ -27,7 +27,7 @@ class DamagedFileError(Exception):
 
 
 class ForeignFileError(UserError):
-    """A file that is no run checkpoint of this package."""
+    """A file that is not a run checkpoint of this package."""
 
 
 def write_run_checkpoint(contents: dict[str, Any], file: Path) -> None:
@@ -56,7 +56,7 @@ def read_run_checkpoint(file: Path) -> dict[str, Any]:
 
     Raises:
         DamagedFileError: the file is truncated or altered.
-        ForeignFileError: the file would run code, or is no run checkpoint of this package.
+        ForeignFileError: the file would run code, or is not a run checkpoint of this package.
         UserError: the file is missing.
     """
     import torch
@@ -181,7 +181,7 @@ def read_newest(run: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str,
     """
     files = in_run(run)
     for place in no_files(run):
-        warn(f"{place} is no file, and passed over")
+        warn(f"{place} is not a file, and passed over")
     for file in files:
         try:
             return file, read_in_run(file)

@@ -28,7 +28,7 @@ class Stored:
     # What else is known: network, step, epoch, recipe, training, teachers, layout, the catalogue's row.
     facts: dict[str, Any] = field(default_factory=dict)
     contents: dict[str, Any] = field(default_factory=dict)  # everything in a run's checkpoint; empty otherwise
-    preprocessing_from: str = ""  # who says so, of a foreign file, for a note
+    preprocessing_from: str = ""  # its source, of a foreign file, for a note
 
     @property
     def full(self) -> bool:

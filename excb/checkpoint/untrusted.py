@@ -69,7 +69,7 @@ _OTHER_PICKLE = (
 SHARED = 16  # times that a file's tensors may take the memory that they share
 SMALL = 2**26  # bytes beside that
 
-# How torch and zipfile refuse what is no checkpoint, besides `pickle.UnpicklingError`.
+# How torch and zipfile refuse what is not a checkpoint, besides `pickle.UnpicklingError`.
 REFUSALS = (
     ArithmeticError,
     AssertionError,
@@ -96,7 +96,7 @@ def read_untrusted(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]
         allow: names of `ADMISSIBLE` that the file may hold besides tensors and plain values.
 
     Raises:
-        UserError: it is no such file, damaged, holds more than was allowed, or is no dictionary.
+        UserError: it is no such file, damaged, holds more than was allowed, or is not a dictionary.
     """
     if unknown := sorted(set(allow) - ADMISSIBLE.keys()):
         raise UserError(f"{', '.join(unknown)} cannot be allowed: only {', '.join(sorted(ADMISSIBLE))} can")

@@ -25,7 +25,7 @@ PARTING = 2.0  # seconds to write that to the store
 
 
 def hang_seconds() -> float:
-    """Seconds without a heartbeat that count as a hang. Raises UserError if the variable is no number, or negative."""
+    """Seconds without a heartbeat that count as a hang. Raises UserError unless the variable is a number from 0 on."""
     text = os.environ.get(VARIABLE, "")
     try:
         seconds = float(text or SECONDS)

@@ -55,7 +55,7 @@ def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Co
         module: a command line program, such as "excb.pretrain".
         arguments: its command line, without the program.
         processes: world_size.
-        answers: exit codes above 0 that are no failure if all processes exit with the same one.
+        answers: exit codes above 0 that are not failures if all processes exit with the same one.
 
     Returns:
         The exit code of all of them.

@@ -18,7 +18,7 @@ from excb.errors import require
 LOST = 75  # exit code of a process that lost its launcher or another process, so that it is not taken for the cause
 POLL = 1.0  # seconds between checks of the launcher
 SAVING = 60.0  # seconds that a rank without its launcher may take to save
-# A process that a shell started in the background outlives it by custom (nohup), so a shell is no launcher.
+# A process that a shell started in the background outlives it by custom (nohup), so a shell is not a launcher.
 SHELLS = ("ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh")
 LAUNCHER = "EXCB_LAUNCHER"  # environment variable: process id of our own launcher, which may die before we look
 GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -34,7 +34,7 @@ def started_together() -> bool:
 
 
 def whole_number(variable: str, default: int, *, least: int = 0) -> int:
-    """A launcher's environment variable. Raises UserError if it is no whole number, or below `least`."""
+    """A launcher's environment variable. Raises UserError if it is not a whole number, or below `least`."""
     text = os.environ.get(variable, str(default))
     require(
         re.fullmatch("[0-9]{1,9}", text) is not None and int(text) >= least,
@@ -63,13 +63,13 @@ def check_environment() -> None:
 def ending_with_launcher(program: str) -> Iterator[None]:
     """While the block runs, a rank whose launcher dies (SIGKILL, out of memory) saves and leaves, or ends at once.
 
-    Nothing else would end it: it would keep its GPU, and the run's folder. A process that is no rank is left alone.
+    Nothing else would end it: it would keep its GPU, and the run's folder. A process that is not a rank is left alone.
 
     Args:
         program: for the message.
 
     Raises:
-        UserError: a rank's EXCB_LAUNCHER is no number.
+        UserError: a rank's EXCB_LAUNCHER is not a number.
     """
     chain, done = _chain() if started_together() else [], threading.Event()
     if started_together() and LAUNCHER in os.environ and (ours := whole_number(LAUNCHER, 0, least=1)) not in chain:

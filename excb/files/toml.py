@@ -33,7 +33,7 @@ def _inline(value: Any) -> str:
         case int():
             return int.__repr__(value)
         case float():
-            return float.__repr__(value)  # NumPy's own repr is no number in TOML
+            return float.__repr__(value)  # NumPy's own repr is not a number in TOML
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one escape JSON does not need
         case list() | tuple():

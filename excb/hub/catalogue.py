@@ -32,7 +32,7 @@ class Figure:
 
     name: str  # as result files call it, such as "linear_top1"
     value: float  # in percent
-    source: str  # who says so; `measured_on` writes that of our own measurements
+    source: str  # of the figure; `measured_on` writes that of our own measurements
 
     @property
     def images(self) -> str:
@@ -64,7 +64,7 @@ class Checkpoint:
     layout: str | None = None  # of the file at the origin, a name in `excb.checkpoint.layouts`
     network: str = "teacher"  # of a file that holds two: "teacher" or "student"
     epochs: int | None = None  # of pretraining; None is not stated
-    batch: int | None = None  # images a step; None is not stated
+    batch: int | None = None  # images per step; None is not stated
     crops: str | None = None  # as "2x224+6x96"; None is not stated
     pretrained_on: str | None = None  # the images of its training, such as "ImageNet-1k"; None is not stated
     licence: str | None = None  # of the weights; None is not stated
@@ -212,7 +212,7 @@ def _users_folder(file: Path) -> Checkpoint | None:
 
 
 def _users(home: Path) -> tuple[dict[str, Checkpoint], list[str]]:
-    """The user's rows by name, and a line for each that is damaged."""
+    """The user's rows by name, and one line per damaged row."""
     rows, lines = dict[str, Checkpoint](), list[str]()
     for file in _configs(home):
         try:

@@ -25,7 +25,7 @@ def as_rgb(picture: Any) -> Image.Image:
         picture: a PIL image of any mode, uint8 pixels [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], or a file's path.
 
     Raises:
-        UserError: it is something else, or a file that is no readable image.
+        UserError: it is something else, or a file that is not a readable image.
     """
     if isinstance(picture, Image.Image):
         return to_rgb(picture)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError, nearest_path
-from excb.images.image_set import EXTENSIONS, Images, ImageSet
+from excb.images.image_set import EXTENSIONS, Images, ImageSet, ScannedImages
 
 
 def scan_folder(folder: Path | str) -> ImageSet:
@@ -68,7 +68,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:
-        if error.errno != errno.ELOOP:  # a link to itself is no folder
+        if error.errno != errno.ELOOP:  # a link to itself is not a folder
             raise _unreadable(entry.path, error) from None
         return False
 
@@ -79,12 +79,12 @@ def _unreadable(place: Path | str, error: OSError) -> UserError:
 
 
 def refuse_among(images: Images, out: Path) -> None:
-    """Raise UserError if `out` is in the scanned folder and not hidden: the next scan would count its pictures."""
-    if not isinstance(images, ImageSet) or not images.scanned:
-        return
-    place, root = out.resolve(), images.root.resolve()
-    if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
-        raise UserError(
-            f"--out in {out} is among the images of {images.root}, and its pictures would be counted with them: "
-            "name a place outside that folder"
-        )
+    """Raise UserError if `out` is in a scanned folder and not hidden: the next scan would count its pictures."""
+    place = out.resolve()
+    for folder in images.scanned_folders if isinstance(images, ScannedImages) else ():
+        root = folder.resolve()
+        if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
+            raise UserError(
+                f"--out in {out} is among the images of {folder}, and its pictures would be counted with them: "
+                "name a place outside that folder"
+            )

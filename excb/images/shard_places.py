@@ -93,7 +93,7 @@ def _matching(pattern: Path) -> Iterator[Path]:
 
 
 def _remote(pattern: str) -> list[str]:
-    """Shards found by fsspec. A `?` in a URL begins a query and is no pattern."""
+    """Shards found by fsspec. A `?` in a URL begins a query and is not a pattern."""
     if "*" not in pattern and names_tars(pattern):
         return [pattern]
     try:

@@ -139,7 +139,7 @@ def _add_label(labels: dict[str, str | None], name: str, content: bytes) -> None
 
 
 def _label(text: str) -> str | None:
-    """A class's name or number. Negative numbers are no labels: test sets use them."""
+    """A class's name or number. Negative numbers are not labels: test sets use them."""
     text = " ".join(text.split())
     if text.removeprefix("-").isascii() and text.removeprefix("-").isdecimal():
         return None if text.startswith("-") else text.lstrip("0") or "0"

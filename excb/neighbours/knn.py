@@ -14,6 +14,7 @@ from excb.errors import UserError
 from excb.neighbours.nearest import Neighbours
 
 _SCORES = 2**24  # scores in a block of votes at most: 128 MiB
+_LABELS = 2**23  # votes of neighbours on labels in a block at most: 64 MiB
 _LEAST = torch.finfo(torch.float64).tiny
 
 
@@ -65,9 +66,8 @@ def vote(
         rows = slice(start, start + step)
         voted, similarities = labels[neighbours.indices[rows]], neighbours.similarities[rows]
         for T in temperatures:
-            # Relative to the nearest neighbour: the ranks are the same, and exp overflows at no temperature.
             # Above 0 even where exp is not: only classes without a vote score 0.
-            weights = ((similarities - similarities[:, :1]) / T).exp().clamp_(min=_LEAST)
+            weights = _weights(similarities, T).clamp_(min=_LEAST)
             scores = weights.new_zeros(len(weights), classes)
             counted = 0
             for k in sorted(set(ks)):
@@ -76,6 +76,27 @@ def vote(
                 top5[rows], tied[rows] = _best_classes(scores)
                 counted = k
     return {key: Vote(top5[:, 0], top5, tied) for key, (top5, tied) in tops.items()}
+
+
+def vote_on_labels(neighbours: Neighbours, labels: Tensor, *, k: int, temperature: float) -> Tensor:
+    """Let the first k neighbours of every query vote for each label on its own, with the same weights.
+
+    Args:
+        neighbours: At least k neighbours of each of Q queries.
+        labels: [N, C], the sets of labels of the bank's rows: 1 of the label, 0 not; a row of -1 has no vote on it.
+        k: Number of neighbours that vote.
+        temperature: Divisor of the similarities, above 0.
+
+    Returns:
+        [Q, C] float64, the shares of the votes that are for each label; 0 where nobody has a vote.
+    """
+    parts = []
+    for rows in torch.arange(len(neighbours.indices)).split(max(1, _LABELS // (k * labels.shape[1]))):
+        weights = _weights(neighbours.similarities[rows, :k], temperature)
+        voted = labels[neighbours.indices[rows, :k]]
+        every = torch.einsum("qk,qkc->qc", weights, (voted >= 0).double())
+        parts.append(torch.einsum("qk,qkc->qc", weights, (voted == 1).double()) / every.where(every > 0, 1.0))
+    return torch.cat(parts)
 
 
 def accuracy(vote: Vote, targets: Tensor) -> tuple[float, float]:
@@ -93,6 +114,11 @@ def accuracy(vote: Vote, targets: Tensor) -> tuple[float, float]:
     targets = targets.cpu()
     in_top5 = (vote.top5 == targets[:, None]).any(1)
     return 100 * (vote.top1 == targets).double().mean().item(), 100 * in_top5.double().mean().item()
+
+
+def _weights(similarities: Tensor, temperature: float) -> Tensor:
+    """exp(similarity / T) relative to the nearest neighbour: the ranks are the same, and it never overflows."""
+    return ((similarities - similarities[:, :1]) / temperature).exp()
 
 
 def _best_classes(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,6 +145,6 @@ def _check_vote(
         if not 0 < temperature < math.inf:
             raise UserError(f"the k-NN temperature is {temperature}: choose a number above 0, such as DINO's 0.07")
     if len(labels) <= neighbours.indices.max():
-        raise UserError(f"{len(labels)} labels do not reach every row of the bank: give one label per row")
+        raise UserError(f"{len(labels)} labels do not cover all rows of the bank: give one label per row")
     if labels.min() < 0 or labels.max() >= classes:
         raise UserError(f"a label lies outside 0 to {classes - 1}: number the {classes} classes from 0")

@@ -25,7 +25,7 @@ def add_lora(network: nn.Module, rank: int, *, seed: int) -> None:
         seed: of their random halves A.
 
     Raises:
-        UserError: peft is not installed, or the network is no ViT of timm.
+        UserError: peft is not installed, or the network is not a ViT of timm.
     """
     try:
         import peft

@@ -108,7 +108,7 @@ class Maps(nn.Module):
     """A network that returns maps.
 
     Raises:
-        UserError: it is no ResNet of torchvision, no conv4, and no network of timm with maps.
+        UserError: it is not a ResNet of torchvision, conv4, or a network of timm with maps.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -263,8 +263,8 @@ def sized(architecture: Architecture, img_size: int) -> Architecture:
     rows, columns = patches.feat_ratio(as_scalar=False)
     require(
         img_size % rows == 0 and img_size % columns == 0,
-        f"img_size {img_size} is no multiple of the patches' {rows} x {columns} pixels of {architecture.name}: choose "
-        f"{max(1, img_size // rows) * rows}",
+        f"img_size {img_size} is not a multiple of the patches' {rows} x {columns} pixels of {architecture.name}: "
+        f"choose {max(1, img_size // rows) * rows}",
     )
     return replace(architecture, options=architecture.options | {"img_size": img_size})
 
@@ -295,7 +295,7 @@ def resampled(
     if patches is None or old is None or not isinstance(own, Tensor) or {own.ndim, old.ndim} != {3}:
         return dict(tensors)
     grid = tuple(patches.grid_size)
-    prefix = own.shape[1] - prod(grid)  # tokens that are no patches but have an embedding
+    prefix = own.shape[1] - prod(grid)  # tokens that are not patches but have an embedding
     count = old.shape[1] - prefix
     if img_size is not None:
         sides = (img_size, img_size) if isinstance(img_size, int) else img_size

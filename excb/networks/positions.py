@@ -23,7 +23,7 @@ class DinoPositions(VisionTransformer):
             return super()._pos_embed(x)
         prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         patches, grid = x.flatten(1, 2), (x.shape[1], x.shape[2])
-        first = 0 if self.no_embed_class else self.num_prefix_tokens  # tokens that are no patches but have an embedding
+        first = 0 if self.no_embed_class else self.num_prefix_tokens  # tokens with an embedding that are not patches
         own = embeddings[:, first:].unflatten(1, self.patch_embed.grid_size)
         moved = interpolate(own, grid, dino=True).flatten(1, 2)
         if first:
@@ -37,7 +37,7 @@ def as_dino(network: nn.Module) -> nn.Module:
     """Let one of timm's ViTs interpolate its position embeddings as DINO does.
 
     Raises:
-        UserError: the network is no plain ViT with position embeddings.
+        UserError: the network is not a plain ViT with position embeddings.
     """
     if type(network) is not VisionTransformer or network.pos_embed is None:
         raise UserError(

@@ -38,7 +38,7 @@ class Preprocessing:
             image: a PIL image of any mode and size, uint8 pixels [H, W, 3] (or grey [H, W]), or the path of a file.
 
         Raises:
-            UserError: it is something else, or a file that is no readable image.
+            UserError: it is something else, or a file that is not a readable image.
         """
         from excb.images.picture import as_rgb
 

@@ -34,7 +34,7 @@ TIMEOUT = 30.0  # seconds without any data
 ATTEMPTS = 4
 BACKOFF = 2.0  # seconds before the second attempt, twice as long before each further one
 LOOPBACK = ("127.0.0.1", "localhost")
-LARGEST = 10**15  # bytes: what a server states beyond it is no size of a file
+LARGEST = 10**15  # bytes: what a server states beyond it is not a size of a file
 DRIVE = "https://drive.usercontent.google.com/download?"
 
 
@@ -354,7 +354,7 @@ def _refusal(error: HTTPError, address: str, name: str) -> UserError:
 
 
 def _described(response: HTTPResponse, address: str) -> _Known:
-    headers, length = response.headers, response.length  # None if it is not stated, or is no number
+    headers, length = response.headers, response.length  # None if it is not stated, or is not a number
     tag = headers.get("ETag", "")
     version = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
     name = _stated_name(headers) or unquote(urlsplit(address).path)

@@ -29,7 +29,7 @@ class Published(NamedTuple):
 def parse_digest(digest: str) -> Published:
     """Read "sha256:HEX" or "md5:HEX". Raises UserError for anything else, or less than 8 digits."""
     if re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}", digest.lower()) is None:
-        raise UserError(f"'{digest}' is no hash: write sha256:HEX or md5:HEX, with 8 digits at least")
+        raise UserError(f"'{digest}' is not a hash: write sha256:HEX or md5:HEX, with 8 digits at least")
     return Published(*digest.lower().split(":"))
 
 

@@ -33,7 +33,7 @@ def offline() -> bool:
 
 
 def endpoint() -> str | None:
-    """The hub, if not huggingface.co: EXCB_ENDPOINT, else HF_ENDPOINT. Raises UserError if that is no address."""
+    """The hub, if not huggingface.co: EXCB_ENDPOINT, else HF_ENDPOINT. Raises UserError if that is not an address."""
     for variable in ("EXCB_ENDPOINT", "HF_ENDPOINT"):
         if address := os.environ.get(variable):
             if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", address):

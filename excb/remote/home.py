@@ -59,10 +59,10 @@ def folder_of(name: str) -> Path:
     """The folder of the checkpoint `name`, even if it does not exist. Raises UserError for unsafe or reserved names."""
     if not _NAME.fullmatch(name) or len(name) > 128:
         raise UserError(
-            f"{name!r} is no name for a checkpoint: letters, digits, '.', '_' and '-', a letter or digit first"
+            f"{name!r} is not a name for a checkpoint: letters, digits, '.', '_' and '-', a letter or digit first"
         )
     if name in OURS:
-        raise UserError(f"{name!r} is no name for a checkpoint: the zoo keeps something else in {home() / name}")
+        raise UserError(f"{name!r} is not a name for a checkpoint: the zoo keeps something else in {home() / name}")
     return home() / name
 
 

@@ -113,14 +113,14 @@ class Result:
             source: what to call it in an error, such as its file.
 
         Raises:
-            UserError: it is no result, one of another schema, or was changed by hand.
+            UserError: it is not a result, one of another schema, or was changed by hand.
         """
         try:
             values = json_text.parse(text)
         except ValueError as error:
-            raise UserError(f"{source} is no result of `excb-eval` ({error})") from None
+            raise UserError(f"{source} is not a result of `excb-eval` ({error})") from None
         if not isinstance(values, dict) or "schema" not in values:
-            raise UserError(f"{source} is no result of `excb-eval`: name a file that --out wrote")
+            raise UserError(f"{source} is not a result of `excb-eval`: name a file that --out wrote")
         if values["schema"] != SCHEMA:
             raise UserError(f"{source} has schema {values['schema']}, not {SCHEMA}: evaluate again with this version")
         named = values.pop("protocol_hash", None)

@@ -87,7 +87,7 @@ def _jitter(red, green, blue, numbers, mean, first, last):
 
 @triton.jit
 def colour_kernel(crops, numbers, images, A, SIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Flip, jitter and grey: crops uint8 [R, A, 3] -> images float32 [R, 3, A] in [0, 1]; one program a row.
+    """Flip, jitter and grey: crops uint8 [R, A, 3] -> images float32 [R, 3, A] in [0, 1]; one program per row.
 
     Contrast needs the row's mean grey before it, so pixels are read and changed up to there twice.
     """
@@ -118,7 +118,7 @@ def colour_kernel(crops, numbers, images, A, SIDE: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def finish_kernel(images, numbers, views, A, FROM, mean0, mean1, mean2, std0, std1, std2, BLOCK: tl.constexpr):
-    """Solarize and normalise: images float32 [R, 3, A] -> views [R, A, 3]; BLOCK pixels of one row a program."""
+    """Solarize and normalise: images float32 [R, 3, A] -> views [R, A, 3]; a program has BLOCK pixels of one row."""
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < A

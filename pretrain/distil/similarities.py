@@ -17,7 +17,7 @@ class Similarities(Objective):
     """Cross-entropy of p_t = softmax(t . k / tau_t) and p_s = softmax(s . k / tau_s) over keys k of other images.
 
     Keys are the teacher's: those of the batch's other images, all ranks together, and a queue, as in SEED (Fang et al.,
-    ICLR 2021). An image is no key of its own, so that p_t does not just name it.
+    ICLR 2021). An image is not a key of its own, so that p_t does not just name it.
     """
 
     queue: Tensor
@@ -44,7 +44,7 @@ class Similarities(Objective):
         own = torch.arange(images, device=keys.device) + rank() * images
         keys = torch.cat([keys, self.queue.to(keys)])
         places = torch.arange(len(keys), device=keys.device)
-        # Zeros are no keys: of a queue that is not full yet, and of images that the teacher could not read.
+        # Zeros are not keys: of a queue that is not full yet, and of images that the teacher could not read.
         excluded = (places == own[:, None]) | ~keys.any(1)  # [B, keys]
         settings = self.settings
 

@@ -160,7 +160,7 @@ def read_points(file: Path) -> list[PublishedRun]:
         raise UserError(f"cannot read {file}: {error}") from None
     rows = list(csv.DictReader(lines))
     if not rows or not set(COLUMNS) <= rows[0].keys():
-        raise UserError(f"{file} holds no points: it needs the columns {', '.join(COLUMNS)} and a line a point")
+        raise UserError(f"{file} holds no points: it needs the columns {', '.join(COLUMNS)} and one line per point")
     try:
         points = [PublishedRun(row["method"], *(float(row[name]) for name in COLUMNS[1:])) for row in rows]
     except (TypeError, ValueError) as error:

@@ -60,7 +60,7 @@ class Gain:
         """The inverse of `to_dict`.
 
         Raises:
-            LookupError, TypeError, ValueError: it is no gain.
+            LookupError, TypeError, ValueError: it is not a gain.
         """
         figure, measured_on = str(stored["figure"]), str(stored["measured_on"])
         return cls(

@@ -202,7 +202,7 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         old_recipe, old_data = _completed(old["recipe"]), old["data"]
         old_images, old_root, old_fingerprint = (old_data[name] for name in ("images", "root", "fingerprint"))
         if not isinstance(old_fingerprint, str):
-            raise TypeError("the fingerprint is no text")
+            raise TypeError("the fingerprint is not text")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{place}/{RECIPE} is damaged: move the folder away, or choose another --out") from None
     require_same_run(

@@ -28,7 +28,7 @@ class NetworkCost:
         """From plain values.
 
         Raises:
-            LookupError, TypeError, ValueError: it is no cost.
+            LookupError, TypeError, ValueError: it is not a cost.
         """
         return cls(int(stored["parameters"]), float(stored["mebibytes"]), float(stored["milliseconds"]))
 

@@ -32,7 +32,7 @@ class Study:
     # `sizes` sorted relative cluster sizes, `lines` accuracy against a number, `dots` accuracy by cell
     picture: Literal["sizes", "lines", "dots"]
     figures: Sequence[str] = TRAINING  # that the table shows, besides those by which cells are compared
-    # the factor whose levels are the columns of the table in the paper's form; None for one row a cell
+    # the factor whose levels are the columns of the table in the paper's form; None for one row per cell
     across: str | None = None
     # sums of cells that are compared seed by seed: what it is called, and each cell's weight
     contrasts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -84,7 +84,7 @@ def test_text_and_paths_stay_as_they_are(text: str) -> None:
         ({"quick": 1}, "quick takes True or False, not 1"),
         ({"rename": "a=b"}, "rename takes a dictionary, not 'a=b'"),
         ({"cuont": 3}, "sample has no option cuont; did you mean 'count'?"),
-        ({"json": True}, "json is no option in Python: print it yourself"),
+        ({"json": True}, "json is not an option in Python: print it yourself"),
     ],
 )
 def test_a_wrong_value_gives_one_clear_line(values: dict[str, Any], message: str) -> None:

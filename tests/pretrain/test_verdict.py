@@ -48,7 +48,7 @@ COSTS = {"run": NetworkCost(700_000, 2.7, 1.0), "mobilenetv2": NetworkCost(2_100
 
 def test_a_student_is_judged_beside_its_teacher_which_is_no_mere_comparison() -> None:
     verdict = judge_run(run(60.0, references=REFERENCES | {"mobilenetv2": 65.0, "other": 70.0}, costs=COSTS))
-    assert verdict.learned is True  # a teacher is no reference that a student must be ahead of
+    assert verdict.learned is True  # a teacher is not a reference that a student must be ahead of
     assert "It keeps 92 % of the k-NN top-1 of mobilenetv2 (60.0 of 65.0 %) at 1/4 of its time" in verdict.summary
     assert verdict.summary.endswith("For comparison: other (70.0 %).")
     assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
@@ -136,7 +136,7 @@ def test_advice_follows_from_the_curve() -> None:
 
 def test_colours_that_views_lose_are_named_where_a_histogram_is_best() -> None:
     def named(verdict: Verdict) -> bool:
-        words = "try views that keep the colours, which tell these images apart (views.jitter=0 views.grey=0)"
+        words = "try views that keep the colours, which distinguish these images (views.jitter=0 views.grey=0)"
         return any(advice.startswith(words) for advice in verdict.advice)
 
     assert named(judge_run(run(45.0, changes={"views": {"jitter": 0.8}})))

@@ -18,7 +18,7 @@ MODES = ("RGB", "L", "RGBA", "P", "1", "LA", "CMYK")  # in turn: every evaluatio
 
 
 def write_folder(folder: Path, *, each: int, classes: Sequence[str] = CLASSES, seed: int = 0, side: int = 40) -> Path:
-    """Write pictures that differ a little by class, of every mode, under one sub-folder a class."""
+    """Write pictures that differ a little by class, of every mode, under one sub-folder per class."""
     random = np.random.default_rng(seed)
     rows, columns = np.mgrid[:side, : side + 6]
     for name in classes:

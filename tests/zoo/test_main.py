@@ -269,7 +269,7 @@ def test_import_that_does_not_cover_shows_the_table(
     ("arguments", "words"),
     [
         (["import", "x.pth", "--name", "swav_rn50"], "choose another --name"),
-        (["import", "x.pth", "--name", "../up"], "is no name"),
+        (["import", "x.pth", "--name", "../up"], "is not a name"),
         (["import", "x.pth", "--name", "mine", "--arch", "vit_small", "--arch-option", "depth"], "write NAME=VALUE"),
         (["import", "x.pth", "--name", "mine"], "cannot read x.pth"),
         (["pull"], "name a checkpoint"),

@@ -282,7 +282,7 @@ def test_results_of_other_weights(run: Path, refused: Callable[..., str], tmp_pa
 @pytest.mark.usefixtures("trained")
 def test_results_that_are_none(run: Path, refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("{}")
-    assert "is no result" in refused(run, results=[tmp_path / "text.json"])
+    assert "is not a result" in refused(run, results=[tmp_path / "text.json"])
     assert "cannot read" in refused(run, results=[tmp_path / "nowhere.json"])
     first, second = (result_file(run, tmp_path / folder / "knn.json") for folder in ("a", "b"))
     assert "two results would be called knn.json" in refused(run, results=[first, second])

@@ -100,7 +100,7 @@ def test_names(name: str, expected: str) -> None:
     ],
 )
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match="is no tensor of a torchvision ResNet's backbone: Detectron2 has no name"):
+    with pytest.raises(UserError, match="is not a tensor of a torchvision ResNet's backbone: Detectron2 has no name"):
         detectron2_name(name)
 
 

@@ -1,4 +1,4 @@
-"""Rows from anywhere: whatever is no row is refused in one line that names the field."""
+"""Rows from anywhere: whatever is not a row is refused in one line that names the field."""
 
 from typing import Any
 

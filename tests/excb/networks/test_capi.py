@@ -60,7 +60,7 @@ def test_features_are_the_mean_of_what_the_first_block_of_the_predictor_gives(ne
     patches = network.patch_embed(images).flatten(2).transpose(1, 2)
     tokens = torch.cat([network.registers.expand(2, -1, -1), patches], 1)
     places = torch.tensor([(row, column / 2) for row in (0, 1) for column in range(3)])
-    corners = torch.tensor([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)])  # four registers have one point an edge
+    corners = torch.tensor([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)])  # four registers have one point per edge
     points = torch.cat([corners, places])
     for block in network.blocks:
         tokens = block(tokens, points)

@@ -497,7 +497,7 @@ def test_networks_that_take_any_size_stay(name: str) -> None:
 
 def test_sizes_that_cannot_be() -> None:
     tiny = Architecture("timm:vit_tiny_patch16_224", VIT)
-    with pytest.raises(UserError, match=r"img_size 50 is no multiple of the patches' 8 x 8 pixels of timm.*choose 48"):
+    with pytest.raises(UserError, match=r"50 is not a multiple of the patches' 8 x 8 pixels of timm.*choose 48"):
         sized(tiny, 50)
     with pytest.raises(UserError, match=r"no multiple of the patches' 8 x 16 pixels"):
         sized(Architecture(tiny.name, VIT | {"patch_size": (8, 16)}), 40)

@@ -170,7 +170,7 @@ def test_page_instead_of_a_file_leaves_nothing(server: FileServer, zoo: Path) ->
 
 
 def test_wrong_arguments_are_one_line(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="is no hash"):
+    with pytest.raises(UserError, match="is not a hash"):
         fetch("https://example.com/a", "crc32:0")
     zoo.write_text("a file in its place")
     with pytest.raises(UserError, match=r"cannot write .*EXCB_HOME"):

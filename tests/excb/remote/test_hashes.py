@@ -46,7 +46,7 @@ def test_published_hashes_are_read(text: str, algorithm: str, digits: str, compl
     "text", ["", SHA256, "sha256:", "sha256:0676ba6", "sha1:0676ba61", "md5:" + "0" * 33, "md5:x" * 9]
 )
 def test_what_is_no_hash_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is no hash: write sha256:HEX or md5:HEX"):
+    with pytest.raises(UserError, match="is not a hash: write sha256:HEX or md5:HEX"):
         parse_digest(text)
 
 

@@ -82,7 +82,7 @@ def test_plain_names_have_folders(name: str, zoo: Path) -> None:
     "name", ["", ".", "..", "../up", "a/b", "a\\b", "/etc", ".hidden", "-rf", "a b", "a\n", "ä", "a\0", "x" * 129]
 )
 def test_names_that_could_lead_elsewhere_are_refused(name: str, zoo: Path) -> None:
-    with pytest.raises(UserError, match="is no name for a checkpoint: letters"):
+    with pytest.raises(UserError, match="is not a name for a checkpoint: letters"):
         folder_of(name)
 
 

@@ -83,9 +83,9 @@ def changed(**values: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "^FILE is no result"),
-        ("[1]", "^FILE is no result of `excb-eval`: name a file that --out wrote"),
-        ('{"figures": {}}', "^FILE is no result"),
+        ("", "^FILE is not a result"),
+        ("[1]", "^FILE is not a result of `excb-eval`: name a file that --out wrote"),
+        ('{"figures": {}}', "^FILE is not a result"),
         (changed(schema=1), "^FILE has schema 1, not 2: evaluate again with this version"),
         (changed(schema=3), "schema 3"),
         (changed(extra=1), r"FILE lacks or adds fields of schema 2 \(extra\)"),

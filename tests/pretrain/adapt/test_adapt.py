@@ -142,7 +142,7 @@ def test_a_run_that_only_loses_stops_and_keeps_the_original(
     starts: dict[str, Path], images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    scores(monkeypatch, 50, 40, 50)  # a tie is no gain; the warm-up's epoch is not measured
+    scores(monkeypatch, 50, 40, 50)  # a tie is not a gain; the warm-up's epoch is not measured
     line = command(starts["conv"], images, run, "adapt.patience=2")
     assert main(line) == 0
     contents = report(run)

@@ -142,7 +142,7 @@ def test_a_teacher_in_memory_takes_the_size_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [30, 12])
 def test_a_size_that_the_patches_do_not_divide_is_refused(size: int, tmp_path: Path) -> None:
     name = str(taught.write_teacher(tmp_path, taught.VIT, crop=32))
-    with pytest.raises(UserError, match=rf"{size} is no multiple of the patches"):
+    with pytest.raises(UserError, match=rf"{size} is not a multiple of the patches"):
         load_teachers(DistilSettings(features=1.0, teachers=(name,), teacher_size=size), CPU)
 
 

@@ -67,7 +67,7 @@ def run(images: Any, out: Path, files: list[str], *more: str, model: dict[str, A
     named = [f"distil.teachers={','.join(files)}"] if files else []
     of = scan_folder(images) if isinstance(images, Path) else images
     made = taught.recipe(*named, *more, model=model)
-    return loop.train(made, of, out, Reporter(quiet=True), table=False, verdict=False)
+    return loop.run_training(made, of, out, Reporter(quiet=True), table=False, verdict=False)
 
 
 def newest(out: Path) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def untaught(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = ("method.hidden=8", "optim.epochs=1", 'model.options={"channels": [8, 8, 8, 16], "stem_width": 4}')
     recipe = apply(find_recipe("quickstart"), [*OVERRIDES, *own])
     recipe = recipe.change(model=taught.RESNET, method={"clusters": 6, "projector_output_norm": True})
-    assert loop.train(recipe, scan_folder(images), out, Reporter(quiet=True), table=False, verdict=False) == 0
+    assert loop.run_training(recipe, scan_folder(images), out, Reporter(quiet=True), table=False, verdict=False) == 0
     return out
 
 
@@ -256,7 +256,9 @@ def _start_from(init: Path, images: Path, files: list[str], out: Path, *, goal: 
     else:
         own = ("method.hidden=8", "method.clusters=6", "method.projector_output_norm=true")
         recipe = apply(find_recipe("quickstart"), [*OVERRIDES, *own, *few]).change(model=taught.RESNET)
-        assert loop.train(recipe, scan_folder(images), out, Reporter(quiet=True), table=False, verdict=False) == 0
+        assert (
+            loop.run_training(recipe, scan_folder(images), out, Reporter(quiet=True), table=False, verdict=False) == 0
+        )
         assert newest(out)["teachers"] == []
     torch.testing.assert_close(first_weights(out), first_weights(init), rtol=1e-5, atol=1e-6)
 
@@ -305,7 +307,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("mobilenetv3",), "did you mean"),
         (("a,b",), "'a,b' is not one name: write several teachers with spaces between them"),
         (("VIT", "distil.maps=1"), "set distil.teacher_sees=view"),
-        (("VIT", "distil.teacher_size=44"), "44 is no multiple of the patches"),
+        (("VIT", "distil.teacher_size=44"), "44 is not a multiple of the patches"),
         (("VIT", "distil.features=0"), "set distil.features=1"),
         (("VIT", "distil.assignments=1", "distil.clusters=28"), "distil.clusters to at most 27"),
         (("VIT", "VIT"), "distil.teachers names a teacher twice"),
