@@ -342,8 +342,8 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
     if poor and colours and _colours_suffice(run):
         # Of training images a histogram also finds what one camera took: on others, kept colours may cost accuracy.
         yield (
-            "try views that keep the colours, which distinguish these images (views.jitter=0 views.grey=0), and compare "
-            "both runs on test images: `excb-eval knn --train DIR --test DIR`"
+            "try views that keep the colours, which distinguish these images (views.jitter=0 views.grey=0), and "
+            "compare both runs on test images: `excb-eval knn --train DIR --test DIR`"
         )
     if run.adapted is not None:
         yield from _advice_on_adapting(run, run.adapted, poor=poor)

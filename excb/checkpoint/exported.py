@@ -15,7 +15,7 @@ from excb.checkpoint.teachers import TEACHERS
 from excb.errors import UserError
 from excb.files import json_text, records
 from excb.files.atomic import new_folder
-from excb.files.records import Field, number, optional, record_of, table, text, integer
+from excb.files.records import Field, integer, number, optional, record_of, table, text
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import architecture_from, preprocessing_from
