@@ -49,7 +49,7 @@ CURVES_SHARE = 0.01  # of the time at most: a drawing may take as long as many s
 WATCH_SECONDS = 0.5  # between two looks at the process that measures checkpoints beside the run
 
 
-def train(
+def run_training(
     recipe: Recipe,
     images: CodedImages | StreamImages,
     out: Path | Place,
@@ -103,8 +103,8 @@ def train(
         begun = place.folder / RECIPE
         recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
         recipe = _with_precision(recipe, folder, device, reporter)
-        run = Run(recipe, images, folder, reporter, device, table=table, profile=profile, teachers=teachers)
-        return run.run(against if verdict else None, second=second)
+        loop = TrainingLoop(recipe, images, folder, reporter, device, table=table, profile=profile, teachers=teachers)
+        return loop.run(against if verdict else None, second=second)
     finally:
         if folder is not None:
             folder.close()
@@ -128,8 +128,8 @@ def _with_precision(recipe: Recipe, folder: RunFolder | None, device: torch.devi
     return resolved(recipe, device, begun=so_far)
 
 
-class Run:
-    """This rank's part of a run (arguments: see `train`); only rank 0 has a folder, writes files and prints."""
+class TrainingLoop:
+    """This rank's part of a run (arguments: see `run_training`); only rank 0 has a folder, writes files and prints."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Run:
             self.reporter.note(f"resuming from step {progress.step} (epoch {self.state.epochs_done:.2f})")
         with StopRequest(second=second) as stop, self._watched():
             asked = (
-                (not finished and self._start_and_train(stop))
+                (not finished and self._prepare_and_train(stop))
                 or self._finish(stop, against)
                 or self._last_figures(stop)
             )
@@ -206,7 +206,7 @@ class Run:
         """Why the run ended before its last epoch, as the end of a message; empty where it did not."""
         return "" if self.progress.ended is None else f"; it ended early: {self.progress.ended}"
 
-    def _start_and_train(self, stop: StopRequest) -> bool:
+    def _prepare_and_train(self, stop: StopRequest) -> bool:
         """Measure the start and initialise the centroids if that is due, and train; whether it was asked to stop."""
         folder, step = self.folder.path if self.folder else None, self.progress.step
         with Journal(folder, step=step, wandb=self._wandb()) as self.journal:
@@ -216,7 +216,7 @@ class Run:
                 if self.recipe.starts_centroids and not step and self._start_centroids(stop):
                     return True
                 with self.reporter.progress(self.recipe.name, self.trainer.schedules.steps, done=step) as bar:
-                    return self._train(stop, bar)
+                    return self._take_steps(stop, bar)
             except ReadingError as error:
                 raise self._save_after_reading_error(error) from None
 
@@ -249,7 +249,7 @@ class Run:
             self.reporter.note(summary)
         return summary is None
 
-    def _train(self, stop: StopRequest, bar: Progressor) -> bool:
+    def _take_steps(self, stop: StopRequest, bar: Progressor) -> bool:
         """Take all remaining steps; whether the run was asked to stop."""
         recipe, schedules, progress = self.recipe, self.trainer.schedules, self.progress
         if self._finish_pending_epoch(stop):

@@ -18,11 +18,12 @@ from .run.remote_mirror import Place, run_place
 from .verdict import Verdict
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-    from excb.distributed.signals import SecondSignal
     from excb.hub.backbone import Backbone
+    from excb.images.image_set import CodedImages
+
+    from .data.stream_images import StreamImages
 
     Teacher = str | os.PathLike[str] | nn.Module
     Teachers = Teacher | Sequence[Teacher] | None
@@ -135,6 +136,8 @@ def train(
     from excb.distributed.parallel import joined
     from excb.distributed.signals import STOPPED
 
+    from .loop import run_training
+
     if data is None and listed is None:
         raise UserError("name the folder of images with data=, or a list of them with listed=")
     names, given = named_teachers(teacher)
@@ -142,10 +145,10 @@ def train(
     place = run_place(os.fspath(out)) if out is not None else Place(Path("runs") / changed.name)
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(changed.efficiency.device, stay=True) as device:
-        code = pretrain(
+        folder, file = None if data is None else os.fspath(data), None if listed is None else Path(listed)
+        code = run_training(
             changed,
-            None if data is None else os.fspath(data),
-            None if listed is None else Path(listed),
+            open_images(folder, file, place, reporter),
             place,
             reporter,
             device=device,
@@ -263,47 +266,24 @@ def changed_recipe(
     return overriding.replace_fields(base, changes)
 
 
-def pretrain(
-    recipe: Recipe,
-    data: str | None,
-    listed: Path | None,
-    place: Place,
-    reporter: Reporter,
-    *,
-    device: "torch.device",
-    table: bool,
-    profile: bool,
-    against: Sequence[str] = (),
-    second: "SecondSignal" = "exit",
-    teachers: "Mapping[str, Backbone] | None" = None,
-) -> int:
-    """Train in this process, as one of those that the run has; arguments as in `loop.train`.
+def open_images(
+    data: str | None, listed: Path | None, place: Place, reporter: Reporter
+) -> "CodedImages | StreamImages":
+    """The training images, the same on all ranks, which all call this.
 
-    Returns:
-        Exit code: 0, or 128 + the signal that stopped the run.
+    Raises:
+        UserError: there are none, or the run folder is among them.
     """
     from excb.distributed.collectives import all_succeed, run_on_rank0
     from excb.images.scanning import refuse_among
     from excb.images.shards import ShardImages
 
-    from . import loop
     from .data.hub_stream import open_training
 
     # Rank 0 alone lists the folder: a million names listed by many processes would be slow on a network's disk.
     images = run_on_rank0(lambda: open_training(data, listed, reporter.note))
     if isinstance(images, ShardImages):
-        images = all_succeed(images.here)
-    elif not place.url:
+        return all_succeed(images.here)
+    if not place.url:
         all_succeed(lambda: refuse_among(images, place.folder))
-    return loop.train(
-        recipe,
-        images,
-        place,
-        reporter,
-        device=device,
-        table=table,
-        profile=profile,
-        against=against,
-        second=second,
-        teachers=teachers,
-    )
+    return images

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     require_images(options)
     if options.dry_run and options.slurm is None:
         return _dry_run(options, recipe)
-    return run_in_every_process(options, recipe, train)
+    return run_in_every_process(options, recipe, train_here)
 
 
 def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
@@ -92,15 +92,16 @@ def run_in_every_process(options: argparse.Namespace, recipe: Recipe, work: Work
     return run_joined("excb-pretrain", recipe.efficiency.device, lambda device: work(options, recipe, device, reporter))
 
 
-def train(options: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
+def train_here(options: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process, as one of those that `run_in_every_process` started."""
-    from ..train import pretrain
+    from ..loop import run_training
+    from ..train import open_images
 
-    code = pretrain(
+    place = place_of(options)
+    code = run_training(
         recipe,
-        options.data,
-        options.list,
-        place_of(options),
+        open_images(options.data, options.list, place, reporter),
+        place,
         reporter,
         device=device,
         table=not options.json,

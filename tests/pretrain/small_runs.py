@@ -80,13 +80,13 @@ def assert_same(first: Any, second: Any, where: str = "", *, but: Collection[str
 @contextmanager
 def stopped_before(step: int) -> Iterator[None]:
     """Have runs of this process asked to stop, by SIGTERM, before they take the step of this number."""
-    usual = loop.Run._step
+    usual = loop.TrainingLoop._step
 
-    def interrupted(run: loop.Run, batch: Batch) -> object:
+    def interrupted(run: loop.TrainingLoop, batch: Batch) -> object:
         if run.progress.step == step:
             signal.raise_signal(signal.SIGTERM)
         return usual(run, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Run, "_step", interrupted)
+        patch.setattr(loop.TrainingLoop, "_step", interrupted)
         yield

@@ -41,7 +41,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pretrain(images: Path, out: Path, *overrides: str) -> int:
     """Run the loop in this process."""
     recipe = apply(find_recipe("quickstart"), [*OVERRIDES, *overrides])
-    return loop.train(recipe, scan_folder(images), out, Reporter(quiet=True), table=False)
+    return loop.run_training(recipe, scan_folder(images), out, Reporter(quiet=True), table=False)
 
 
 def newest(out: Path) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def test_a_finished_run_says_so_and_changes_nothing(
 ) -> None:
     before = newest(finished)
     recipe = apply(find_recipe("quickstart"), OVERRIDES)
-    assert loop.train(recipe, scan_folder(images), finished, Reporter(), table=False) == 0
+    assert loop.run_training(recipe, scan_folder(images), finished, Reporter(), table=False) == 0
     assert "is finished" in capsys.readouterr().err
     assert_same(before, newest(finished))
 

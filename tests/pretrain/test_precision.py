@@ -96,7 +96,7 @@ def pretrain(images: Path, out: Path | str, *overrides: str) -> list[str]:
     recipe = apply(find_recipe("quickstart"), [*OVERRIDES, "optim.epochs=1", *overrides])
     assert recipe.efficiency.precision in ("auto", *(word.partition("=")[2] for word in overrides))
     place = run_place(str(out))
-    assert loop.train(recipe, scan_folder(images), place, reporter, table=False, verdict=False) == 0
+    assert loop.run_training(recipe, scan_folder(images), place, reporter, table=False, verdict=False) == 0
     return notes
 
 

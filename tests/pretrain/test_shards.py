@@ -33,7 +33,7 @@ def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pretrain(images: CodedImages, out: Path, *overrides: str) -> int:
     recipe = apply(find_recipe("quickstart"), [*OVERRIDES, *overrides])
-    return loop.train(recipe, images, out, Reporter(quiet=True), table=False)
+    return loop.run_training(recipe, images, out, Reporter(quiet=True), table=False)
 
 
 def state(out: Path) -> dict[str, torch.Tensor]:

@@ -51,14 +51,14 @@ def train(images: Path, out: Path, **changes: Any) -> excb.Run:
 
 def interrupted_before(step: int, patch: pytest.MonkeyPatch, number: signal.Signals = signal.SIGINT) -> None:
     """Have a signal arrive before a step, once."""
-    usual, due = loop.Run._step, [True]
+    usual, due = loop.TrainingLoop._step, [True]
 
-    def hit(run: loop.Run, batch: Batch) -> Any:
+    def hit(run: loop.TrainingLoop, batch: Batch) -> Any:
         if run.progress.step == step and due and due.pop():
             signal.raise_signal(number)
         return usual(run, batch)
 
-    patch.setattr(loop.Run, "_step", hit)
+    patch.setattr(loop.TrainingLoop, "_step", hit)
 
 
 def test_the_python_door_makes_the_run_of_the_command(

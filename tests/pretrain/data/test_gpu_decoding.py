@@ -188,7 +188,7 @@ def test_a_stopped_run_resumes_as_the_undisturbed_one(
     few = recipe("nvjpeg").change(optim={"batch": 4}, method={"clusters": 6, "centroid_init": "kmeans"})
 
     def pretrain(out: Path) -> int:
-        return loop.train(few, images, out, Reporter(quiet=True), table=False, verdict=False)
+        return loop.run_training(few, images, out, Reporter(quiet=True), table=False, verdict=False)
 
     def newest(out: Path) -> Any:
         return run_checkpoint.read_run_checkpoint(run_checkpoint.in_run(out)[0])

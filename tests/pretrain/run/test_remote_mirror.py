@@ -147,9 +147,9 @@ def test_what_is_newer_here_stays(images: Path, undisturbed: Path, tmp_path: Pat
 
 
 def test_steps_do_not_wait_and_the_newest_is_sent(images: Path, machine: pytest.MonkeyPatch) -> None:
-    trained, usual, request = threading.Event(), loop.Run._step, FaultyStore._request
+    trained, usual, request = threading.Event(), loop.TrainingLoop._step, FaultyStore._request
 
-    def step(run: loop.Run, batch: Batch) -> object:
+    def step(run: loop.TrainingLoop, batch: Batch) -> object:
         if run.progress.step == STEPS - 1:
             trained.set()
         return usual(run, batch)
@@ -159,7 +159,7 @@ def test_steps_do_not_wait_and_the_newest_is_sent(images: Path, machine: pytest.
             assert trained.wait(120)  # steps go on meanwhile
         request(store, kind, path)
 
-    machine.setattr(loop.Run, "_step", step)
+    machine.setattr(loop.TrainingLoop, "_step", step)
     machine.setattr(FaultyStore, "_request", slow)
     assert main(command(images, URL, "monitor.every_epochs=9", "run.keep=1")) == 0
     sent = [path.rpartition("/")[2] for kind, path in FaultyStore.asked if kind == "mv" and "/step-" in path]
@@ -184,15 +184,15 @@ def test_failures_on_the_way_are_borne(images: Path, undisturbed: Path, tmp_path
 def test_a_store_that_goes_down_stops_nothing_and_is_reported(
     images: Path, undisturbed: Path, tmp_path: Path, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    usual = loop.Run._step
+    usual = loop.TrainingLoop._step
 
-    def down(run: loop.Run, batch: Batch) -> object:
+    def down(run: loop.TrainingLoop, batch: Batch) -> object:
         if run.progress.step == 3:
             FaultyStore.fails["put"] = 10_000
         return usual(run, batch)
 
     with machine.context() as patch:
-        patch.setattr(loop.Run, "_step", down)
+        patch.setattr(loop.TrainingLoop, "_step", down)
         assert main(command(images, URL)) == 2
     messages = capsys.readouterr().err.splitlines()
     assert any(
@@ -268,16 +268,16 @@ def test_a_listing_that_leaves_out_the_newest_loses_nothing(
 def test_the_later_of_two_machines_takes_over(
     images: Path, tmp_path: Path, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    usual = loop.Run._step
+    usual = loop.TrainingLoop._step
 
-    def taken_over(run: loop.Run, batch: Batch) -> object:
+    def taken_over(run: loop.TrainingLoop, batch: Batch) -> object:
         if run.progress.step == 3:
             owner = {"host": "elsewhere", "process": 7, "since": "today", "token": "another"}
             FaultyStore().pipe_file(f"/{RUN}owner.json", json.dumps(owner).encode())
         return usual(run, batch)
 
     with machine.context() as patch:
-        patch.setattr(loop.Run, "_step", taken_over)
+        patch.setattr(loop.TrainingLoop, "_step", taken_over)
         assert main(command(images, URL)) == 2
     assert "process 7 on elsewhere has taken over the run" in capsys.readouterr().err
     assert not stored() & {f"checkpoints/step-{step}.pt" for step in (6, 8, 9)}
