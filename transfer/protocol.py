@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from excb.errors import UserError, is_rank0
 from excb.option_parser import flag_of
 
 from .options import REFERENCES
@@ -58,7 +59,7 @@ class SuiteStep:
     name: str  # of its result file
     title: str  # as people call it
     protocol: str  # its name
-    options: Any  # the protocol's own
+    options: Any  # the protocol's own; None where it does not apply
     skipped: str = ""  # why it does not apply; empty where it does
     # what its result depends on, beside its options; compared with that of a finished one
     depends_on: Mapping[str, Any] = field(default_factory=dict)
@@ -95,6 +96,19 @@ class Measurement:
     def with_result(self, result: "Result") -> "Measurement":
         """The same with another record, such as one with references."""
         return replace(self, result=result)
+
+
+class StoppedEvaluationError(UserError):
+    """A signal stopped an evaluation that resumes; all ranks raise it, after a note that says so.
+
+    Args:
+        message: what happened, for callers from Python and suites.
+        exit_code: of the command.
+    """
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message, already_reported=not is_rank0())
+        self.exit_code = exit_code
 
 
 class ProtocolOptions:

@@ -1,56 +1,81 @@
-"""The protocols: one line each. Their order is that of `--help`, of `excb-eval all` and of the leaderboard's tables."""
+"""The protocols: one line each. Their order is that of `--help`, of `excb-eval all` and of the leaderboard's tables.
 
-import argparse
+A record is imported when it is asked for: a command enters no file of another protocol.
+"""
+
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 
-from excb.cli import command_parser
+from excb.errors import UserError, nearest_name
 
-from .clusters.record import CLUSTERS
-from .dense.cli import DENSE
-from .detection.cli import DETECTION
-from .finetuning.cli import FINETUNE, SEMISUP
-from .instances.cli import INSTANCES
-from .knn.record import KNN
-from .layers.cli import LAYERS
-from .linear.record import LINEAR
-from .old_protocol import Protocol, adapted
-from .protocol import Family, FigureKind
-from .retrieval.record import RETRIEVAL
-from .robustness.cli import ROBUSTNESS
+from .protocol import Family, FigureKind, Protocol
 
-PROTOCOLS: tuple[Protocol, ...] = (
-    adapted(KNN),
-    adapted(RETRIEVAL),
-    INSTANCES,
-    adapted(LINEAR),
-    LAYERS,
-    DENSE,
-    ROBUSTNESS,
-    SEMISUP,
-    FINETUNE,
-    DETECTION,
-    adapted(CLUSTERS),
+
+class _Records(Mapping[str, Protocol]):
+    """Records by the protocol's name, from the modules that hold them."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places
+
+    def __getitem__(self, name: str) -> Protocol:
+        module, _, record = self._places[name].partition(":")
+        protocol: Protocol = getattr(import_module(f".{module}", __package__), record)
+        return protocol
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+PROTOCOLS: Mapping[str, Protocol] = _Records(
+    {
+        "knn": "knn.record:KNN",
+        "retrieval": "retrieval.record:RETRIEVAL",
+        "instances": "instances.record:INSTANCES",
+        "linear": "linear.record:LINEAR",
+        "layers": "layers.record:LAYERS",
+        "dense": "dense.record:DENSE",
+        "robustness": "robustness.record:ROBUSTNESS",
+        "semisup": "finetuning.record:SEMISUP",
+        "finetune": "finetuning.record:FINETUNE",
+        "detection": "detection.record:DETECTION",
+        "clusters": "clusters.record:CLUSTERS",
+    }
 )
-
-FAMILIES: tuple[Family, ...] = tuple(family for protocol in PROTOCOLS for family in protocol.families)
 
 _TOP = re.compile(r"(\w+)_top([15])")  # accuracies of any family, also those that no protocol here measures
 
 
+def protocol_named(name: str) -> Protocol:
+    """The protocol of that name. Raises UserError if there is none."""
+    if name not in PROTOCOLS:
+        close = nearest_name(name, PROTOCOLS)
+        raise UserError(f"no protocol is called {name!r}{close} (there are {', '.join(PROTOCOLS)})")
+    return PROTOCOLS[name]
+
+
 def of_command(name: str) -> Protocol | None:
     """The protocol of that command; None for other commands, and of claims that none measures."""
-    return next((protocol for protocol in PROTOCOLS if protocol.name == name), None)
+    return PROTOCOLS.get(name)
 
 
 def of_result(name: str) -> Protocol | None:
     """The protocol that made a result, by the result's `protocol`; None of protocols that this version lacks."""
-    return next((protocol for protocol in PROTOCOLS if protocol.made(name)), None)
+    own = next((each for each in PROTOCOLS if name == each or name.startswith((f"{each}_", f"{each}-"))), None)
+    return None if own is None else PROTOCOLS[own]
+
+
+def families() -> tuple[Family, ...]:
+    """The families of all protocols, in the order of their tables."""
+    return tuple(family for protocol in PROTOCOLS.values() for family in protocol.families)
 
 
 def kind_of(figure: str) -> FigureKind | None:
     """What a figure's name says; None of names that are no figure of a table: single seeds, spreads, clusters."""
-    kinds = (kind for protocol in PROTOCOLS if (kind := protocol.kind_of(figure)) is not None)
+    kinds = (kind for protocol in PROTOCOLS.values() if (kind := protocol.kind_of(figure)) is not None)
     if (kind := next(kinds, None)) is not None:
         return kind
     match = _TOP.fullmatch(figure)
@@ -60,12 +85,12 @@ def kind_of(figure: str) -> FigureKind | None:
 def family_of(kind: FigureKind) -> Family:
     """The table that a figure stands in."""
     name = kind.family
-    return next((family for family in FAMILIES if family.name == name), Family(name, name.replace("_", " "), name))
+    return next((family for family in families() if family.name == name), Family(name, name.replace("_", " "), name))
 
 
 def headline(figures: Mapping[str, float]) -> str:
     """The best-known figure of a result: k = 20 of a grid of neighbours, else its first."""
-    headlines = (protocol.headline for protocol in PROTOCOLS if protocol.headline in figures)
+    headlines = (protocol.headline for protocol in PROTOCOLS.values() if protocol.headline in figures)
     return next(headlines, None) or next(iter(figures))
 
 
@@ -75,14 +100,3 @@ def title(figure: str) -> str:
         return figure
     settings = "".join(f", {name} {value}" for name, value in kind.settings)
     return f"{family_of(kind).short} {kind.metric}{settings}"
-
-
-def parse(words: Sequence[str]) -> tuple[Protocol, argparse.Namespace]:
-    """A protocol and its options from a command line without the program.
-
-    Raises:
-        UserError: there is no such protocol, or it has no such option.
-    """
-    args = command_parser("excb-eval", "", PROTOCOLS).parse_args(words)
-    protocol: Protocol = args.command
-    return protocol, args

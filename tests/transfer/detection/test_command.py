@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+import excb
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.hub.backbone import Backbone, Entry
@@ -18,8 +19,9 @@ from excb.networks.preprocessing import Preprocessing
 from excb.transfer.cli import main
 from excb.transfer.coco.annotations import CocoSet
 from excb.transfer.coco.reading import open_coco
-from excb.transfer.detection import command, engines, request
+from excb.transfer.detection import engines
 from excb.transfer.detection import preflight as preflights
+from excb.transfer.detection import task as tasks
 from excb.transfer.detection.setup.job import Job
 from excb.transfer.detection.setup.settings import OVERFIT_IMAGES
 from tests.transfer.tiny_coco import change, contents, write_coco
@@ -81,9 +83,8 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Perfect:
     stub = Perfect()
-    for module in (command, request):
-        monkeypatch.setattr(module, "open_engine", lambda name: stub)
-    monkeypatch.setattr(request, "load", lambda name, network: checkpoint("vit_small" if name == "vit" else "resnet50"))
+    monkeypatch.setattr(engines, "ENGINES", dict.fromkeys(engines.ENGINES, lambda: stub))
+    monkeypatch.setattr(tasks, "load", lambda name, network: checkpoint("vit_small" if name == "vit" else "resnet50"))
     monkeypatch.chdir(tmp_path)
     return stub
 
@@ -138,6 +139,20 @@ def test_colours_are_the_checkpoints_and_the_batch_rescales(stub: Perfect, data:
     assert settings.mean == pytest.approx((123.675, 116.28, 103.53))
     assert settings.std == pytest.approx((58.395, 57.12, 57.375))
     assert (settings.base_lr, settings.iterations, settings.steps) == (0.01, 180_000, (120_000, 160_000))
+
+
+def test_values_from_python_keep_their_types(stub: Perfect, data: Path) -> None:
+    overrides = {"min_sizes": [48, 64], "base_lr": 1, "flip": False}
+    options: dict[str, Any] = {"data": data, "schedule": "smoke", "device": "cpu", "quiet": True}
+    result = excb.evaluate("mine", "detection", set=overrides, **options)
+    assert result.figures["bbox_AP"] == pytest.approx(100)
+    settings = stub.trained[0].settings
+    assert (settings.min_sizes, settings.base_lr, settings.flip) == ((48, 64), 1.0, False)
+    with pytest.raises(UserError, match="batch takes a whole number, not '4'"):
+        excb.evaluate("mine", "detection", set={"batch": "4"}, **options)
+    stub.finishes = False
+    with pytest.raises(UserError, match="detection was stopped: the same command resumes it"):
+        excb.evaluate("mine", "detection", set=overrides, **options)
 
 
 def test_overfit_trains_and_evaluates_on_the_same_few_images(stub: Perfect, data: Path) -> None:
@@ -230,7 +245,7 @@ def test_a_dry_run_without_detectron2_shows_its_plan_and_what_to_do(
     def missing() -> Any:
         raise UserError(engines.INSTALL)
 
-    monkeypatch.setattr(request, "open_engine", lambda _name: missing())
+    monkeypatch.setattr(engines, "ENGINES", {"detectron2": missing})
     assert detect(data, "--dry-run") == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("it cannot run: Detectron2 is not installed: add --engine torchvision")
@@ -251,6 +266,11 @@ def test_a_dry_run_without_detectron2_shows_its_plan_and_what_to_do(
         (["--schedule", "3x"], "no schedule is named '3x'"),
         (["--recipe", "moco"], "no recipe is named 'moco'"),
         (["--batch", "0"], "batch must be at least 1"),
+        (["--set", "norm=BM"], "norm must be one of SyncBN, naiveSyncBN, BN, FrozenBN, not 'BM'; did you mean 'BN'?"),
+        (
+            ["--train-json", "a", "--train-images", "b", "--val-json", "c", "--val-images", "d"],
+            "--data has no use beside all of",
+        ),
     ],
 )
 def test_what_cannot_run_is_one_line(
@@ -310,7 +330,7 @@ def test_weights_of_another_checkpoint_are_another_run(
     assert detect(data) == 0
     other = checkpoint()
     other.network.register_buffer("more", torch.zeros(1))
-    monkeypatch.setattr(request, "load", lambda name, network: other)
+    monkeypatch.setattr(tasks, "load", lambda name, network: other)
     assert detect(data) == 2
     assert "(other checkpoint)" in capsys.readouterr().err
 
@@ -382,9 +402,9 @@ def test_a_claim_is_held_to_the_spread_between_trainings(
 def test_an_engine_that_is_not_there_is_no_failure_of_the_claim(
     stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(name: str) -> Perfect:
-        raise UserError(f"{name} is not installed")
+    def missing() -> Perfect:
+        raise UserError("detectron2 is not installed")
 
-    monkeypatch.setattr(request, "open_engine", missing)
+    monkeypatch.setattr(engines, "ENGINES", {"detectron2": missing})
     assert reproduce(data, tmp_path) == 3
     assert {claim["why"] for claim in json.loads(capsys.readouterr().out)["claims"]} == {"detectron2 is not installed"}

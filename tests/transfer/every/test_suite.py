@@ -1,6 +1,5 @@
 """Tests of `excb-eval all`: what applies, nothing made twice, changes noticed, one report page."""
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.transfer.cli import main
-from excb.transfer.detection import cli as detection
+from excb.transfer.detection import record as detection
+from excb.transfer.detection.options import DetectionInSuite, DetectionOptions
 from excb.transfer.every import cli as suite_cli
 from excb.transfer.every import suite
 from excb.transfer.every.page import render_report
@@ -200,13 +200,12 @@ def test_detection_where_images_and_network_fit(
     task: Any = SimpleNamespace(
         backbone=SimpleNamespace(entry=SimpleNamespace(architecture=SimpleNamespace(name=network)))
     )
-    args = argparse.Namespace(coco=coco, schedule="1x", engine="detectron2")
     assert detection.DETECTION.in_suite is not None
     depends_on = {"weights": "w", "network": "teacher", "version": "1", "train": "not of detection"}
-    (step,) = detection.DETECTION.in_suite.steps(task, args, depends_on)
+    (step,) = detection.DETECTION.in_suite.steps(task, DetectionInSuite(coco=coco), depends_on)
     assert step.skipped == skipped
     if not skipped:
-        assert step.command == ["detection", "--data", "D", "--schedule", "1x", "--engine", "detectron2"]
+        assert step.options == DetectionOptions(data=Path("D"))
         assert step.depends_on == {"weights": "w", "network": "teacher", "version": "1", "images": {"train": "f"}}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from excb.errors import UserError, nearest_name, require
-from excb.options import option, require_choices
+from excb.options import converted, field_types, option, require_choices
 
 BATCH = 16  # of the published schedules
 
@@ -151,7 +151,7 @@ def settings_for(
         options: other fields; they are set as given and nothing is rescaled for them.
 
     Raises:
-        UserError: no such schedule, recipe or option, or a value out of range.
+        UserError: no such schedule, recipe or option, or a value of another type or out of range.
     """
     for name, table, kind in ((schedule, SCHEDULES, "schedule"), (recipe, RECIPES, "recipe")):
         if name not in table:
@@ -165,7 +165,8 @@ def settings_for(
     if batch is not None:
         require(batch >= 1, "batch must be at least 1")
         settings = rescaled(settings, batch) if schedule in {"1x", "2x"} else replace(settings, batch=batch)
-    return replace(settings, **options)
+    types = field_types(DetectionSettings)
+    return replace(settings, **{name: converted(name, value, types[name]) for name, value in options.items()})
 
 
 def rescaled(settings: DetectionSettings, batch: int) -> DetectionSettings:
@@ -191,7 +192,8 @@ def parse_option(text: str) -> tuple[str, Any]:
     entry = next((entry for entry in fields(DetectionSettings) if entry.name == name), None)
     if entry is None or not equals:
         names = [entry.name for entry in fields(DetectionSettings)]
-        raise UserError(f"'{text}' sets no option{nearest_name(name, names)}: write OPTION=VALUE, such as norm=BN")
+        close = nearest_name(name, names)
+        raise UserError.on_all_ranks(f"'{text}' sets no option{close}: write OPTION=VALUE, such as norm=BN")
     default: Any = entry.default
     try:
         if isinstance(default, bool):
@@ -201,4 +203,11 @@ def parse_option(text: str) -> tuple[str, Any]:
         return name, type(default)(value)
     except (KeyError, ValueError):
         kind = "true or false" if isinstance(default, bool) else f"like {default}"
-        raise UserError(f"{name} must be {kind}, not '{value}'") from None
+        raise UserError.on_all_ranks(f"{name} must be {kind}, not '{value}'") from None
+
+
+def text_of(value: Any) -> str:
+    """A value as an option of the command line has it."""
+    if isinstance(value, tuple):
+        return ",".join(f"{item:g}" for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,13 +1,15 @@
-"""One detection run from job to result: preflight, training, evaluation, pictures."""
+"""One detection run: preflight, training, evaluation, pictures."""
 
 import json
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from excb.checkpoint.same_run import require_same_run
-from excb.distributed.collectives import rank, run_on_rank0
+from excb.console import Reporter
+from excb.distributed.collectives import run_on_rank0
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.files import json_text
@@ -15,29 +17,34 @@ from excb.files.atomic import write_bytes, write_text
 from excb.results.result import Result
 
 from ..coco import scoring
+from ..protocol import Measurement, StoppedEvaluationError
 from . import drawing
 from .engines import open_engine
+from .options import DetectionOptions
 from .preflight import preflight
-from .request import Request
 from .setup.job import Job
+from .task import DetectionTask
 
 IDENTITY, PREDICTIONS, RESULT = "run.json", "predictions.json", "result.json"  # in a run folder
 
 
-def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
-    """Train, or resume the run in the job's folder, then evaluate.
+def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) -> Measurement:
+    """Train, or resume the run in the job's folder, then evaluate. All ranks call this.
 
     Returns:
-        The result, written to the folder's result.json; or the exit code of a run that was asked to stop.
+        The result, which the folder's result.json holds too: six APs of boxes and masks in percent.
 
     Raises:
-        UserError: the folder holds another run, the preflight fails, or the run cannot run on this machine.
+        UserError: the engine is not installed, the folder holds another run, the preflight fails, or the run cannot
+            run on this machine.
+        StoppedEvaluationError: the run was asked to stop; it resumes.
     """
-    start, engine, reporter = time.monotonic(), open_engine(request.engine), job.reporter
-    identity = _identity(request, job)
+    start, engine = time.monotonic(), open_engine(options.engine)
+    task = replace(task, job=replace(task.job, reporter=reporter))
+    job = task.job
+    identity = _identity(options, job)
     is_new = run_on_rank0(lambda: _is_new(job.folder, identity))
-    check_first = request.schedule in {"1x", "2x"} if request.preflight is None else request.preflight
-    if is_new and check_first:
+    if is_new and options.checks_first:
         run_on_rank0(lambda: preflight(engine, job))
     if is_new:
         run_on_rank0(lambda: write_text(json.dumps(identity, indent=2) + "\n", job.folder / IDENTITY))
@@ -45,23 +52,25 @@ def evaluate(request: Request, job: Job, *, table: bool = True) -> Result | int:
         if not engine.train(job, stop):
             if stop.received is not None:
                 reporter.note(f"stopped by {stop.received.name}: run the same command to resume")
-            return stop.exit_code
+            raise StoppedEvaluationError("detection was stopped: the same command resumes it", exit_code=stop.exit_code)
     predictions = engine.predict(job, job.val)
     seconds = time.monotonic() - start
-    result = run_on_rank0(lambda: _report(request, job, predictions, engine.differences, seconds))
-    if table and rank() == 0:
-        title = f"Mask R-CNN ({job.settings.architecture}) on {len(job.val):,} images of {job.val.source.name}"
-        rows = [[name, f"{value:.2f}"] for name, value in result.figures.items()]
-        reporter.table(title, ["figure", "AP"], rows)
-    return result
+    result = run_on_rank0(lambda: _report(task, options, predictions, engine.differences, seconds))
+    return Measurement(result, None, partial(_show, job, result), partial(_copy, job.folder))
 
 
-def _identity(request: Request, job: Job) -> dict[str, Any]:
+def _show(job: Job, result: Result, reporter: Reporter) -> None:
+    title = f"Mask R-CNN ({job.settings.architecture}) on {len(job.val):,} images of {job.val.source.name}"
+    rows = [[name, f"{value:.2f}"] for name, value in result.figures.items()]
+    reporter.table(title, ["figure", "AP"], rows)
+
+
+def _identity(options: DetectionOptions, job: Job) -> dict[str, Any]:
     """Everything that a run's weights depend on."""
     return {
-        "engine": request.engine,
-        "schedule": request.schedule,
-        "recipe": request.recipe,
+        "engine": options.engine,
+        "schedule": options.schedule,
+        "recipe": options.recipe,
         "settings": json.loads(json.dumps(asdict(job.settings))),
         "weights": job.weights,
         "train": job.train.fingerprint,
@@ -92,30 +101,24 @@ def _for_message(identity: Any) -> dict[str, Any]:
 
 
 def _report(
-    request: Request, job: Job, detections: list[dict[str, Any]], differences: tuple[str, ...], seconds: float
+    task: DetectionTask,
+    options: DetectionOptions,
+    detections: list[dict[str, Any]],
+    differences: tuple[str, ...],
+    seconds: float,
 ) -> Result:
-    identity = _identity(request, job)
+    job = task.job
     predictions = scoring.write_predictions(detections, job.folder / PREDICTIONS)  # first: they took hours
     scores = scoring.score(job.val, detections)
     pictures = drawing.write_pictures(job.val, detections, job.folder / "pictures")
     notes = list(differences)
-    if request.schedule in {"smoke", "overfit"}:
-        notes.append(f"schedule {request.schedule}: shows that the machinery works, not how good the checkpoint is")
+    if options.schedule in {"smoke", "overfit"}:
+        notes.append(f"schedule {options.schedule}: shows that the machinery works, not how good the checkpoint is")
     result = Result(
         protocol="detection",
         figures={name: round(value, 4) for name, value in scores.figures.items()},
-        settings={name: value for name, value in identity.items() if name not in {"weights", "train"}},
-        checkpoint={
-            "source": request.checkpoint,
-            "architecture": f"resnet{job.depth}",
-            "network": request.network,
-            "weights_sha256": identity["weights"],
-        },
-        data={
-            name: {"root": str(images.source), "images": len(images), "fingerprint": images.fingerprint}
-            for name, images in (("train", job.train), ("test", job.val))
-        }
-        | {"classes": len(job.val.classes)},
+        settings={name: value for name, value in _identity(options, job).items() if name not in {"weights", "train"}},
+        **task.describe(),
         seconds=round(seconds, 1),
         per_class=scores.per_class,
         notes=notes,
@@ -126,12 +129,16 @@ def _report(
     return result
 
 
-def copy_result(result: Result, folder: Path, file: Path) -> list[Path]:
-    """Write a copy of a run's result to another file, with its predictions beside it.
+def _copy(folder: Path, result: Result, file: Path) -> list[Path]:
+    """Write a copy of a run's result to another file, with its predictions beside it; all ranks call this.
 
     Raises:
         UserError: a file cannot be written.
     """
+    return run_on_rank0(partial(_copy_result, folder, result, file))
+
+
+def _copy_result(folder: Path, result: Result, file: Path) -> list[Path]:
     beside = file.with_name(f"{file.name.removesuffix('.json')}.predictions.json")
     write_bytes((folder / PREDICTIONS).read_bytes(), beside)
     write_text(replace(result, predictions=result.predictions | {"file": beside.name}).to_json() + "\n", file)
