@@ -12,6 +12,7 @@ import pytest
 from excb.images import photographs
 from excb.results.result import Result
 from excb.transfer.cli import main
+from tests import forked
 from tests.clone import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -28,9 +29,7 @@ def run(program: str, *arguments: object, folder: Path) -> str:
     """The output of a script."""
     command = [sys.executable, EXAMPLES / program, *arguments]
     inherited = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*map(str, command)], cwd=folder, env=inherited, capture_output=True, check=False, text=True, timeout=300
-    )
+    done = forked.run(command, cwd=folder, env=inherited, capture_output=True, check=False, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

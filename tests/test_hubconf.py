@@ -68,6 +68,7 @@ def test_entry_points_are_what_the_file_says() -> None:
 
 
 def test_clone_is_used_from_any_folder(run: Path, tmp_path: Path) -> None:
+    # A new interpreter: which `excb` it imports is tested.
     result = subprocess.run(
         [sys.executable, "-c", LOAD, str(ROOT), str(run)],
         cwd=tmp_path,

@@ -1,6 +1,5 @@
 """Small runs to be hurt: started as a user starts them, watched from outside, and compared with an undisturbed one."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from excb.checkpoint import run_checkpoint
 from excb.files.run_files import read_metrics
+from tests import forked
 from tests.pretrain.small_runs import OVERRIDES, assert_same
 
 PATIENCE = 120.0  # seconds for whatever a test waits for, on a busy machine
@@ -20,13 +20,6 @@ GONE = 15.0  # seconds in which all processes of a run whose main process was ki
 POLL = 0.01  # seconds between looks
 STEPS = 12  # 27 images, batches of 8, 4 epochs
 SAVED = ("optim.epochs=4", "run.save_steps=2", "run.keep=3")
-MARK = "EXCB_TEST_MARK"  # environment variable: names all processes of one command
-
-# A process that has imported all of it, and from which runs are forked: they start in no time.
-_READY = multiprocessing.get_context("forkserver")
-_READY.set_forkserver_preload(
-    ["tests.faults.deeds", "excb.pretrain.loop", "excb.pretrain.figures.curves", "excb.images.shards"]
-)
 
 
 def command(images: Path, out: Path, *overrides: str) -> list[str]:
@@ -53,22 +46,20 @@ STARTED: list["Running"] = []  # by the test that runs
 
 
 class Running:
-    """A run in the background.
+    """A program in the background.
 
     Args:
-        pid: its first process.
-        log: the file of all that it says.
-        wait: waits so many seconds, and gives the exit code, or None.
-        mark: in the environment of all its processes, where it has one of its own.
+        process: its first process.
+        log: the file that it and all processes that it starts write to: it names them.
     """
 
-    def __init__(self, pid: int, log: Path, wait: Callable[[float], int | None], mark: str | None = None) -> None:
-        self.pid, self._log, self._wait, self._mark = pid, log, wait, mark
+    def __init__(self, process: "subprocess.Popen[Any]", log: Path) -> None:
+        self.pid, self._process, self._log = process.pid, process, log
         STARTED.append(self)
 
     def wait(self, seconds: float = PATIENCE) -> Ended:
         """Wait for the end; whatever is left of the run after so many seconds is killed, and the test fails."""
-        code = self._wait(seconds)
+        code = self.wait_for(seconds)
         if code is None:
             self.kill_all()
             raise AssertionError(f"the run did not end in {seconds:g} s: {self._log.read_text()}")
@@ -76,23 +67,24 @@ class Running:
 
     def wait_for(self, seconds: float) -> int | None:
         """The exit code, or None where it still runs after so many seconds."""
-        return self._wait(seconds)
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the first process."""
         os.kill(self.pid, number)
 
     def alive(self) -> list[int]:
-        """All processes of the run that have not ended: those of its session, or with its mark."""
+        """All processes of the run that have not ended: those whose output is its log."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                state, *numbers = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-                marked = self._mark is not None and self._mark.encode() in (folder / "environ").read_bytes()
+                if (folder / "fd" / "2").readlink() == self._log and state(int(folder.name)) != "Z":
+                    found.append(int(folder.name))
             except OSError:
                 continue  # it has just ended
-            if state != "Z" and (marked or int(numbers[2]) == self.pid):
-                found.append(int(folder.name))
         return found
 
     def until_gone(self, seconds: float = GONE) -> None:
@@ -109,13 +101,13 @@ class Running:
         """SIGKILL to all processes; the first one has ended."""
         for process in self.alive():
             kill(process)
-        self._wait(GONE)
+        self.wait_for(GONE)
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds; the test fails where the run ends before or it takes too long."""
         deadline = time.monotonic() + PATIENCE
         while not holds():
-            code = self._wait(POLL)
+            code = self.wait_for(POLL)
             assert code is None, f"ended with {code}: {self._log.read_text()}"
             if time.monotonic() > deadline:
                 self.kill_all()
@@ -150,33 +142,18 @@ def kill_group(leader: int) -> None:
         kill(leader)
 
 
-def _run(arguments: Sequence[str], log: Path, deed: str) -> None:
-    """In a forked process: become a command."""
-    from excb.pretrain.__main__ import main
-    from tests.faults.deeds import do
-
-    multiprocessing.set_start_method("fork", force=True)  # of data workers, as in any other program
-    os.setsid()
+def start_process(arguments: Sequence[str], out: Path, *, new_interpreter: bool = False) -> Running:
+    """Start a Python program in a session of its own, as a shell does."""
+    log = out.parent / f"{out.name}.{uuid.uuid4().hex}.log"
     with log.open("wb") as stream:
-        for number in (1, 2):
-            os.dup2(stream.fileno(), number)
-    if deed:
-        do(deed, list(arguments))
-    sys.exit(main(arguments))
+        popen = subprocess.Popen if new_interpreter else forked.Popen
+        return Running(popen(arguments, stdout=stream, stderr=stream, start_new_session=True), log.resolve())
 
 
-def start(images: Path, out: Path, *overrides: str, deed: str = "") -> Running:
-    """Start `excb-pretrain` on small images, forked from a process that has imported torch."""
-    log = _log(out)
-    process = _READY.Process(target=_run, args=(command(images, out, *overrides), log, deed))
-    process.start()
-    assert process.pid is not None
-
-    def wait(seconds: float) -> int | None:
-        process.join(seconds)
-        return process.exitcode
-
-    return Running(process.pid, log, wait)
+def start(images: Path, out: Path, *overrides: str, deed: str = "", new_interpreter: bool = False) -> Running:
+    """Start `excb-pretrain` on small images."""
+    arguments = [sys.executable, "-m", *_module(deed), *command(images, out, *overrides)]
+    return start_process(arguments, out, new_interpreter=new_interpreter)
 
 
 def run(images: Path, out: Path, *overrides: str, deed: str = "") -> Ended:
@@ -184,64 +161,33 @@ def run(images: Path, out: Path, *overrides: str, deed: str = "") -> Ended:
     return start(images, out, *overrides, deed=deed).wait()
 
 
-def start_process(arguments: Sequence[str], out: Path) -> Running:
-    """Start a program in a new interpreter, as a shell does."""
-    log, mark = _log(out), uuid.uuid4().hex
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            arguments, env=os.environ | {MARK: mark}, stdout=stream, stderr=stream, start_new_session=True
-        )
-
-    def wait(seconds: float) -> int | None:
-        try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    return Running(process.pid, log, wait, mark)
-
-
-def start_program(images: Path, out: Path, *overrides: str, deed: str = "") -> Running:
-    """`start` as a shell does, importing and all."""
-    module = ["tests.faults.deeds", deed] if deed else ["excb.pretrain"]
-    return start_process([sys.executable, "-m", *module, *command(images, out, *overrides)], out)
-
-
-def _log(out: Path) -> Path:
-    """A new file, there before the run is: one that is killed at once has said nothing."""
-    log = out.parent / f"{out.name}.{uuid.uuid4().hex}.log"
-    log.touch()
-    return log
+def _module(deed: str) -> list[str]:
+    return ["tests.faults.deeds", deed] if deed else ["excb.pretrain"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Several processes
 # ---------------------------------------------------------------------------------------------------------------------
 
-# What `--gpus N` does, without the GPUs.
-_LAUNCH = "import sys; from excb.errors import run; from excb.distributed.launch import launch; "
-_LAUNCH += "sys.exit(run('excb-pretrain', lambda: launch(sys.argv[2], sys.argv[3:], int(sys.argv[1]))))"
-
 
 def start_many(processes: int, arguments: Sequence[str], out: Path, *, deed: str = "") -> Running:
-    """Start a run of several processes on this machine, given its command line."""
-    module = ["tests.faults.deeds", deed] if deed else ["excb.pretrain"]
-    return start_process([sys.executable, "-c", _LAUNCH, str(processes), *module, *arguments], out)
+    """Start a run of several processes on this machine, given its command line: as `--gpus N` does, without GPUs."""
+    module, *words = _module(deed)
+    return start_process(forked.launcher(module, [*words, *arguments], processes), out)
 
 
 def ranks(launcher: int) -> list[int]:
-    """The processes that a launcher started, by their number in the run."""
-    found = {}
+    """The processes that a launcher started, in the order of their ranks, in which it starts them."""
+    found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == launcher:
-                variables = dict(
-                    item.split("=", 1) for item in (folder / "environ").read_text().split("\0") if "=" in item
-                )
-                found[int(variables["RANK"])] = int(folder.name)
-        except (OSError, KeyError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
             continue
-    return [found[number] for number in sorted(found)]
+        parent, session, began = int(fields[1]), int(fields[3]), int(fields[19])
+        if parent == launcher and session == int(folder.name):  # its session: no other child of a launcher has one
+            found.append((began, session))
+    return [process for _, process in sorted(found)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import GONE, assert_equal, check_whole, kill, kill_group, run, start, start_program
+from tests.faults.runs import GONE, assert_equal, check_whole, kill, kill_group, run, start
 
 LONGER = ("optim.epochs=20", "efficiency.workers=2")
 
@@ -73,7 +73,7 @@ def random_kills(images: Path, folder: Path, *, kills: int, seed: int) -> None:
     while killed < kills or not finished:
         out = folder / f"run{finished}"
         fresh = killed < kills and starts % 4 == 3
-        running = (start_program if fresh else start)(images, out, *LONGER)
+        running = start(images, out, *LONGER, new_interpreter=fresh)  # its first seconds are imports
         starts += 1
         if killed < kills and running.wait_for(chance.uniform(0, length)) is None:
             (kill_group if chance.random() < 0.5 else kill)(running.pid)

@@ -14,7 +14,7 @@ import pytest
 
 from excb.checkpoint import run_checkpoint
 from excb.distributed.heartbeat import VARIABLE
-from excb.distributed.launch import GRACE, launch
+from excb.distributed.launch import GRACE
 from excb.pretrain.__main__ import main
 from tests.faults.runs import (
     GONE,
@@ -30,6 +30,7 @@ from tests.faults.runs import (
     state,
     steps,
 )
+from tests.forked import launch
 from tests.pretrain.test_parallel import FILES, NETWORK, STEPS, assert_same_run, images, one_thread_each
 from tests.pretrain.test_parallel import command as quiet_command
 
@@ -194,6 +195,7 @@ def test_processes_whose_launcher_is_killed_while_they_start_leave(images: Path,
     running.until_gone(PATIENCE)  # they import torch first
 
 
+# torchrun starts new interpreters, so these tests do.
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -202,7 +204,7 @@ def test_processes_whose_agent_of_torchrun_is_killed_save_and_leave(
 ) -> None:
     """SIGKILL, as when memory runs out: the agent cannot tell its processes, and sets no variable of ours."""
     out = tmp_path / "run"
-    running = start_process([*TORCHRUN, "-m", "excb.pretrain", *command(images, out)], out)
+    running = start_process([*TORCHRUN, "-m", "excb.pretrain", *command(images, out)], out, new_interpreter=True)
     running.until(at_step(out, 4))
     running.send(signal.SIGKILL)
     assert running.wait().code == -signal.SIGKILL
@@ -218,7 +220,8 @@ def test_processes_whose_agent_of_torchrun_is_killed_save_and_leave(
 
 @pytest.mark.slow
 def test_processes_whose_agent_of_torchrun_is_killed_while_they_start_leave(images: Path, tmp_path: Path) -> None:
-    running = start_process([*TORCHRUN, "-m", "excb.pretrain", *command(images, tmp_path / "run")], tmp_path / "run")
+    arguments = [*TORCHRUN, "-m", "excb.pretrain", *command(images, tmp_path / "run")]
+    running = start_process(arguments, tmp_path / "run", new_interpreter=True)
     running.until(lambda: len(ranks(running.pid)) == 2)
     time.sleep(1)  # they import torch now
     running.send(signal.SIGKILL)

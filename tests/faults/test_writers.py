@@ -6,7 +6,6 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from excb.hub.catalogue import Checkpoint, add, checkpoints
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.remote.home import record_hash, recorded
+from tests.forked import server
 
 WRITERS, ROUNDS = 4, 40
 SIZE = 20_000  # characters: more than one write of the system
@@ -24,8 +24,7 @@ SIZE = 20_000  # characters: more than one write of the system
 
 def started(target: Callable[..., None], *arguments: object) -> Sequence[BaseProcess]:
     """Writers, each with its number as the last argument."""
-    context = get_context("spawn")
-    writers = [context.Process(target=target, args=(*arguments, number)) for number in range(WRITERS)]
+    writers = [server().Process(target=target, args=(*arguments, number)) for number in range(WRITERS)]
     for writer in writers:
         writer.start()
     return writers
@@ -95,7 +94,7 @@ def hold(file: Path, _number: int) -> None:
 
 def test_a_writer_that_is_killed_with_the_lock_holds_nobody_up(tmp_path: Path) -> None:
     file = tmp_path / "catalogue.toml"
-    holder = get_context("spawn").Process(target=hold, args=(file, 0))
+    holder = server().Process(target=hold, args=(file, 0))
     holder.start()
     while not file.exists():
         assert holder.exitcode is None

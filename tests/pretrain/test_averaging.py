@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.training import start
+from tests.forked import launch
 from tests.pretrain.averaged_steps import WAYS
 from tests.pretrain.small_runs import OVERRIDES, write_images
 

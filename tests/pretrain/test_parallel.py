@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from excb.checkpoint import run_checkpoint
-from excb.distributed.launch import launch
 from excb.files.run_files import read_metrics
 from excb.pretrain.__main__ import main
+from tests.forked import launch
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 STEPS = 21

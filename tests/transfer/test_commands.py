@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from excb.distributed.launch import launch
 from excb.transfer.cli import main
+from tests.forked import launch
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
 

@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 import excb
-from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.networks.preprocessing import Preprocessing
 from excb.results.result import Result as Record
 from excb.transfer.cli import main
+from tests.forked import launch
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from excb.distributed import batchnorm
 from excb.distributed.batchnorm import SyncBatchNorm, synchronise_batchnorm
 from excb.distributed.collectives import rank
-from excb.distributed.launch import launch
 from excb.distributed.parallel import joined
 from excb.networks.activation_checkpointing import recompute_blocks
 from tests.clone import ROOT
+from tests.forked import launch
 
 # Layers, of how many channels, and the shape of a row beside them.
 LAYERS: dict[str, tuple[Callable[[], nn.modules.batchnorm._BatchNorm], tuple[int, ...]]] = {

@@ -39,9 +39,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def background(deeds: str, folder: Path) -> subprocess.Popen[str]:
-    """Launch in a process of its own, and wait until all of its processes have started."""
-    text = "import sys; from excb.errors import run; from excb.distributed import launch; launch.GRACE = 1.0; "
-    text += "sys.exit(run('test', lambda: launch.launch('pretend', sys.argv[1:], sys.argv[1].count('|') + 1)))"
+    """Launch in a new interpreter, as the launcher is what is tested, and wait until its processes have started."""
+    text = "import sys; from excb.errors import run_program; from excb.distributed import launch; launch.GRACE = 1.0; "
+    text += "sys.exit(run_program('test', lambda: launch.launch('pretend', sys.argv[1:], sys.argv[1].count('|') + 1)))"
     process = subprocess.Popen([sys.executable, "-c", text, deeds, str(folder)], stderr=subprocess.PIPE, text=True)
     while sum(1 for _ in folder.glob("started*")) < deeds.count("|") + 1:
         assert process.poll() is None
@@ -182,7 +182,7 @@ open(os.path.join(sys.argv[1], "joined" + os.environ["RANK"]), "w").write("".joi
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed in /proc")
 def test_no_thread_of_the_group_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that did aborted the program at its end now and then."""
+    """One that did aborted the program at its end now and then: the end of a new interpreter."""
     (tmp_path / "stays.py").write_text(STAYS)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(launcher.__file__).parents[2]}")
     assert launch("stays", [str(tmp_path)], 2) == 0

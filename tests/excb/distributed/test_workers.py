@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from excb.distributed.workers import MOST_WORKERS, ReadingError, follow_parent, watch_workers, worker_count
+from tests import forked
 
 
 class Numbers(Dataset[int]):
@@ -60,6 +60,7 @@ print(next(batches).item())
 
 
 def test_a_program_ends_while_batches_are_open() -> None:
+    # A new interpreter: a forked program ends in another way.
     command = [sys.executable, "-c", STILL_OPEN]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["0"], "")
@@ -108,7 +109,7 @@ def test_workers_ignore_signals_meant_for_the_group() -> None:
         "import os, signal; from excb.distributed.workers import follow_parent; follow_parent(0);"
         "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM); print('alive')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, cwd=Path.cwd())
+    done = forked.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert done.stdout == "alive\n"
 
 
@@ -131,5 +132,5 @@ next(iter(DataLoader(range(8), num_workers=2, worker_init_fn=start)))
 
 def test_workers_whose_parent_is_killed_while_they_start_end_too() -> None:
     # They hold the pipe that the output is read from: it ends when the last of them has.
-    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, check=False, timeout=60)
+    done = forked.run([sys.executable, "-c", ORPHANS], capture_output=True, check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()

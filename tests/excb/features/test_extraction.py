@@ -1,7 +1,6 @@
 """Tests of features from the cache: what makes them anew, how stopped work resumes, one answer for many processes."""
 
 import contextlib
-import multiprocessing
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +26,7 @@ from excb.images.image_set import ImageSet
 from excb.networks.backbone import weights_hash
 from excb.transfer.data.torchvision_sets import ArrayImages
 from excb.transfer.task import Task
+from tests.forked import server
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder
 
@@ -345,10 +345,8 @@ def test_many_processes_give_the_rows_of_one(place: Path, tmp_path: Path, proces
     if not (place / "broken").exists():
         (write_folder(place / "broken", each=2, seed=1) / "bee" / "1.png").write_bytes(b"nothing")
     expected = both_sets(place, None)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["excb.features.extraction", "timm"])  # imports take longer than the work
     running = [
-        context.Process(target=work_together, args=(place, tmp_path, processes, rank)) for rank in range(processes)
+        server().Process(target=work_together, args=(place, tmp_path, processes, rank)) for rank in range(processes)
     ]
     for process in running:
         process.start()

@@ -1,7 +1,6 @@
 """Tests of files and folders that appear whole or not at all: at every failure the old or the new, and nothing else."""
 
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ from excb.errors import UserError
 from excb.files import atomic
 from excb.files.atomic import check_writable_folder, new_file, new_folder, write_text
 from tests.failing_disk import failing_at, names
+from tests.forked import server
 
 Tree = dict[str, bytes] | None
 
@@ -169,7 +169,7 @@ def test_two_processes_that_write_one_file_leave_a_whole_one(tmp_path: Path) -> 
     """A reader in between sees one writer's text or the other's, never a mixture or a part."""
     target = tmp_path / "target"
     write_text("a" * 100_000, target)
-    writers = [get_context("spawn").Process(target=_write_often, args=(target, letter)) for letter in "ab"]
+    writers = [server().Process(target=_write_often, args=(target, letter)) for letter in "ab"]
     for writer in writers:
         writer.start()
     seen = set[str]()
@@ -213,7 +213,7 @@ def _count(file: Path) -> None:
 def test_processes_that_change_a_locked_file_take_turns(tmp_path: Path) -> None:
     file = tmp_path / "count"
     file.write_text("0")
-    writers = [get_context("spawn").Process(target=_count, args=(file,)) for _ in range(3)]
+    writers = [server().Process(target=_count, args=(file,)) for _ in range(3)]
     for writer in writers:
         writer.start()
     for writer in writers:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from fractions import Fraction
@@ -33,6 +32,7 @@ from tests.excb.neighbours.features import (
     needs_faiss,
     random_features,
 )
+from tests.forked import server
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -439,12 +439,9 @@ def search_together(folder: Path, backends: Sequence[Backend], processes: int, r
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_that_share_the_bank_find_what_one_does(processes: int, tmp_path: Path) -> None:
     backends: list[Backend] = ["torch", "faiss"] if importlib.util.find_spec("faiss") else ["torch"]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["excb.neighbours.nearest", "sklearn.neighbors", "hypothesis"]
-    )  # imports take longer than the work
     running = [
-        context.Process(target=search_together, args=(tmp_path, backends, processes, rank)) for rank in range(processes)
+        server().Process(target=search_together, args=(tmp_path, backends, processes, rank))
+        for rank in range(processes)
     ]
     for process in running:
         process.start()

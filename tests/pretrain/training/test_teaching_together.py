@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from excb.distributed.launch import launch
 from excb.pretrain.__main__ import main
+from tests.forked import launch
 from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import write_images
 from tests.pretrain.test_parallel import assert_same_run

@@ -12,13 +12,13 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import excb
-from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.features import cache, extraction
 from excb.networks import features
 from excb.networks.backbone import weights_hash
 from excb.transfer.cli import main
 from excb.transfer.embeddings import vectors as vectors_module
+from tests.forked import launch
 from tests.transfer.embeddings.photos import Means, by_loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.distributed.collectives import rank
-from excb.distributed.launch import launch
 from excb.distributed.parallel import joined
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
@@ -27,6 +26,7 @@ from excb.transfer.finetuning import training
 from excb.transfer.finetuning.training import Settings
 from excb.transfer.task import Task
 from tests.clone import ROOT
+from tests.forked import launch
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
 

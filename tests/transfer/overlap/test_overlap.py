@@ -15,10 +15,10 @@ import pytest
 from PIL import Image, ImageOps
 
 import excb
-from excb.distributed.launch import launch
 from excb.results.result import Result
 from excb.transfer.cli import main
 from tests.browser import chromium
+from tests.forked import launch
 from tests.transfer.labelled_images import knn_by_loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from excb.checkpoint import exported
-from excb.distributed.launch import launch
 from excb.hub.catalogue import bundled_folder
 from excb.remote.home import home
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.published.registry import claims, select
 from tests.clone import SHARED
+from tests.forked import launch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,7 +12,6 @@ from sklearn.metrics import average_precision_score
 
 import excb
 from excb.console import Reporter
-from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
@@ -24,6 +23,7 @@ from excb.transfer.reporting.report import read
 from excb.transfer.retrieval.options import RetrievalOptions
 from excb.transfer.retrieval.protocol import measure
 from excb.transfer.task import Task
+from tests.forked import launch
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, write_folder
 

@@ -14,7 +14,6 @@ from torchvision import transforms
 
 import excb
 from excb.console import Reporter
-from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
@@ -30,6 +29,7 @@ from excb.transfer.robustness.names import SEVERITIES as SEVERITIES_OF_THE_PAPER
 from excb.transfer.robustness.protocol import evaluate
 from excb.transfer.robustness.request import Request
 from excb.transfer.task import Task
+from tests.forked import launch
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, features_by_loop, write_folder
 from tests.transfer.robustness.fake_library import FakeLibrary, install

@@ -3,7 +3,6 @@
 import csv
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from excb.results.result import Result
 from excb.transfer.cli import main
+from tests import forked
 from tests.run_files import write_run
 from tests.transfer.labelled_images import CLASSES, write_folder
 from tests.transfer.multilabel_images import write_lists
@@ -89,7 +89,7 @@ def test_a_killed_run_is_resumed(place: Path, tmp_path: Path) -> None:
         "main(sys.argv[1:])\n"
     )
     words = command(place, tmp_path / "killed", "--quiet")
-    died = subprocess.run([sys.executable, "-c", killer, *words], check=False, capture_output=True)
+    died = forked.run([sys.executable, "-c", killer, *words], check=False, capture_output=True)
     assert died.returncode == -signal.SIGKILL
     kept = {file: file.stat().st_mtime_ns for file in (tmp_path / "killed").rglob("*.npz")}
     assert len(kept) == 3

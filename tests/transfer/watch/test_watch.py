@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,12 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import excb
-from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.transfer.watch import log, runs, watching
 from excb.transfer.watch.measuring import Measuring
+from tests import forked
 from tests.clone import ROOT
+from tests.forked import launch
 from tests.run_files import contents, damage, tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, knn_by_loop
 from tests.transfer.watch.watched import MACHINE, PROTOCOL, by_hand, figures, finish, grow, lines, watch
@@ -212,7 +212,7 @@ main(sys.argv[1:])
 def test_killed_in_the_middle_of_a_line_and_started_again(run: Path, data: Path, tmp_path: Path) -> None:
     words = ["watch", str(run), "--data", str(data), "--protocol", PROTOCOL, *MACHINE]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run(
+    killed = forked.run(
         [sys.executable, "-c", KILL_IN_THE_MIDDLE_OF_A_LINE, *words],
         env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from excb.checkpoint import run_checkpoint
 from excb.distributed.collectives import rank
-from excb.distributed.launch import launch
 from excb.distributed.parallel import joined
 from excb.errors import UserError
 from excb.transfer.coco.scoring import score
@@ -26,6 +25,7 @@ from excb.transfer.detection.torchvision import engine as torchvision_engine
 from excb.transfer.detection.torchvision import model
 from excb.transfer.detection.torchvision.training import Training, learning_rate
 from tests.clone import ROOT
+from tests.forked import launch
 from tests.transfer.detection.tiny_detector import make_job, narrow, newest, small_networks, train
 from tests.transfer.tiny_coco import write_coco
 
