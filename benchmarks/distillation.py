@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import excb
+from excb.cli import keep_freed_memory
 from excb.console import Reporter
-from excb.distributed.freed_memory import keep_freed_memory
 from excb.pretrain.data.hub_stream import open_training
 from excb.pretrain.loop import run_training
 from excb.pretrain.overrides import apply, find_recipe

@@ -44,8 +44,8 @@ def write_photographs(folder: Path, count: int) -> None:
 
 
 def main() -> None:
-    """Print images a second of each way, and ratios."""
-    parser = argparse.ArgumentParser(description="images a second of feature extraction")
+    """Print images per second of each way, and ratios."""
+    parser = argparse.ArgumentParser(description="images per second of feature extraction")
     parser.add_argument("--arch", default="resnet50")
     for name, default in (("images", 64), ("batch", 32), ("workers", 0), ("turns", 3), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -128,7 +128,7 @@ def ours(images: ImageSet, settings: ViewSettings, *, everything: bool = False, 
 
 
 def least_seconds(ways: dict[str, Way], images: int, *, choices: int, turns: int) -> dict[str, float]:
-    """Processor seconds an image, each one's least."""
+    """Processor seconds per image, each one's least."""
     least = {name: np.full((images, choices), np.inf) for name in ways}
     for _ in range(turns):
         for (name, views), choice, number in itertools.product(ways.items(), range(choices), range(images)):

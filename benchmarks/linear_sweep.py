@@ -38,7 +38,7 @@ def seconds(*works: Callable[[], object], turns: int, device: str) -> list[float
 
 
 def through_backbone(heads: int, *, side: int, batch: int, classes: int, turns: int, device: str) -> list[float]:
-    """Seconds a step with many heads and with one."""
+    """Seconds per step with many heads and with one."""
     import torchvision
 
     network = torchvision.models.resnet50()

@@ -168,7 +168,7 @@ def distances(ours: list[Tensor], theirs: list[Tensor]) -> dict[str, float]:
 
 
 def matrix_peak() -> float:
-    """Operations a second of a large product in bfloat16."""
+    """Operations per second of a large product in bfloat16."""
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     return 2 * 8192**3 / min(seconds(lambda: left @ right, "cuda")[0] for _ in range(20))
 

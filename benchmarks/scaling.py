@@ -80,7 +80,7 @@ def main() -> None:
     planned = communication(recipe, count(recipe), 2)
     sent, exchanges = measured[2][0]["sent"], int(measured[2][0]["exchanges"])
     print(
-        f"each of 2 sends {sent / 2**20:.3f} MiB a step in {exchanges} exchanges; planned {planned.total / 2**20:.3f}"
+        f"each of 2 sends {sent / 2**20:.3f} MiB per step in {exchanges} exchanges; planned {planned.total / 2**20:.3f}"
     )
     print("planned: " + ", ".join(f"{name} {value:,}" for name, value in asdict(planned).items()) + " (bytes; count)")
 

@@ -135,7 +135,7 @@ def main() -> None:
         clock, processor = timed(lambda: open_shards(str(shards)))
         print(f"indexing {args.images:,} images in {args.shards} shards: {clock:.2f} s ({processor:.2f} s processor)")
         size = sum(file.stat().st_size for file in Path(name, "cache").rglob("*.npz"))
-        print(f"index: {size / 2**20:.2f} MiB, {size / args.images:.1f} bytes an image")
+        print(f"index: {size / 2**20:.2f} MiB, {size / args.images:.1f} bytes per image")
         command = [sys.executable, "-c", START, str(shards)]
         alone, total = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         print(f"start with the index: {float(alone):.2f} s, {float(total):.2f} s with imports")

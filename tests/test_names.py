@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tests.clone import ROOT
 
 FOLDERS = ("excb", "pretrain", "transfer", "zoo")
+SPOKEN = ("excb", "zoo", "tests", "benchmarks", "docs")
 
 
 class Interface(NamedTuple):
@@ -65,39 +66,30 @@ INTERFACES = {
 TO_RENAME = (
     "Assignment",
     "Batch",
-    "Cell",
     "Choice",
-    "Contender",
     "Descriptor",
     "Evaluation",
-    "Grid",
     "Hashes",
     "Heads",
     "InSuite",
-    "Job",
     "Layout",
     "Measured",
     "Measurement",
     "Memory",
     "Neighbours",
-    "Options",
     "Outcome",
-    "Point",
+    "Plan",
+    "Probe",
     "Protocol",
-    "Reading",
-    "Request",
     "Result",
-    "Row",
     "Rows",
     "Run",
     "Scores",
-    "Sets",
     "Source",
+    "Step",
     "StoppedError",
     "Store",
-    "Subject",
     "SuiteStep",
-    "Table",
     "Trainer",
     "Verdict",
     "Whitening",
@@ -109,33 +101,25 @@ TO_RENAME = (
     "by_class",
     "check",
     "check_file",
+    "checked",
     "choose",
     "chosen",
-    "colours",
     "command",
     "compare",
     "describe",
-    "differences",
-    "digest",
+    "describe_images",
     "draw",
     "embed",
     "evaluate",
     "existing",
     "export",
     "figures_of",
-    "finish",
     "fit",
-    "fits_of",
     "forecast",
-    "gathered",
-    "headers",
     "headline",
-    "held_out",
     "images_of",
     "interval",
     "is_imagenet",
-    "join",
-    "judge",
     "labelled",
     "labelled_images",
     "layout_of",
@@ -146,21 +130,18 @@ TO_RENAME = (
     "nearest",
     "obstacle",
     "of_result",
+    "open_images",
+    "open_task",
     "opened",
-    "pair_weights",
     "parse",
     "plan",
-    "points",
-    "prepare",
-    "quickstart",
+    "program",
     "read",
-    "render",
     "report",
     "reproduce",
     "resamples",
     "resnet",
     "results_of",
-    "rows",
     "run",
     "scores_of",
     "settings_for",
@@ -168,11 +149,8 @@ TO_RENAME = (
     "sheet",
     "show",
     "summary",
-    "tiers",
-    "title",
-    "to_csv",
+    "text_of",
     "to_dict",
-    "to_markdown",
     "train",
     "train_and_test",
     "unpack",
@@ -211,3 +189,15 @@ def test_every_interface_has_several_implementations() -> None:
         for pattern in interface.files:
             assert any(fnmatch(file, pattern) for file in defined[name]), f"{name}: {pattern} matches no file"
         assert len(defined[name]) > 1, f"{name} needs no entry any more"
+
+
+def test_no_docstring_begins_with_what() -> None:
+    # "The options of ...", "Return ...": a docstring says what a thing is or does.
+    offences = []
+    for folder in SPOKEN:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    if (ast.get_docstring(node) or "").startswith("What "):
+                        offences.append(f"{file.relative_to(ROOT)}: {getattr(node, 'name', 'the module')}")
+    assert offences == []

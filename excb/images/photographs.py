@@ -15,7 +15,7 @@ from excb import seeding
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
 
-# Real photographs only, one a class; their licences are CC0, public domain or BSD (see both packages' README files).
+# Real photographs only, one per class; their licences are CC0, public domain or BSD (see both packages' README files).
 PHOTOGRAPHS = {
     "astronaut": "skimage/data/astronaut.png",
     "camera": "skimage/data/camera.png",
