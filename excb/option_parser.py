@@ -34,9 +34,7 @@ def _add(group: Any, field: "dataclasses.Field[Any]", annotation: Any) -> None:
         how["metavar"] = shell["metavar"]
     kind = _without_none(annotation)
     if shell.get("positional"):
-        group.add_argument(
-            field.name, **_kind(kind), **{name: how[name] for name in ("help", "metavar") if name in how}
-        )
+        group.add_argument(field.name, **(_kind(kind) | shell.get("words", {})), **how)
         return
     if kind is bool:
         group.add_argument(flag_of(field), dest=field.name, action="store_true", default=how["default"], help=doc)

@@ -1,4 +1,7 @@
 """The names of poolings."""
 
+from typing import Literal, get_args
+
+Pooling = Literal["cls", "mean", "cls+mean", "gem", "last4"]  # one vector an image; "default" is always among them
 DEFAULT, ATTENTIVE, LAST4 = "default", "attentive", "last4"
-POOLINGS = ("cls", "mean", "cls+mean", "gem", LAST4)  # one vector an image; "default" is always among them
+POOLINGS: tuple[str, ...] = get_args(Pooling)

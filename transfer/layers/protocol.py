@@ -2,67 +2,39 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from excb.console import Reporter
-from excb.distributed.collectives import all_succeed, rank
-from excb.errors import UserError, require
+from excb.distributed.collectives import all_succeed
+from excb.errors import UserError
 from excb.results.result import Result, interval_text
 
 from ..features.parts import GEM_POWER, Part, PartRows, Shapes
 from ..inference import means
-from ..probes.recipes import LinearProtocol, choose
+from ..probes.recipes import LinearProtocol
 from ..probes.rows import part_rows, shapes_of
 from ..probes.selection import HELD_OUT, held_out
+from ..protocol import Measurement
 from ..reporting.predictions import Predictions
 from ..reporting.report import report
 from ..task import Task
 from .cells import Cell, blocks_of, cells_of, parts_of
 from .judging import Heads, Judged, Votes, best_of
+from .options import LayersOptions
+from .picture import LayerFiles
 from .poolings import ATTENTIVE, DEFAULT
 
-LR, WEIGHT_DECAY = (0.01, 0.03, 0.1, 0.3, 1.0), (0.0, 0.001)  # of the linear heads of a cell: a part of `fast`'s grid
 FIGURE, BESIDE = "layers_{}", "layers_default_{}"
 K, TEMPERATURE = 20, 0.07  # of votes
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is compared, and how."""
-
-    blocks: tuple[int, ...] | None = None  # counted from 1; None takes all
-    poolings: tuple[str, ...] | None = None  # of `poolings.POOLINGS`; None takes all that the backbone has
-    # blocks with attentive probes, counted from 1; "best" takes the best one with linear heads, and the last one
-    attentive: tuple[int, ...] | Literal["best", "all"] = "best"
-    probe: Literal["linear", "knn"] = "linear"
-    epochs: int | None = None  # instead of the heads' own
-    lr: tuple[float, ...] | None = None  # of the linear heads
-    wd: tuple[float, ...] | None = None  # of the linear heads
-    seed: int = 0
-
-    def plans(self, images: int) -> tuple[LinearProtocol, LinearProtocol]:
-        """How linear heads and attentive probes are trained on so many images.
-
-        Raises:
-            UserError: a setting is out of range.
-        """
-        both = (
-            choose("fast", epochs=self.epochs, lr=self.lr or LR, weight_decay=self.wd or WEIGHT_DECAY),
-            choose(ATTENTIVE, epochs=self.epochs),
-        )
-        # Of few images a batch holds all, and learning rates stay as they are.
-        linear, attentive = (
-            replace(plan, batch=images, lr_batch=images) if images < plan.batch else plan for plan in both
-        )
-        return linear, attentive
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What `evaluate` computes."""
+    """All that `measure` computes."""
 
     shapes: Shapes
     cells: list[Cell]  # those judged on the first pass over the train images
@@ -86,28 +58,23 @@ class Plan:
         return max(sum(map(self.shapes.width, cell.parts)) for cell in read)
 
 
-def check(task: Task, request: Request) -> Plan:
-    """What `evaluate` computes; it refuses what `evaluate` refuses.
+def checked(task: Task, options: LayersOptions) -> Plan:
+    """What `measure` computes; it refuses what `measure` refuses before any work.
 
     Raises:
         UserError: the backbone has no blocks to read, or no such ones; or a setting is out of range.
     """
-    votes = request.probe == "knn"
-    attentive = request.attentive
-    trained = [request.epochs, request.lr, request.wd]
-    require(not votes or trained == [None] * 3, "--probe knn trains nothing: leave out --epochs, --lr and --wd")
-    require(
-        not votes or attentive in ("best", ()), "attentive probes are trained: leave out --attentive, or --probe knn"
-    )
+    all_succeed(lambda: options.check(None))
+    attentive = options.attentive_blocks
     shapes = all_succeed(lambda: _shapes(task))
-    cells = cells_of(shapes, blocks=request.blocks, poolings=request.poolings)
-    if not votes and attentive not in ("best", ()):
+    cells = cells_of(shapes, blocks=options.blocks, poolings=options.poolings)
+    if attentive not in ("best", ()):
         numbers = blocks_of(shapes, None if isinstance(attentive, str) else attentive, option="--attentive")
         cells += [Cell(number - 1, ATTENTIVE) for number in numbers]
     assert task.train.labels is not None
     labels = task.train.labels
-    all_succeed(lambda: held_out(labels, request.seed))
-    return Plan(shapes, cells, *all_succeed(lambda: request.plans(len(labels))))
+    all_succeed(lambda: held_out(labels, options.seed))
+    return Plan(shapes, cells, *options.plans(len(labels)))
 
 
 def _shapes(task: Task) -> Shapes:
@@ -117,9 +84,7 @@ def _shapes(task: Task) -> Shapes:
         raise UserError(f"{str(error).partition(':')[0]}, so no layers: evaluate it by linear or knn") from None
 
 
-def evaluate(
-    task: Task, reporter: Reporter, request: Request | None = None, *, table: bool = True
-) -> tuple[Result, Predictions]:
+def measure(task: Task, options: LayersOptions, reporter: Reporter) -> Measurement:
     """Judge every cell on held-out train images; the best one and the default are judged on the test images.
 
     A seeded tenth of every class's train images is held out. Heads of all cells are trained on the others, and the held
@@ -133,30 +98,28 @@ def evaluate(
 
     Args:
         task: backbone and images.
-        reporter: prints notes, progress and tables.
-        request: what is compared, and how.
-        table: print the figures and the cells.
+        options: what is compared, and how.
+        reporter: prints notes and progress.
 
     Returns:
         Figures `layers_top1` and `layers_top5` of the chosen cell and `layers_default_top1` and `_top5`, with all cells
         in the settings' sweep, and the test images' predictions.
 
     Raises:
-        UserError: as `check`, or an image cannot be read.
+        UserError: as `checked`, or an image cannot be read.
     """
     start = time.monotonic()
-    request = request or Request()
-    plan = check(task, request)
+    plan = checked(task, options)
     probe: Heads | Votes
-    if request.probe == "knn":
-        probe = Votes(task, K, TEMPERATURE, request.seed)
+    if options.probe == "knn":
+        probe = Votes(task, K, TEMPERATURE, options.seed)
     else:
-        probe = Heads(task, plan.linear, plan.attentive, plan.shapes, request.seed)
+        probe = Heads(task, plan.linear, plan.attentive, plan.shapes, options.seed)
     reporter.note(storage(task, plan))
     rows = part_rows(task, task.train, plan.parts, plan.shapes, reporter, name="train")
     judged = _judged(probe, plan.cells, rows, reporter)
     sources = dict.fromkeys(plan.cells, rows)
-    if request.probe == "linear" and request.attentive == "best":
+    if options.probe == "linear" and options.attentive_blocks == "best":
         later = [Cell(block, ATTENTIVE) for block in sorted({best_of(judged).cell.block, len(plan.shapes.maps) - 1})]
         patches = part_rows(task, task.train, parts_of(later), plan.shapes, reporter, name="train, patches")
         judged += _judged(probe, later, patches, reporter)
@@ -173,15 +136,13 @@ def evaluate(
     predictions = Predictions.of(task, {FIGURE: guesses[best.cell], BESIDE: guesses[default.cell]})
     result = report(
         task,
-        protocol=f"layers_{request.probe}",
-        settings=_settings(request, plan, judged, best),
+        protocol=f"layers_{options.probe}",
+        settings=_settings(options, plan, judged, best),
         scored=predictions,
         seconds=time.monotonic() - start,
         notes=[_difference(best, predictions)],
     )
-    if table and rank() == 0:
-        _print(result, reporter)
-    return result, predictions
+    return Measurement(result, predictions, partial(_show, result), LayerFiles(predictions))
 
 
 def storage(task: Task, plan: Plan) -> str:
@@ -204,12 +165,13 @@ def _judged(probe: Heads | Votes, cells: Sequence[Cell], rows: Any, reporter: Re
     return judged
 
 
-def _settings(request: Request, plan: Plan, judged: Sequence[Judged], best: Judged) -> dict[str, Any]:
+def _settings(options: LayersOptions, plan: Plan, judged: Sequence[Judged], best: Judged) -> dict[str, Any]:
     vectors = [cell for cell in plan.cells if cell.pooling not in (DEFAULT, ATTENTIVE)]
     heads: dict[str, Any] = {"k": K, "temperature": TEMPERATURE}
-    if request.probe == "linear":
+    if options.probe == "linear":
         heads = {"heads": asdict(plan.linear), "attentive_heads": asdict(plan.attentive)}
-        heads |= {"attentive": request.attentive if isinstance(request.attentive, str) else list(request.attentive)}
+        blocks = options.attentive_blocks
+        heads |= {"attentive": blocks if isinstance(blocks, str) else list(blocks)}
     return heads | {
         "blocks": sorted({cell.block + 1 for cell in vectors}),
         "poolings": sorted({cell.pooling for cell in vectors}),
@@ -220,7 +182,7 @@ def _settings(request: Request, plan: Plan, judged: Sequence[Judged], best: Judg
         "select_images": best.images,
         "chosen": best.row(),
         "sweep": [each.row() for each in judged],
-        "seed": request.seed,
+        "seed": options.seed,
     }
 
 
@@ -238,7 +200,7 @@ def _difference(best: Judged, predictions: Predictions) -> str:
     )
 
 
-def _print(result: Result, reporter: Reporter) -> None:
+def _show(result: Result, reporter: Reporter) -> None:
     """The held-out accuracy of every cell, and the figures."""
     settings, sweep = result.settings, result.settings["sweep"]
     poolings = list(dict.fromkeys(each["pooling"] for each in sweep))

@@ -14,7 +14,8 @@ from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.features.parts import Part, Shapes
 from excb.transfer.layers.cells import Cell, cells_of
-from excb.transfer.layers.protocol import Request, evaluate
+from excb.transfer.layers.options import LayersOptions
+from excb.transfer.layers.protocol import measure
 from excb.transfer.leaderboard.submission import check
 from excb.transfer.linear import protocol as linear
 from excb.transfer.linear.options import LinearOptions
@@ -30,7 +31,7 @@ from tests.transfer.layers.planted import BLOCK, Planted, write_planted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUIET = Reporter(quiet=True)
-LONG = Request(attentive="all", epochs=150)  # two steps an epoch: attention needs some hundreds
+LONG = LayersOptions(attentive=("all",), epochs=150)  # two steps an epoch: attention needs some hundreds
 FOUR_BLOCKS = TINY_VIT | {"options": TINY_VIT["options"] | {"depth": 4}}
 VIT = Shapes(((12, 4, 4),) * 5, own=12, has_class_token=True)
 CNN = Shapes(((8, 8, 8), (16, 4, 4), (32, 2, 2)), own=64, has_class_token=False)
@@ -46,7 +47,12 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 @pytest.fixture(scope="module")
 def found(planted: Task) -> tuple[Result, Predictions]:
-    return evaluate(planted, QUIET, LONG, table=False)
+    return measured(planted, LONG)
+
+
+def measured(task: Task, options: LayersOptions) -> tuple[Result, Predictions]:
+    made = measure(task, options, QUIET)
+    return made.result, made.scored
 
 
 def cell(result: Result, block: int, pooling: str) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def test_a_signal_in_one_block_and_one_patch_is_found_there(found: tuple[Result,
 def test_the_usual_way_finds_it_in_a_second_pass_over_two_blocks(planted: Task) -> None:
     network: Any = planted.backbone.network
     before = network.passes
-    result, _ = evaluate(planted, QUIET, table=False)
+    result, _ = measured(planted, LayersOptions())
     once = len(planted.train) + len(planted.test)
     assert (result.settings["chosen"]["block"], result.settings["chosen"]["pooling"]) == (BLOCK, "attentive")
     assert [each["block"] for each in result.settings["sweep"] if each["pooling"] == "attentive"] == [BLOCK, 3]
@@ -81,13 +87,13 @@ def test_the_usual_way_finds_it_in_a_second_pass_over_two_blocks(planted: Task) 
 def test_all_cells_take_one_pass_over_the_train_images(planted: Task) -> None:
     network: Any = planted.backbone.network
     before = network.passes
-    evaluate(planted, QUIET, Request(attentive="all", epochs=1), table=False)
+    measured(planted, LayersOptions(attentive=("all",), epochs=1))
     assert network.passes - before == len(planted.train) + len(planted.test) + 1
 
 
 def test_held_out_accuracy_of_a_cell_is_that_of_a_classifier_which_never_saw_these_images(planted: Task) -> None:
     """A nearest-neighbour vote by hand on the mean of a block."""
-    result, _ = evaluate(planted, QUIET, Request(probe="knn", poolings=("mean",)), table=False)
+    result, _ = measured(planted, LayersOptions(probe="knn", poolings=("mean",)))
     part = Part("mean", BLOCK - 1)
     rows = part_rows(planted, planted.train, [part], shapes_of(planted), QUIET, name="train")([part]).all().double()
     assert planted.train.labels is not None
@@ -106,16 +112,16 @@ def test_held_out_accuracy_of_a_cell_is_that_of_a_classifier_which_never_saw_the
 def test_test_labels_choose_nothing(planted: Task) -> None:
     assert planted.test.labels is not None
     other = replace(planted, test=changed(planted.test, labels=planted.test.labels[::-1].copy()))
-    short = Request(attentive="all", epochs=2)
-    one, two = (evaluate(task, QUIET, short, table=False)[0] for task in (planted, other))
+    short = LayersOptions(attentive=("all",), epochs=2)
+    one, two = (measured(task, short)[0] for task in (planted, other))
     assert one.settings == two.settings
     assert one.figures != two.figures
 
 
 def test_attentive_probes_are_a_linear_protocol(planted: Task) -> None:
     """Of the last map: that of block 3, which says nothing; the settings say how many queries look at it."""
-    measured = linear.measure(planted, LinearOptions(protocol="attentive", epochs=2), QUIET)
-    result, predictions = measured.result, measured.scored
+    made = linear.measure(planted, LinearOptions(protocol="attentive", epochs=2), QUIET)
+    result, predictions = made.result, made.scored
     assert result.protocol == "linear_attentive"
     assert (result.settings["queries"], result.settings["grid"]) == (1, [4, 4])
     assert len(result.settings["sweep"]) == 4
@@ -190,7 +196,8 @@ def test_results_may_stand_in_a_leaderboard(place: Path, tmp_path: Path) -> None
     [
         (["--blocks", "9"], "--blocks 9: this backbone has"),
         (["--attentive", "0"], "--attentive 0: this backbone has"),
-        (["--attentive", "most"], "--attentive most: name blocks by numbers, or best, all or none"),
+        (["--attentive", "most"], "takes a number, or best or all or none, not 'most'"),
+        (["--attentive", "best", "2"], "--attentive best 2: name blocks by numbers, or best, all or none"),
         (["--poolings", "cls"], "it has no class token"),
         (["--probe", "knn", "--lr", "0.1"], "--probe knn trains nothing"),
         (["--probe", "knn", "--attentive", "all"], "attentive probes are trained"),
