@@ -5,8 +5,8 @@ import re
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,20 +14,25 @@ import torch
 from torch import Tensor
 
 from excb.console import Reporter
-from excb.distributed.collectives import rank, run_on_rank0
-from excb.errors import require
+from excb.distributed.collectives import all_succeed, run_on_rank0
+from excb.errors import UserError
 from excb.images.image_set import Images
 from excb.images.subset import Subset
 from excb.results.result import Result, interval_text
 from excb.seeding import Purpose, generator
 
 from ..inference.accuracy import RESAMPLES, percentiles
+from ..probes.logistic import SOLVER
+from ..probes.penalty import Chosen
+from ..protocol import Measurement
 from ..reporting.predictions import Predictions
-from ..reporting.report import report
+from ..reporting.report import ScoredFiles, report
 from ..task import Task
 from . import logistic, training
+from .options import FinetuneOptions, SemisupOptions
 from .training import Settings
 
+Options = SemisupOptions | FinetuneOptions
 Choice = Literal["auto", "paper", "few-labels"]  # of the settings
 
 # The paper's two pairs of learning rates, by percent of the labels; `Settings` holds its 50 epochs and batch of 512.
@@ -37,6 +42,7 @@ SPLIT_SEED = 0  # of shares that nobody gave: every training seed sees the same 
 FEW = 5_120
 FEW_EPOCHS, FEW_STEPS = 50, 25  # epochs, and steps of an epoch: as many as on 1 % of ImageNet by the paper's protocol
 SMALLEST_BATCH = 16
+_GIVEN = "given"  # the source of a share that is listed
 
 
 def few_labels(images: int) -> Settings:
@@ -62,32 +68,24 @@ def settings_for(images: int, *, percent: int | None, published: bool, choice: C
     return few_labels(images) if few else SETTINGS[percent or 10]
 
 
-def evaluate(
-    task: Task,
-    reporter: Reporter,
-    *,
-    percent: int | None = None,
-    fraction: float = 1.0,
-    split: np.ndarray | None = None,
-    seeds: Sequence[int] = (0,),
-    frozen: bool = False,
-    settings: Settings | None = None,
-    state: Path | None = None,
-    table: bool = True,
-) -> tuple[Result, Predictions]:
+@dataclass(frozen=True)
+class Plan:
+    """All that `measure` computes."""
+
+    share: np.ndarray  # indices of the train images to use
+    source: str  # of these
+    settings: Settings | None  # of the trainings; None of the frozen variant
+
+
+def measure(task: Task, options: Options, reporter: Reporter) -> Measurement:
     """Fine-tune all weights on a share of the labels: by the paper's semi-supervised protocol, or on any share.
 
     Args:
         task: backbone and images.
-        reporter: prints notes, progress and tables.
-        percent: 1 or 10, for the paper's protocol; None for any share.
-        fraction: without `percent`, the share of the train images, above 0 and at most 1, stratified by class.
-        split: indices of the train images to use: SimCLR's list for ImageNet. By default a stratified share.
-        seeds: trainings to average; they differ in the head's first weights, order, crops and flips.
-        frozen: with `percent`, logistic regression on frozen features of the share instead.
-        settings: by default what `settings_for` chooses.
-        state: folder for the state of unfinished trainings, to resume from.
-        table: print the table.
+        options: the share, the settings and the seeds. The share is SimCLR's list for 1 % and 10 % of ImageNet, the
+            names in `split_file`, or else stratified by class. Seeds differ in the head's first weights, order, crops
+            and flips. `state` is a folder for unfinished trainings, to resume from.
+        reporter: prints notes and progress.
 
     Returns:
         Figures `semisup_1pct_top1`, `semisup_1pct_top5` (or `semisup_1pct_frozen_top1`, `finetune_top1`, ...) in
@@ -96,51 +94,34 @@ def evaluate(
         are the first seed's.
 
     Raises:
-        UserError: an argument is out of range, an image cannot be read, or the training diverges.
+        UserError: an option is out of range or has no use, an image cannot be read, or the training diverges.
     """
-    share, source = check(task, percent=percent, fraction=fraction, split=split, seeds=seeds, frozen=frozen)
-    name = "finetune" if percent is None else f"semisup_{percent}pct"
-    described, notes = _describe(task, share, source, 0.0 if split is not None else (percent or 100 * fraction))
-    if frozen:
-        return _evaluate_frozen(
-            task, reporter, share, described, notes, name=f"{name}_frozen", seed=seeds[0], table=table
-        )
-    return _fine_tune(
-        task,
-        reporter,
-        share,
-        described,
-        notes,
-        protocol="finetune" if percent is None else "semisup",
-        name=name,
-        seeds=seeds,
-        settings=settings or settings_for(len(share), percent=percent, published=is_published(task, percent)),
-        state=state,
-        table=table,
-    )
+    plan = checked(task, options)
+    return (_measure_frozen if plan.settings is None else _fine_tune)(task, options, plan, reporter)
 
 
-def check(
-    task: Task,
-    *,
-    percent: int | None,
-    fraction: float,
-    split: np.ndarray | None,
-    seeds: Sequence[int],
-    frozen: bool,
-) -> tuple[np.ndarray, str]:
-    """Indices of the train images that `evaluate` uses, and their source; it refuses what `evaluate` refuses."""
-    require(
-        percent is None or percent in SETTINGS,
-        f"{percent} %: the protocol knows 1 and 10; `excb-eval finetune` takes any --fraction",
-    )
-    require(len(seeds) > 0 and len(set(seeds)) == len(seeds), "name at least one seed, and none twice")
-    require(not frozen or len(seeds) == 1, "the frozen variant has nothing random to average: give one seed")
-    share, source = _share(task, fraction if percent is None else percent / 100, split)
+def checked(task: Task, options: Options) -> Plan:
+    """What `measure` computes; it refuses what `measure` refuses before any work.
+
+    Raises:
+        UserError: as `measure`.
+    """
+    all_succeed(lambda: options.check(None))
+    share, source = _share(task, options)
     assert task.train.labels is not None
-    apart = len(np.unique(task.train.labels[share])) > 1
-    require(apart, "the share has images of one class only: nothing to tell apart")
-    return share, source
+    if len(np.unique(task.train.labels[share])) < 2:
+        raise UserError.on_all_ranks("the share has images of one class only: nothing to tell apart")
+    if options.frozen:
+        return Plan(share, source, None)
+    published = is_published(task, options.percent)
+    chosen = settings_for(len(share), percent=options.percent, published=published, choice=options.choice)
+    settings = all_succeed(lambda: replace(chosen, **options.changes))
+    if settings.start == "random" and task.precision != "fp32":
+        raise UserError.on_all_ranks(
+            f"--feature-precision {task.precision} is of frozen features, and this trains all weights from a random "
+            f"head: leave it out, or train in --precision {task.precision}"
+        )
+    return Plan(share, source, settings)
 
 
 def is_imagenet(images: Images) -> bool:
@@ -154,19 +135,26 @@ def is_published(task: Task, percent: int | None) -> bool:
     return percent is not None and is_imagenet(task.train)
 
 
-def _share(task: Task, fraction: float, split: np.ndarray | None) -> tuple[np.ndarray, str]:
-    """Indices of the train images to use, and where they come from."""
-    if split is not None:
-        require(len(split) > 0, "the split names no train image")
-        return split, "given"
-    from ..data.splits import stratified_split
+def _share(task: Task, options: Options) -> tuple[np.ndarray, str]:
+    """Indices of the train images to use, and their source."""
+    from excb.remote.home import cache_root
 
-    assert task.train.labels is not None
-    return stratified_split(task.train.labels, fraction, SPLIT_SEED), f"stratified, seed {SPLIT_SEED}"
+    from ..data.splits import simclr_split, stratified_split
+
+    file, labels = options.split_file, task.train.labels
+    if file is not None or is_published(task, options.percent):
+        listed = simclr_split(options.percent or 10, task.train, file=file, cache=task.cache or cache_root())
+        if not len(listed):
+            raise UserError.on_all_ranks("the split names no train image")
+        return listed, _GIVEN
+    assert labels is not None
+    stratified = all_succeed(lambda: stratified_split(labels, options.fraction, SPLIT_SEED))
+    return stratified, f"stratified, seed {SPLIT_SEED}"
 
 
-def _describe(task: Task, share: np.ndarray, source: str, percent: float) -> tuple[dict[str, Any], list[str]]:
-    """The share, for the settings, and what a reader must know of it; `percent` is what was asked for, 0 of a list."""
+def _describe(task: Task, options: Options, plan: Plan) -> tuple[dict[str, Any], list[str]]:
+    """The share, for the settings, and what a reader must know of it."""
+    share, percent = plan.share, 100 * options.fraction
     assert task.train.labels is not None
     paths = "\n".join(sorted(task.train.paths[index] for index in share))
     digest = hashlib.sha256(paths.encode("utf-8", "surrogateescape")).hexdigest()
@@ -176,28 +164,18 @@ def _describe(task: Task, share: np.ndarray, source: str, percent: float) -> tup
         [f"{missing} of {classes} classes have no image in the share, so none of theirs is found"] if missing else []
     )
     asked = round(len(task.train) * percent / 100)
-    if percent > 0 and asked < len(share):
+    if plan.source != _GIVEN and asked < len(share):
         notes.append(
             f"the share has {len(share)} images, one of every class: {percent:g} % of {len(task.train):,} is {asked}"
         )
-    return {"share": {"images": len(share), "sha256": digest, "source": source}}, notes
+    return {"share": {"images": len(share), "sha256": digest, "source": plan.source}}, notes
 
 
-def _fine_tune(
-    task: Task,
-    reporter: Reporter,
-    share: np.ndarray,
-    described: dict[str, Any],
-    notes: list[str],
-    *,
-    protocol: str,
-    name: str,
-    seeds: Sequence[int],
-    settings: Settings,
-    state: Path | None,
-    table: bool,
-) -> tuple[Result, Predictions]:
+def _fine_tune(task: Task, options: Options, plan: Plan, reporter: Reporter) -> Measurement:
     start = time.monotonic()
+    name, seeds, state, share, settings = options.figure, options.seeds, options.state, plan.share, plan.settings
+    assert settings is not None
+    described, notes = _describe(task, options, plan)
     if settings.batch > len(share):
         notes.append(f"the share has {len(share)} images, less than a batch of {settings.batch}: one batch an epoch")
         settings = replace(settings, batch=len(share))
@@ -218,7 +196,7 @@ def _fine_tune(
         )
     result = report(
         task,
-        protocol=protocol,
+        protocol="finetune" if options.percent is None else "semisup",
         settings=settings.to_dict() | described | {"seeds": list(seeds)},
         scored=predictions,
         seconds=time.monotonic() - start,
@@ -226,20 +204,16 @@ def _fine_tune(
     )
     if len(seeds) > 1:
         result = _average(result, predictions, name, seeds)
-    if rank() == 0:
-        for note in notes:
-            reporter.note(note)
-        if table:
-            _print(reporter, result, name, seeds, len(share))
-    return result, predictions
+    for note in notes:
+        reporter.note(note)
+    show = partial(_show, result, name, seeds, len(share))
+    return Measurement(result, predictions, show, ScoredFiles(predictions))
 
 
 def _frozen_head(task: Task, reporter: Reporter, share: np.ndarray) -> training.FrozenHead:
     """Where fine-tuning on few labels starts."""
     rows, labels = task.features(Subset(task.train, share), "the share", reporter)
-    return run_on_rank0(
-        lambda: logistic.fit(rows, labels, SPLIT_SEED).head(rows, len(task.train.classes or ()))  # rank 0 fits for all
-    )
+    return run_on_rank0(lambda: logistic.head_of(_logistic(task, rows, labels, SPLIT_SEED), rows))
 
 
 def _which(settings: Settings, images: int) -> str:
@@ -286,7 +260,7 @@ def interval_of_mean(hits: Tensor) -> tuple[float, float]:
     return percentiles(draws, images * seeds)
 
 
-def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], images: int) -> None:
+def _show(result: Result, name: str, seeds: Sequence[int], images: int, reporter: Reporter) -> None:
     figures = result.figures
     kinds = [f"{name}_top1", f"{name}_top5"]
 
@@ -306,47 +280,36 @@ def _print(reporter: Reporter, result: Result, name: str, seeds: Sequence[int], 
     reporter.table(title, ["seed", "top-1 %", "95 % interval", "top-5 %"], rows)
 
 
-def _evaluate_frozen(
-    task: Task,
-    reporter: Reporter,
-    share: np.ndarray,
-    described: dict[str, Any],
-    notes: list[str],
-    *,
-    name: str,
-    seed: int,
-    table: bool,
-) -> tuple[Result, Predictions]:
-    start = time.monotonic()
-    if rank() == 0:
-        for note in notes:
-            reporter.note(note)
-    rows, labels = task.features(Subset(task.train, share), "the share", reporter)
+def _measure_frozen(task: Task, options: Options, plan: Plan, reporter: Reporter) -> Measurement:
+    start, name, seed = time.monotonic(), options.figure, options.seeds[0]
+    described, notes = _describe(task, options, plan)
+    for note in notes:
+        reporter.note(note)
+    rows, labels = task.features(Subset(task.train, plan.share), "the share", reporter)
     queries, _ = task.features(task.test, "test", reporter)
-    if rank() == 0:
-        reporter.note(f"logistic regression on the features of {len(rows):,} images")
-    top5, strength, how = run_on_rank0(lambda: _logistic(rows, labels, queries, seed))
-    predictions = Predictions.of(task, {f"{name}_{{}}": top5})
+    reporter.note(f"logistic regression on the features of {len(rows):,} images")
+    chosen = run_on_rank0(lambda: _logistic(task, rows, labels, seed))
+    predictions = Predictions.of(task, {f"{name}_{{}}": chosen.top(queries)})
     result = report(
         task,
         protocol="semisup-frozen",
         settings=described
-        | {"classifier": "scikit-learn LogisticRegression", "features": "standardised", "seeds": [seed]}
-        | {"C": list(logistic.GRID), "folds": logistic.FOLDS},
+        | SOLVER
+        | {"features": "standardised", "seeds": [seed], "C": list(logistic.GRID), "folds": logistic.FOLDS},
         scored=predictions,
         seconds=time.monotonic() - start,
-        notes=[*notes, f"C = {strength:g}, {how}"],
+        notes=[*notes, logistic.text_of(chosen), *chosen.notes],
     )
-    if table and rank() == 0:
-        first, fifth = (f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5))
-        interval = interval_text(result.intervals[f"{name}_top1"])
-        title = f"{name}: logistic regression on {len(rows):,} images"
-        columns = ["C", "top-1 %", "95 % interval", "top-5 %"]
-        reporter.table(title, columns, [[f"{strength:g}", first, interval, fifth]])
-    return result, predictions
+    show = partial(_show_frozen, result, name, len(rows), chosen.C)
+    return Measurement(result, predictions, show, ScoredFiles(predictions))
 
 
-def _logistic(rows: Tensor, labels: Tensor, queries: Tensor, seed: int) -> tuple[Tensor, float, str]:
-    """The best five classes [Q, <=5] of the queries, the C that was used, and how it was found."""
-    fitted = logistic.fit(rows, labels, seed)
-    return fitted.best(queries), fitted.strength, fitted.how
+def _show_frozen(result: Result, name: str, images: int, strength: float, reporter: Reporter) -> None:
+    first, fifth = (f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5))
+    interval = interval_text(result.intervals[f"{name}_top1"])
+    title = f"{name}: logistic regression on {images:,} images"
+    reporter.table(title, ["C", "top-1 %", "95 % interval", "top-5 %"], [[f"{strength:g}", first, interval, fifth]])
+
+
+def _logistic(task: Task, rows: Tensor, labels: Tensor, seed: int) -> Chosen:
+    return logistic.fit(rows, labels, classes=len(task.train.classes or ()), seed=seed, device=task.device)

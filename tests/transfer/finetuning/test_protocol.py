@@ -3,6 +3,7 @@
 import json
 import re
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from excb.checkpoint import run_checkpoint
 from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.option_parser import add_options, of_arguments
 from excb.results.result import Result
 from excb.transfer.compare import compare
 from excb.transfer.data.splits import stratified_split
-from excb.transfer.finetuning import cli, logistic, protocol, training
-from excb.transfer.finetuning.cli import SEMISUP
-from excb.transfer.finetuning.protocol import SETTINGS, evaluate, few_labels, interval_of_mean, settings_for
+from excb.transfer.finetuning import logistic, protocol, training
+from excb.transfer.finetuning.options import FinetuneOptions, SemisupOptions
+from excb.transfer.finetuning.protocol import SETTINGS, checked, few_labels, interval_of_mean, measure, settings_for
 from excb.transfer.reporting import report
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
@@ -31,7 +33,7 @@ from tests.transfer.labelled_images import changed, features_by_loop, write_fold
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-QUICK = replace(SETTINGS[10], epochs=2, batch=7, backbone_lr=0.01)
+QUICK: dict[str, Any] = {"settings": "paper", "epochs": 2, "train_batch": 7, "backbone_lr": 0.01, "head_lr": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +50,28 @@ def task(place: Path) -> Task:
     return Task.prepare(str(place / "run"), place / "train", place / "test", device="cpu", batch=8, workers=0)
 
 
-def quiet(task: Task, **options: Any) -> tuple[Result, Predictions]:
-    return evaluate(task, Reporter(quiet=True), table=False, **options)
+def options_of(**values: Any) -> SemisupOptions | FinetuneOptions:
+    """Those of `semisup` where a percentage is named, else of `finetune`."""
+    return SemisupOptions(**values) if "percent" in values else FinetuneOptions(**values)
+
+
+def quiet(task: Task, **values: Any) -> tuple[Result, Predictions]:
+    made = measure(task, options_of(**values), Reporter(quiet=True))
+    return made.result, made.scored
+
+
+def shown(task: Task, **values: Any) -> tuple[Result, Predictions]:
+    """As `quiet`, with the table on the terminal."""
+    made = measure(task, options_of(**values), Reporter(quiet=True))
+    made.show(Reporter(quiet=True))
+    return made.result, made.scored
+
+
+def listed(task: Task, indices: Iterable[int], folder: Path) -> Path:
+    """A file that names these train images."""
+    file = folder / "share.txt"
+    file.write_text("".join(f"{task.train.paths[index]}\n" for index in indices), encoding="utf-8")
+    return file
 
 
 def test_the_papers_settings() -> None:
@@ -65,7 +87,7 @@ def test_the_papers_settings() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_images_and_settings_of_the_run(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_and_settings_of_the_run(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[int], training.Settings]] = []
 
     def pretend(_task: Task, chosen: np.ndarray, settings: training.Settings, **_: Any) -> torch.Tensor:
@@ -75,11 +97,11 @@ def test_images_and_settings_of_the_run(task: Task, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(training, "run", pretend)
     assert task.train.labels is not None
     tenth = stratified_split(task.train.labels, 0.1, 0).tolist()
-    result, _ = quiet(task, percent=10, settings=SETTINGS[10])
-    quiet(task, percent=1, split=np.array([3, 41]))
-    evaluate(task, Reporter(quiet=True), table=False)
-    whole = replace(QUICK, batch=4)
-    evaluate(task, Reporter(quiet=True), fraction=0.5, settings=whole, table=False)
+    result, _ = quiet(task, percent=10, settings="paper")
+    quiet(task, percent=1, split_file=listed(task, (3, 41), tmp_path))
+    quiet(task)
+    quiet(task, fraction=0.5, **QUICK | {"train_batch": 4})
+    whole = replace(SETTINGS[10], epochs=2, batch=4, backbone_lr=0.01)
     assert asked[0] == (tenth, replace(SETTINGS[10], batch=7))
     assert asked[1] == ([3, 41], few_labels(2))
     assert asked[2] == (list(range(70)), few_labels(70))
@@ -117,22 +139,24 @@ def test_few_labels_take_as_many_steps_as_the_paper_does_on_its_smaller_share() 
 )
 def test_settings_of_a_command_line(task: Task, words: list[str], start: str, rate: float) -> None:
     parser = Parser()
-    SEMISUP.add_options(parser)
-    args = parser.parse_args(["--ckpt", "x", "--percent", "10", *words])
-    settings = cli._settings(args, task, 7)
+    add_options(parser, SemisupOptions)
+    options = of_arguments(SemisupOptions, parser.parse_args(["--percent", "10", *words]))
+    settings = checked(task, options).settings
+    assert settings is not None
     assert (settings.start, settings.backbone_lr) == (start, rate)
     assert (settings.epochs, settings.batch)[0] == (3 if "--epochs" in words else 50)
 
 
 @pytest.mark.parametrize("names", [("ant", "bee"), ("ant", "bee", "cat")])
-def test_few_labels_start_from_frozen_features(task: Task, names: tuple[str, ...]) -> None:
+def test_few_labels_start_from_frozen_features(task: Task, names: tuple[str, ...], tmp_path: Path) -> None:
     """With learning rates of 0, fine-tuning is the logistic regression on frozen features."""
     assert task.train.classes is not None
     assert task.train.labels is not None
     chosen = np.flatnonzero(np.isin(task.train.labels, [task.train.classes.index(name) for name in names]))
-    frozen, guesses = quiet(task, percent=10, split=chosen, frozen=True)
-    still = replace(few_labels(len(chosen)), epochs=1, backbone_lr=0.0, head_lr=0.0)
-    result, same = quiet(task, percent=10, split=chosen, settings=still)
+    share = listed(task, chosen, tmp_path)
+    frozen, guesses = quiet(task, percent=10, split_file=share, frozen=True)
+    still: dict[str, Any] = {"settings": "few-labels", "epochs": 1, "backbone_lr": 0.0, "head_lr": 0.0}
+    result, same = quiet(task, percent=10, split_file=share, **still)
     found, expected = same.values["semisup_10pct_{}"], guesses.values["semisup_10pct_frozen_{}"]
     assert found[:, : len(names)].tolist() == expected.tolist()
     assert result.figures["semisup_10pct_top1"] == frozen.figures["semisup_10pct_frozen_top1"]
@@ -143,8 +167,7 @@ def test_few_labels_start_from_frozen_features(task: Task, names: tuple[str, ...
 
 
 def test_few_labels_learn_and_keep_batchnorms_statistics(task: Task, tmp_path: Path) -> None:
-    settings = replace(few_labels(70), epochs=2)
-    result, _ = quiet(task, settings=settings, state=tmp_path)
+    result, _ = quiet(task, epochs=2, state=tmp_path)
     state = run_checkpoint.read_run_checkpoint(tmp_path / "finetune-seed0.pt")["model"]
     before = task.backbone.state_dict()
     for name, value in before.items():
@@ -159,19 +182,19 @@ def test_a_figure_below_the_most_frequent_class_is_told(task: Task, monkeypatch:
         return (torch.from_numpy(task.test.labels)[:, None] + 1) % 7
 
     monkeypatch.setattr(training, "run", wrong)
-    result, _ = quiet(task, settings=QUICK)
+    result, _ = quiet(task, **QUICK)
     expected = "finetune_top1 of 0.00 % is below the 14.29 % of always guessing the most frequent class"
     assert any(note.startswith(expected) for note in result.notes)
 
 
-def test_missing_classes_are_told(task: Task) -> None:
-    result, _ = quiet(task, percent=1, split=np.array([0, 10, 12]), settings=replace(QUICK, epochs=1))
+def test_missing_classes_are_told(task: Task, tmp_path: Path) -> None:
+    result, _ = quiet(task, percent=1, split_file=listed(task, (0, 10, 12), tmp_path), **QUICK | {"epochs": 1})
     assert result.notes[0] == "5 of 7 classes have no image in the share, so none of theirs is found"
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_one_image_of_every_class_may_be_more_than_the_share_asked_for(task: Task, frozen: bool) -> None:
-    result, _ = quiet(task, percent=1, frozen=frozen, settings=None if frozen else replace(QUICK, epochs=1))
+    result, _ = quiet(task, percent=1, frozen=frozen, **{} if frozen else QUICK | {"epochs": 1})
     images = len(task.train)
     told = f"the share has 7 images, one of every class: 1 % of {images} is {round(images / 100)}"
     assert result.notes[0] == told
@@ -189,20 +212,34 @@ def test_imagenet_is_known_by_its_folders(task: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "share", "words"),
     [
-        ({"percent": 5}, "knows 1 and 10"),
-        ({"percent": 1, "seeds": ()}, "at least one seed"),
-        ({"percent": 1, "seeds": (1, 1)}, "none twice"),
-        ({"percent": 1, "split": np.array([], dtype=int)}, "names no train image"),
-        ({"percent": 10, "frozen": True, "seeds": (0, 1)}, "one seed"),
-        ({"percent": 10, "frozen": True, "split": np.array([0, 1, 2])}, "one class only"),
-        ({"split": np.array([0, 1, 2])}, "one class only"),
+        ({"percent": 1, "seeds": ()}, None, "at least one seed"),
+        ({"percent": 1, "seeds": (1, 1)}, None, "none twice"),
+        ({"percent": 10, "frozen": True, "seeds": (0, 1)}, None, "one seed"),
+        ({"percent": 10, "frozen": True, "precision": "bf16"}, None, "which has no --precision: leave it out"),
+        ({"percent": 10, "frozen": True, "state": Path("unfinished")}, None, "which has no --state: leave it out"),
+        ({"percent": 10, "frozen": True}, (0, 1, 2), "one class only"),
+        ({}, (0, 1, 2), "one class only"),
+        ({"fraction": 0.5}, (0, 1, 2), "so --fraction has no use"),
+        ({"epochs": 0}, None, "at least 1"),
     ],
 )
-def test_mistakes(task: Task, options: dict[str, Any], words: str) -> None:
+def test_mistakes(
+    task: Task, tmp_path: Path, options: dict[str, Any], share: tuple[int, ...] | None, words: str
+) -> None:
+    file = None if share is None else listed(task, share, tmp_path)
     with pytest.raises(UserError, match=words):
-        quiet(task, **options)
+        quiet(task, **options, split_file=file)
+
+
+@pytest.mark.parametrize("options", [{"percent": 10, "settings": "paper"}, {"backbone_lr": 0.01}])
+def test_precision_of_features_is_refused_where_no_features_are_frozen(task: Task, options: dict[str, Any]) -> None:
+    half = replace(task, precision="bf16")
+    with pytest.raises(UserError, match="--feature-precision bf16 is of frozen features"):
+        checked(half, options_of(**options))
+    for other in ({"percent": 10, "frozen": True}, {"percent": 10}):  # few labels start from frozen features
+        checked(half, options_of(**other))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -217,23 +254,23 @@ def accuracy(predictions: Predictions, template: str, within: int) -> float:
 
 
 def test_one_seed(task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result, predictions = evaluate(task, Reporter(quiet=True), percent=10, settings=QUICK)
+    result, predictions = shown(task, percent=10, **QUICK)
     assert list(predictions.values) == ["semisup_10pct_{}"]
     assert result.protocol == "semisup"
     for within in (1, 5):
         expected = accuracy(predictions, "semisup_10pct_{}", within)
         assert result.figures[f"semisup_10pct_top{within}"] == pytest.approx(expected, abs=1e-4)
     assert len(result.figures) == 2
-    shown = re.split(r"\s{2,}", capsys.readouterr().out.splitlines()[2].strip())
-    assert shown[2] == "{:.1f} to {:.1f}".format(*result.intervals["semisup_10pct_top1"])
-    assert shown[1] == f"{result.figures['semisup_10pct_top1']:.2f}"
+    cells = re.split(r"\s{2,}", capsys.readouterr().out.splitlines()[2].strip())
+    assert cells[2] == "{:.1f} to {:.1f}".format(*result.intervals["semisup_10pct_top1"])
+    assert cells[1] == f"{result.figures['semisup_10pct_top1']:.2f}"
     assert report.write(result, predictions, tmp_path / "semisup.json")[0].is_file()
     assert Result.from_json((tmp_path / "semisup.json").read_text()).figures == result.figures
 
 
 def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options: dict[str, Any] = {"settings": QUICK, "split": np.arange(0, 70, 2), "state": tmp_path}
-    result, predictions = evaluate(task, Reporter(quiet=True), percent=1, seeds=(4, 0, 2), **options)
+    options: dict[str, Any] = QUICK | {"split_file": listed(task, range(0, 70, 2), tmp_path), "state": tmp_path}
+    result, predictions = shown(task, percent=1, seeds=(4, 0, 2), **options)
     for within in (1, 5):
         name = f"semisup_1pct_top{within}"
         each = [accuracy(predictions, f"semisup_1pct_{{}}_seed{seed}", within) for seed in (4, 0, 2)]
@@ -252,11 +289,11 @@ def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFi
     assert result.settings["seeds"] == [4, 0, 2]
     assert any("means of 3 seeds" in note for note in result.notes)
     assert len({tuple(ranked.flatten().tolist()) for ranked in predictions.values.values()}) > 1  # seeds differ
-    shown = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [cells[0] for cells in shown] == ["4", "0", "2", "mean", "standard deviation", "least", "most"]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [cells[0] for cells in rows] == ["4", "0", "2", "mean", "standard deviation", "least", "most"]
     low, high = result.intervals["semisup_1pct_top1"]
-    assert shown[3][2] == f"{low:.1f} to {high:.1f}"
-    assert [len(cells) for cells in shown] == [3, 3, 3, 4, 3, 3, 3]
+    assert rows[3][2] == f"{low:.1f} to {high:.1f}"
+    assert [len(cells) for cells in rows] == [3, 3, 3, 4, 3, 3, 3]
     assert sorted(file.name for file in tmp_path.glob("*.pt")) == [f"semisup_1pct-seed{seed}.pt" for seed in (0, 2, 4)]
     # The protocol is the same whatever came out.
     json.dumps(result.settings)
@@ -265,9 +302,7 @@ def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_any_share(task: Task) -> None:
-    result, predictions = evaluate(
-        task, Reporter(quiet=True), fraction=0.3, settings=replace(QUICK, epochs=1), table=False
-    )
+    result, predictions = quiet(task, fraction=0.3, **QUICK | {"epochs": 1})
     assert result.protocol == "finetune"
     assert list(result.figures) == ["finetune_top1", "finetune_top5"]
     assert result.settings["share"]["images"] == 21
@@ -300,9 +335,11 @@ def by_scikit_learn(place: Path, chosen: np.ndarray, strength: float) -> np.ndar
     return np.asarray(model.predict_proba((queries - mean) / deviation))
 
 
-def test_frozen_is_logistic_regression(place: Path, task: Task, capsys: pytest.CaptureFixture[str]) -> None:
+def test_frozen_is_logistic_regression(
+    place: Path, task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = np.setdiff1d(np.arange(70), np.arange(1, 70, 10))
-    result, predictions = evaluate(task, Reporter(quiet=True), percent=10, split=chosen, frozen=True)
+    result, predictions = shown(task, percent=10, split_file=listed(task, chosen, tmp_path), frozen=True)
     assert list(result.figures) == ["semisup_10pct_frozen_top1", "semisup_10pct_frozen_top5"]
     strength = next(float(note.split()[2].rstrip(",")) for note in result.notes if note.startswith("C = "))
     assert strength in logistic.GRID
@@ -313,9 +350,9 @@ def test_frozen_is_logistic_regression(place: Path, task: Task, capsys: pytest.C
     assert "semisup_10pct_frozen: logistic regression on 63 images" in capsys.readouterr().out
 
 
-def test_frozen_with_too_few_images_to_choose(place: Path, task: Task) -> None:
-    chosen = np.array([0, 1, 20, 21, 40])  # three of seven classes
-    result, predictions = quiet(task, percent=1, split=chosen, frozen=True)
+def test_frozen_with_too_few_images_to_choose(task: Task, tmp_path: Path) -> None:
+    share = listed(task, (0, 1, 20, 21, 40), tmp_path)  # three of seven classes
+    result, predictions = quiet(task, percent=1, split_file=share, frozen=True)
     assert predictions.values["semisup_1pct_frozen_{}"].shape == (21, 3)
     assert set(predictions.values["semisup_1pct_frozen_{}"].flatten().tolist()) == {0, 2, 4}
     assert result.notes[-1] == "C = 1, not chosen: a class has fewer than 3 images in the share"
@@ -330,13 +367,13 @@ GROCERY = SHARED / "data" / "grocery128"
 
 @pytest.mark.slow
 @pytest.mark.skipif(not GROCERY.is_dir(), reason="grocery128: only beside a developer's clone")
-def test_three_hundred_photographs_are_not_below_frozen_features() -> None:
+def test_three_hundred_photographs_are_not_below_frozen_features(tmp_path: Path) -> None:
     task = Task.prepare(
         "tiny_grocery", GROCERY / "train", GROCERY / "test", resize=56, crop=56, device="cpu", workers=1
     )
     assert task.train.labels is not None
-    share = stratified_split(task.train.labels, 300 / len(task.train), 0)
-    frozen, _ = quiet(task, percent=10, split=share, frozen=True)
-    tuned, _ = quiet(task, percent=10, split=share)
+    share = listed(task, stratified_split(task.train.labels, 300 / len(task.train), 0), tmp_path)
+    frozen, _ = quiet(task, percent=10, split_file=share, frozen=True)
+    tuned, _ = quiet(task, percent=10, split_file=share)
     assert tuned.settings["recipe"] == "few labels"
     assert tuned.figures["semisup_10pct_top1"] > frozen.intervals["semisup_10pct_frozen_top1"][0]
