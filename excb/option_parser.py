@@ -62,7 +62,7 @@ def _without_none(annotation: Any) -> Any:
 
 
 def _kind(kind: Any) -> dict[str, Any]:
-    """What `add_argument` has to know of a type."""
+    """The arguments of `add_argument` for a type."""
     if isinstance(kind, tuple):  # a number, or one of some words
         return {"type": _number_or(tuple(word for part in kind for word in _choices(part)))}
     origin: Any = get_origin(kind)

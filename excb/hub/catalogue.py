@@ -243,7 +243,7 @@ def _from_folder(file: Path) -> Checkpoint:
 
 
 def _values_of_folder(file: Path) -> dict[str, Any]:
-    """What an exported folder states, unchecked but for its form."""
+    """The values that an exported folder states, checked for their form only."""
     try:
         facts = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
         row: dict[str, Any] = {"method": method_of(facts.get("recipe"))} | (facts.get("checkpoint") or {})

@@ -10,7 +10,7 @@ from tests.transfer.result_files import HOSTILE
 
 
 class _Reader(HTMLParser):
-    """What a parser finds."""
+    """The elements and texts that a parser finds."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
