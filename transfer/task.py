@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ class Task:
         cache: Path | None = None,
         heads: bool = False,
         precision: Precision = "fp32",
-    ) -> "Task":
+    ) -> Self:
         """Load and check everything before any work starts.
 
         Args:
@@ -81,43 +81,96 @@ class Task:
             network: of a run's checkpoint.
             resize: shorter side in pixels; the checkpoint's by default.
             crop: central square in pixels; the checkpoint's by default.
-            device: cpu, cuda or auto.
-            batch: images at once; "auto" is half of what the GPU can hold, and 64 on the CPU.
-            workers: processes that read images.
+            device: see `on`.
+            batch: likewise.
+            workers: likewise.
             rename: see `with_classes_of`.
-            cache: where features are kept, such as `excb.remote.home.cache_root()`; None keeps none.
+            cache: see `on`.
             heads: load projector and centroids as well, as `backbone.heads`.
-            precision: of passes through the frozen backbone; "bf16" is autocast.
+            precision: see `on`.
 
         Raises:
-            UserError: checkpoint, images or device cannot be used; or features would leave the bound of
-                `excb.features.precision.check_precision`.
+            UserError: checkpoint or images cannot be used; or as `on`.
         """
-        if (batch != "auto" and batch < 1) or (workers is not None and workers < 0):
-            raise UserError("--batch-size must be at least 1 and --workers at least 0")
         train_set = labelled(train) if isinstance(train, Path) else train
         test_set = with_classes_of(scan_folder(test), train_set, rename=rename) if isinstance(test, Path) else test
-        if isinstance(checkpoint, nn.Module):
-            backbone = adopt(checkpoint)
-            require(not heads or backbone.heads is not None, "this network has no heads: excb.load(..., heads=True)")
-            # Code may differ where weights and settings agree, and nothing but a checkpoint says what was run.
-            cache = None if isinstance(backbone, Adopted) else cache
-        else:
-            backbone = load(checkpoint, network=network, heads=heads)
+        backbone = backbone_of(checkpoint, network=network, heads=heads)
         preprocessing = backbone.transform
         if resize is not None or crop is not None:
             require(not isinstance(preprocessing, OwnTransform), "the network's own transform says the size of images")
             preprocessing = _resized(preprocessing, resize, crop)
             check_resolution(backbone, [preprocessing.crop])
+        return cls.on(
+            backbone,
+            preprocessing,
+            train_set,
+            test_set,
+            device=device,
+            batch=batch,
+            workers=workers,
+            cache=cache,
+            precision=precision,
+        )
+
+    @classmethod
+    def on(
+        cls,
+        backbone: Backbone,
+        preprocessing: Preprocessing,
+        train: Images,
+        test: Images,
+        *,
+        device: str | torch.device,
+        batch: int | Literal["auto"],
+        workers: int | None,
+        cache: Path | None,
+        precision: Precision,
+        **own: Any,
+    ) -> Self:
+        """Move a backbone to its device, and check that features can be computed there as they are asked for.
+
+        Args:
+            backbone: of the checkpoint.
+            preprocessing: of every image.
+            train: images to learn from.
+            test: images to judge on.
+            device: cpu, cuda or auto.
+            batch: images at once; "auto" is half of what the GPU can hold, and 64 on the CPU.
+            workers: processes that read images; None chooses.
+            cache: where features are kept, such as `excb.remote.home.cache_root()`; None keeps none.
+            precision: of passes through the frozen backbone; "bf16" is autocast.
+            own: further fields of a subclass.
+
+        Raises:
+            UserError: device, batch or workers cannot be used; or features would leave the bound of
+                `excb.features.precision.check_precision`.
+        """
+        if (batch != "auto" and batch < 1) or (workers is not None and workers < 0):
+            raise UserError("--batch-size must be at least 1 and --workers at least 0")
         where, count = choose_device(str(device)), worker_count(-1 if workers is None else workers)
         backbone.to(where)
         if where.type == "cpu":  # convolutions of this layout take two thirds of the time there
             backbone.to(memory_format=torch.channels_last)
         size = automatic_batch(backbone, preprocessing.crop, where) if batch == "auto" else batch
-        check_precision(backbone, precision, train_set, preprocessing, advice=FULL_PRECISION)
-        return cls(backbone, preprocessing, train_set, test_set, where, size, count, cache, precision)
+        # Code may differ where weights and settings agree, and nothing but a checkpoint says what was run.
+        cache = None if isinstance(backbone, Adopted) else cache
+        task = cls(
+            backbone=backbone,
+            preprocessing=preprocessing,
+            train=train,
+            test=test,
+            device=where,
+            batch=size,
+            workers=count,
+            cache=cache,
+            precision=precision,
+            **own,
+        )
+        reader = task.extraction(train).reader
+        check_precision(reader, precision, train, preprocessing, batch=size, advice=FULL_PRECISION)
+        return task
 
-    def untrained(self) -> "Task":
+    def untrained(self) -> Self:
         """The same evaluation of the same architecture with random weights; all ranks call this.
 
         BatchNorm statistics are those of the train images.
@@ -130,7 +183,7 @@ class Task:
             backbone.to(memory_format=torch.channels_last)
         return replace(self, backbone=backbone).calibrated()
 
-    def baseline(self, name: str) -> "Task":
+    def baseline(self, name: str) -> Self:
         """The same evaluation of features that no network makes, from the same inputs; all ranks call this.
 
         Patches are fitted on the train images.
@@ -152,7 +205,7 @@ class Task:
         network.transform = prepared  # type: ignore[assignment]
         return replace(self, backbone=adopt(network).eval().to(self.device))
 
-    def reference(self, option: str) -> "tuple[str, Callable[[], Task]]":
+    def reference(self, option: str) -> tuple[str, Callable[[], Self]]:
         """A reference of the evaluation, by the option that asks for it: its words, and what makes its task."""
         if option == "untrained":
             return "the same network untrained", self.untrained
@@ -163,20 +216,29 @@ class Task:
         """Every set whose images are read, by its name in messages."""
         return {"train": self.train, "test": self.test}
 
-    def calibrated(self) -> "Task":
+    def calibrated(self) -> Self:
         """The task as it is; all ranks call this.
 
         An untrained network gets the BatchNorm statistics of train images: without, it would score too low.
         """
         if self.is_untrained:
             images = untrained.evenly_spread(self.train)
-            run_on_rank0(lambda: untrained.estimate_batchnorm(self.backbone.network, images, self.preprocessing))
+            run_on_rank0(lambda: untrained.estimate_batchnorm(self.backbone.network, images, self._square))
             broadcast(self.backbone.state_dict().values())
         return self
 
     @property
+    def _square(self) -> Preprocessing:
+        """A preprocessing that gives images of one size, which BatchNorm statistics are estimated on."""
+        return self.preprocessing
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What figures depend on beside a protocol's own settings, where it is not the default."""
+        return self._precision
+
+    @property
+    def _precision(self) -> dict[str, Any]:
         return {} if self.precision == "fp32" else {"feature_precision": self.precision}
 
     @property
@@ -260,18 +322,56 @@ class Task:
             "recipe": entry.recipe.get("name"),
             "pretraining": {name: getattr(subject, name) for name in ("method", "epochs", "batch", "crops")},
             "preprocessing": self.preprocessing.to_dict(),
-        } | self.settings
+        } | self._precision
+
+    def describe_data(self) -> dict[str, Any]:
+        """The images, for the result."""
+        return {
+            "train": describe_images(self.train),
+            "test": describe_images(self.test),
+            "classes": len(self.train.classes or ()),
+            "unknown_classes": self.unknown,
+        }
 
     def describe(self) -> dict[str, Any]:
         """Checkpoint and data, for the result."""
-        return {
-            "checkpoint": self.describe_checkpoint(),
-            "data": {
-                name: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
-                for name, images in (("train", self.train), ("test", self.test))
-            }
-            | {"classes": len(self.train.classes or ()), "unknown_classes": self.unknown},
-        }
+        return {"checkpoint": self.describe_checkpoint(), "data": self.describe_data()}
+
+
+def describe_images(images: Images) -> dict[str, Any]:
+    """A set, for the result."""
+    return {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
+
+
+def backbone_of(
+    checkpoint: str | os.PathLike[str] | nn.Module,
+    *,
+    network: Literal["teacher", "student"] = "teacher",
+    heads: bool = False,
+    img_size: int | None = None,
+    loaded: str = "",
+) -> Backbone:
+    """The backbone of a checkpoint, or a network as one.
+
+    Args:
+        checkpoint: what `excb.load` takes, or a network (`excb.hub.adopted.adopt`), which is evaluated as it is.
+        network: of a run's checkpoint.
+        heads: load projector and centroids as well, as `backbone.heads`.
+        img_size: as `excb.load` takes it.
+        loaded: why a network must be one that `excb.load` gave, as the beginning of a sentence; empty where it need
+            not.
+
+    Raises:
+        UserError: the checkpoint or the network cannot be used.
+    """
+    if not isinstance(checkpoint, nn.Module):
+        return load(checkpoint, network=network, heads=heads, img_size=img_size)
+    own = not isinstance(checkpoint, Backbone) or isinstance(checkpoint, Adopted)
+    if loaded and own:
+        raise UserError(f"{loaded} a backbone that excb.load gave: save the network, and name its file")
+    backbone = checkpoint if loaded and isinstance(checkpoint, Backbone) else adopt(checkpoint)
+    require(not heads or backbone.heads is not None, "this network has no heads: excb.load(..., heads=True)")
+    return backbone
 
 
 def _name(entry: Entry) -> str:

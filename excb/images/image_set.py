@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -54,6 +54,15 @@ class CodedImages(Images, Protocol):
         """One image as it is stored, a stream for this caller only. Raises BrokenImageError if it cannot be read."""
 
 
+@runtime_checkable
+class ScannedImages(Protocol):
+    """Images that a search of folders found; another search also finds what was added there."""
+
+    @property
+    def scanned_folders(self) -> Sequence[Path]:
+        """The folders."""
+
+
 def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
     """A hash of paths and labels."""
     digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
@@ -74,6 +83,11 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def scanned_folders(self) -> Sequence[Path]:
+        """See `ScannedImages`."""
+        return [self.root] if self.scanned else []
 
     def file(self, index: int) -> Path:
         """The file of one sample."""

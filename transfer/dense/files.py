@@ -16,21 +16,28 @@ from excb.results.result import Result
 from .comparison import Segmentations
 from .patches.metrics import Areas
 from .pictures import sheet
-from .protocol import Measured
 from .setup import DenseTask
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, beside the result: areas for every figure and seed, and masks to look at."""
+
+    areas: dict[str, list[Areas]]  # by head and part, such as "knn_1of8"
+    masks: dict[str, dict[int, np.ndarray]]  # predicted masks by head and image
 
 
 @dataclass(frozen=True)
 class DenseFiles:
     """Writes a result with what it was made of."""
 
-    dense: DenseTask
+    task: DenseTask
     measured: Measured
 
     @property
     def scored(self) -> Segmentations:
         """What `excb.compare` tests."""
-        images = self.dense.test.images
+        images = self.task.test.images
         return Segmentations(images.paths, images.classes, self.measured.areas)
 
     def __call__(self, result: Result, file: Path) -> list[Path]:
@@ -60,19 +67,19 @@ class DenseFiles:
 
     def _areas(self) -> dict[str, Any]:
         """By run and seed, for every image the classes that occur: class -> right, predicted and true pixels."""
-        images = self.dense.test.images
+        images = self.task.test.images
         runs = {run: [_by_image(areas) for areas in seeds] for run, seeds in self.measured.areas.items()}
         return {"classes": list(images.classes), "images": list(images.paths), "areas": runs}
 
     def _picture(self) -> bytes:
-        images, masks = self.dense.test.images, self.measured.masks
-        size = self.dense.scoring.mask_size
+        images, masks = self.task.test.images, self.measured.masks
+        size = self.task.scoring.mask_size
         rows = []
         for image in next(iter(masks.values())):
-            view = self.dense.test.of(image).start
+            view = self.task.test.of(image).start
             whole = size == "original"
-            picture = images.open(image) if whole else self.dense.test.open(view)
-            true = images.mask(image) if whole else self.dense.test.mask(view)
+            picture = images.open(image) if whole else self.task.test.open(view)
+            true = images.mask(image) if whole else self.task.test.mask(view)
             predicted: Mapping[str, np.ndarray] = {head: masks[head][image] for head in masks}
             rows.append((picture, {"true": true, **predicted}))
         return sheet(rows, len(images.classes))

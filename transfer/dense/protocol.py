@@ -2,109 +2,55 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.collectives import rank
-from excb.errors import require
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
-from excb.references.untrained import NETWORK
 from excb.results.result import Result, interval_text
 
-from ..reporting.references import PIXELS
+from ..probes.penalty import fits_of
+from ..protocol import Measurement
+from .files import DenseFiles, Measured
 from .heads import linear, logistic, neighbours
 from .heads.memory import Memory, choose
-from .heads.recipes import LINEAR, LOGISTIC
+from .heads.recipes import LINEAR, LOGISTIC, HeadName
+from .options import DenseOptions
 from .patches.labels import PatchLabels
 from .patches.metrics import MEASURES, Areas, figure_name, interval
 from .pictures import spread
 from .segmentation import QUERIES, segment
 from .setup import DenseTask
 
-HEADS = ("knn", "linear", "logreg")
 Classify = Callable[[Tensor], Tensor]  # patches [Q, D] -> scores [Q, C]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is measured."""
-
-    heads: tuple[str, ...]  # of `HEADS`
-    k: int = 30
-    temperature: float = 0.02
-    parts: tuple[int, ...] = (1,)  # k-NN remembers 1 / part of the train images
-    memory: int = 10_240_000  # patches, at most
-    seeds: tuple[int, ...] = (0,)
-    linear: str = "fast"
-    logistic: str = "fast"
-    backend: Literal["auto", "faiss", "torch"] = "auto"
-
-    def check(self) -> None:
-        """Raise UserError unless all of it can be measured."""
-        for name, known, option in (
-            *((head, HEADS, "--heads") for head in self.heads),
-            (self.linear, LINEAR, "--linear"),
-            (self.logistic, LOGISTIC, "--logistic"),
-        ):
-            require(name in known, f"{option} {name}: there are {', '.join(known)}")
-        neighbours.check(self.k, self.temperature)
-        require(self.memory >= 1, "--memory is a number of patches, at least 1")
-        require(min(self.parts) >= 1, f"--parts {min(self.parts)}: 8 stands for an eighth of the train images")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was measured, beside the result: areas for every figure and seed, and masks to look at."""
-
-    areas: dict[str, list[Areas]]  # by head and part, such as "knn_1of8"
-    masks: dict[str, dict[int, np.ndarray]]  # predicted masks by head and image
-
-
-def evaluate(
-    dense: DenseTask,
-    request: Request,
-    reporter: Reporter,
-    *,
-    untrained: bool = False,
-    pixels: bool = False,
-    table: bool = True,
-) -> tuple[Result, Measured]:
-    """Measure the heads, and the references that are asked for; all ranks call this.
+def measure(task: DenseTask, options: DenseOptions, reporter: Reporter) -> Measurement:
+    """Learn heads on the patches of the train images, and segment the test images; all ranks call this.
 
     Args:
-        dense: backbone and views.
-        request: what to measure.
-        reporter: prints notes, progress and tables.
-        untrained: also measure the same network untrained.
-        pixels: also measure raw pixels.
-        table: print the table.
+        task: backbone and views.
+        options: heads, their recipes, seeds and parts of the train images.
+        reporter: prints notes and progress.
 
     Returns:
         Figures `dense_HEAD_miou` and `dense_HEAD_pixel_accuracy` in percent, of k-NN with parts of the train images
-        `dense_knn_miou_1of8`, means over seeds; and what they were made of.
+        `dense_knn_miou_1of8`, means over seeds; and the areas that they were made of.
 
     Raises:
         UserError: an image or mask cannot be used, or a setting is out of range.
     """
     start = time.monotonic()
-    request.check()
-    with reporter.progress("masks of train", len(dense.train)) as bar:
-        labels = PatchLabels(dense.train, dense.grid, bar.advance)
-    measured, notes = _measure(dense, request, labels, reporter)
-    references = {MAJORITY: _majority(labels, measured)}
-    others = {NETWORK: dense.untrained} if untrained and not dense.task.is_untrained else {}
-    for name, other in (others | ({PIXELS: dense.of_pixels} if pixels else {})).items():
-        reporter.note(f"reference: {name}")
-        references[name] = figures_of(_measure(other(), request, labels, reporter)[0].areas)
-    result = _result(dense, request, measured.areas, references, notes=notes, seconds=time.monotonic() - start)
-    if table and rank() == 0:
-        _print(dense, result, reporter)
-    return result, measured
+    labels = task.labels(reporter)
+    measured, notes = _measure(task, options, labels, reporter)
+    result = _result(task, options, measured, labels, notes=notes, seconds=time.monotonic() - start)
+    files = DenseFiles(task, measured)
+    return Measurement(result, files.scored, partial(_show, task, result), files)
 
 
 def figures_of(areas: dict[str, list[Areas]]) -> dict[str, float]:
@@ -116,27 +62,29 @@ def figures_of(areas: dict[str, list[Areas]]) -> dict[str, float]:
     }
 
 
-def _measure(dense: DenseTask, request: Request, labels: PatchLabels, reporter: Reporter) -> tuple[Measured, list[str]]:
-    patches = dense.patches(dense.train, "train", reporter)
-    tested = dense.patches(dense.test, "test", reporter)(np.zeros(0, np.int64))
+def _measure(
+    task: DenseTask, options: DenseOptions, labels: PatchLabels, reporter: Reporter
+) -> tuple[Measured, list[str]]:
+    patches = task.patches(task.train, "train", reporter)
+    tested = task.patches(task.test, "test", reporter)(np.zeros(0, np.int64))
     measured, notes = Measured({}, {}), list[str]()
-    shown = spread(len(dense.test.images))
-    for head in request.heads:
-        for part in sorted(set(request.parts)) if head == "knn" else (1,):
+    shown = spread(len(task.test.images))
+    for head in options.resolved.heads:
+        for part in sorted(set(options.parts)) if head == "knn" else (1,):
             run = head if part == 1 else f"{head}_1of{part}"
             measured.areas[run] = []
-            for seed in _seeds(request, labels, head, part):
-                numbers = choose(labels, dense.train, dense.grid.patches, part=part, most=request.memory, seed=seed)
+            for seed in _seeds(options, labels, head, part):
+                numbers = choose(labels, task.train, task.grid.patches, part=part, most=options.memory, seed=seed)
                 memory = Memory(patches(numbers), labels)
-                classify, said = _classifier(dense, request, head, memory, seed=seed, reporter=reporter)
-                with reporter.progress(f"{run}, seed {seed}", len(dense.test.images)) as bar:
+                classify, said = _classifier(task, options, head, memory, seed=seed, reporter=reporter)
+                with reporter.progress(f"{run}, seed {seed}", len(task.test.images)) as bar:
                     areas, masks = segment(
-                        dense.test,
+                        task.test,
                         tested,
-                        dense.grid,
+                        task.grid,
                         classify,
-                        dense.scoring,
-                        keep=shown if part == 1 and seed == request.seeds[0] else (),
+                        task.scoring,
+                        keep=shown if part == 1 and seed == options.seeds[0] else (),
                         progress=bar.advance,
                     )
                 measured.areas[run].append(areas)
@@ -146,39 +94,41 @@ def _measure(dense: DenseTask, request: Request, labels: PatchLabels, reporter: 
     return measured, [*dict.fromkeys(notes)]
 
 
-def _seeds(request: Request, labels: PatchLabels, head: str, part: int) -> tuple[int, ...]:
+def _seeds(options: DenseOptions, labels: PatchLabels, head: HeadName, part: int) -> tuple[int, ...]:
     """The seeds that differ: neighbours in a memory of all patches depend on none."""
-    everything = part == 1 and len(labels.labelled()) <= request.memory
-    return request.seeds[:1] if head == "knn" and everything else request.seeds
+    everything = part == 1 and len(labels.labelled()) <= options.memory
+    seeds = tuple(dict.fromkeys(options.seeds))
+    return seeds[:1] if head == "knn" and everything else seeds
 
 
 def _classifier(
-    dense: DenseTask, request: Request, head: str, memory: Memory, *, seed: int, reporter: Reporter
+    task: DenseTask, options: DenseOptions, head: HeadName, memory: Memory, *, seed: int, reporter: Reporter
 ) -> tuple[Classify, list[str]]:
     """What gives scores of patches, and notes about it."""
+    how = options.resolved
     if head == "knn":
         classify = neighbours.classifier(
             memory,
-            k=request.k,
-            temperature=request.temperature,
-            queries=min(QUERIES, len(dense.test) * dense.grid.patches),
-            backend=request.backend,
-            device=dense.task.device,
+            k=how.k,
+            temperature=how.temperature,
+            queries=min(QUERIES, len(task.test) * task.grid.patches),
+            backend=options.backend,
+            device=task.device,
             note=reporter.note if rank() == 0 else lambda _line: None,
         )
         return classify, []
     if head == "linear":
-        recipe = LINEAR[request.linear]
-        steps = linear.steps_of(recipe, len(linear.items_of(recipe, memory, dense.grid)))
-        with reporter.progress(f"linear head ({request.linear})", steps) as bar:
+        recipe = LINEAR[how.linear]
+        steps = linear.steps_of(recipe, len(linear.items_of(recipe, memory, task.grid)))
+        with reporter.progress(f"linear head ({how.linear})", steps) as bar:
             trained = linear.train(
-                memory, dense.train, dense.grid, recipe, seed=seed, device=dense.task.device, progress=bar.advance
+                memory, task.train, task.grid, recipe, seed=seed, device=task.device, progress=bar.advance
             )
         note = "the linear head saw every train image once, without random crops, scales and flips"
-        return linear.scores_of(trained), [] if request.linear == "fast" else [note]
-    tried = LOGISTIC[request.logistic]
-    with reporter.progress(f"logistic regression ({request.logistic})", logistic.fits_of(tried)) as bar:
-        fitted, strength, notes = logistic.fit(memory, dense.grid, tried, seed=seed, progress=bar.advance)
+        return linear.scores_of(trained), [] if how.linear == "fast" else [note]
+    tried = LOGISTIC[how.logistic]
+    with reporter.progress(f"logistic regression ({how.logistic})", fits_of(tried.strengths)) as bar:
+        fitted, strength, notes = logistic.fit(memory, task.grid, tried, seed=seed, progress=bar.advance)
     return linear.scores_of(fitted), [f"logistic regression: C = {strength:g}, chosen on held-out train images", *notes]
 
 
@@ -195,51 +145,48 @@ def _majority(labels: PatchLabels, measured: Measured) -> dict[str, float]:
 
 
 def _result(
-    dense: DenseTask,
-    request: Request,
-    areas: dict[str, list[Areas]],
-    references: dict[str, dict[str, float]],
+    task: DenseTask,
+    options: DenseOptions,
+    measured: Measured,
+    labels: PatchLabels,
     *,
     notes: Sequence[str],
     seconds: float,
 ) -> Result:
-    figures, task = figures_of(areas), dense.task
+    areas, described = measured.areas, task.describe()
+    figures, majority = figures_of(areas), _majority(labels, measured)
     random = ["random weights, with the BatchNorm statistics of the train images"] if task.is_untrained else []
     below = [
         f"{name} of {figures[name]:.2f} % is below the {value:.2f} % of predicting the most frequent class everywhere"
-        for name, value in references[MAJORITY].items()
+        for name, value in majority.items()
         if figures[name] < value
     ]
-    sets = {"train": dense.train, "test": dense.test}
     return Result(
         protocol="dense",
         figures=figures,
-        settings=settings_of(dense, request),
-        checkpoint=task.describe_checkpoint() | {"weights_sha256": weights_hash(task.backbone.network)},
-        data={
-            name: {"root": str(views.images.root), "images": len(views.images), "fingerprint": views.images.fingerprint}
-            for name, views in sets.items()
-        }
-        | {"classes": len(dense.test.classes)},
+        settings=settings_of(task, options),
+        checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
+        data=described["data"],
         seconds=round(seconds, 1),
         intervals={
             figure_name(run, measure): interval(seeds, measure) for run, seeds in areas.items() for measure in MEASURES
         },
-        per_class={figure_name(run, "miou"): _by_class(seeds, dense.test.classes) for run, seeds in areas.items()},
+        per_class={figure_name(run, "miou"): _by_class(seeds, task.test.classes) for run, seeds in areas.items()},
         notes=[*notes, *random, *below],
-        references=references,
+        references={MAJORITY: majority},
     )
 
 
-def settings_of(dense: DenseTask, request: Request) -> dict[str, Any]:
+def settings_of(task: DenseTask, options: DenseOptions) -> dict[str, Any]:
     """Every setting: those of all heads, and each head's own."""
-    own: dict[str, dict[str, Any]] = {
-        "knn": {"k": request.k, "temperature": request.temperature, "similarity": "cosine", "vote": "softmax(s / T)"},
-        "linear": {"recipe": request.linear} | _values(LINEAR[request.linear]),
-        "logreg": {"recipe": request.logistic} | _values(LOGISTIC[request.logistic]),
+    how = options.resolved
+    own: dict[HeadName, dict[str, Any]] = {
+        "knn": {"k": how.k, "temperature": how.temperature, "similarity": "cosine", "vote": "softmax(s / T)"},
+        "linear": {"recipe": how.linear} | _values(LINEAR[how.linear]),
+        "logreg": {"recipe": how.logistic} | _values(LOGISTIC[how.logistic]),
     }
-    chosen = {head: own[head] for head in request.heads}
-    return dense.settings() | {"memory": request.memory, "seeds": list(request.seeds)} | chosen
+    seeds = list(dict.fromkeys(options.seeds))
+    return task.settings | {"memory": options.memory, "seeds": seeds} | {head: own[head] for head in how.heads}
 
 
 def _values(recipe: Any) -> dict[str, Any]:
@@ -257,23 +204,16 @@ def _by_class(seeds: Sequence[Areas], classes: Sequence[str]) -> dict[str, float
     }
 
 
-def _print(dense: DenseTask, result: Result, reporter: Reporter) -> None:
-    titles = {PIXELS: "pixels", NETWORK: "untrained", MAJORITY: "majority"}
-    shown = [name for name in titles if name in result.references]
+def _show(task: DenseTask, result: Result, reporter: Reporter) -> None:
     rows = [
-        [
-            name.removeprefix("dense_").replace("_", " "),
-            f"{value:.2f}",
-            interval_text(result.intervals[name]),
-        ]
-        + [f"{result.references[reference][name]:.2f}" for reference in shown]
+        [name.removeprefix("dense_").replace("_", " "), f"{value:.2f}", interval_text(result.intervals[name])]
         for name, value in result.figures.items()
     ]
     for note in result.notes:
         reporter.note(note)
-    train, test, grid = dense.train.images, dense.test.images, dense.grid
+    train, test, grid = task.train.images, task.test.images, task.grid
     title = (
         f"Dense, {len(train):,} train and {len(test):,} test images, {len(test.classes)} classes, "
         f"{grid.height} x {grid.width} patches of stride {grid.stride}"
     )
-    reporter.table(title, ["figure", "%", "95 % interval", *(titles[name] for name in shown)], rows)
+    reporter.table(title, ["figure", "%", "95 % interval"], rows)

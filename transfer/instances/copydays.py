@@ -15,6 +15,15 @@ KINDS = {"strong": "strong", "crops": "crops", "jpeg": "jpeg", "jpegqual": "jpeg
 _PREFIX = 4  # first characters of a name that a photograph and its copies share, such as 2001 of 200100.jpg
 
 
+class _Copies(ImageSet):
+    """Copies of every kind, below the root of the whole set."""
+
+    @property
+    def scanned_folders(self) -> list[Path]:
+        """See `excb.images.image_set.ScannedImages`."""
+        return [self.root / folder for folder in KINDS]
+
+
 def _open(root: Path, named: Path | None) -> InstanceSet:
     if named is not None:
         raise UserError(
@@ -41,7 +50,7 @@ def _open(root: Path, named: Path | None) -> InstanceSet:
         for kind in dict.fromkeys(kinds)
     }
     groups = [path.rpartition("/")[0] for path in paths]  # "strong", "crops/10", "jpegqual/3"
-    return InstanceSet("copies", ImageSet(root, paths), gallery, truth, groups)
+    return InstanceSet("copies", _Copies(root, paths), gallery, truth, groups)
 
 
 def _key(path: str) -> str:

@@ -12,7 +12,7 @@ from excb.results.result import Result
 from ..reporting import report
 from ..reporting.predictions import ImageScores
 from .page import render_queries
-from .protocol import Measured
+from .scores import Measured
 from .setup import InstanceTask, names_of
 
 
@@ -20,7 +20,7 @@ from .setup import InstanceTask, names_of
 class InstanceFiles:
     """Writes a result with what it was made of."""
 
-    instances: InstanceTask
+    task: InstanceTask
     measured: Measured
 
     @property
@@ -42,8 +42,8 @@ class InstanceFiles:
 
     def _write_others(self, result: Result, file: Path) -> list[Path]:
         stem = file.name.removesuffix(".json")
-        texts = {file.with_name(f"{stem}.html"): render_queries(self.instances, self.measured, result)}
-        if self.instances.instances.family == "copies":
+        texts = {file.with_name(f"{stem}.html"): render_queries(self.task, self.measured, result)}
+        if self.task.instances.family == "copies":
             texts[file.with_name(f"{stem}.pairs.csv")] = self._pairs()
         for place, text in texts.items():
             write_text(text, place)
@@ -51,8 +51,8 @@ class InstanceFiles:
 
     def _pairs(self) -> str:
         """All candidate pairs, as the Image Similarity Challenge takes them: names of files without endings."""
-        queries = self.instances.instances.queries.paths
-        gallery = names_of(self.instances.instances.gallery, self.instances.distractors)
+        queries = self.task.test.paths
+        gallery = names_of(self.task.train, self.task.distractors)
         found = self.measured.candidates
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

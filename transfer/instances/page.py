@@ -8,21 +8,21 @@ from excb.images.image_set import Images
 from excb.results.result import Result, folder_name
 
 from ..pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
-from .protocol import Measured
+from .scores import Measured
 from .setup import InstanceTask
 
 QUERIES, NEAREST = 24, 8  # that the page shows: some two megabytes of pictures
 
 
-def render_queries(instances: InstanceTask, measured: Measured, result: Result) -> str:
+def render_queries(task: InstanceTask, measured: Measured, result: Result) -> str:
     """The page.
 
     Args:
-        instances: backbone and set.
+        task: backbone and set.
         measured: what was measured on it.
         result: of it.
     """
-    whole, queries = instances.instances, instances.instances.queries
+    whole, queries = task.instances, task.test
     shown = sorted({int(place) for place in np.linspace(0, len(queries) - 1, min(QUERIES, len(queries)))})
     figures = ", ".join(
         f"{name.partition('_')[2].replace('_', ' ')} {value:.1f}" for name, value in result.figures.items()
@@ -31,7 +31,7 @@ def render_queries(instances: InstanceTask, measured: Measured, result: Result) 
     weights = str(result.checkpoint.get("weights_sha256", ""))[:16]
     return render_gallery(
         f"Nearest images, {folder_name(str(queries.root))}",
-        [_query(instances, measured, query) for query in shown],
+        [_query(task, measured, query) for query in shown],
         heading="Nearest images of queries",
         subtitles=[
             f"{len(queries):,} queries in a gallery of {result.data['train']['images']:,} images",
@@ -42,8 +42,8 @@ def render_queries(instances: InstanceTask, measured: Measured, result: Result) 
     )
 
 
-def _query(instances: InstanceTask, measured: Measured, query: int) -> GallerySection:
-    whole, found = instances.instances, measured.candidates
+def _query(task: InstanceTask, measured: Measured, query: int) -> GallerySection:
+    whole, found = task.instances, measured.candidates
     junk = np.setdiff1d(whole.judged(query), whole.relevant(query))
     near = []
     for image, similarity, right in zip(
@@ -52,7 +52,7 @@ def _query(instances: InstanceTask, measured: Measured, query: int) -> GallerySe
         found.right[query, :NEAREST].tolist(),
         strict=True,
     ):
-        images, place = _place(instances, image)
+        images, place = _place(task, image)
         mark = "right" if right else "junk" if image in junk else "wrong"
         near.append(Picture.of(images.paths[place], partial(images.open, place), mark=f"{mark} {similarity:.3f}"))
     name = whole.queries.paths[query]
@@ -61,9 +61,9 @@ def _query(instances: InstanceTask, measured: Measured, query: int) -> GallerySe
     return GallerySection(name, [PictureGroup(near, asked)])
 
 
-def _place(instances: InstanceTask, image: int) -> tuple[Images, int]:
+def _place(task: InstanceTask, image: int) -> tuple[Images, int]:
     """The set that an image of the whole gallery is in, and its place there."""
-    gallery = instances.instances.gallery
-    if image < len(gallery) or instances.distractors is None:
+    gallery = task.train
+    if image < len(gallery) or task.distractors is None:
         return gallery, image
-    return instances.distractors, image - len(gallery)
+    return task.distractors, image - len(gallery)

@@ -7,6 +7,8 @@ import numpy as np
 
 from excb.seeding import Purpose, generator
 
+from ..reporting.predictions import ImageScores
+
 RESAMPLES = 2000
 PRECISION = 0.9  # at which recall is reported, as in the Image Similarity Challenge
 
@@ -86,6 +88,14 @@ class Candidates:
         low, high = 100 * np.percentile(np.array(draws), [2.5, 97.5], axis=0)
         first, second = ((round(float(a), 4), round(float(b), 4)) for a, b in zip(low, high, strict=True))
         return first, second
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, beside the result: scores of every query, and the nearest images of each."""
+
+    scored: ImageScores
+    candidates: Candidates
 
 
 def _micro_average_precision(right: np.ndarray, positives: int) -> float:

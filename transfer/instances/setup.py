@@ -1,93 +1,64 @@
 """What instance retrieval starts from: a backbone, a set with ground truth, distractors, and how images are read."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Self
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from excb.console import Reporter
-from excb.distributed.collectives import rank, run_on_rank0
-from excb.distributed.machine import choose_device
-from excb.distributed.workers import worker_count
-from excb.errors import UserError, first_line, require
-from excb.features.extraction import features_of
-from excb.hub.adopted import Adopted
+from excb.distributed.collectives import run_on_rank0
+from excb.errors import UserError, first_line
 from excb.hub.backbone import Backbone
-from excb.hub.loading import load
 from excb.images.image_set import Images
 from excb.images.opening import open_images
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import REFUSALS, evaluating
+from excb.networks.features import Kind
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
 
-from ..task import Task, automatic_batch
-from .descriptors import Descriptor, DescriptorExtraction, Descriptors, Pooling, WholeImage, patch_side
+from ..options import OwnSetOptions
+from ..task import Task, backbone_of, describe_images
+from .descriptors import Descriptor, DescriptorExtraction, Descriptors, WholeImage, patch_side
 from .instance_set import InstanceSet, Layout
 from .layouts import layout_of
+from .options import InstanceOptions, Mode
 from .ranking import StackedRows
 from .whitening import WhitenedRows, Whitening
 
-Mode = Literal["resize", "longer", "crop"]
 
+@dataclass(frozen=True, kw_only=True)
+class InstanceTask(Task):
+    """A backbone and the set to judge it on: `train` is the gallery, and `test` are the queries."""
 
-@dataclass(frozen=True)
-class Reading:
-    """How images become descriptors.
-
-    Args:
-        mode: the whole image as a square, the whole image with its longer side shrunk, or the centre as the checkpoint
-            has it.
-        size: side in pixels; None is the checkpoint's.
-        pooling: see `Descriptor`.
-        power: p of GeM.
-        scales: of the input.
-        whitened: dimensions that whitening keeps; None is all.
-    """
-
-    mode: Mode = "resize"
-    size: int | None = None
-    pooling: Pooling = "own"
-    power: float = 3.0
-    scales: tuple[float, ...] = (1.0,)
-    whitened: int | None = None
-
-    def check(self) -> None:
-        """Raise UserError unless all of it makes sense."""
-        require(self.size is None or self.size >= 1, f"--size {self.size} is a side in pixels, at least 1")
-        require(0 < self.power < float("inf"), "--gem-power must be above 0, such as 3")
-        require(all(0 < scale <= 4 for scale in self.scales), "--scales lie between 0 and 4, such as 1 0.7071 1.4142")
-        require(self.whitened is None or self.whitened >= 1, "--whiten-width is a number of dimensions, at least 1")
-
-
-@dataclass(frozen=True)
-class InstanceTask:
-    """A backbone and the set to judge it on."""
-
-    task: Task  # whose train images are the gallery, and whose test images are the queries
     layout: Layout
     instances: InstanceSet
     descriptor: Descriptor
-    reading: Reading
+    mode: Mode
     distractors: Images | None = None  # more gallery images, none of which answers a query
     whitened_on: Images | None = None  # images that whitening is learned on
+    whitened_width: int | None = None  # dimensions that whitening keeps; None is all
 
-    def extraction(self, images: Images) -> DescriptorExtraction:
+    def extraction(self, images: Images, kind: Kind = "pooled") -> DescriptorExtraction:
         """What it takes to compute the descriptors of a set."""
-        own = self.task.extraction(images)
-        values = {name: getattr(own, name) for name in own.__dataclass_fields__}
-        return DescriptorExtraction(**values, descriptor=self.descriptor)
+        return DescriptorExtraction(**vars(super().extraction(images, kind)), descriptor=self.descriptor)
 
     @property
     def sets(self) -> dict[str, Images]:
         """All sets whose descriptors are needed, by their names in messages."""
         others = {"distractors": self.distractors, "whitening": self.whitened_on}
-        given = {"gallery": self.instances.gallery, "queries": self.instances.queries}
-        return given | {name: images for name, images in others.items() if images is not None}
+        return {"gallery": self.train, "queries": self.test} | {
+            name: images for name, images in others.items() if images is not None
+        }
+
+    @property
+    def unknown(self) -> dict[str, int]:
+        """None: images have no classes."""
+        return {}
 
     def descriptors(self, reporter: Reporter) -> tuple[Rows, Tensor]:
         """The rows of the gallery with its distractors, and those of the queries [Q, D]; all ranks call this.
@@ -97,121 +68,104 @@ class InstanceTask:
         Raises:
             UserError: an image cannot be read, the cache cannot be written, or there are too few images to whiten.
         """
-        talk = reporter if rank() == 0 else Reporter(quiet=True)
-        # Pixels are quicker to read than to keep.
-        cache = None if self.descriptor.pooling == "pixels" else self.task.cache
-        stored = {
-            name: features_of(self.extraction(images), cache, talk, name=name) for name, images in self.sets.items()
-        }
+        stored = {name: self.stored(images, name, reporter) for name, images in self.sets.items()}
         gallery: Rows = StackedRows([stored[name] for name in ("gallery", "distractors") if name in stored])
         queries = stored["queries"].all()
         if "whitening" not in stored:
             return gallery, queries
-        whitening = run_on_rank0(lambda: Whitening.learned(stored["whitening"].all(), self.reading.whitened))
+        whitening = run_on_rank0(lambda: Whitening.learned(stored["whitening"].all(), self.whitened_width))
         return WhitenedRows(gallery, whitening), WhitenedRows(queries, whitening).rows(0, len(queries))
 
-    def untrained(self) -> "InstanceTask":
-        """The same with random weights; see `Task.untrained`."""
-        return replace(self, task=replace(self._central().untrained(), preprocessing=self.task.preprocessing))
+    @property
+    def _square(self) -> Preprocessing:
+        """The checkpoint's own: that of this task may keep the proportions of images."""
+        return self.backbone.transform
 
-    def calibrated(self) -> "InstanceTask":
-        """The same; see `Task.calibrated`."""
-        return replace(self, task=replace(self._central().calibrated(), preprocessing=self.task.preprocessing))
+    def baseline(self, _name: str) -> Self:
+        """The same images as raw pixels, at one scale and not whitened. They are quicker to read than to keep."""
+        return replace(self, descriptor=Descriptor("pixels"), whitened_on=None, cache=None)
 
-    def _central(self) -> Task:
-        """The task with the checkpoint's own preprocessing: BatchNorm is calibrated on images of one size."""
-        return replace(self.task, preprocessing=self.task.backbone.transform)
-
-    def of_pixels(self) -> "InstanceTask":
-        """The same images as raw pixels, at one scale and not whitened."""
-        return replace(self, descriptor=Descriptor("pixels"), whitened_on=None)
-
+    @property
     def settings(self) -> dict[str, Any]:
         """All settings that descriptors depend on, beside the checkpoint's."""
-        settings = {"layout": self.layout.name, "mode": self.reading.mode, "size": self.task.preprocessing.crop}
-        settings |= {"interpolation": self.task.preprocessing.interpolation} | self.descriptor.to_dict()
+        settings = {"layout": self.layout.name, "mode": self.mode, "size": self.preprocessing.crop}
+        settings |= {"interpolation": self.preprocessing.interpolation} | self.descriptor.to_dict()
         whitening = None
         if self.whitened_on is not None:
-            whitening = {"images": self.whitened_on.fingerprint, "width": self.reading.whitened}
-        return settings | {"similarity": "cosine", "whitening": whitening}
+            whitening = {"images": self.whitened_on.fingerprint, "width": self.whitened_width}
+        return settings | {"similarity": "cosine", "whitening": whitening} | super().settings
+
+    def describe_data(self) -> dict[str, Any]:
+        """The images, for the result. Their fingerprints are also those of the distractors and of the ground truth."""
+        train, test, more = describe_images(self.train), describe_images(self.test), self.distractors
+        if more is not None:
+            train |= {
+                "images": len(self.train) + len(more),
+                "fingerprint": _hash_of(self.train.fingerprint, more.fingerprint),
+            }
+        test["fingerprint"] = _hash_of(self.test.fingerprint, self.instances.fingerprint)
+        classes = len(set(self.instances.groups))
+        return {"train": train, "test": test, "classes": classes, "distractors": len(more or ())}
 
 
-def prepare(
-    checkpoint: str | nn.Module,
-    data: Path,
-    reading: Reading,
-    *,
-    reporter: Reporter,
-    layout: str | None = None,
-    ground_truth: Path | None = None,
-    distractors: str | None = None,
-    whiten: str | None = None,
-    network: str = "teacher",
-    device: str | torch.device = "auto",
-    batch: int | str = 64,
-    workers: int | None = None,
-    cache: Path | None = None,
-) -> InstanceTask:
+def _hash_of(*fingerprints: str) -> str:
+    return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
+
+
+def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device, reporter: Reporter) -> InstanceTask:
     """Load and check everything before any work starts.
 
     Args:
-        checkpoint: what `excb.load` takes, or a backbone that it gave.
-        data: the folder of the set.
-        reading: how images become descriptors.
+        shared: checkpoint and machine. In mode "longer" images have different sizes and pass one at a time.
+        own: the set, and how its images become descriptors.
+        device: where to compute.
         reporter: for notes.
-        layout: of the folder; None finds it.
-        ground_truth: its file; None is the layout's own.
-        distractors: a folder or shards of more gallery images.
-        whiten: a folder or shards of images that whitening is learned on.
-        network: of a run's checkpoint.
-        device: cpu, cuda or auto.
-        batch: images at once, or "auto"; in mode "longer" images have different sizes and pass one at a time.
-        workers: processes that read images.
-        cache: where descriptors are kept; None keeps none.
 
     Raises:
-        UserError: checkpoint, images, device or options cannot be used.
+        UserError: checkpoint, images, device or options cannot be used; or descriptors would leave the bound of
+            `excb.features.precision.check_precision`.
     """
-    require((batch == "auto" or int(batch) >= 1) and (workers or 0) >= 0, "--batch-size is at least 1, --workers 0")
-    require(reading.whitened is None or whiten is not None, "--whiten-width needs the images to learn it on: --whiten")
-    found = layout_of(data, layout)
-    instances = found.open(data, ground_truth)
-    others = [None if place is None else open_images(place, reporter.note) for place in (distractors, whiten)]
-    backbone = _backbone(checkpoint, network, reading)
-    preprocessing = _preprocessing(backbone, reading)
-    where, count = choose_device(str(device)), worker_count(-1 if workers is None else workers)
-    backbone.to(where)
-    if where.type == "cpu":  # see `Task.prepare`
-        backbone.to(memory_format=torch.channels_last)
-    descriptor = Descriptor(reading.pooling, reading.power, reading.scales)
-    _check_sizes(_reader(backbone, descriptor), preprocessing, reading.mode, where)
-    if reading.mode == "longer":
-        size = 1
-    else:
-        size = automatic_batch(backbone, preprocessing.crop, where) if batch == "auto" else int(batch)
-    task = Task(backbone, preprocessing, instances.gallery, instances.queries, where, size, count, cache)
-    return InstanceTask(task, found, instances, descriptor, reading, *others)
-
-
-def _backbone(checkpoint: str | nn.Module, network: str, reading: Reading) -> Backbone:
-    if not isinstance(checkpoint, nn.Module):
-        side = reading.size if reading.mode != "longer" else None
-        return load(checkpoint, network="student" if network == "student" else "teacher", img_size=side)
-    require(
-        isinstance(checkpoint, Backbone) and not isinstance(checkpoint, Adopted),
-        "instance retrieval resizes images by itself, for a backbone that excb.load gave: save the network, and name "
-        "its file",
+    layout = layout_of(own.data, own.layout)
+    instances = layout.open(own.data, own.ground_truth)
+    distractors, whitened_on = (
+        None if place is None else open_images(place, reporter.note) for place in (own.distractors, own.whiten)
     )
-    assert isinstance(checkpoint, Backbone)
-    return checkpoint
+    longer = own.mode == "longer"
+    backbone = backbone_of(
+        shared.ckpt,
+        network=shared.network,
+        img_size=None if longer else own.size,
+        loaded="instance retrieval resizes images by itself, for",
+    )
+    preprocessing = _preprocessing(backbone, own)
+    descriptor = Descriptor(own.pooling, own.gem_power, own.scales)
+    _check_sizes(_reader(backbone, descriptor), preprocessing, own.mode)
+    return InstanceTask.on(
+        backbone,
+        preprocessing,
+        instances.gallery,
+        instances.queries,
+        device=device,
+        batch=1 if longer else shared.batch_size,
+        workers=shared.workers,
+        cache=shared.features_folder,
+        precision=shared.feature_precision,
+        layout=layout,
+        instances=instances,
+        descriptor=descriptor,
+        mode=own.mode,
+        distractors=distractors,
+        whitened_on=whitened_on,
+        whitened_width=own.whiten_width,
+    )
 
 
-def _preprocessing(backbone: Backbone, reading: Reading) -> Preprocessing:
+def _preprocessing(backbone: Backbone, options: InstanceOptions) -> Preprocessing:
     own, multiple = backbone.transform, patch_side(backbone.network)
-    side = reading.size or own.crop
-    if reading.mode == "crop":
+    side = options.size or own.crop
+    if options.mode == "crop":
         return resized_preprocessing(own, side)
-    return WholeImage(side, side, own.mean, own.std, own.interpolation, mode=reading.mode, multiple=multiple)
+    return WholeImage(side, side, own.mean, own.std, own.interpolation, mode=options.mode, multiple=multiple)
 
 
 def _reader(backbone: Backbone, descriptor: Descriptor) -> Descriptors:
@@ -221,11 +175,11 @@ def _reader(backbone: Backbone, descriptor: Descriptor) -> Descriptors:
         raise UserError(f"--pooling {descriptor.pooling} pools a map: choose --pooling own ({error})") from None
 
 
-def _check_sizes(reader: nn.Module, preprocessing: Preprocessing, mode: Mode, device: torch.device) -> None:
+def _check_sizes(reader: nn.Module, preprocessing: Preprocessing, mode: Mode) -> None:
     """Raise UserError unless the network takes images of the sizes that there will be, at all scales."""
-    side = preprocessing.crop
+    side, parameter = preprocessing.crop, next(reader.parameters(), torch.empty(0))
     image = preprocessing(Image.new("RGB", (side, max(1, side * 3 // 4)))) if mode == "longer" else None
-    inputs = torch.zeros(1, 3, side, side, device=device) if image is None else image[None].to(device)
+    inputs = (torch.zeros(1, 3, side, side) if image is None else image[None]).to(parameter.device, parameter.dtype)
     try:
         with evaluating(reader), torch.no_grad():
             reader(inputs)

@@ -1,9 +1,8 @@
 """Tests of the dense protocol: figures against a loop, references, files, processes, and the command's mistakes."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,22 +12,24 @@ from torch import nn
 
 import excb
 from excb.console import Reporter
-from excb.distributed.launch import launch
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.compare import compare
-from excb.transfer.dense.cli import DENSE
-from excb.transfer.dense.heads.recipes import options
 from excb.transfer.dense.layouts import folders
 from excb.transfer.dense.layouts.masks import Split
+from excb.transfer.dense.options import DenseOptions
 from excb.transfer.dense.patches.metrics import Areas
 from excb.transfer.dense.patches.views import nearest
 from excb.transfer.dense.pictures import colours
-from excb.transfer.dense.protocol import Measured, Request, evaluate
-from excb.transfer.dense.setup import DenseTask, prepare
+from excb.transfer.dense.record import DENSE
+from excb.transfer.dense.setup import DenseTask
 from excb.transfer.leaderboard.submission import check
+from excb.transfer.options import OwnSetOptions
+from excb.transfer.protocol import Measurement
 from excb.transfer.protocols import kind_of
+from excb.transfer.runner import Evaluation
+from tests.forked import launch
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.dense.masked_images import CLASSES, write_set
 from tests.transfer.labelled_images import write_folder
@@ -48,17 +49,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def task(place: Path, run: str = "cnn", *, stride: int | None = None, **given: Any) -> DenseTask:
-    return prepare(
-        str(place / run),
-        place / "set",
-        options=options(given, None),
-        reporter=QUIET,
-        stride=stride,
-        device="cpu",
-        batch=4,
-        workers=0,
-    )
+CPU = torch.device("cpu")
+References = Literal["untrained", "pixels"]
+
+
+def evaluation(place: Path, run: str = "cnn", *references: References, **given: Any) -> Evaluation:
+    """Of k-NN with three neighbours, unless `given` says otherwise."""
+    own = {"heads": ("knn",), "k": 3} | given
+    asked: dict[str, Any] = dict.fromkeys(references, True)
+    shared = OwnSetOptions(ckpt=place / run, device="cpu", batch_size=4, workers=0, no_cache=True, **asked)
+    return Evaluation(DENSE, shared, DenseOptions(data=place / "set", **own))
+
+
+def task(place: Path, run: str = "cnn", **given: Any) -> DenseTask:
+    opened = evaluation(place, run, **given).open(CPU, QUIET)
+    assert isinstance(opened, DenseTask)
+    return opened
+
+
+def measured(place: Path, run: str = "cnn", *references: References, **given: Any) -> Measurement:
+    asked = evaluation(place, run, *references, **given)
+    return asked.measure(asked.open(CPU, QUIET), QUIET)
 
 
 def miou_by_loop(place: Path, run: str, *, k: int, temperature: float) -> tuple[float, float]:
@@ -103,8 +114,7 @@ def miou_by_loop(place: Path, run: str, *, k: int, temperature: float) -> tuple[
 
 @pytest.mark.parametrize("run", ["cnn", "vit"])
 def test_figures_of_neighbours_are_those_of_a_loop(place: Path, run: str) -> None:
-    request = Request(("knn",), k=3, temperature=0.05)
-    result, _ = evaluate(task(place, run), request, QUIET, table=False)
+    result = measured(place, run, temperature=0.05).result
     miou, accuracy = miou_by_loop(place, run, k=3, temperature=0.05)
     assert result.figures == pytest.approx(
         {"dense_knn_miou": miou, "dense_knn_pixel_accuracy": accuracy}, abs=0.1
@@ -112,17 +122,13 @@ def test_figures_of_neighbours_are_those_of_a_loop(place: Path, run: str) -> Non
     assert 5 < miou < 100
 
 
-def measured(dense: DenseTask, **values: Any) -> tuple[Result, Measured]:
-    return evaluate(dense, replace(Request(("knn",), k=3), **values), QUIET, table=False)
-
-
 def test_parts_seeds_and_references(place: Path) -> None:
-    request = Request(("knn", "linear"), k=3, parts=(1, 4), seeds=(0, 1))
-    result, made = evaluate(task(place), request, QUIET, untrained=True, pixels=True, table=False)
+    made = measured(place, "cnn", "untrained", "pixels", heads=("knn", "linear"), parts=(1, 4), seeds=(0, 1))
+    result, areas = made.result, made.scored.runs
     runs = [f"{head}_{measure}{part}" for head, part in (("knn", ""), ("knn", "_1of4"), ("linear", ""))
             for measure in ("miou", "pixel_accuracy")]  # fmt: skip
     assert list(result.figures) == [f"dense_{run}" for run in runs]
-    assert {run: len(seeds) for run, seeds in made.areas.items()} == {"knn": 1, "knn_1of4": 2, "linear": 2}
+    assert {run: len(seeds) for run, seeds in areas.items()} == {"knn": 1, "knn_1of4": 2, "linear": 2}
     assert result.references.keys() == {"majority", "untrained", "pixels"}
     assert all(values.keys() == result.figures.keys() for values in result.references.values())
     for name, (low, high) in result.intervals.items():
@@ -130,22 +136,21 @@ def test_parts_seeds_and_references(place: Path) -> None:
     assert list(result.per_class["dense_knn_miou"]) == list(CLASSES)
     mean = np.mean([value for value in result.per_class["dense_knn_miou"].values() if value is not None])
     assert mean == pytest.approx(result.figures["dense_knn_miou"], abs=1e-3)
-    true = made.areas["knn"][0].true.sum(0)
+    true = areas["knn"][0].true.sum(0)
     assert result.references["majority"]["dense_knn_pixel_accuracy"] == pytest.approx(100 * true[0] / true.sum())
     assert result.references["majority"]["dense_knn_miou"] == pytest.approx(100 * true[0] / true.sum() / 3, abs=1e-4)
 
 
 def test_raw_pixels_find_classes_that_are_colours(place: Path) -> None:
-    request = Request(("knn", "linear"), k=3)
-    result, _ = evaluate(task(place, stride=8), request, QUIET, pixels=True, table=False)
+    result = measured(place, "cnn", "pixels", heads=("knn", "linear"), stride=8).result
     colour, majority = result.references["pixels"], result.references["majority"]
     assert colour["dense_knn_miou"] > 60 > 2 * majority["dense_knn_miou"]
     assert colour["dense_linear_miou"] > 60
 
 
 def test_every_setting_that_changes_figures_is_in_the_hash(place: Path) -> None:
-    hashes = [measured(task(place))[0].protocol_hash]
-    images: list[dict[str, Any]] = [
+    changes: list[dict[str, Any]] = [
+        {},
         {"mode": "crop"},
         {"mode": "window", "resize": 80},
         {"mode": "window", "resize": 80, "step": 30},
@@ -153,13 +158,15 @@ def test_every_setting_that_changes_figures_is_in_the_hash(place: Path) -> None:
         {"mask_size": "input"},
         {"upsampling": "nearest"},
         {"interpolation": "bicubic"},
+        {"stride": 16},
+        {"k": 4},
+        {"temperature": 0.1},
+        {"memory": 64},
+        {"seeds": (3,)},
     ]
-    hashes += [measured(task(place, **given))[0].protocol_hash for given in images]
-    hashes.append(measured(task(place, stride=16))[0].protocol_hash)
-    heads: list[dict[str, Any]] = [{"k": 4}, {"temperature": 0.1}, {"memory": 64}, {"seeds": (3,)}]
-    hashes += [measured(task(place), **values)[0].protocol_hash for values in heads]
+    hashes = [measured(place, **given).result.protocol_hash for given in changes]
     assert len(set(hashes)) == len(hashes)
-    assert measured(task(place))[0].protocol_hash == hashes[0]
+    assert measured(place).result.protocol_hash == hashes[0]
 
 
 def test_strides_are_those_of_the_network(place: Path) -> None:
@@ -259,18 +266,22 @@ def test_features_are_kept(place: Path, tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--settings", "dinov4"), "did you mean 'dinov"),
-        (("--linear", "slow"), "--linear slow: there are fast, dinov2, dinov3"),
+        (("--settings", "dinov4"), "invalid choice: 'dinov4' (choose from"),
+        (("--linear", "slow"), "invalid choice: 'slow' (choose from"),
         (("--layout", "cocoa"), "did you mean 'coco'"),
         (("--k", "0"), "--k 0: at least one neighbour votes"),
         (("--k", "5000"), "--k 5000: the memory has"),
         (("--parts", "9"), "1/9 of 8 images is none"),
         (("--temperature", "0"), "--temperature must be above 0"),
         (("--mode", "window", "--mask-size", "input"), "--mask-size input has no meaning for windows"),
+        (("--resize", "80"), "--resize has no use with --mode resize: it is for crop and window"),
+        (("--mode", "crop", "--step", "30"), "--step has no use with --mode crop"),
+        (("--heads", "linear"), "--k is an option of the head knn: add it to --heads"),
+        (("--logistic", "capi"), "--logistic is an option of the head logreg"),
         (("--mode", "crop", "--resize", "32"), "--resize 32 is below --size 64"),
         (("--stride", "7"), "has no map of stride 7"),
         (("--data", "nowhere"), "no folder nowhere"),
-        (("--batch-size", "0"), "--batch-size is at least 1"),
+        (("--batch-size", "0"), "--batch-size must be at least 1"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -280,6 +291,31 @@ def test_mistakes_are_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("folder", ["test/images", "train/masks"])
+def test_results_are_not_written_among_images_and_masks(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    root = write_set(tmp_path / "set", sizes=(48,))
+    assert main(command(place, root / folder / "r.json", "--data", str(root))) == 2
+    assert f"is among the images of {root / folder}" in capsys.readouterr().err
+    assert not list(root.rglob("r.*"))
+    assert main(command(place, root / "r.json", "--data", str(root))) == 0
+    assert main(command(place, None, "--data", str(root))) == 0
+
+
+def test_settings_of_papers_are_overridden_by_what_is_given() -> None:
+    how = DenseOptions(data=Path("set"), settings="dinov2", size=448).resolved
+    assert (how.heads, how.mode, how.size, how.step, how.linear, how.k) == (
+        ("linear",),
+        "window",
+        448,
+        341,
+        "dinov2",
+        30,
+    )
+    assert DenseOptions(data=Path("set"), heads=("knn", "linear", "knn")).resolved.heads == ("knn", "linear")
 
 
 def test_an_unreadable_image_stops_it(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,6 +351,35 @@ def test_one_of_all_protocols(place: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["leaderboard", str(tmp_path / "out"), "--out", str(tmp_path / "board"), "--quiet"]) == 0
     text = (tmp_path / "board" / "leaderboard.md").read_text(encoding="utf-8")
     assert "| mIoU | pixel accuracy |" in text.partition("## Dense: k-NN of patches")[2].partition("\n## ")[0]
+
+
+def test_options_of_all_reach_it_or_are_refused_by_name(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split, seed in (("train", 1), ("test", 2)):
+        write_folder(tmp_path / "data" / split, each=2, classes=("ant", "bee"), seed=seed)
+    usual = ["--ckpt", str(place / "cnn"), "--data", str(tmp_path / "data"), "--workers", "0", "--device", "cpu"]
+    out, masks, cache = tmp_path / "out", ["--masks", str(place / "set")], tmp_path / "cache"
+    words = ["all", *usual, "--quiet", "--out", str(out), "--only", "dense", *masks]
+    for option in ("crop", "resize"):
+        assert main([*words, "--dry-run", f"--{option}", "48"]) == 2
+        assert capsys.readouterr().err == (
+            f"excb-eval: error: dense has no --{option}: evaluate it alone with `excb-eval dense`\n"
+        )
+    other = ["--network", "student", "--feature-precision", "bf16", "--pixels", "--cache", str(cache)]
+    assert main([*words, *other]) == 0
+    made = Result.read(out / "dense.json")
+    assert made.settings["feature_precision"] == made.checkpoint["feature_precision"] == "bf16"
+    assert made.checkpoint["network"] == "student"
+    assert "pixels" in made.references
+    assert len(list(cache.rglob("description.json"))) == 2 or any(cache.rglob("*"))
+    alone = tmp_path / "alone.json"
+    assert main(["dense", *usual[:2], "--data", *masks[1:], *usual[4:], *other, "--quiet", "--out", str(alone)]) == 0
+    assert Result.read(alone).figures == made.figures
+    capsys.readouterr()
+    assert main([*words, "--network", "student", "--dry-run", "--json"]) == 0
+    (step,) = json.loads(capsys.readouterr().out)["plan"]
+    assert (step["state"], step["why"]) == ("run", "--feature-precision changed")
 
 
 def test_kinds_of_figures_and_their_fields() -> None:

@@ -17,16 +17,22 @@ from torch.nn import functional as F
 
 import excb
 from excb.console import Reporter
-from excb.distributed.launch import launch
 from excb.errors import UserError
+from excb.features import precision
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.compare import compare
 from excb.transfer.instances.descriptors import Descriptor, Pooling
-from excb.transfer.instances.protocol import Measured, Request, evaluate
-from excb.transfer.instances.setup import InstanceTask, Reading, _reader, prepare
+from excb.transfer.instances.files import InstanceFiles
+from excb.transfer.instances.options import InstanceOptions
+from excb.transfer.instances.record import INSTANCES
+from excb.transfer.instances.scores import Measured
+from excb.transfer.instances.setup import InstanceTask, _reader
 from excb.transfer.leaderboard.submission import check
+from excb.transfer.options import OwnSetOptions
 from excb.transfer.protocols import headline, kind_of, title
+from excb.transfer.runner import Evaluation
+from tests.forked import launch
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.instances.sets import QUERY_BOX, picture, save, write_copydays, write_pairs, write_revisited
 
@@ -56,15 +62,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def task(place: Path, data: str, reading: Reading | None = None, **given: Any) -> InstanceTask:
-    usual: dict[str, Any] = {"reporter": QUIET, "device": "cpu", "batch": 4, "workers": 0}
-    return prepare(str(place / given.pop("run", "run")), place / data, reading or Reading(), **usual, **given)
+def evaluation(
+    place: Path, data: str, run: str = "run", shared: dict[str, Any] | None = None, **own: Any
+) -> Evaluation:
+    usual = {"ckpt": place / run, "device": "cpu", "workers": 0, "no_cache": True} | (shared or {})
+    return Evaluation(INSTANCES, OwnSetOptions(**usual), InstanceOptions(data=place / data, **own))
+
+
+def task(place: Path, data: str, run: str = "run", **own: Any) -> InstanceTask:
+    opened = evaluation(place, data, run, **own).open(torch.device("cpu"), QUIET)
+    assert isinstance(opened, InstanceTask)
+    return opened
 
 
 def measured(
-    place: Path, data: str, reading: Reading | None = None, *, candidates: int = 10, **given: Any
+    place: Path, data: str, run: str = "run", shared: dict[str, Any] | None = None, **own: Any
 ) -> tuple[Result, Measured]:
-    return evaluate(task(place, data, reading, **given), Request(candidates), QUIET, table=False)
+    asked = evaluation(place, data, run, shared, **own)
+    made = asked.measure(asked.open(torch.device("cpu"), QUIET), QUIET)
+    assert isinstance(made.write, InstanceFiles)
+    return made.result, made.write.measured
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -145,15 +162,15 @@ def revisited_by_loop(similarities: np.ndarray) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("reading", "words"),
     [
-        (Reading(), {}),
-        (Reading("longer"), {"longer": True}),
-        (Reading("longer", pooling="gem", scales=SCALES), {"longer": True, "gem": 3, "scales": SCALES}),
-        (Reading(pooling="gem", power=4.5), {"gem": 4.5}),
+        ({}, {}),
+        ({"mode": "longer"}, {"longer": True}),
+        ({"mode": "longer", "pooling": "gem", "scales": SCALES}, {"longer": True, "gem": 3, "scales": SCALES}),
+        ({"pooling": "gem", "gem_power": 4.5}, {"gem": 4.5}),
     ],
     ids=["resize", "longer", "multi-scale GeM", "GeM"],
 )
-def test_figures_of_roxford_are_those_of_the_loop(place: Path, reading: Reading, words: dict[str, Any]) -> None:
-    result, made = measured(place, "revisited", reading)
+def test_figures_of_roxford_are_those_of_the_loop(place: Path, reading: dict[str, Any], words: dict[str, Any]) -> None:
+    result, made = measured(place, "revisited", **reading)
     root = place / "revisited" / "jpg"
     queries = [image.crop(QUERY_BOX) for image in images_of(root, "gate_*.jpg")]
     expected = revisited_by_loop(cosines(embedder(place, **words), queries, images_of(root, "hall_*.jpg")))
@@ -173,18 +190,18 @@ def test_figures_of_roxford_are_those_of_the_loop(place: Path, reading: Reading,
 
 
 def test_a_vit_takes_images_of_any_proportions(place: Path) -> None:
-    reading = Reading("longer", pooling="gem", scales=(1, 0.5))
-    whole = task(place, "revisited", reading, run="vit")
+    reading: dict[str, Any] = {"mode": "longer", "pooling": "gem", "scales": (1, 0.5)}
+    whole = task(place, "revisited", "vit", **reading)
     image = whole.instances.gallery.open(0)  # 48 x 36 pixels, in patches of 16
-    assert list(whole.task.preprocessing(image).shape) == [3, 32, 48]
-    result, _ = evaluate(whole, Request(), QUIET, table=False)
+    assert list(whole.preprocessing(image).shape) == [3, 32, 48]
+    result, _ = measured(place, "revisited", "vit", **reading)
     assert 0 < result.figures["revisited_mAP_medium"] < 100
 
 
 def test_both_poolings_stand_side_by_side(place: Path) -> None:
-    whole = task(place, "pairs", Reading(pooling="both"))
+    whole = task(place, "pairs", pooling="both")
     poolings: tuple[Pooling, ...] = ("own", "gem", "both")
-    rows = {each: task(place, "pairs", Reading(pooling=each)).descriptors(QUIET)[1] for each in poolings}
+    rows = {each: task(place, "pairs", pooling=each).descriptors(QUIET)[1] for each in poolings}
     assert torch.equal(rows["both"], torch.cat([rows["own"], rows["gem"]], 1))
     assert whole.extraction(whole.instances.queries).width == rows["both"].shape[1]
 
@@ -241,7 +258,7 @@ def test_distractors_are_images_of_the_gallery_that_answer_nothing(place: Path, 
         (joined / "jpg" / f"more_{index}.jpg").write_bytes(file.read_bytes())
         truth["imlist"].append(f"more_{index}")
     (joined / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(truth))
-    whole, _ = evaluate(task(tmp_path, "joined", run=place / "run"), Request(), QUIET, table=False)
+    whole, _ = measured(tmp_path, "joined", shared={"ckpt": place / "run"})
     assert result.figures == whole.figures
     without, _ = measured(place, "revisited")
     assert result.figures["revisited_mAP_medium"] < without.figures["revisited_mAP_medium"]
@@ -251,7 +268,7 @@ def test_distractors_are_images_of_the_gallery_that_answer_nothing(place: Path, 
 
 
 def test_whitening_is_learned_on_other_images(place: Path) -> None:
-    result, made = measured(place, "pairs", Reading(whitened=4), whiten=str(place / "others"))
+    result, made = measured(place, "pairs", whiten_width=4, whiten=str(place / "others"))
     rows = {
         folder: np.stack([embedder(place)(image) for image in images_of(place / folder, "*.jpg")])
         for folder in ("others", "pairs/queries", "pairs/references")
@@ -266,11 +283,12 @@ def test_whitening_is_learned_on_other_images(place: Path) -> None:
 
 
 def test_references_stand_beside_the_figures(place: Path) -> None:
-    whole = task(place, "copydays")
-    result, _ = evaluate(whole, Request(), QUIET, untrained=True, pixels=True, table=False)
+    result, _ = measured(place, "copydays", shared={"untrained": True, "pixels": True})
     assert set(result.references) == {"untrained", "pixels"}
     assert all(values.keys() == result.figures.keys() for values in result.references.values())
-    alone, _ = evaluate(whole.untrained(), Request(), QUIET, table=False)
+    alone = INSTANCES.measure(
+        task(place, "copydays").untrained(), InstanceOptions(data=place / "copydays"), QUIET
+    ).result
     assert result.references["untrained"] == alone.figures
     assert alone.notes[0].startswith("random weights")
     pixels = result.references["pixels"]
@@ -278,23 +296,38 @@ def test_references_stand_beside_the_figures(place: Path) -> None:
 
 
 def test_all_settings_are_in_the_hash(place: Path) -> None:
-    def hashed(reading: Reading, **given: Any) -> str:
-        return measured(place, "pairs", reading, **given)[0].protocol_hash
-
-    hashes = [
-        hashed(Reading()),
-        hashed(Reading("longer")),
-        hashed(Reading("crop")),
-        hashed(Reading(size=48)),
-        hashed(Reading(scales=(1, 2))),
-        hashed(Reading(pooling="gem")),
-        hashed(Reading(pooling="gem", power=4)),
-        hashed(Reading(), candidates=3),
-        hashed(Reading(), whiten=str(place / "others")),
-        hashed(Reading(whitened=2), whiten=str(place / "others")),
+    others = str(place / "others")
+    changes: list[dict[str, Any]] = [
+        {},
+        {"mode": "longer"},
+        {"mode": "crop"},
+        {"size": 48},
+        {"scales": (1, 2)},
+        {"pooling": "gem"},
+        {"pooling": "gem", "gem_power": 4.0},
+        {"candidates": 3},
+        {"whiten": others},
+        {"whiten": others, "whiten_width": 2},
     ]
+    hashes = [measured(place, "pairs", **given)[0].protocol_hash for given in changes]
     assert len(set(hashes)) == len(hashes)
-    assert hashed(Reading(power=4)) == hashes[0]  # without GeM its power has no effect
+
+
+@pytest.mark.parametrize("mode", ["resize", "longer"])
+def test_half_precision_is_taken_and_checked(place: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    halved: dict[str, Any] = {"feature_precision": "bf16"}
+    rows = [
+        evaluation(place, "pairs", "run", shared, mode=mode).open(torch.device("cpu"), QUIET).descriptors(QUIET)[1]  # type: ignore[attr-defined]
+        for shared in ({}, halved)
+    ]
+    assert not torch.equal(*rows)
+    assert F.cosine_similarity(*rows).min() > 0.999
+    result, _ = measured(place, "pairs", "run", halved, mode=mode)
+    full, _ = measured(place, "pairs", mode=mode)
+    assert result.settings == full.settings | {"feature_precision": "bf16"}
+    monkeypatch.setattr(precision, "BOUND", 1e-12)
+    with pytest.raises(UserError, match=r"bf16 changes the features .* use --feature-precision fp32"):
+        measured(place, "pairs", "run", halved, mode=mode)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -387,7 +420,10 @@ def test_a_dry_run_says_what_it_takes(place: Path, capsys: pytest.CaptureFixture
         ("pairs", ["--gem-power", "0"], "--gem-power must be above 0"),
         ("pairs", ["--size", "0"], "--size 0 is a side in pixels"),
         ("pairs", ["--whiten-width", "4"], "needs the images to learn it on: --whiten"),
-        ("pairs", ["--batch-size", "0"], "--batch-size is at least 1"),
+        ("pairs", ["--batch-size", "0"], "--batch-size must be at least 1"),
+        ("pairs", ["--batch-size", "8", "--mode", "longer"], "--batch-size has no use with --mode longer"),
+        ("pairs", ["--gem-power", "4"], "--gem-power has no use with --pooling own"),
+        ("copydays", ["--out", "{place}/copydays/strong/a.json"], "is among the images"),
         ("pairs", ["--whiten", "{place}/others", "--whiten-width", "99"], "9 images of 32 features whiten to 1 to 8"),
         ("pairs", ["--ckpt", "untrained:timm:mixer_s32_224", "--mode", "longer"], "choose --mode resize"),
         ("pairs", ["--out", "{place}/pairs/references/a.json"], "is among the images"),

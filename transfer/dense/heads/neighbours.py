@@ -21,12 +21,6 @@ from .memory import Memory
 _AT_ONCE = 2**24  # numbers of a block of neighbours' shares: 64 MiB
 
 
-def check(k: int, temperature: float) -> None:
-    """Raise UserError unless these can be used."""
-    require(k >= 1, f"--k {k}: at least one neighbour votes")
-    require(0 < temperature < float("inf"), "--temperature must be above 0, such as Hummingbird's 0.02")
-
-
 def classifier(
     memory: Memory,
     *,

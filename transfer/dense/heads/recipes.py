@@ -14,10 +14,10 @@ Where the papers' settings come from:
 - capi: eval_segmentation.py and default_eval_config.yaml of github.com/facebookresearch/capi at 98b4fa1.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from excb.errors import nearest_name, require
+HeadName = Literal["knn", "linear", "logreg"]
 
 
 @dataclass(frozen=True)
@@ -61,44 +61,36 @@ LOGISTIC: dict[str, LogisticRecipe] = {
     "capi": LogisticRecipe(tuple(10.0 ** (-6 + 11 * number / 7) for number in range(8))),
 }
 
-DEFAULTS: dict[str, Any] = {
-    "heads": ["knn", "linear"],
-    "mode": "resize",
-    "size": None,  # the checkpoint's
-    "resize": None,  # as `size`
-    "step": None,  # two thirds of `size`
-    "interpolation": None,  # the checkpoint's
-    "mask_size": "original",
-    "upsampling": "bilinear",
-    "k": 30,
-    "temperature": 0.02,
-    "linear": "fast",
-    "logistic": "fast",
+
+@dataclass(frozen=True)
+class DenseSettings:
+    """What a paper's settings may choose. None of a size or an interpolation is that of the checkpoint."""
+
+    heads: tuple[HeadName, ...] = ("knn", "linear")
+    mode: Literal["resize", "crop", "window"] = "resize"
+    size: int | None = None
+    resize: int | None = None  # None is `size`
+    step: int | None = None  # None is two thirds of `size`
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    mask_size: Literal["original", "input"] = "original"
+    upsampling: Literal["bilinear", "nearest"] = "bilinear"
+    k: int = 30
+    temperature: float = 0.02
+    linear: str = "fast"
+    logistic: str = "fast"
+
+
+_WINDOWS = DenseSettings(heads=("linear",), mode="window", size=512, resize=512, step=341)
+SETTINGS: dict[str, DenseSettings] = {
+    "hummingbird": DenseSettings(heads=("knn",), size=512, interpolation="bilinear", mask_size="input"),
+    "dinov2": replace(_WINDOWS, linear="dinov2"),
+    "dinov3": replace(_WINDOWS, linear="dinov3", interpolation="bilinear"),
+    "capi": DenseSettings(
+        heads=("logreg",),
+        size=224,
+        interpolation="bicubic",
+        mask_size="input",
+        upsampling="nearest",
+        logistic="capi",
+    ),
 }
-_WINDOWS = {"mode": "window", "size": 512, "resize": 512, "step": 341}
-# What `--settings NAME` changes of them; what the user names goes first.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "hummingbird": {"heads": ["knn"], "size": 512, "interpolation": "bilinear", "mask_size": "input"},
-    "dinov2": {"heads": ["linear"], "linear": "dinov2", **_WINDOWS},
-    "dinov3": {"heads": ["linear"], "linear": "dinov3", "interpolation": "bilinear", **_WINDOWS},
-    "capi": {
-        "heads": ["logreg"],
-        "size": 224,
-        "interpolation": "bicubic",
-        "mask_size": "input",
-        "upsampling": "nearest",
-        "logistic": "capi",
-    },
-}
-
-
-def options(given: dict[str, Any], name: str | None) -> dict[str, Any]:
-    """Every option of `DEFAULTS`: as given, else as the named settings have it, else the default.
-
-    Raises:
-        UserError: there are no settings of that name.
-    """
-    if name is not None:
-        require(name in SETTINGS, f"--settings {name}: there are {', '.join(SETTINGS)}{nearest_name(name, SETTINGS)}")
-    named = SETTINGS[name] if name is not None else {}
-    return DEFAULTS | named | {key: given[key] for key in DEFAULTS if given.get(key) is not None}

@@ -12,12 +12,10 @@ _FOLDERS = {"train": "training", "test": "validation"}
 
 
 def _open(root: Path, split: Split) -> MaskFiles:
-    folder = _FOLDERS[split]
-    paths, masks = in_folders(
-        root, f"images/{folder}", f"annotations/{folder}", lambda path: str(PurePosixPath(path).with_suffix(".png"))
-    )
+    folders = f"images/{_FOLDERS[split]}", f"annotations/{_FOLDERS[split]}"
+    paths, masks = in_folders(root, *folders, lambda path: str(PurePosixPath(path).with_suffix(".png")))
     meaning = {0: IGNORED} | {number + 1: number for number in range(CLASSES)}
-    return MaskFiles(root, paths, masks, _names(root / _NAMES), meaning)
+    return MaskFiles(root, paths, masks, _names(root / _NAMES), meaning, folders)
 
 
 def _names(file: Path) -> tuple[str, ...]:

@@ -16,12 +16,10 @@ _FOLDERS = {"train": "train", "test": "val"}
 
 
 def _open(root: Path, split: Split) -> MaskFiles:
-    folder = _FOLDERS[split]
-    paths, masks = in_folders(
-        root, f"leftImg8bit/{folder}", f"gtFine/{folder}", lambda path: path.removesuffix(_IMAGE) + _MASK
-    )
+    folders = f"leftImg8bit/{_FOLDERS[split]}", f"gtFine/{_FOLDERS[split]}"
+    paths, masks = in_folders(root, *folders, lambda path: path.removesuffix(_IMAGE) + _MASK)
     meaning = dict.fromkeys(range(_VALUES), IGNORED) | {value: n for n, value in enumerate(CLASSES.values())}
-    return MaskFiles(root, paths, masks, tuple(CLASSES), meaning)
+    return MaskFiles(root, paths, masks, tuple(CLASSES), meaning, folders)
 
 
 LAYOUT = Layout(

@@ -16,9 +16,10 @@ def _open(root: Path, split: Split) -> MaskFiles:
     require(place is not None, f"{root} has no {' or '.join(_FOLDERS[split])}/ with images/ and masks/ inside")
     assert place is not None
     names = _names(root / NAMES)
-    paths, masks = in_folders(place, "images", "masks", lambda path: str(PurePosixPath(path).with_suffix(".png")))
+    folders = "images", "masks"
+    paths, masks = in_folders(place, *folders, lambda path: str(PurePosixPath(path).with_suffix(".png")))
     meaning = {VOID: IGNORED} | {number: number for number in range(len(names))}
-    return MaskFiles(place, paths, masks, names, meaning)
+    return MaskFiles(place, paths, masks, names, meaning, folders)
 
 
 def _names(file: Path) -> tuple[str, ...]:

@@ -57,10 +57,18 @@ class MaskFiles:
     masks: tuple[str, ...]
     classes: tuple[str, ...]
     meaning: Mapping[int, int]  # the class of every value that a mask may hold; `IGNORED` for pixels that do not count
+    scanned: tuple[
+        str, ...
+    ] = ()  # folders below root whose images and masks were searched for; without, a list named them
     labels: None = None
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def scanned_folders(self) -> list[Path]:
+        """See `excb.images.image_set.ScannedImages`."""
+        return [self.root / folder for folder in self.scanned]
 
     @cached_property
     def fingerprint(self) -> str:

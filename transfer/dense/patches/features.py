@@ -52,10 +52,12 @@ class PatchReader(nn.Module):
         maps: Tensor = self.map(images)
         return maps.permute(0, 2, 3, 1).flatten(1)
 
-    def grid(self, side: int, device: torch.device) -> Grid:
-        """The patches of square images of `side` pixels."""
+    def grid(self, side: int) -> Grid:
+        """The patches of square images of `side` pixels, where the network is."""
+        parameter = next(self.parameters(), torch.empty(0))
         with evaluating(self.map), torch.no_grad():
-            channels, height, width = self.map(torch.zeros(1, 3, side, side, device=device)).shape[1:]
+            inputs = torch.zeros(1, 3, side, side, device=parameter.device, dtype=parameter.dtype)
+            channels, height, width = self.map(inputs).shape[1:]
         return Grid(height, width, channels, self.map.strides[0])
 
 

@@ -1,7 +1,7 @@
 """The parts of all images of a set, in order: an image set of its own, whose images are inputs of one size."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
+from excb.images.image_set import ScannedImages
 
 from ..layouts.masks import MaskedImages
 from .geometry import Box, Geometry
@@ -57,6 +58,11 @@ class Views:
     def root(self) -> Path | str:
         """Of the images."""
         return self.images.root
+
+    @property
+    def scanned_folders(self) -> Sequence[Path]:
+        """See `excb.images.image_set.ScannedImages`."""
+        return self.images.scanned_folders if isinstance(self.images, ScannedImages) else ()
 
     @property
     def classes(self) -> tuple[str, ...]:
