@@ -4,8 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from excb.cli import Parser, command_parser, complete
-from excb.distributed.freed_memory import keep_freed_memory
+from excb.cli import Parser, command_parser, complete, keep_freed_memory
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import UserError, nearest_name, run_program
 

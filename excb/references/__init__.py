@@ -1,1 +1,1 @@
-"""References that a figure must beat: chance, raw pixels, colour histograms, patches, untrained networks; retrieval."""
+"""References that a figure must beat: chance, raw pixels, colour histograms, patches, untrained networks."""

@@ -24,7 +24,6 @@ from excb.neighbours.nearest import nearest
 from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
 from excb.networks.preprocessing import Preprocessing
-from excb.references.instances import retrieved
 
 from ..data.augmentation import augment
 from ..data.views import ViewMaker
@@ -278,3 +277,13 @@ def effective_rank(rows: Tensor) -> float:
 def shared(first: Tensor, second: Tensor) -> float:
     """Mean share of common neighbours of two lists of indices [N, k], from 0 to 1."""
     return float((first[:, :, None] == second[:, None, :]).any(2).double().mean())
+
+
+def retrieved(images: Tensor, views: Tensor) -> Tensor:
+    """Whether the image nearest to each view, by cosine, is its own, [N] bool; chance is 1 / N.
+
+    Args:
+        images: [N, D] features of the images.
+        views: [N, D] features of a view of each, in the same order.
+    """
+    return nearest(images, views, 1).indices[:, 0] == torch.arange(len(images))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from excb.images.scanning import scan_folder
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.recipe import MonitorSettings, Recipe, ViewSettings
-from excb.pretrain.run.monitor import KNN_TEMPERATURE, AugmentedInputs, Monitor, effective_rank, shared
+from excb.pretrain.run.monitor import KNN_TEMPERATURE, AugmentedInputs, Monitor, effective_rank, retrieved, shared
 from tests.pretrain.small_runs import write_images
 
 VIEWS = ViewSettings(global_size=16, local_views=0, eval_resize=16, eval_crop=16)
@@ -128,3 +128,13 @@ def test_networks_beside_each_other_have_the_figures_of_each_alone(tmp_path: Pat
     assert larger == together["two"]
     other = monitor.compare({"two": networks["two"]}, transform=Preprocessing(24, 12, (0.1, 0.1, 0.1)))["two"]
     assert other != together["two"]
+
+
+def test_a_view_finds_its_image_where_no_other_is_nearer() -> None:
+    random = torch.Generator().manual_seed(0)
+    images = torch.randn(20, 4, generator=random)
+    views = images + 0.8 * torch.randn(20, 4, generator=random)
+    cosines = torch.nn.functional.cosine_similarity(views[:, None], images[None], dim=2)
+    expected = [cosines[view].tolist().index(max(cosines[view].tolist())) == view for view in range(20)]
+    assert retrieved(images, views).tolist() == expected
+    assert 0 < sum(expected) < 20
