@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str]) -> int:
     with rank0_reports():
-        options = parse(arguments)
+        options = parse_command_line(arguments)
     with ending_with_launcher("excb-pretrain"):
         exit_code: int = options.command.run(options)
     return exit_code
@@ -71,7 +71,7 @@ def program() -> Parser:
     return command_parser("excb-pretrain", DESCRIPTION, COMMANDS)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_command_line(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; `arguments` among them are the line itself, to start other processes with.
 
     Overrides may stand anywhere: argparse takes positionals of a sub-command from one place only and leaves the rest.
@@ -91,7 +91,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.command is TRAIN and options.recipe in NAMES and arguments[0].startswith("-"):
         words = list(arguments)  # options stood before the command
         words.remove(options.recipe)
-        return parse([options.recipe, *words])
+        return parse_command_line([options.recipe, *words])
     return options
 
 

@@ -58,7 +58,7 @@ def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
     student = _is_student(checkpoint, facts)
     kind = f": the {cell(network)} network of {cell(checkpoint.method)}"
     if student:
-        kind = f", {teachers.summary(facts, network)}"
+        kind = f", {teachers.teacher_summary(facts, network)}"
     encoder = f"Image encoder {cell(checkpoint.architecture.name)} without a classifier{kind}."
     parts = [
         f"---\n{_header(checkpoint, facts, results)}\n---",

@@ -11,7 +11,7 @@ from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 
 
-def results_of(tensors: Mapping[str, Tensor], files: Sequence[Path]) -> dict[str, Result]:
+def results_by_file(tensors: Mapping[str, Tensor], files: Sequence[Path]) -> dict[str, Result]:
     """Results by the name of their file, without the machine's paths.
 
     Raises:

@@ -22,7 +22,7 @@ from excb.results.result import Result, folder_name
 from .card import card
 from .eval_results import eval_results
 from .export import export
-from .measured import results_of
+from .measured import results_by_file
 from .publish import check_access, publish
 from .teachers import same_licence
 
@@ -127,7 +127,7 @@ def package(
         backbone = loading.load(unfinished)  # the export itself, not its source
         if untested is None:
             _prove(target.name, unfinished, backbone, stored.file.parent)
-        measured = results_of(backbone.network.state_dict(), results)
+        measured = results_by_file(backbone.network.state_dict(), results)
         sha256 = exported.sha256_of(unfinished / exported.WEIGHTS)
         step = block["step"]
         revision = tag or (f"v{block['version']}-step{step}" if step is not None else sha256[:8])

@@ -25,7 +25,7 @@ def shown(name: str) -> str:
     return folder_name(name)
 
 
-def summary(facts: Mapping[str, Any], network: str) -> str:
+def teacher_summary(facts: Mapping[str, Any], network: str) -> str:
     """The rest of a sentence that says what kind of network a student is.
 
     Args:

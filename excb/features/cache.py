@@ -65,7 +65,7 @@ class CachedFeatures:
         return self.rows(0, len(self))
 
 
-class Store:
+class FeatureStore:
     """The features of one set on disk: NNNNN.npy for every shard, and meta.json once all are written.
 
     Every shard's checksum is that of the rows as they were computed, and on the disk before the shard is: damage is

@@ -19,7 +19,7 @@ from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_numbers, gather_objects, rank, run_on_rank0, world_size
 from excb.errors import UserError, require
 from excb.features import cache
-from excb.features.cache import CachedFeatures, Store
+from excb.features.cache import CachedFeatures, FeatureStore
 from excb.features.precision import Precision, in_precision
 from excb.hub.backbone import Backbone
 from excb.images.image_set import Images
@@ -118,10 +118,10 @@ class Extraction:
             "versions": {name: metadata.version(name) for name in PACKAGES},
         }
 
-    def store(self, root: Path, description: dict[str, Any]) -> Store:
+    def store(self, root: Path, description: dict[str, Any]) -> FeatureStore:
         """The features' place in the cache."""
         key = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-        return Store(root / cache.FOLDER / key, self.shards, self.width)
+        return FeatureStore(root / cache.FOLDER / key, self.shards, self.width)
 
     def run(
         self,

@@ -82,10 +82,10 @@ class Backbone(nn.Module):
         Raises:
             UserError: an image is of another type or cannot be read, or the backbone returns maps instead of vectors.
         """
-        from excb.networks.features import embed
+        from excb.networks.features import embed_images
 
         require(
             self.features in ("pool", "last4"),
             f"an embedding is a vector, and this backbone returns a {self.features}: load it with features='pool'",
         )
-        return embed(self, self.transform, images, batch=batch)
+        return embed_images(self, self.transform, images, batch=batch)

@@ -10,7 +10,7 @@ from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
-from excb.remote.object_store import Store, StoreError
+from excb.remote.object_store import ObjectStore, StoreError
 
 FOLDER = "checkpoints"  # in the cache
 
@@ -21,7 +21,7 @@ def fetch_kept(url: str, reporter: Reporter) -> Path:
     Raises:
         UserError: there is no checkpoint, or it cannot be read.
     """
-    store = Store(url)
+    store = ObjectStore(url)
     target = cache_root() / FOLDER / hashlib.sha256(store.url.encode()).hexdigest()[:32]
     try:
         if steps := [name for name in store.sizes(run_checkpoint.FOLDER) if run_checkpoint.is_name(name)]:
@@ -33,7 +33,7 @@ def fetch_kept(url: str, reporter: Reporter) -> Path:
             return target
         folder, _, name = store.url.rpartition("/")
         if not names or set(names) == {name}:  # what some stores list for a file is the file
-            above = Store(folder)
+            above = ObjectStore(folder)
             if name in above.sizes():
                 _fetch(above, name, target / name, reporter)
                 return target / name
@@ -42,7 +42,7 @@ def fetch_kept(url: str, reporter: Reporter) -> Path:
     raise UserError(f"no checkpoint at {url}: name a run, a checkpoint file or an exported folder")
 
 
-def _newest(store: Store, names: list[str], folder: Path, reporter: Reporter) -> Path:
+def _newest(store: ObjectStore, names: list[str], folder: Path, reporter: Reporter) -> Path:
     """A run's newest intact checkpoint, or the one that it names as the best; others in the cache are removed."""
     for name in sorted(names, key=lambda name: run_checkpoint.step_of(Path(name)), reverse=True):
         _fetch(store, f"{run_checkpoint.FOLDER}/{name}", folder / name, reporter)
@@ -62,7 +62,7 @@ def _newest(store: Store, names: list[str], folder: Path, reporter: Reporter) ->
     raise UserError(f"every checkpoint of {store.url} is damaged")
 
 
-def _fetch(store: Store, name: str, target: Path, reporter: Reporter) -> None:
+def _fetch(store: ObjectStore, name: str, target: Path, reporter: Reporter) -> None:
     """Fetch a file unless it is here and has not changed there."""
     stamp = byte_ranges.stamp(f"{store.url}/{name}")
     # Not beside the file, because an exported folder holds nothing else.

@@ -170,7 +170,7 @@ def vectors(backbone: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
     return rows.float().cpu()
 
 
-def embed(
+def embed_images(
     backbone: nn.Module,
     transform: Callable[[Any], Tensor],
     images: Iterable[Picture] | Picture,

@@ -19,7 +19,7 @@ class StoreError(Exception):
     """An operation of a store failed after several tries."""
 
 
-class Store:
+class ObjectStore:
     """A folder at a URL, which need not exist yet.
 
     A file is written under another name, and renamed once it has its full size, because file servers and mounted disks

@@ -17,7 +17,7 @@ from ..distil.teachers import Teacher
 from ..plan import frozen_teachers
 from ..recipe import Recipe
 from ..run.remote_mirror import Place
-from ..run.run_folder import describe_images, refuse_other_run
+from ..run.run_folder import facts_of_images, refuse_other_run
 from .accelerator import check_accelerator
 from .files import check_files
 from .finding import Finding
@@ -72,7 +72,7 @@ class CheckedMachine:
         if self.place.url is None:
             refuse_among(self.images, self.place.folder)
         if self.named_recipe is not None:
-            refuse_other_run(self.place.folder, self.recipe, describe_images(self.images))
+            refuse_other_run(self.place.folder, self.recipe, facts_of_images(self.images))
 
 
 @dataclass(frozen=True)

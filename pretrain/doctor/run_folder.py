@@ -14,7 +14,7 @@ from excb.checkpoint.run_checkpoint import in_run
 from excb.errors import UserError
 from excb.files.atomic import nearest_existing
 from excb.files.run_files import RECIPE
-from excb.remote.object_store import Store, StoreError
+from excb.remote.object_store import ObjectStore, StoreError
 
 from .finding import Finding, plural, size
 
@@ -76,7 +76,7 @@ def check_store(url: str) -> Finding:
     name, content = f"doctor-{uuid.uuid4().hex}", b"excb"
     start = time.monotonic()
     try:
-        store = Store(url)
+        store = ObjectStore(url)
         store.write(content, name)
         back = store.read(name)
         store.remove(name)

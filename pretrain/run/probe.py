@@ -29,7 +29,7 @@ from .sets import ImageSets, find_sets
 CHOSEN_BY = ("val", "test")
 
 
-class Probe:
+class FolderProbe:
     """Measures a network on the images of one folder; each rank extracts features of its part.
 
     Args:

@@ -19,7 +19,7 @@ from excb.files.atomic import write_text
 from excb.files.run_files import OWNER
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
-from excb.remote.object_store import Store, StoreError
+from excb.remote.object_store import ObjectStore, StoreError
 
 MARK = ".kept-at"
 FOLDERS = ("", "tensorboard", "diverged", "profile")  # uploaded besides checkpoints
@@ -65,7 +65,7 @@ class Mirror:
 
     def __init__(self, url: str, folder: Path, warn: Callable[[str], None]) -> None:
         self.url, self._folder, self._warn = url, folder, warn
-        self._store = Store(url)
+        self._store = ObjectStore(url)
         self._sent: dict[str, tuple[int, int]] = {}  # size and time of what was uploaded
         self._token, self._successor = uuid.uuid4().hex, ""
         self._thread = ThreadPoolExecutor(1, "mirror")

@@ -88,7 +88,7 @@ class RunFolder:
         Raises:
             UserError: the folder belongs to a run with another recipe or other images; or the URL cannot be used.
         """
-        data, file = describe_images(images), self.path / RECIPE
+        data, file = facts_of_images(images), self.path / RECIPE
         remote = self._mirror.text(RECIPE) if self._mirror is not None else None
         if remote is not None:
             _refuse_others(remote, recipe, data, str(self.place))
@@ -251,7 +251,7 @@ def numerics_changed(old: dict[str, Any], new: dict[str, Any]) -> str:
     )
 
 
-def describe_images(images: Images) -> dict[str, Any]:
+def facts_of_images(images: Images) -> dict[str, Any]:
     """The facts that a run stores about its images."""
     return {
         "root": os.fspath(images.root),

@@ -17,7 +17,7 @@ from excb.images.shards import Note, ShardImages, open_shards
 from excb.images.subset import Subset
 from excb.remote import byte_ranges
 
-from .run_folder import describe_images
+from .run_folder import facts_of_images
 
 HELD_OUT = ("test", "val")  # the first of these beside `train` is the k-NN test set of a study
 
@@ -40,8 +40,8 @@ class ImageSets:
 
     def to_dict(self) -> dict[str, Any]:
         """The facts that a cell records about its images."""
-        held_out = describe_images(self.held_out) if self.held_out is not None else None
-        return {"train": describe_images(self.train), "held_out": held_out, "judged_on": self.judged_on}
+        held_out = facts_of_images(self.held_out) if self.held_out is not None else None
+        return {"train": facts_of_images(self.train), "held_out": held_out, "judged_on": self.judged_on}
 
     @property
     def digest(self) -> str:

@@ -10,7 +10,7 @@ from ..run.alarms import AlarmState, Health, coincident
 from ..run.gain import SOURCE, TARGET
 from ..run.journal import Journal
 from ..run.monitor import Monitor, NetworkFigures, StoppedError
-from ..run.probe import Probe
+from ..run.probe import FolderProbe
 from .state import RunState
 
 
@@ -26,7 +26,7 @@ class EpochEnd:
         device, workers = state.trainer.device, state.feed.workers
         self.monitor = Monitor(state.feed.indexed, recipe, device=device, workers=workers)
         self.probes = {
-            name: Probe(name, data, recipe, device=device, workers=workers, note=reporter.note)
+            name: FolderProbe(name, data, recipe, device=device, workers=workers, note=reporter.note)
             for name, data in ((TARGET, recipe.monitor.data), (SOURCE, recipe.monitor.source))
             if data is not None
         }

@@ -16,7 +16,7 @@ from ..data.feed import BatchFeed
 from ..recipe import Recipe
 from ..run.journal import EpochStatistics
 from ..run.progress import Progress
-from ..run.run_folder import describe_images, numerics, numerics_changed
+from ..run.run_folder import facts_of_images, numerics, numerics_changed
 from ..step import Trainer, state_tensors
 from .teaching import Teaching
 
@@ -54,7 +54,7 @@ class RunState:
             "architecture": dataclasses.asdict(recipe.model.architecture),
             "preprocessing": recipe.views.preprocessing.to_dict(),
             "recipe": recipe.to_dict(),
-            "data": describe_images(self.images),
+            "data": facts_of_images(self.images),
             "model": state_tensors(self.trainer.model),
             **self.trainer.state(),
             "statistics": statistics,

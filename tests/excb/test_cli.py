@@ -56,7 +56,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_help_groups_the_commands_and_gives_two_examples_of_each(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(PROGRAMS[name])
-    parse = getattr(module, "parse", lambda words: module.program().parse_args(words))
+    parse = getattr(module, "parse_command_line", lambda words: module.program().parse_args(words))
     for command in module.COMMANDS:
         assert command.group, command.name
         assert len(command.examples) >= 2, command.name

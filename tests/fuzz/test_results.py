@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from excb.features.cache import FOLDER, META, Store, entries, remove
+from excb.features.cache import FOLDER, META, FeatureStore, entries, remove
 from excb.pretrain.__main__ import main as pretrain
 from excb.results.result import Result
 from excb.transfer.cli import main as transfer
@@ -250,7 +250,7 @@ def test_feature_caches(guard: Guard, text: bytes, rows: bytes, extra: str) -> N
         (folder / extra).write_bytes({"checksums.json": text, "00000.part.npz": rows}.get(extra, b"x"))
     if extra == "checksums.json":
         (folder / META).unlink()
-    store = Store(folder, [range(3), range(3, 6)], 3)
+    store = FeatureStore(folder, [range(3), range(3, 6)], 3)
     told: list[str] = []
     missing = guard.run(lambda: store.missing(told.append))
     assert set(missing) <= {0, 1}

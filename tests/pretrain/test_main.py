@@ -2,7 +2,7 @@
 
 import pytest
 
-from excb.pretrain.__main__ import COMMANDS, main, parse
+from excb.pretrain.__main__ import COMMANDS, main, parse_command_line
 
 
 @pytest.mark.parametrize(
@@ -25,17 +25,17 @@ from excb.pretrain.__main__ import COMMANDS, main, parse
 def test_a_line_names_a_command_a_recipe_and_overrides(
     line: str, command: str, recipe: str | None, overrides: list[str]
 ) -> None:
-    options = parse(line.split())
+    options = parse_command_line(line.split())
     assert (options.command.name, options.recipe, options.overrides) == (command, recipe, overrides)
 
 
 def test_other_processes_are_started_with_the_same_line() -> None:
     line = ["rn18_small", "--data", "D", "optim.epochs=1", "--gpus", "2"]
-    assert parse(line).arguments == line
+    assert parse_command_line(line).arguments == line
 
 
 def test_a_study_takes_overrides_between_options() -> None:
-    options = parse(["study", "form", "--data", "D", "optim.epochs=1", "--seeds", "2", "run.seed=4"])
+    options = parse_command_line(["study", "form", "--data", "D", "optim.epochs=1", "--seeds", "2", "run.seed=4"])
     assert (options.name, options.overrides, options.seeds) == ("form", ["optim.epochs=1", "run.seed=4"], 2)
 
 

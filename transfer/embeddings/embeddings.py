@@ -12,7 +12,7 @@ from torch import Tensor
 from excb.errors import UserError, require
 from excb.images.picture import is_picture
 from excb.neighbours.nearest import nearest
-from excb.networks.features import embed as embed_pictures
+from excb.networks.features import embed_images as embed_pictures
 
 from .vectors import Vectors
 

@@ -12,7 +12,7 @@ from excb.errors import UserError, require
 from excb.files import json_text
 from excb.files.run_files import METRICS, OWNER, RECIPE, REPORT, metrics_in, read_metrics
 from excb.remote import byte_ranges
-from excb.remote.object_store import Store, StoreError
+from excb.remote.object_store import ObjectStore, StoreError
 
 _WRITES = "name a run of excb-pretrain: the folder or URL of its --out"
 
@@ -63,7 +63,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class Run(Protocol):
+class WatchedRun(Protocol):
     """A run that is only read; all methods are for rank 0."""
 
     place: str  # its folder or URL
@@ -95,7 +95,7 @@ class LocalRun:
         self.folder, self.place, self.name = folder, str(folder), folder.resolve().name
 
     def look(self) -> Snapshot:
-        """See `Run`."""
+        """See `WatchedRun`."""
         require(not self.folder.is_file(), f"{self.folder} is a file: {_WRITES}")
         require(self.folder.is_dir(), f"no run is at {self.folder}: {_WRITES}")
         # In this order: the report comes after the last checkpoint, and a checkpoint after its epoch's metrics.
@@ -110,12 +110,12 @@ class LocalRun:
         return Snapshot(checkpoints, metrics, report, every)
 
     def checkpoint(self, step: int) -> Path | None:
-        """See `Run`."""
+        """See `WatchedRun`."""
         file = self._file(step)
         return file if file.is_file() else None
 
     def address(self, step: int) -> str:
-        """See `Run`."""
+        """See `WatchedRun`."""
         return str(self._file(step))
 
     def _file(self, step: int) -> Path:
@@ -134,11 +134,11 @@ class StoredRun:
     """
 
     def __init__(self, url: str, scratch: Path) -> None:
-        self._store, self._scratch = Store(url), scratch
+        self._store, self._scratch = ObjectStore(url), scratch
         self.place, self.name = self._store.url, self._store.url.rpartition("/")[2]
 
     def look(self) -> Snapshot:
-        """See `Run`."""
+        """See `WatchedRun`."""
         try:
             names, report = self._store.sizes(), self._store.read(REPORT)
             metrics, recipe = self._store.read(METRICS) or b"", self._store.read(RECIPE)
@@ -158,7 +158,7 @@ class StoredRun:
         return Snapshot(checkpoints, metrics_in(metrics.decode("utf-8", "replace")), finished, _save_epochs(recipe))
 
     def checkpoint(self, step: int) -> Path | None:
-        """See `Run`."""
+        """See `WatchedRun`."""
         name = self._name(step)
         target = self._scratch / self.name / name
         try:
@@ -171,7 +171,7 @@ class StoredRun:
         return target
 
     def address(self, step: int) -> str:
-        """See `Run`."""
+        """See `WatchedRun`."""
         return f"{self._store.url}/{self._name(step)}"
 
     def _steps(self) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 
 from excb.errors import UserError
 from excb.features import cache
-from excb.features.cache import CHECKSUMS, FOLDER, META, CachedFeatures, Store, entries, remove
+from excb.features.cache import CHECKSUMS, FOLDER, META, CachedFeatures, FeatureStore, entries, remove
 from excb.remote.home import cache_root
 
 WIDTH = 3
@@ -28,9 +28,9 @@ def warnings() -> list[str]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> FeatureStore:
     """A complete set of twelve rows in three shards."""
-    store = Store(tmp_path / FOLDER / "key", SHARDS, WIDTH)
+    store = FeatureStore(tmp_path / FOLDER / "key", SHARDS, WIDTH)
     store.start([0, 1, 2])
     for number, shard in enumerate(SHARDS):
         store.write(number, rows(shard))
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def test_what_was_written_is_read(store: Store, warnings: list[str]) -> None:
+def test_what_was_written_is_read(store: FeatureStore, warnings: list[str]) -> None:
     assert store.missing(warnings.append) == []
     assert warnings == []
     assert torch.equal(store.open().all(), torch.from_numpy(rows(range(12))))
@@ -47,14 +47,14 @@ def test_what_was_written_is_read(store: Store, warnings: list[str]) -> None:
 
 
 @pytest.mark.parametrize("start", range(13))
-def test_any_range_of_rows(store: Store, start: int) -> None:
+def test_any_range_of_rows(store: FeatureStore, start: int) -> None:
     features = store.open()
     assert (len(features), features.width) == (12, WIDTH)
     for stop in range(start, 13):
         assert torch.equal(features.rows(start, stop), torch.from_numpy(rows(range(start, stop))))
 
 
-def test_any_rows_in_any_order(store: Store) -> None:
+def test_any_rows_in_any_order(store: FeatureStore) -> None:
     wanted = [11, 0, 4, 5, 5, 9, 10]
     whole = rows(range(12))
     assert torch.equal(store.open().take(torch.tensor(wanted)), torch.from_numpy(np.stack([whole[n] for n in wanted])))
@@ -67,12 +67,12 @@ def test_rows_of_one_shard_are_not_copied() -> None:
     assert CachedFeatures([shard]).all().data_ptr() == shard.ctypes.data
 
 
-def test_changing_rows_in_place_leaves_the_file_alone(store: Store, warnings: list[str]) -> None:
+def test_changing_rows_in_place_leaves_the_file_alone(store: FeatureStore, warnings: list[str]) -> None:
     store.open().rows(0, 5).zero_()
     assert store.missing(warnings.append) == []
 
 
-def test_a_header_that_python_2_might_have_written_is_nothing_to_tell(store: Store, warnings: list[str]) -> None:
+def test_a_header_that_python_2_might_have_written_is_nothing_to_tell(store: FeatureStore, warnings: list[str]) -> None:
     file = store.folder / "00001.npy"
     file.write_bytes(file.read_bytes().replace(b", 'shape': (5, ", b", 'shape': (5L,"))
     with pytest.warns(UserWarning, match="Python 2"):
@@ -81,7 +81,7 @@ def test_a_header_that_python_2_might_have_written_is_nothing_to_tell(store: Sto
 
 
 @pytest.mark.parametrize("harm", ["flipped bit", "cut short", "empty", "other shape", "other type"])
-def test_damaged_shard_is_found(store: Store, warnings: list[str], harm: str) -> None:
+def test_damaged_shard_is_found(store: FeatureStore, warnings: list[str], harm: str) -> None:
     file = store.folder / "00001.npy"
     data = bytearray(file.read_bytes())
     if harm == "flipped bit":
@@ -103,25 +103,25 @@ def test_damaged_shard_is_found(store: Store, warnings: list[str], harm: str) ->
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"crc32": [1, 2]}', '{"crc32": 3}', "null"])
-def test_without_checksums_nothing_counts(store: Store, warnings: list[str], text: str) -> None:
+def test_without_checksums_nothing_counts(store: FeatureStore, warnings: list[str], text: str) -> None:
     (store.folder / META).write_text(text)
     assert store.missing(warnings.append) == [0, 1, 2]
     assert warnings == [f"{store.folder / META} is damaged: these features are computed again"]
 
 
 @pytest.fixture
-def unfinished(tmp_path: Path) -> Store:
+def unfinished(tmp_path: Path) -> FeatureStore:
     """Two shards of three, and half of the third."""
-    store = Store(tmp_path / FOLDER / "unfinished", SHARDS, WIDTH)
+    store = FeatureStore(tmp_path / FOLDER / "unfinished", SHARDS, WIDTH)
     store.start([0, 1, 2])
     for number in (0, 1):
         store.write(number, rows(SHARDS[number]))
     with mock.patch.object(cache, "KEEP_SECONDS", 0):
         store.keep(2, [torch.from_numpy(rows(range(10, 11)))])
-    return Store(store.folder, SHARDS, WIDTH)  # as another process opens it
+    return FeatureStore(store.folder, SHARDS, WIDTH)  # as another process opens it
 
 
-def test_unfinished_features_go_on_at_the_first_missing_row(unfinished: Store, warnings: list[str]) -> None:
+def test_unfinished_features_go_on_at_the_first_missing_row(unfinished: FeatureStore, warnings: list[str]) -> None:
     assert not unfinished.finished()
     assert unfinished.missing(warnings.append) == [2]
     unfinished.start([2])
@@ -133,7 +133,7 @@ def test_unfinished_features_go_on_at_the_first_missing_row(unfinished: Store, w
     assert warnings == []
 
 
-def test_rows_are_kept_by_the_clock(unfinished: Store) -> None:
+def test_rows_are_kept_by_the_clock(unfinished: FeatureStore) -> None:
     before = unfinished.kept([2], pytest.fail)[2]
     with mock.patch.object(cache, "time", mock.Mock(monotonic=lambda: 1e9)) as clock:
         unfinished.keep(2, [before, before])
@@ -145,7 +145,7 @@ def test_rows_are_kept_by_the_clock(unfinished: Store) -> None:
     assert unfinished.kept([2], pytest.fail) == {}
 
 
-def test_damage_after_an_interruption_is_found(unfinished: Store, warnings: list[str]) -> None:
+def test_damage_after_an_interruption_is_found(unfinished: FeatureStore, warnings: list[str]) -> None:
     file, part = unfinished.file(0), unfinished.folder / "00002.part.npz"
     for harmed in (file, part):
         data = bytearray(harmed.read_bytes())
@@ -156,7 +156,9 @@ def test_damage_after_an_interruption_is_found(unfinished: Store, warnings: list
     assert warnings == [f"{each} is damaged: its features are computed again" for each in (file, part)]
 
 
-def test_damage_before_the_end_does_not_get_a_checksum_of_its_own(unfinished: Store, warnings: list[str]) -> None:
+def test_damage_before_the_end_does_not_get_a_checksum_of_its_own(
+    unfinished: FeatureStore, warnings: list[str]
+) -> None:
     unfinished.start(unfinished.missing(warnings.append))
     data = bytearray(unfinished.file(0).read_bytes())
     data[-7] ^= 1
@@ -166,7 +168,9 @@ def test_damage_before_the_end_does_not_get_a_checksum_of_its_own(unfinished: St
     assert unfinished.missing(warnings.append) == [0]
 
 
-def test_shards_of_older_versions_without_checksums_are_computed_again(unfinished: Store, warnings: list[str]) -> None:
+def test_shards_of_older_versions_without_checksums_are_computed_again(
+    unfinished: FeatureStore, warnings: list[str]
+) -> None:
     (unfinished.folder / CHECKSUMS).unlink()
     assert unfinished.missing(warnings.append) == [0, 1, 2]
     assert warnings == [
@@ -175,7 +179,7 @@ def test_shards_of_older_versions_without_checksums_are_computed_again(unfinishe
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', "null"])
-def test_damaged_checksums_of_unfinished_features(unfinished: Store, warnings: list[str], text: str) -> None:
+def test_damaged_checksums_of_unfinished_features(unfinished: FeatureStore, warnings: list[str], text: str) -> None:
     (unfinished.folder / CHECKSUMS).write_text(text)
     assert unfinished.missing(warnings.append) == [0, 1, 2]
     assert warnings == [f"{unfinished.folder / CHECKSUMS} is damaged: these features are computed again"]
@@ -183,13 +187,13 @@ def test_damaged_checksums_of_unfinished_features(unfinished: Store, warnings: l
     assert unfinished.missing(warnings.append) == [0, 1, 2]
 
 
-def test_meta_tells_what_the_features_were_made_from(store: Store) -> None:
+def test_meta_tells_what_the_features_were_made_from(store: FeatureStore) -> None:
     meta = json.loads((store.folder / META).read_text())
     assert meta["made_from"] == MADE_FROM
     assert (meta["images"], meta["width"], len(meta["crc32"])) == (12, WIDTH, 3)
 
 
-def test_process_that_does_not_see_the_files(store: Store) -> None:
+def test_process_that_does_not_see_the_files(store: FeatureStore) -> None:
     (store.folder / "00001.npy").unlink()
     with pytest.raises(UserError, match="a disk that all processes see"):
         store.open()
@@ -197,7 +201,7 @@ def test_process_that_does_not_see_the_files(store: Store) -> None:
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    store = Store(tmp_path / "file" / "key", SHARDS, WIDTH)
+    store = FeatureStore(tmp_path / "file" / "key", SHARDS, WIDTH)
     with pytest.raises(UserError, match=r"cannot write features to .*key .*name a folder elsewhere in EXCB_CACHE"):
         store.start([0])
     with pytest.raises(UserError, match=r"cannot write .*checksums\.json.*name a folder elsewhere in EXCB_CACHE"):
@@ -205,13 +209,13 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_disk_without_room_is_refused_before_the_work(tmp_path: Path) -> None:
-    store = Store(tmp_path / "key", [range(10**15)], WIDTH)
+    store = FeatureStore(tmp_path / "key", [range(10**15)], WIDTH)
     with pytest.raises(UserError, match=r"12000000\.0 GB are needed and [\d.]+ GB free"):
         store.start([0])
 
 
-def test_what_the_cache_holds_and_how_to_empty_it(store: Store, tmp_path: Path) -> None:
-    other = Store(tmp_path / FOLDER / "other", SHARDS, WIDTH)
+def test_what_the_cache_holds_and_how_to_empty_it(store: FeatureStore, tmp_path: Path) -> None:
+    other = FeatureStore(tmp_path / FOLDER / "other", SHARDS, WIDTH)
     other.start([0])
     other.write(0, rows(SHARDS[0]))
     (tmp_path / "splits").mkdir()  # not ours

@@ -103,7 +103,7 @@ def test_interrupted_extraction_resumes(
 ) -> None:
     task = prepare(place, tmp_path)
     expected, _ = prepare(place, None).features(task.train, "train", QUIET)
-    write = cache.Store.write
+    write = cache.FeatureStore.write
 
     def write_once(store: Any, number: int, rows: np.ndarray) -> None:
         if number == 1:
@@ -111,7 +111,7 @@ def test_interrupted_extraction_resumes(
         write(store, number, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache.Store, "write", write_once)
+        patch.setattr(cache.FeatureStore, "write", write_once)
         with pytest.raises(KeyboardInterrupt):
             task.features(task.train, "train", QUIET)
     assert [entry.complete for entry in entries(tmp_path)] == [False]
@@ -149,7 +149,10 @@ def test_a_pass_that_fits_into_one_shard_resumes(
 
 def test_stop_before_the_last_word(place: Path, tmp_path: Path, opened: list[int]) -> None:
     task = prepare(place, tmp_path)
-    with mock.patch.object(cache.Store, "finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        mock.patch.object(cache.FeatureStore, "finish", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         task.features(task.test, "test", QUIET)  # all shards are there
     opened.clear()
     rows, _ = prepare(place, None).features(task.test, "test", QUIET)

@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
-from excb.networks.features import Features, Inputs, embed, extract, in_batches, stream
+from excb.networks.features import Features, Inputs, embed_images, extract, in_batches, stream
 from excb.networks.preprocessing import Preprocessing
 
 PREPROCESSING = Preprocessing(resize=16, crop=16, mean=(0, 0, 0), std=(1, 1, 1))
@@ -222,19 +222,19 @@ def test_embed_takes_images_of_any_kind_and_size(tmp_path: Path) -> None:
     transform, network = Preprocessing(32, 24), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
     network.train()
     counts: list[int] = []
-    rows = embed(network, transform, images, batch=2, progress=counts.append)
+    rows = embed_images(network, transform, images, batch=2, progress=counts.append)
     network.eval()
     with torch.no_grad():
         expected = torch.cat([network(transform(Image.fromarray(array))[None]) for array in arrays])
     torch.testing.assert_close(rows, expected)
     assert (counts, rows.dtype) == ([2, 2, 1], torch.float32)
-    torch.testing.assert_close(embed(network, transform, images[0]), expected[:1])
-    torch.testing.assert_close(embed(network.double(), transform, iter(images)), expected)
+    torch.testing.assert_close(embed_images(network, transform, images[0]), expected[:1])
+    torch.testing.assert_close(embed_images(network.double(), transform, iter(images)), expected)
 
 
 def test_embed_gives_the_network_its_mode_back_and_needs_an_image() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Dropout())
-    embed(network.train(), Preprocessing(8, 8), np.zeros((8, 8), np.uint8))
+    embed_images(network.train(), Preprocessing(8, 8), np.zeros((8, 8), np.uint8))
     assert network[1].training
     with pytest.raises(UserError, match="there is no image to embed"):
-        embed(network, Preprocessing(8, 8), [])
+        embed_images(network, Preprocessing(8, 8), [])

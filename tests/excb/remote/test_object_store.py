@@ -10,7 +10,7 @@ import pytest
 
 from excb.errors import UserError
 from excb.remote import byte_ranges, object_store
-from excb.remote.object_store import Store, StoreError
+from excb.remote.object_store import ObjectStore, StoreError
 from tests.faulty_store import FaultyStore
 
 
@@ -29,12 +29,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_files_go_there_and_back(url: str, tmp_path: Path) -> None:
-    store, file = Store(f"{url}/"), tmp_path / "source"
+    store, file = ObjectStore(f"{url}/"), tmp_path / "source"
     file.write_bytes(b"x" * 100_000)
     store.put(file, "checkpoints/one")
     store.write(b"old", "notes")
     store.write(b"new notes", "notes")
-    other = Store(url)
+    other = ObjectStore(url)
     assert other.read("notes") == b"new notes"
     assert other.sizes() == {"notes": 9}
     assert other.sizes("checkpoints") == {"one": 100_000}
@@ -46,7 +46,7 @@ def test_files_go_there_and_back(url: str, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(url: str, tmp_path: Path) -> None:
-    store = Store(url)
+    store = ObjectStore(url)
     assert store.read("notes") is None
     assert store.sizes() == {}
     with pytest.raises(StoreError, match="gone"):
@@ -55,7 +55,7 @@ def test_what_is_not_there(url: str, tmp_path: Path) -> None:
 
 
 def test_a_few_failures_are_borne() -> None:
-    store = Store("faulty://bucket/run")
+    store = ObjectStore("faulty://bucket/run")
     FaultyStore.fails.update({"put": 1, "mv": 1, "get": 2, "ls": 2})
     store.write(b"notes", "notes")
     assert store.read("notes") == b"notes"
@@ -64,7 +64,7 @@ def test_a_few_failures_are_borne() -> None:
 
 @pytest.mark.parametrize("fault", [{"put": 3}, {"mv": 3}, {"cut": 3}])
 def test_a_name_has_the_old_file_where_a_new_one_fails(fault: dict[str, int]) -> None:
-    store = Store("faulty://bucket/run")
+    store = ObjectStore("faulty://bucket/run")
     store.write(b"old", "notes")
     FaultyStore.cut = fault.pop("cut", 0)
     FaultyStore.fails.update(fault)
@@ -79,7 +79,7 @@ def test_a_name_has_the_old_file_where_a_new_one_fails(fault: dict[str, int]) ->
 
 def test_two_machines_that_write_one_file_at_once_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second writes all of its file between the first one's bytes and their name."""
-    first, second = Store("faulty://bucket/run"), Store("faulty://bucket/run")
+    first, second = ObjectStore("faulty://bucket/run"), ObjectStore("faulty://bucket/run")
     real = FaultyStore.mv
 
     def overtaken(system: FaultyStore, *places: str) -> None:
@@ -94,10 +94,10 @@ def test_two_machines_that_write_one_file_at_once_do_not_meet(monkeypatch: pytes
 
 
 def test_what_a_dead_writer_left_is_swept() -> None:
-    store = Store("faulty://bucket/run")
+    store = ObjectStore("faulty://bucket/run")
     FaultyStore.fails["mv"] = 3
     with pytest.raises(StoreError):
-        Store("faulty://bucket/run").write(b"gigabytes", "checkpoints/step-1.pt")
+        ObjectStore("faulty://bucket/run").write(b"gigabytes", "checkpoints/step-1.pt")
     store.write(b"kept", "checkpoints/.kept-at")
     assert len(FaultyStore.names()) == 2
     store.sweep("checkpoints")
@@ -107,19 +107,19 @@ def test_what_a_dead_writer_left_is_swept() -> None:
 def test_a_file_that_arrives_in_part_is_sent_again(tmp_path: Path) -> None:
     FaultyStore.cut = 2
     (tmp_path / "source").write_bytes(bytes(range(256)))
-    Store("faulty://bucket/run").put(tmp_path / "source", "one")
-    assert Store("faulty://bucket/run").read("one") == bytes(range(256))
+    ObjectStore("faulty://bucket/run").put(tmp_path / "source", "one")
+    assert ObjectStore("faulty://bucket/run").read("one") == bytes(range(256))
 
 
 def test_what_is_not_allowed_is_not_tried_again() -> None:
     FaultyStore.fails["put"], FaultyStore.error = 9, PermissionError(13, "Access Denied")
     with pytest.raises(StoreError, match="Access Denied"):
-        Store("faulty://bucket/run").write(b"notes", "notes")
+        ObjectStore("faulty://bucket/run").write(b"notes", "notes")
     assert FaultyStore.fails["put"] == 8
 
 
 def test_a_file_here_stays_where_the_one_there_fails(tmp_path: Path) -> None:
-    store = Store("faulty://bucket/run")
+    store = ObjectStore("faulty://bucket/run")
     store.write(b"notes", "notes")
     (tmp_path / "target").write_bytes(b"mine")
     FaultyStore.fails["get"] = 3
@@ -135,7 +135,7 @@ def test_a_file_here_stays_where_the_one_there_fails(tmp_path: Path) -> None:
 )
 def test_places_that_are_none(url: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Store(url)
+        ObjectStore(url)
 
 
 @pytest.mark.parametrize(("url", "extra"), [("s3://bucket/run", "s3"), ("gs://bucket/run", "gs")])
@@ -145,7 +145,7 @@ def test_a_missing_package_is_named_by_its_extra(url: str, extra: str, monkeypat
 
     monkeypatch.setattr(fsspec, "url_to_fs", absent)
     with pytest.raises(UserError, match=rf"needs a package that is not installed: pip install 'excb\[{extra}\]'"):
-        Store(url)
+        ObjectStore(url)
     with pytest.raises(UserError, match=rf"pip install 'excb\[{extra}\]'"):
         byte_ranges.stamp(f"{url}/one.tar")
     assert "s3fs" not in sys.modules

@@ -201,16 +201,16 @@ def test_an_interrupted_call_continues_where_it_was(
 ) -> None:
     monkeypatch.setattr(cache, "SHARD_BYTES", 4 * 32 * 4)  # four rows
     more = ["--no-cache"] if kept == "beside the file" else []
-    usual, written = cache.Store.write, list[int]()
+    usual, written = cache.FeatureStore.write, list[int]()
 
-    def write(store: cache.Store, number: int, rows: np.ndarray) -> None:
+    def write(store: cache.FeatureStore, number: int, rows: np.ndarray) -> None:
         if len(written) == 2:
             raise KeyboardInterrupt
         usual(store, number, rows)
         written.append(number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache.Store, "write", write)
+        patch.setattr(cache.FeatureStore, "write", write)
         assert main(words(run, photos, tmp_path / "a.npz", "--quiet", *more)) == 130
     assert not (tmp_path / "a.npz").exists()
     seen = counted(monkeypatch)
