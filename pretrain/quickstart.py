@@ -16,7 +16,7 @@ from excb.hub import loading
 from excb.images.image_set import ImageSet
 from excb.images.photographs import PHOTOGRAPHS, TEST, TRAIN, write_patches
 from excb.images.scanning import scan_folder
-from excb.neighbours.knn import accuracy, vote
+from excb.neighbours.knn import top_accuracies, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.features import Features, Inputs, extract
 from excb.references import patches
@@ -116,4 +116,4 @@ def knn(sets: tuple[ImageSet, ImageSet], features: Callable[[ImageSet], Features
     bank, queries = (features(images).rows for images in sets)
     labels, targets = (torch.from_numpy(images.labels) for images in sets)
     votes = vote(nearest(bank, queries, K), labels, ks=[K], temperatures=[TEMPERATURE], classes=len(PHOTOGRAPHS))
-    return accuracy(votes[K, TEMPERATURE], targets)[0]
+    return top_accuracies(votes[K, TEMPERATURE], targets)[0]

@@ -99,7 +99,7 @@ def vote_on_labels(neighbours: Neighbours, labels: Tensor, *, k: int, temperatur
     return torch.cat(parts)
 
 
-def accuracy(vote: Vote, targets: Tensor) -> tuple[float, float]:
+def top_accuracies(vote: Vote, targets: Tensor) -> tuple[float, float]:
     """Return top-1 and top-5 accuracy in percent of a vote on Q queries.
 
     Args:

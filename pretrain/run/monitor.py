@@ -19,7 +19,7 @@ from excb import seeding
 from excb.distributed.collectives import gather_objects, rank, run_on_rank0, world_size
 from excb.images.image_set import Images
 from excb.images.subset import Subset
-from excb.neighbours.knn import accuracy, vote
+from excb.neighbours.knn import top_accuracies, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
@@ -247,7 +247,7 @@ class Monitor:
         labels = torch.from_numpy(self.images.labels)[plain.samples]
         classes = len(self.images.classes)
         votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
-        figures["knn_top1"] = accuracy(votes[k, KNN_TEMPERATURE], labels)[0]
+        figures["knn_top1"] = top_accuracies(votes[k, KNN_TEMPERATURE], labels)[0]
         return NetworkFigures(figures, "knn_top1", votes[k, KNN_TEMPERATURE].top1 == labels)
 
 

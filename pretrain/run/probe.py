@@ -16,7 +16,7 @@ from excb.distributed.collectives import all_succeed, rank, run_on_rank0, world_
 from excb.images.image_set import Images
 from excb.images.shards import Note, ShardImages
 from excb.images.subset import Subset
-from excb.neighbours.knn import accuracy, vote
+from excb.neighbours.knn import top_accuracies, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
@@ -134,7 +134,7 @@ class FolderProbe:
         neighbours = nearest(bank.rows, queries.rows, k)
         votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=len(self._bank.classes))
         best = votes[k, KNN_TEMPERATURE]
-        return NetworkFigures({"knn_top1": accuracy(best, targets)[0]}, "knn_top1", best.top1 == targets)
+        return NetworkFigures({"knn_top1": top_accuracies(best, targets)[0]}, "knn_top1", best.top1 == targets)
 
 
 def _here(sets: ImageSets) -> ImageSets:

@@ -25,7 +25,7 @@ from excb.files.run_files import RECIPE, REPORT
 from excb.hub import loading
 from excb.hub.trained_heads import NetworkHeads
 from excb.images.image_set import Images
-from excb.neighbours.knn import accuracy, vote
+from excb.neighbours.knn import top_accuracies, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.features import Features, Inputs, extract
 from excb.references import patches
@@ -280,7 +280,7 @@ def _knn(features: Callable[[Images], Features], sets: ImageSets) -> dict[str, f
     k = min(K, len(labels) - leave_one_out)
     neighbours = nearest(bank.rows, queries, k, exclude_self=leave_one_out)
     votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=len(sets.train.classes))
-    return {"knn_top1": accuracy(votes[k, KNN_TEMPERATURE], targets)[0]}
+    return {"knn_top1": top_accuracies(votes[k, KNN_TEMPERATURE], targets)[0]}
 
 
 @torch.no_grad()

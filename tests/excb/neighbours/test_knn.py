@@ -15,7 +15,7 @@ from torch import Tensor
 
 from excb.errors import UserError
 from excb.neighbours import knn
-from excb.neighbours.knn import Vote, accuracy, vote
+from excb.neighbours.knn import Vote, top_accuracies, vote, vote_on_labels
 from excb.neighbours.nearest import Neighbours, nearest
 from tests.excb.neighbours.features import LargestTensor, random_features
 
@@ -70,6 +70,21 @@ def test_vote_against_a_loop(
         assert result.top1.tolist() == [ranking[0] for ranking in expected]
 
 
+def test_vote_on_labels_against_a_loop() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(-1, 2, (20, 5))
+    labels[:, 4] = -1  # nobody has a vote on it
+    similarities = torch.from_numpy(np.sort(random.random((7, 6)))[:, ::-1].copy())
+    indices = torch.from_numpy(np.stack([random.permutation(20)[:6] for _ in range(7)]))
+    with mock.patch.multiple(knn, _LABELS=40):
+        found = vote_on_labels(Neighbours(indices, similarities), torch.from_numpy(labels), k=4, temperature=0.1)
+    for query, label in np.ndindex(7, 5):
+        voters = [(math.exp(similarities[query, n] / 0.1), labels[indices[query, n], label]) for n in range(4)]
+        every = sum(weight for weight, vote in voters if vote >= 0)
+        right = sum(weight for weight, vote in voters if vote == 1)
+        assert float(found[query, label]) == pytest.approx(right / every if every else 0, abs=1e-12)
+
+
 def neighbours_of_one(*similarities: float) -> Neighbours:
     return Neighbours(torch.arange(len(similarities))[None], torch.tensor([similarities], dtype=torch.float64))
 
@@ -116,7 +131,7 @@ def test_digits_as_scikit_learn_classifies_them() -> None:
             k, metric="cosine", algorithm="brute", weights=lambda distances: np.exp((1 - distances) / 0.07)
         ).fit(features[:1200], labels[:1200])
         np.testing.assert_array_equal(result.top1, classifier.predict(features[1200:]))
-        top1, top5 = accuracy(result, torch.from_numpy(labels[1200:]))
+        top1, top5 = top_accuracies(result, torch.from_numpy(labels[1200:]))
         assert top1 == pytest.approx(100 * classifier.score(features[1200:], labels[1200:]))
         assert 90 < top1 < top5 <= 100
 
@@ -139,18 +154,18 @@ def test_top5_credits_no_class_without_a_vote() -> None:
     votes = vote(found, classes[:300], ks=[1, 10], temperatures=[0.07], classes=10)
     for (k, _), result in votes.items():
         least, most = dinos_top5(found, classes[:300], classes[300:], k=k, classes=10)
-        assert accuracy(result, classes[300:])[1] == pytest.approx(least)
+        assert top_accuracies(result, classes[300:])[1] == pytest.approx(least)
         assert k == 1 or least < most
-    top1, top5 = accuracy(votes[1, 0.07], classes[300:])
+    top1, top5 = top_accuracies(votes[1, 0.07], classes[300:])
     assert top1 == top5  # one neighbour votes for one class
 
 
 def test_accuracy_counts_in_percent() -> None:
     top5 = torch.tensor([[3, 1, 0, 2, 4], [0, 1, 2, 3, 4], [5, 4, 3, -1, -1], [1, 0, 2, 3, 4]])
     result = Vote(top5[:, 0], top5, torch.zeros(4, dtype=torch.bool))
-    assert accuracy(result, torch.tensor([3, 4, 0, 1])) == (50.0, 75.0)
+    assert top_accuracies(result, torch.tensor([3, 4, 0, 1])) == (50.0, 75.0)
     with pytest.raises(UserError, match="one per query"):
-        accuracy(result, torch.tensor([3, 4, 0]))
+        top_accuracies(result, torch.tensor([3, 4, 0]))
 
 
 @pytest.mark.parametrize(
