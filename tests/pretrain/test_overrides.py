@@ -5,7 +5,7 @@ import json
 from typing import Any, Literal
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from excb.errors import UserError
@@ -145,40 +145,23 @@ def test_init_names_a_path() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("kinds", "values"),
+    [
+        ((int, int | None), st.integers()),
+        ((float, float | None), NUMBERS | st.sampled_from([-0.0, 5e-324])),
+        ((bool,), st.booleans()),
+        ((tuple[float, float],), st.tuples(NUMBERS, NUMBERS)),
+        ((tuple[float, float, float],), st.tuples(NUMBERS, NUMBERS, NUMBERS)),
+    ],
+)
 @examples
-@given(value=st.integers())
-def test_whole_numbers_round_trip(value: int) -> None:
-    assert parse(str(value), int, "x") == value
-    assert parse(str(value), int | None, "x") == value
-
-
-@examples
-@given(value=NUMBERS)
-@example(value=-0.0)
-@example(value=5e-324)
-def test_numbers_round_trip(value: float) -> None:
-    found = parse(str(value), float, "x")
-    assert (found, str(found)) == (value, str(value))
-    assert parse(str(value), float | None, "x") == value
-
-
-@examples
-@given(value=st.booleans())
-def test_booleans_round_trip(value: bool) -> None:
-    assert parse(str(value), bool, "x") is value
-
-
-@examples
-@given(value=st.tuples(NUMBERS, NUMBERS))
-def test_pairs_round_trip(value: tuple[float, float]) -> None:
-    assert parse(str(value), tuple[float, float], "x") == value
-    assert parse(",".join(map(str, value)), tuple[float, float], "x") == value
-
-
-@examples
-@given(value=st.tuples(NUMBERS, NUMBERS, NUMBERS))
-def test_triples_round_trip(value: tuple[float, float, float]) -> None:
-    assert parse(str(value), tuple[float, float, float], "x") == value
+@given(data=st.data())
+def test_values_round_trip(kinds: tuple[Any, ...], values: st.SearchStrategy[Any], data: st.DataObject) -> None:
+    value = data.draw(values)
+    for kind in kinds:
+        held = parse(str(value), kind, "x")
+        assert (held, str(held)) == (value, str(value))
 
 
 @examples
