@@ -305,19 +305,6 @@ def test_results_are_not_written_among_images_and_masks(
     assert main(command(place, None, "--data", str(root))) == 0
 
 
-def test_settings_of_papers_are_overridden_by_what_is_given() -> None:
-    how = DenseOptions(data=Path("set"), settings="dinov2", size=448).resolved
-    assert (how.heads, how.mode, how.size, how.step, how.linear, how.k) == (
-        ("linear",),
-        "window",
-        448,
-        341,
-        "dinov2",
-        30,
-    )
-    assert DenseOptions(data=Path("set"), heads=("knn", "linear", "knn")).resolved.heads == ("knn", "linear")
-
-
 def test_an_unreadable_image_stops_it(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = write_set(tmp_path / "set", sizes=(48,))
     with Image.open(root / "test" / "images" / "1.png") as image:

@@ -12,19 +12,17 @@ from excb.features.cache import CachedFeatures
 from excb.transfer.dense.heads import linear, logistic, neighbours
 from excb.transfer.dense.heads.memory import Memory
 from excb.transfer.dense.heads.recipes import (
-    DEFAULTS,
     LINEAR,
     LOGISTIC,
-    SETTINGS,
     LinearRecipe,
     LogisticRecipe,
-    options,
 )
 from excb.transfer.dense.layouts import folders
 from excb.transfer.dense.patches.features import Grid, Patches
 from excb.transfer.dense.patches.geometry import Geometry
 from excb.transfer.dense.patches.labels import PatchLabels
 from excb.transfer.dense.patches.views import Views
+from excb.transfer.probes.penalty import fits_of
 from tests.transfer.dense.masked_images import write_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -159,31 +157,8 @@ def test_the_best_strength_is_chosen_on_views_that_are_held_out(memory: Memory) 
     recipe = LogisticRecipe((1e-6, 1.0), most=300)
     _, strength, _ = logistic.fit(memory, GRID, recipe, seed=0, progress=fits.append)
     assert strength == 1.0  # the other one cannot learn anything
-    assert sum(fits) == logistic.fits_of(recipe) == 3
-    assert logistic.fits_of(LogisticRecipe((1.0,))) == 1
+    assert sum(fits) == fits_of(recipe.strengths) == 3
 
 
-def test_classes_without_a_patch_are_never_predicted() -> None:
-    rows, classes = np.random.default_rng(0).normal(size=(40, 3)), np.repeat([1, 3], 20)
-    weight, bias, _ = logistic._fit(rows, classes, 1.0, 5, 100)
-    assert set((rows @ weight.T + bias).argmax(1).tolist()) <= {1, 3}
-    weight, bias, converged = logistic._fit(rows, np.full(40, 2), 1.0, 5, 100)
-    assert converged
-    assert set((rows @ weight.T + bias).argmax(1).tolist()) == {2}
-
-
-def test_named_settings_change_defaults_and_options_change_both() -> None:
-    assert options({}, None) == DEFAULTS
-    assert options({"k": None, "unknown": 3}, None) == DEFAULTS
-    capi = options({"size": 448}, "capi")
-    assert (capi["size"], capi["mask_size"], capi["heads"]) == (448, "input", ["logreg"])
-    hummingbird = options({}, "hummingbird")  # images are resized to a square, not cropped
-    assert [hummingbird[name] for name in ("mode", "size", "interpolation")] == ["resize", 512, "bilinear"]
-    with pytest.raises(UserError, match=r"--settings dinov1: there are .*did you mean 'dinov"):
-        options({}, "dinov1")
-    for name, changed in SETTINGS.items():
-        assert changed.keys() <= DEFAULTS.keys()
-        made = options({}, name)
-        assert made["linear"] in LINEAR
-        assert made["logistic"] in LOGISTIC
+def test_recipes_are_those_of_the_papers_code() -> None:
     assert LOGISTIC["capi"].strengths == pytest.approx(10 ** np.linspace(-6, 5, 8))  # as its code has it
