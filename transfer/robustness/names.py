@@ -1,5 +1,7 @@
 """Corruptions by name and group, and AlexNet's published errors under them; importing it loads nothing."""
 
+from collections.abc import Sequence
+
 from excb.errors import nearest_name, require
 
 # Hendrycks and Dietterich (2019). "extra" are the four that the paper keeps for validation.
@@ -31,7 +33,7 @@ ALEXNET = dict(
 )
 
 
-def chosen(words: list[str]) -> tuple[str, ...]:
+def chosen(words: Sequence[str]) -> tuple[str, ...]:
     """The corruptions that words name, in the order of `ALL`.
 
     Args:

@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from excb.console import Reporter
-from excb.distributed.collectives import rank, run_on_rank0
+from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.references.guessing import MAJORITY, majority
 from excb.references.untrained import NETWORK
@@ -19,12 +20,14 @@ from excb.results.result import Result
 
 from ..data.folders import is_imagenet
 from ..inference import accuracy
+from ..probes.penalty import fits_of
+from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
 from ..reporting.references import below
-from ..reporting.report import report
+from ..reporting.report import ScoredFiles, report
 from ..task import Task
 from .chart import curves_of, draw
-from .head import Head, fit, fits_of
+from .head import Head, fit
 from .metrics import (
     Answers,
     Reference,
@@ -35,7 +38,8 @@ from .metrics import (
     relative_drop,
 )
 from .names import ALEXNET, ALEXNET_CLEAN, COMMON, SEVERITIES
-from .request import Ready, Request
+from .options import RobustnessOptions
+from .ready import Ready
 
 CLEAN, CORRUPTED = "robustness_clean_top1", "robustness_corrupted_top1"
 MCE, RELATIVE_MCE = "robustness_mce", "robustness_relative_mce"
@@ -100,16 +104,13 @@ class Measured:
         return sum(errors) / len(errors)
 
 
-def evaluate(
-    task: Task, reporter: Reporter, request: Request, *, table: bool = True
-) -> tuple[Result, RobustnessScores]:
+def measure(task: Task, options: RobustnessOptions, reporter: Reporter) -> Measurement:
     """Train one head on the clean train images, and judge it on clean, corrupted and other test images.
 
     Args:
         task: backbone and images.
-        reporter: prints notes, progress and tables.
-        request: what to measure.
-        table: print the tables.
+        options: what to measure.
+        reporter: prints notes and progress.
 
     Returns:
         Figures in percent: `robustness_clean_top1`, `robustness_corrupted_top1` (the mean over corruptions and
@@ -123,14 +124,14 @@ def evaluate(
     """
     start = time.monotonic()
     notes: list[str] = []
-    ready = Ready.of(task, request, notes.append)
+    ready = Ready.of(task, options, notes.append)
     reference = _reference(ready, reporter, notes)
-    measured = measure(ready, reporter)
+    measured = head_answers(ready, reporter)
     scored = _scores(ready, measured, reference, notes)
     settings = ready.settings() | {
         "reference": None if reference is None else {"name": reference.name, "digest": reference.digest},
         "chosen": {"l2": measured.head.l2},
-        "sweep": list(measured.head.sweep),
+        "sweep": measured.head.sweep,
     }
     result = report(
         ready.task,
@@ -143,19 +144,17 @@ def evaluate(
     result = _with_other_sets(_with_means(result, measured), ready, measured, reporter)
     result = _beside_majority(result, ready)
     result = replace(result, seconds=round(time.monotonic() - start, 1))
-    if table and rank() == 0:
-        _print(ready, result, reporter)
-    return result, scored
+    return Measurement(result, scored, partial(_show, ready, result), ScoredFiles(scored))
 
 
-def measure(ready: Ready, reporter: Reporter) -> Measured:
+def head_answers(ready: Ready, reporter: Reporter) -> Measured:
     """Fit the head, and let it answer for all test images; all ranks call this."""
-    task, request = ready.task, ready.request
+    task, options, severities = ready.task, ready.options, ready.options.ascending_severities
     rows, labels = task.features(task.train, "train", reporter)
     classes = len(task.train.classes or ())
-    with reporter.progress("head", fits_of(request.l2)) as bar:
+    with reporter.progress("head", fits_of(options.l2)) as bar:
         head = run_on_rank0(
-            lambda: fit(rows, labels, classes, request.l2, seed=request.seed, device=task.device, progress=bar.advance)
+            lambda: fit(rows, labels, classes, options.l2, seed=options.seed, device=task.device, progress=bar.advance)
         )
     logits = head.logits(task.features(task.test, "test", reporter)[0])
     clean = Answers.of(logits, ready.right)
@@ -163,8 +162,8 @@ def measure(ready: Ready, reporter: Reporter) -> Measured:
     for number, (name, images) in enumerate(ready.corrupted.items(), 1):
         words = f"{name} ({number} of {len(ready.corrupted)})"
         corrupted, _ = ready.on_squares.features(images, words, reporter)
-        for turn, severity in enumerate(request.severities):
-            answers = head.logits(corrupted[turn :: len(request.severities)])
+        for turn, severity in enumerate(severities):
+            answers = head.logits(corrupted[turn :: len(severities)])
             cells[name, severity] = Answers.of(answers, ready.right)
     return Measured(head, clean, cells, logits)
 
@@ -222,7 +221,7 @@ def _with_other_sets(result: Result, ready: Ready, measured: Measured, reporter:
     notes = list(result.notes)
     for other in ready.others:
         rows, _ = ready.task.features(other.images, other.name, reporter)
-        named = other.candidates if ready.request.candidates == "common" else None
+        named = other.candidates if ready.options.candidates == "common" else None
         answers = {"": Answers.of(measured.head.logits(rows), other.targets, named)}
         beside = (ready.right & other.candidates).any(1)
         if beside.any():
@@ -253,24 +252,24 @@ def _beside_majority(result: Result, ready: Ready) -> Result:
 
 def _reference(ready: Ready, reporter: Reporter, notes: list[str]) -> Reference | None:
     """What mCE is relative to; None where there is nothing, and a note says why."""
-    request, imagenet = ready.request, is_imagenet(ready.task.train.classes or ())
-    name = request.reference or ("alexnet" if imagenet else None)
-    if not request.corruptions or (name == NETWORK and ready.task.is_untrained):  # which is its own reference
+    options, imagenet = ready.options, is_imagenet(ready.task.train.classes or ())
+    name = options.reference or ("alexnet" if imagenet else None)
+    if not options.corruption_names or (name == NETWORK and ready.task.is_untrained):  # which is its own reference
         return None
     if name is None:
         notes.append("no mCE: it needs --reference, errors to compare with")
         return None
     if name == "alexnet":
-        whole = request.severities == SEVERITIES
+        whole = options.ascending_severities == SEVERITIES
         if imagenet and whole:
             return Reference(ALEXNET_NAME, ALEXNET_CLEAN, ALEXNET)
         why = "are of ImageNet" if not imagenet else "are means over severities 1 to 5"
-        require(request.reference is None, f"--reference alexnet: its published errors {why}")
+        require(options.reference is None, f"--reference alexnet: its published errors {why}")
         notes.append(f"no mCE: AlexNet's published errors {why}")
         return None
     if name == NETWORK:
         reporter.note("reference of mCE: the same network untrained")
-        twin = measure(ready.untrained(), reporter)
+        twin = head_answers(ready.untrained(), reporter)
         corrupted = {each: 1 - float(twin.hits(each).mean()) for each in twin.corruptions}
         clean = 1 - float(twin.clean.hits.double().mean())
         return Reference("the same network untrained", clean, corrupted, _digest(clean, corrupted))
@@ -292,7 +291,7 @@ def _of_result(file: Path, ready: Ready) -> Reference:
             result.settings.get(name) == own[name],
             f"--reference {file} has {name} {result.settings.get(name)}, not {own[name]}: measure it alike",
         )
-    found = {each: result.figures.get(f"robustness_top1_{each}") for each in ready.request.corruptions}
+    found = {each: result.figures.get(f"robustness_top1_{each}") for each in ready.options.corruption_names}
     lacking = [each for each, value in found.items() if value is None]
     require(not lacking, f"--reference {file} lacks {', '.join(lacking)}: measure it with the same --corruptions")
     corrupted = {each: 1 - value / 100 for each, value in found.items() if value is not None}
@@ -306,8 +305,8 @@ def _digest(clean: float, corrupted: Mapping[str, float]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _print(ready: Ready, result: Result, reporter: Reporter) -> None:
-    figures, request = result.figures, ready.request
+def _show(ready: Ready, result: Result, reporter: Reporter) -> None:
+    figures, severities = result.figures, ready.options.ascending_severities
     for note in result.notes:
         reporter.note(note)
 
@@ -338,14 +337,14 @@ def _print(ready: Ready, result: Result, reporter: Reporter) -> None:
     train, test = len(ready.task.train), len(ready.task.test)
     title = f"Robustness, {train:,} train and {test:,} test images, head with l2 = {result.settings['chosen']['l2']:g}"
     reporter.table(title, ["figure", "%", "95 % interval"], shown)
-    if request.corruptions:
-        header = ["corruption", *map(str, request.severities), "mean", "ECE"]
+    if ready.options.corruption_names:
+        header = ["corruption", *map(str, severities), "mean", "ECE"]
         lines = [
             [name]
-            + [f"{figures[f'robustness_top1_{name}_{severity}']:.1f}" for severity in request.severities]
+            + [f"{figures[f'robustness_top1_{name}_{severity}']:.1f}" for severity in severities]
             + [f"{figures[f'robustness_top1_{name}']:.1f}", f"{figures[f'robustness_ece_{name}']:.1f}"]
-            for name in request.corruptions
+            for name in ready.options.corruption_names
         ]
-        means = [f"{figures[f'robustness_top1_severity_{severity}']:.1f}" for severity in request.severities]
+        means = [f"{figures[f'robustness_top1_severity_{severity}']:.1f}" for severity in severities]
         ends = [f"{figures[name]:.1f}" for name in (CORRUPTED, CALIBRATION.format("corrupted"))]
         reporter.table("Top-1 % by severity", header, [*lines, ["mean", *means, *ends]])

@@ -22,6 +22,7 @@ from excb.images.subset import Subset
 from ..data.changed import ChangedImages
 from ..data.folders import is_imagenet, labelled_images
 from ..data.named_sets import Note
+from .options import is_mapped
 
 _VALIDATION = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.\w+")
 _IMAGENET_VALIDATION = 50_000
@@ -75,8 +76,8 @@ def open_set(text: str, classes: Sequence[str], *, border: int = 0, note: Note =
     Raises:
         UserError: the set or its map cannot be used, or it has no class in common with the train set.
     """
-    folder, sign, file = text.rpartition("=")
-    mapped = bool(sign) and file.endswith(".json")
+    folder, _, file = text.rpartition("=")
+    mapped = is_mapped(text)
     place = folder if mapped else text
     images = labelled_images(place, note)
     own = images.classes or ()

@@ -23,11 +23,11 @@ from excb.transfer.leaderboard.submission import check
 from excb.transfer.protocols import kind_of
 from excb.transfer.robustness import protocol
 from excb.transfer.robustness.chart import curves_of, draw
-from excb.transfer.robustness.cli import ROBUSTNESS
 from excb.transfer.robustness.corruptions import CorruptedImages
 from excb.transfer.robustness.names import SEVERITIES as SEVERITIES_OF_THE_PAPER
-from excb.transfer.robustness.protocol import evaluate
-from excb.transfer.robustness.request import Request
+from excb.transfer.robustness.options import RobustnessOptions
+from excb.transfer.robustness.protocol import measure
+from excb.transfer.robustness.record import ROBUSTNESS
 from excb.transfer.task import Task
 from tests.forked import launch
 from tests.run_files import tiny_recipe, write_run
@@ -37,6 +37,7 @@ from tests.transfer.robustness.fake_library import FakeLibrary, install
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUIET = Reporter(quiet=True)
 NAMES, SEVERITIES, L2 = ("gaussian_noise", "contrast"), (1, 3), 0.02
+NONE = ("none",)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def task(place: Path, cache: Path | None = None) -> Task:
     return Task.prepare(str(place / "run"), train, test, device="cpu", batch=8, workers=0, cache=cache)
 
 
-REQUEST = Request(corruptions=NAMES, severities=SEVERITIES, l2=(L2,))
+OPTIONS = RobustnessOptions(corruptions=NAMES, severities=SEVERITIES, l2=(L2,))
 
 
 class Loop:
@@ -113,7 +114,8 @@ def test_figures_are_those_of_a_loop(place: Path) -> None:
     reference = place / "reference.json"
     assert main(command(place, "--l2", "5", "--out", str(reference))) == 0
     base = Result.read(reference)
-    result, scored = evaluate(task(place), QUIET, replace(REQUEST, reference=str(reference)), table=False)
+    measured = measure(task(place), replace(OPTIONS, reference=str(reference)), QUIET)
+    result, scored = measured.result, measured.scored
     clean, clean_error = loop.judged(loop.probabilities(features_by_loop(loop.backbone, place / "data" / "test")[0]))
     cells = {(name, s): loop.judged(loop.corrupted(name, s)) for name in NAMES for s in SEVERITIES}
     figures = result.figures
@@ -145,8 +147,8 @@ def test_a_set_of_the_same_classes_stands_beside_the_clean_images_of_these(place
     rows, labels = features_by_loop(loop.backbone, place / "sketch")
     both: tuple[Literal["common", "all"], ...] = ("common", "all")
     for candidates in both:
-        request = Request(corruptions=(), also=(str(place / "sketch"),), l2=(L2,), candidates=candidates)
-        result, _ = evaluate(task(place), QUIET, request, table=False)
+        options = RobustnessOptions(corruptions=NONE, also=(str(place / "sketch"),), l2=(L2,), candidates=candidates)
+        result = measure(task(place), options, QUIET).result
         own = np.array([CLASSES.index(name) for name in ("bee", "dog")])
         named = own if candidates == "common" else np.arange(7)
         known = np.array(labels) != "yak"  # of which no train image is
@@ -166,8 +168,8 @@ def test_a_set_of_the_same_classes_stands_beside_the_clean_images_of_these(place
 def test_classes_that_a_map_puts_together_are_one_on_the_clean_images_too(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     file.write_text(json.dumps({"bee": ["bee", "dog"], "dog": ["dog", "bee"]}), encoding="utf-8")
-    request = Request(corruptions=(), also=(f"{place / 'sketch'}={file}",), l2=(L2,))
-    figures = evaluate(task(place), QUIET, request, table=False)[0].figures
+    options = RobustnessOptions(corruptions=NONE, also=(f"{place / 'sketch'}={file}",), l2=(L2,))
+    figures = measure(task(place), options, QUIET).result.figures
     assert figures["robustness_on_sketch_top1"] == figures["robustness_on_sketch_clean_top1"] == 100
 
 
@@ -176,32 +178,33 @@ def test_several_labels(place: Path, tmp_path: Path) -> None:
     names = [f"{name}/{number}" for name in CLASSES[:2] for number in range(3)]
     paths = [path for path in labelled(place / "data" / "test").paths if path.rpartition(".")[0] in names]
     file.write_text(json.dumps({path: [*CLASSES] if "ant" in path else [] for path in paths}), encoding="utf-8")
-    result, scored = evaluate(task(place), QUIET, Request(corruptions=(), labels=file, l2=(L2,)), table=False)
+    measured = measure(task(place), RobustnessOptions(corruptions=NONE, labels=file, l2=(L2,)), QUIET)
+    result, scored = measured.result, measured.scored
     assert result.figures["robustness_labels_top1"] == 100  # every class is right
     assert int((~scored.values["robustness_labels_top1"].isnan()).sum()) == 3
 
 
 def test_references_of_corruption_errors(place: Path) -> None:
-    result, _ = evaluate(task(place), QUIET, REQUEST, table=False)
+    result = measure(task(place), OPTIONS, QUIET).result
     assert "no mCE: it needs --reference, errors to compare with" in result.notes
     assert "robustness_mce" not in result.figures
-    result, _ = evaluate(task(place), QUIET, replace(REQUEST, reference="untrained"), table=False)
+    result = measure(task(place), replace(OPTIONS, reference="untrained"), QUIET).result
     assert result.settings["reference"]["name"] == "the same network untrained"
     assert result.figures["robustness_mce"] > 0
     with pytest.raises(UserError, match="--reference alexnet: its published errors are of ImageNet"):
-        evaluate(task(place), QUIET, replace(REQUEST, reference="alexnet"), table=False)
+        measure(task(place), replace(OPTIONS, reference="alexnet"), QUIET)
 
 
 def test_on_imagenet_errors_are_relative_to_alexnets(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "is_imagenet", lambda _classes: True)
-    request = replace(REQUEST, corruptions=("fog", "saturate"), severities=SEVERITIES_OF_THE_PAPER)
-    result, _ = evaluate(task(place), QUIET, request, table=False)
+    options = replace(OPTIONS, corruptions=("fog", "saturate"), severities=SEVERITIES_OF_THE_PAPER)
+    result = measure(task(place), options, QUIET).result
     figures = result.figures
     fog, clean = (1 - figures[f"robustness_{name}"] / 100 for name in ("top1_fog", "clean_top1"))
     assert figures["robustness_mce"] == pytest.approx(100 * fog / 0.819324, abs=1e-3)
     assert figures["robustness_relative_mce"] == pytest.approx(100 * (fog - clean) / (0.819324 - 0.435), abs=1e-3)
     assert result.settings["reference"]["name"] == "AlexNet (published)"
-    result, _ = evaluate(task(place), QUIET, replace(request, severities=(1, 2)), table=False)
+    result = measure(task(place), replace(options, severities=(1, 2)), QUIET).result
     assert "no mCE: AlexNet's published errors are means over severities 1 to 5" in result.notes
 
 
@@ -210,26 +213,29 @@ def test_a_reference_on_other_images_is_refused(place: Path, tmp_path: Path) -> 
     assert main(command(place, "--images", "14", "--out", str(file))) == 0
     assert Result.read(file).data["test"]["images"] == 14
     with pytest.raises(UserError, match="is of other test images"):
-        evaluate(task(place), QUIET, replace(REQUEST, reference=str(file)), table=False)
+        measure(task(place), replace(OPTIONS, reference=str(file)), QUIET)
     assert main(command(place, "--severities", "1", "--out", str(file))) == 0
     with pytest.raises(UserError, match=r"has severities \[1\], not \[1, 3\]"):
-        evaluate(task(place), QUIET, replace(REQUEST, reference=str(file)), table=False)
+        measure(task(place), replace(OPTIONS, reference=str(file)), QUIET)
     with pytest.raises(UserError, match="it is alexnet, untrained, or the file"):
-        evaluate(task(place), QUIET, replace(REQUEST, reference="alexnett"), table=False)
+        measure(task(place), replace(OPTIONS, reference="alexnett"), QUIET)
 
 
 def test_means_are_over_the_papers_fifteen(place: Path) -> None:
-    one, _ = evaluate(task(place), QUIET, replace(REQUEST, corruptions=("fog",)), table=False)
-    two, _ = evaluate(task(place), QUIET, replace(REQUEST, corruptions=("fog", "saturate")), table=False)
+    one = measure(task(place), replace(OPTIONS, corruptions=("fog",)), QUIET).result
+    two = measure(task(place), replace(OPTIONS, corruptions=("fog", "saturate")), QUIET).result
     assert two.figures["robustness_corrupted_top1"] == one.figures["robustness_corrupted_top1"]
-    extra, _ = evaluate(task(place), QUIET, replace(REQUEST, corruptions=("saturate",)), table=False)
+    extra = measure(task(place), replace(OPTIONS, corruptions=("saturate",)), QUIET).result
     assert extra.figures["robustness_corrupted_top1"] == two.figures["robustness_top1_saturate"]
 
 
+def usual(place: Path) -> list[str]:
+    words = ["robustness", "--ckpt", str(place / "run"), "--data", str(place / "data"), "--device", "cpu"]
+    return [*words, "--workers", "0", "--no-cache", "--quiet", "--l2", str(L2)]
+
+
 def command(place: Path, *words: str) -> list[str]:
-    usual = ["robustness", "--ckpt", str(place / "run"), "--data", str(place / "data"), "--device", "cpu"]
-    usual += ["--workers", "0", "--no-cache", "--quiet", "--l2", str(L2)]
-    return [*usual, "--corruptions", *NAMES, "--severities", *map(str, SEVERITIES), *words]
+    return [*usual(place), "--corruptions", *NAMES, "--severities", *map(str, SEVERITIES), *words]
 
 
 def test_files_are_recounted_compared_and_listed(place: Path, tmp_path: Path) -> None:
@@ -271,9 +277,9 @@ def test_corrupted_features_are_kept(
 
 def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one.json", tmp_path / "two.json"
-    words = ("--corruptions", "none", "--also", str(place / "sketch"))  # processes have no fake library
-    assert main(command(place, *words, "--out", str(one))) == 0
-    assert launch("excb.transfer.cli", command(place, *words, "--out", str(two)), 2) == 0
+    words = [*usual(place), "--corruptions", "none", "--also", str(place / "sketch")]  # without the fake library
+    assert main([*words, "--out", str(one)]) == 0
+    assert launch("excb.transfer.cli", [*words, "--out", str(two)], 2) == 0
     first, second = (Result.read(file) for file in (one, two))
     assert (first.figures, first.intervals, first.protocol_hash) == (
         second.figures,
@@ -305,11 +311,28 @@ def test_mistakes_are_one_line(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"severities": (1,)}, "--severities needs corruptions"),
+        ({"reference": "untrained"}, "--reference needs corruptions"),
+        ({"candidates": "all"}, "--candidates needs other sets"),
+        ({"also": ("sketch",), "border": 2}, "--border needs a set with a map"),
+        ({"l2": (L2,), "seed": 1}, "--seed needs corruptions, --images or several --l2"),
+    ],
+)
+def test_an_option_of_no_use_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RobustnessOptions(corruptions=NONE, **options).check(None)
+    RobustnessOptions(corruptions=NONE, also=("sketch=map.json",), border=2, candidates="all", seed=1).check(None)
+    RobustnessOptions(corruptions=NONE, images=7, l2=(L2,), seed=1).check(None)
+
+
 def test_two_sets_of_one_name_are_refused(place: Path, tmp_path: Path) -> None:
     other = write_folder(tmp_path / "Sketch", each=1, classes=("ant", "bee"))
-    request = Request(corruptions=(), also=(str(place / "sketch"), str(other)), l2=(L2,))
+    options = RobustnessOptions(corruptions=NONE, also=(str(place / "sketch"), str(other)), l2=(L2,))
     with pytest.raises(UserError, match="two sets with one name"):
-        evaluate(task(place), QUIET, request, table=False)
+        measure(task(place), options, QUIET)
 
 
 def test_from_python_and_networks_with_a_transform_of_their_own(place: Path) -> None:

@@ -1,0 +1,117 @@
+"""A task with every image set that a robustness evaluation takes."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from excb.errors import require
+from excb.hub.adopted import OwnTransform
+from excb.images.subset import Subset
+
+from ..data.named_sets import Note
+from ..data.splits import stratified_split
+from ..probes.logistic import SOLVER
+from ..probes.selection import held_out
+from ..task import Task
+from . import corruptions
+from .corruptions import CorruptedImages
+from .metrics import BINS
+from .options import RobustnessOptions
+from .sets import OtherSet, multiple_labels, open_set
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A task, with every set opened."""
+
+    task: Task  # its test images are those that are measured
+    options: RobustnessOptions
+    others: tuple[OtherSet, ...]
+    labels: Tensor | None  # [Q, C] bool, of `RobustnessOptions.labels`
+
+    @classmethod
+    def of(cls, task: Task, options: RobustnessOptions, note: Note = lambda _line: None) -> "Ready":
+        """Check and open everything before any work starts.
+
+        Raises:
+            UserError: a set or an option cannot be used.
+        """
+        options.check(None)
+        assert task.train.labels is not None
+        classes = task.train.classes or ()
+        if len(set(options.l2)) > 1:
+            held_out(task.train.labels, options.seed)
+        require(
+            not options.corruption_names or not isinstance(task.preprocessing, OwnTransform),
+            "corruptions apply to the square that the network sees, which its own transform does not name: load it by "
+            "name, or name --corruptions none",
+        )
+        side = task.preprocessing.crop
+        require(
+            not options.corruption_names or side >= corruptions.SMALLEST,
+            f"corruptions are defined from {corruptions.SMALLEST} pixels on: --crop {side} is smaller",
+        )
+        task = _with_fewer(task, options)
+        others = tuple(open_set(text, classes, border=options.border, note=note) for text in options.also)
+        names = [other.name for other in others]
+        require(len(set(names)) == len(names), f"--also has two sets with one name ({', '.join(names)}): rename one")
+        for text, name in zip(options.also, names, strict=True):
+            require(name != "labels", f"--also {text}: `labels` is the name of the figures of --labels, rename it")
+        labels = None if options.labels is None else multiple_labels(options.labels, task.test, classes)
+        return cls(task, options, others, labels)
+
+    @cached_property
+    def corrupted(self) -> dict[str, CorruptedImages]:
+        """The corrupted test images by corruption, each at all severities."""
+        options, task = self.options, self.task
+        return {
+            name: CorruptedImages(task.test, task.preprocessing, name, options.ascending_severities, options.seed)
+            for name in options.corruption_names
+        }
+
+    @cached_property
+    def on_squares(self) -> Task:
+        """The task for images that are squares of the network's size already."""
+        return replace(self.task, preprocessing=replace(self.task.preprocessing, resize=self.task.preprocessing.crop))
+
+    @cached_property
+    def right(self) -> Tensor:
+        """Which class is right for every test image, [Q, C] bool; none where the train set lacks its class."""
+        assert self.task.test.labels is not None
+        shared, whole = len(self.task.train.classes or ()), len(self.task.test.classes or ())
+        return torch.eye(max(whole, shared), shared, dtype=torch.bool)[torch.from_numpy(self.task.test.labels)]
+
+    def untrained(self) -> "Ready":
+        """The same with random weights; see `Task.untrained`."""
+        return replace(self, task=self.task.untrained())
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting, without outcomes."""
+        options = self.options
+        values: dict[str, Any] = {
+            "corruptions": list(options.corruption_names),
+            "severities": list(options.ascending_severities) if options.corruption_names else [],
+            "library": corruptions.version() if options.corruption_names else None,
+            "corrupted": "the square that the network sees",
+            "head": SOLVER | {"features": "standardised"},
+            "l2": sorted(set(options.l2)),
+            "calibration_bins": BINS,
+            "candidates": options.candidates,
+            "border": options.border,
+            "sets": {other.name: other.settings() for other in self.others},
+            "test_images": options.images,
+            "seed": options.seed,
+        }
+        return values
+
+
+def _with_fewer(task: Task, options: RobustnessOptions) -> Task:
+    """The task with the share of the test images that is asked for."""
+    if options.images is None or options.images >= len(task.test):
+        return task
+    assert task.test.labels is not None
+    kept = stratified_split(task.test.labels, options.images / len(task.test), options.seed)
+    return replace(task, test=Subset(task.test, kept))
