@@ -7,6 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import notebook_cache
+
 from excb.version import __version__
 
 # What notebooks compute does not come from the builder's cache, and leaves nothing there.
@@ -31,8 +33,10 @@ html_show_sourcelink = False
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3  # links to headings, as GitHub has them
 
-# Notebooks are kept without outputs and run when the site is built; one that fails, fails the build.
-nb_execution_mode = "force"
+# Notebooks are kept without outputs and run when the site is built; one that fails, fails the build. Outputs are reused
+# while all that made them is the same. `-D nb_execution_mode=force` runs every notebook.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(notebook_cache.folder())
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300  # seconds for a cell; a whole notebook takes some 20 on an idle core
