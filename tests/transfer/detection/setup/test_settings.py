@@ -159,14 +159,15 @@ def test_wrong_options_of_the_command_line(text: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"norm": "GN"}, "detection.norm must be one of SyncBN, .*not 'GN'"),
-        ({"architecture": "c5"}, "detection.architecture must be one of c4, fpn"),
+        ({"norm": "GN"}, "norm must be one of SyncBN, .*not 'GN'"),
+        ({"architecture": "c5"}, "architecture must be one of c4, fpn"),
         ({"rios": 3}, "no option 'rios'; did you mean 'rois'"),
         ({"freeze_at": 6}, "freeze_at must lie between 0 and 5"),
         ({"batch": 0}, "batch must be at least 1"),
+        ({"batch": "4"}, "batch takes a whole number, not '4'"),
         ({"iterations": 0}, "iterations must be at least 1"),
         ({"base_lr": 0.0}, "base_lr must be above 0"),
-        ({"base_lr": float("nan")}, "base_lr must be above 0"),
+        ({"base_lr": float("nan")}, "base_lr takes a finite number"),
         ({"min_sizes": ()}, "min_sizes must be one or more"),
         ({"min_sizes": (0, 5)}, "min_sizes must be one or more"),
         ({"min_sizes": (1400,)}, "min_sizes must be at most max_size"),
@@ -193,6 +194,7 @@ def test_unknown_names_and_batches() -> None:
 
 def test_settings_load_neither_torch_nor_detectron2() -> None:
     code = "import sys, excb.transfer.detection.setup.settings; print({'torch', 'detectron2'} & set(sys.modules))"
+    # A new interpreter: what it imports is tested.
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
