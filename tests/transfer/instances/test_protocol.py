@@ -317,7 +317,7 @@ def test_all_settings_are_in_the_hash(place: Path) -> None:
 def test_half_precision_is_taken_and_checked(place: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     halved: dict[str, Any] = {"feature_precision": "bf16"}
     rows = [
-        evaluation(place, "pairs", "run", shared, mode=mode).open(torch.device("cpu"), QUIET).descriptors(QUIET)[1]  # type: ignore[attr-defined]
+        evaluation(place, "pairs", "run", shared, mode=mode).open(torch.device("cpu"), QUIET).descriptors(QUIET)[1]
         for shared in ({}, halved)
     ]
     assert not torch.equal(*rows)
