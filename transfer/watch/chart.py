@@ -8,7 +8,7 @@ from excb.charts.style import BLUE, GREEN, GREY, ORANGE, new_figure, style_axes
 from excb.references.guessing import TITLES
 
 from ..protocols import kind_of, title
-from .state import State
+from .state import WatchState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ PANELS = (
 COLOURS = (BLUE, ORANGE, GREEN, GREY)
 
 
-def draw(state: State) -> "Figure | None":
+def draw_watch(state: WatchState) -> "Figure | None":
     """The picture; None while nothing is measured and the run has no epoch."""
     epochs = [line for line in state.snapshot.metrics if line["kind"] == "epoch"]
     shown = [(name, own) for name, series in PANELS if (own := _present(epochs, series))]
@@ -50,7 +50,7 @@ def draw(state: State) -> "Figure | None":
     return figure
 
 
-def _watched(axes: Any, state: State) -> None:
+def _watched(axes: Any, state: WatchState) -> None:
     figure = state.measured[-1].figure if state.measured else ""
     points = [(_epoch(state, one.step, one.epoch), one) for one in state.measured]
     when, values = [at for at, _ in points], [one.value for _, one in points]
@@ -93,14 +93,14 @@ def _watched(axes: Any, state: State) -> None:
     axes.margins(x=0.03, y=0.12)
 
 
-def _best(axes: Any, state: State) -> None:
+def _best(axes: Any, state: WatchState) -> None:
     assert state.pointer is not None
     at = _epoch(state, state.pointer["step"], state.pointer["epoch"])
     value = state.pointer["value"]
     axes.plot([at], [value], color=GREEN, marker="*", markersize=13, linestyle="", label=f"best, {value:.2f}", zorder=5)
 
 
-def _epoch(state: State, step: int, epoch: float | None) -> float:
+def _epoch(state: WatchState, step: int, epoch: float | None) -> float:
     """Where a checkpoint stands on the axis: its epoch, or by the run's metrics, or its step where neither is known."""
     return state.snapshot.epochs.get(step, float(step)) if epoch is None else epoch
 

@@ -1,20 +1,24 @@
 """What a watch shows and writes beside its log: rows or JSON lines on stdout, `best.json`, event files, the page."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from excb.charts.tensorboard import TensorBoardWriter
 from excb.console import Reporter, duration
+from excb.errors import UserError
+from excb.files.atomic import write_text
 from excb.files.run_files import WATCH_BEST
 from excb.results.result import interval_text
 
-from . import best, page
-from .events import Events
-from .log import Measurement
-from .state import State
+from .log import CheckpointFigures
+from .page import PAGE, render_watch
+from .state import WatchState
 
+EVENTS = "tensorboard"  # of the watch's own: the run's event files have one writer, the run
 SHORTEST, LONGEST = 5, 60  # seconds between two loads of the page
 # Columns of the rows, with the characters of their cells.
 WIDTHS = {"step": 9, "epoch": 7, "figure": 16, "value": 6, "95 % interval": 14, "time": 12, "": 11}
@@ -34,18 +38,22 @@ class Display:
         self._folder, self._reporter, self._as_json = folder, reporter, as_json
         self._refresh = round(min(max(every, SHORTEST), LONGEST))
         self._rows = reporter.rows(WIDTHS)
-        self._events: Events | None = None
-        self._pointer: Mapping[str, Any] | None = None
+        self._events: TensorBoardWriter | None = None
+        self._pointer: dict[str, Any] | None = None
 
-    def add(self, one: Measurement, state: State) -> None:
+    def add(self, one: CheckpointFigures, state: WatchState) -> None:
         """Show a measurement, and write it to the event file.
 
         Raises:
             UserError: the folder cannot be written.
         """
-        if self._events is None:
-            self._events = Events(self._folder)
-        self._events.add(one)
+        low, high = one.interval or (None, None)
+        values = {one.figure: one.value, f"{one.figure}_low": low, f"{one.figure}_high": high}
+        with _writing(self._folder / EVENTS) as folder:
+            self._events = self._events or _new_events(folder)
+            self._events.add_scalars(
+                {f"watch/{name}": each for name, each in values.items() if each is not None}, one.step
+            )
         if self._as_json:
             self._reporter.answer(json.dumps(asdict(one)))
             return
@@ -60,7 +68,7 @@ class Display:
             "best so far" if is_best else "",
         )
 
-    def refresh(self, state: State, *, ended: bool) -> None:
+    def refresh(self, state: WatchState, *, ended: bool) -> None:
         """Write `best.json`, where it changed, and the page.
 
         Args:
@@ -72,24 +80,42 @@ class Display:
         """
         if state.pointer is not None and state.pointer != self._pointer:
             self._pointer = state.pointer
-            best.write(dict(state.pointer), self._folder)
-        page.write(state, self._folder, refresh=None if ended else self._refresh)
+            write_text(json.dumps(state.pointer, indent=2) + "\n", self._folder / WATCH_BEST)
+        write_text(render_watch(state, refresh=None if ended else self._refresh), self._folder / PAGE)
 
-    def end(self, state: State) -> None:
+    def end(self, state: WatchState) -> None:
         """Say what was found, and where it is."""
         if self._as_json:
             summary = {
                 "best": state.pointer,
                 "gone": list(state.missed),
-                "unreadable": dict(state.unreadable),
+                "unreadable": dict(state.unreadable or {}),
                 "finished": state.snapshot.finished,
             }
             self._reporter.answer(json.dumps(summary))
         if state.pointer is not None:
             which = f"best: step {state.pointer['step']}, {state.pointer['figure']} {state.pointer['value']:.2f}"
-            self._reporter.note(f"{which}; {self._folder} holds {page.PAGE}, {WATCH_BEST} and all figures")
+            self._reporter.note(f"{which}; {self._folder} holds {PAGE}, {WATCH_BEST} and all figures")
 
     def close(self) -> None:
         """Close the event file."""
         if self._events is not None:
             self._events.close()
+
+
+def _new_events(folder: Path) -> TensorBoardWriter:
+    """The event file of this start, which is written anew from the log and takes the place of those of earlier ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = list(folder.glob("events.out.tfevents.*"))
+    writer = TensorBoardWriter(folder, purge_step=0)
+    for file in before:
+        file.unlink(missing_ok=True)
+    return writer
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[Path]:
+    try:
+        yield folder
+    except OSError as error:
+        raise UserError(f"cannot write {folder} ({error}): make room, then repeat the command") from None

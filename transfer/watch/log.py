@@ -19,7 +19,7 @@ LOG = "watch.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class CheckpointFigures:
     """A checkpoint's figures, as its evaluation by hand gives them.
 
     Attributes:
@@ -79,7 +79,7 @@ _RULES = {
     "setup": table,
     "seconds": number,
 }
-_LINE = record_of(_RULES, required=[field.name for field in fields(Measurement)])
+_LINE = record_of(_RULES, required=[field.name for field in fields(CheckpointFigures)])
 
 
 class Log:
@@ -99,7 +99,7 @@ class Log:
             UserError: it holds figures of another setup, cannot be read, or a line of it is damaged.
         """
         self.file, self.setup = folder / LOG, setup
-        self.measured: dict[int, Measurement] = {}
+        self.measured: dict[int, CheckpointFigures] = {}
         self._lines, self.torn = self._read()
         for line in self._lines:
             measurement = self._measurement(line)
@@ -116,7 +116,7 @@ class Log:
         *lines, rest = content.split("\n")
         return lines, bool(rest)
 
-    def _measurement(self, line: str) -> Measurement:
+    def _measurement(self, line: str) -> CheckpointFigures:
         try:
             values = json_text.parse(line)
         except ValueError:
@@ -127,7 +127,7 @@ class Log:
         if other := difference(values["setup"], self.setup):
             raise UserError(f"{self.file} holds figures {other}: repeat its command, or name another --out")
         values["intervals"] = {name: (low, high) for name, (low, high) in values["intervals"].items()}
-        return Measurement(**values | {"notes": tuple(values["notes"])})
+        return CheckpointFigures(**values | {"notes": tuple(values["notes"])})
 
     def trim(self) -> None:
         """Remove what a killed writer has left of a line.
@@ -139,7 +139,7 @@ class Log:
             write_text("".join(f"{line}\n" for line in self._lines), self.file)
             self.torn = False
 
-    def append(self, measurement: Measurement) -> None:
+    def append(self, measurement: CheckpointFigures) -> None:
         """Add a measurement, which is on the disk when this returns.
 
         Raises:

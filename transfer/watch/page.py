@@ -3,47 +3,31 @@
 import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 from excb.charts.style import figure_bytes
-from excb.files.atomic import write_text
 from excb.references.guessing import TITLES
 from excb.results.result import folder_name
 
 from ..pages.frame import Figure, data_address, render_page
 from ..protocols import title
-from .chart import draw
+from .chart import draw_watch
 from .setup import command
-from .state import State, steps_in_words
+from .state import WatchState, steps_in_words
 
 PAGE = "watch.html"
 _NOTES = 6  # that the page shows, of all checkpoints
 
 
-def write(state: State, folder: Path, *, refresh: int | None) -> None:
-    """Write the page.
-
-    Args:
-        state: what it shows.
-        folder: of the watch.
-        refresh: seconds after which a browser loads it again; None once the watch has ended.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    write_text(render_watch(state, refresh=refresh), folder / PAGE)
-
-
-def render_watch(state: State, *, refresh: int | None, now: datetime | None = None) -> str:
+def render_watch(state: WatchState, *, refresh: int | None, now: datetime | None = None) -> str:
     """The page as HTML."""
-    drawn, test, best = draw(state), state.setup["test"], state.pointer
+    drawn, test, best = draw_watch(state), state.setup["test"], state.pointer
     words, written = command(state.setup), now or datetime.now(UTC)
     again = f"It loads itself again every {refresh} s." if refresh else "The watch has ended."
     return render_page(
         "watch",
-        title=f"Watching {state.name}",
+        title=f"Watching {state.run.name}",
         style="base report watch",
-        subtitles=[f"{state.place} · {words} on {test['images']:,} images of {folder_name(test['root'])}"],
+        subtitles=[f"{state.run.place} · {words} on {test['images']:,} images of {folder_name(test['root'])}"],
         figures=list(_figures(state)),
         footer=f"Written {written.isoformat(' ', 'seconds')} by `excb-eval watch`. {again} Bands and bars are 95 % "
         "intervals over the test images.",
@@ -59,7 +43,7 @@ def render_watch(state: State, *, refresh: int | None, now: datetime | None = No
     )
 
 
-def _figures(state: State) -> Iterator[Figure]:
+def _figures(state: WatchState) -> Iterator[Figure]:
     yield "checkpoints measured", str(len(state.measured)), None
     if state.pointer is not None:
         best, newest = state.pointer, state.measured[-1]
@@ -72,11 +56,11 @@ def _figures(state: State) -> Iterator[Figure]:
     yield "the run", "finished" if state.snapshot.finished else "not finished", None
 
 
-def _missing(state: State) -> Iterator[str]:
+def _missing(state: WatchState) -> Iterator[str]:
     if state.missed:
         yield (
             f"{len(state.missed)} checkpoints were gone before they were measured: "
             f"{steps_in_words(state.missed, 200)}. The run keeps its newest ones and its best one (run.keep)."
         )
-    for step, why in state.unreadable.items():
+    for step, why in (state.unreadable or {}).items():
         yield f"step {step} cannot be read: {why}"

@@ -15,11 +15,10 @@ from excb.results.result import Result
 from excb.version import __version__
 
 from ..protocols import headline
-from . import best
 from .display import Display
-from .log import Log, Measurement
-from .runs import Run, Snapshot, UnreachableError
-from .state import State, steps_in_words
+from .log import CheckpointFigures, Log
+from .runs import Snapshot, UnreachableError, WatchedRun
+from .state import WatchState, steps_in_words
 
 # Measures a checkpoint's file, unless its weights have the given hash; None where they do, or where the run has removed
 # the file meanwhile. All ranks call it together.
@@ -27,7 +26,7 @@ Measure = Callable[[int, Path, str | None], Result | None]
 
 
 @dataclass(frozen=True)
-class Turn:
+class NextCheckpoint:
     """What all ranks do next.
 
     Attributes:
@@ -58,7 +57,7 @@ class Watch:
 
     def __init__(
         self,
-        run: Run,
+        run: WatchedRun,
         log: Log,
         display: Display,
         reporter: Reporter,
@@ -89,24 +88,24 @@ class Watch:
         for measurement in sorted(self._log.measured.values(), key=lambda one: one.step):
             self._display.add(measurement, self.state())
 
-    def next(self) -> Turn:
+    def next(self) -> NextCheckpoint:
         """What to do next; whatever is waited for, the page and `best.json` are as new as the run."""
         try:
             self._look()
             self._name_missed()
             while due := self._due():
                 step = due[0]
-                if (file := self._whole(step)) is not None:
+                if (file := self._undamaged(step)) is not None:
                     self._announce(due)
                     known = self._log.measured.get(step)
-                    return Turn(step, file, None if known is None else known.weights_sha256)
+                    return NextCheckpoint(step, file, None if known is None else known.weights_sha256)
         except UnreachableError as error:
             if self._once:
                 raise
             if not self._trouble:
                 self._reporter.warn(f"{error}; trying again every {duration(self._every)}")
             self._trouble = str(error)
-            return Turn()
+            return NextCheckpoint()
         self._trouble = ""
         self._name_missed()
         over = self._once or self._snapshot.finished
@@ -119,30 +118,30 @@ class Watch:
         if not over and not self._waiting:
             self._waiting = True
             self._reporter.note(f"looking for new checkpoints every {duration(self._every)}; Ctrl-C ends the watch")
-        return Turn(over=over)
+        return NextCheckpoint(over=over)
 
-    def record(self, turn: Turn, result: Result | None) -> None:
+    def record(self, upcoming: NextCheckpoint, result: Result | None) -> None:
         """Write down what was measured, or why nothing was.
 
         Raises:
             UserError: the folder cannot be written, or the settings are not those of before.
         """
-        assert turn.step is not None
-        assert turn.file is not None
-        stamp = self._snapshot.checkpoints[turn.step]
+        assert upcoming.step is not None
+        assert upcoming.file is not None
+        stamp = self._snapshot.checkpoints[upcoming.step]
         if result is not None:
-            self._write_down(turn, result, stamp)
-        elif turn.file.is_file():
-            self._same[turn.step] = stamp
+            self._write_down(upcoming, result, stamp)
+        elif upcoming.file.is_file():
+            self._same[upcoming.step] = stamp
         else:
-            self._forget(turn.step)
+            self._forget(upcoming.step)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _write_down(self, turn: Turn, result: Result, stamp: str) -> None:
-        assert turn.step is not None
-        if turn.known is not None:
-            self._reporter.warn(f"step {turn.step} was written again with other weights, and is measured anew")
-        measurement = _measurement(turn.step, stamp, result, self._log)
+    def _write_down(self, upcoming: NextCheckpoint, result: Result, stamp: str) -> None:
+        assert upcoming.step is not None
+        if upcoming.known is not None:
+            self._reporter.warn(f"step {upcoming.step} was written again with other weights, and is measured anew")
+        measurement = _measurement(upcoming.step, stamp, result, self._log)
         self._log.append(measurement)
         self._display.add(measurement, self.state())
         self._display.refresh(self.state(), ended=False)
@@ -153,19 +152,11 @@ class Watch:
         """Say on the page that the watch has ended."""
         self._display.refresh(self.state(), ended=True)
 
-    def state(self) -> State:
+    def state(self) -> WatchState:
         """All that is known."""
         measured = sorted(self._log.measured.values(), key=lambda one: one.step)
-        return State(
-            self._run.place,
-            self._run.name,
-            self._log.setup,
-            self._snapshot,
-            measured,
-            self._missed(),
-            {step: why for step, (_, why) in self._unreadable.items() if step not in self._log.measured},
-            best.point(measured, self._run, self._snapshot.checkpoints),
-        )
+        unreadable = {step: why for step, (_, why) in self._unreadable.items() if step not in self._log.measured}
+        return WatchState(self._run, self._log.setup, self._snapshot, measured, self._missed(), unreadable)
 
     def _look(self) -> None:
         self._snapshot = self._run.look()
@@ -181,7 +172,7 @@ class Watch:
                 due.append(step)
         return due
 
-    def _whole(self, step: int) -> Path | None:
+    def _undamaged(self, step: int) -> Path | None:
         """The file of a checkpoint that is undamaged; None of one that is damaged, or gone since the look."""
         stamp = self._snapshot.checkpoints[step]
         file = self._run.checkpoint(step)
@@ -238,12 +229,12 @@ def watch(watching: Watch, measure: Measure, *, every: float) -> None:
         UserError: the run, the images or the folder cannot be used.
     """
     run_on_rank0(watching.begin)
-    while not (turn := run_on_rank0(watching.next)).over:
-        if turn.step is None or turn.file is None:
+    while not (upcoming := run_on_rank0(watching.next)).over:
+        if upcoming.step is None or upcoming.file is None:
             pause(every)
             continue
-        result = measure(turn.step, turn.file, turn.known)
-        run_on_rank0(partial(watching.record, turn, result))
+        result = measure(upcoming.step, upcoming.file, upcoming.known)
+        run_on_rank0(partial(watching.record, upcoming, result))
 
 
 def pause(seconds: float) -> None:
@@ -251,9 +242,9 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _measurement(step: int, stamp: str, result: Result, log: Log) -> Measurement:
+def _measurement(step: int, stamp: str, result: Result, log: Log) -> CheckpointFigures:
     epoch = result.checkpoint.get("epoch")
-    return Measurement(
+    return CheckpointFigures(
         step=step,
         epoch=None if epoch is None else float(epoch),
         stamp=stamp,

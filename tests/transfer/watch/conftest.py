@@ -34,7 +34,7 @@ def alone(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(watching, "pause", waiting)
     if "drawn" not in request.fixturenames:
-        monkeypatch.setattr(page, "draw", lambda _state: None)
+        monkeypatch.setattr(page, "draw_watch", lambda _state: None)
     monkeypatch.setattr(object_store, "PAUSES", (0.0,))
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from excb.transfer.watch import best
-from excb.transfer.watch.chart import draw
-from excb.transfer.watch.log import Measurement
+from excb.transfer.watch.chart import draw_watch
+from excb.transfer.watch.log import CheckpointFigures
 from excb.transfer.watch.page import render_watch
 from excb.transfer.watch.runs import LocalRun, Snapshot
-from excb.transfer.watch.state import State, steps_in_words
+from excb.transfer.watch.state import WatchState, best_first, steps_in_words
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -26,7 +25,7 @@ SETUP = {
 }
 
 
-def measurement(step: int, value: float, **changes: Any) -> Measurement:
+def measurement(step: int, value: float, **changes: Any) -> CheckpointFigures:
     values: dict[str, Any] = {
         "step": step,
         "epoch": step / 10,
@@ -44,23 +43,17 @@ def measurement(step: int, value: float, **changes: Any) -> Measurement:
         "created": "2026-11-23",
         "version": "0.1.0",
     }
-    return Measurement(**values | changes)
+    return CheckpointFigures(**values | changes)
 
 
-def state(*measured: Measurement, name: str = "first", **changes: Any) -> State:
+def state(*measured: CheckpointFigures, name: str = "first", **changes: Any) -> WatchState:
     kept = {one.step: "1" for one in measured}
     metrics = [
         {"kind": "epoch", "step": 10 * epoch, "epoch": epoch, "loss": 5.0 - epoch, "knn_top1": 30.0}
         for epoch in (1, 2, 3)
     ]
-    pointer = best.point(measured, LocalRun(Path("runs") / name), kept)
-    values: dict[str, Any] = {
-        "snapshot": Snapshot(kept, metrics, finished=False),
-        "missed": (),
-        "unreadable": {},
-        "pointer": pointer,
-    }
-    return State(place=f"runs/{name}", name=name, setup=SETUP, measured=measured, **values | changes)
+    values: dict[str, Any] = {"snapshot": Snapshot(kept, metrics, finished=False)}
+    return WatchState(LocalRun(Path("runs") / name), SETUP, measured=measured, **values | changes)
 
 
 def test_it_shows_the_watched_curve_the_runs_own_and_a_row_for_each_checkpoint() -> None:
@@ -74,7 +67,7 @@ def test_it_shows_the_watched_curve_the_runs_own_and_a_row_for_each_checkpoint()
     assert "majority class" in page
     assert "step 15. The run keeps" in page
     assert '<meta http-equiv="refresh" content="30">' in page
-    figure: Any = draw(shown)
+    figure: Any = draw_watch(shown)
     assert figure is not None
     top, *own = figure.axes
     assert {line.get_label() for line in top.get_lines()} >= {"best, 60.00", "majority class 20.0", "chance 14.3"}
@@ -109,7 +102,7 @@ def test_a_browser_shows_it_and_loads_it_again(tmp_path: Path) -> None:
 def test_nothing_measured_yet() -> None:
     page = render_watch(state(), refresh=30)
     assert "checkpoints measured" in page
-    assert draw(state(snapshot=Snapshot({}, (), finished=False))) is None
+    assert draw_watch(state(snapshot=Snapshot({}, (), finished=False))) is None
 
 
 def test_names_cannot_become_markup() -> None:
@@ -118,7 +111,7 @@ def test_names_cannot_become_markup() -> None:
 
 
 def test_the_best_of_equal_ones_is_the_earliest() -> None:
-    assert [one.step for one in best.ranked([measurement(30, 60.0), measurement(20, 60.0), measurement(10, 50.0)])] == [
+    assert [one.step for one in best_first([measurement(30, 60.0), measurement(20, 60.0), measurement(10, 50.0)])] == [
         20,
         30,
         10,
@@ -127,14 +120,15 @@ def test_the_best_of_equal_ones_is_the_earliest() -> None:
 
 def test_the_pointer_names_better_ones_that_are_gone() -> None:
     measured = [measurement(10, 70.0), measurement(20, 60.0), measurement(30, 60.0), measurement(40, 50.0)]
-    run = LocalRun(Path("runs") / "first")
-    found = best.point(measured, run, {30, 40})
-    assert found is not None
-    assert (found["step"], found["kept"], found["better_but_gone"]) == (30, True, [10])
-    nothing_left = best.point(measured, run, set())
-    assert nothing_left is not None
-    assert (nothing_left["step"], nothing_left["kept"], nothing_left["better_but_gone"]) == (10, False, [])
-    assert best.point([], run, {30}) is None
+
+    def pointer(*kept: int) -> tuple[Any, ...]:
+        found = state(*measured, snapshot=Snapshot(dict.fromkeys(kept, "1"), (), finished=False)).pointer
+        assert found is not None
+        return found["step"], found["kept"], found["better_but_gone"]
+
+    assert pointer(30, 40) == (30, True, [10])
+    assert pointer() == (10, False, [])
+    assert state().pointer is None
 
 
 def test_checkpoints_that_metrics_promise() -> None:

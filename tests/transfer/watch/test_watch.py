@@ -170,7 +170,7 @@ def test_stopped_between_measuring_and_writing_it_down(
 
     append = log.Log.append
 
-    def killed(self: log.Log, measurement: log.Measurement) -> None:
+    def killed(self: log.Log, measurement: log.CheckpointFigures) -> None:
         if measurement.step == 20:
             raise KilledError
         append(self, measurement)
