@@ -128,7 +128,7 @@ def _classifier(
         return linear.scores_of(trained), [] if how.linear == "fast" else [note]
     tried = LOGISTIC[how.logistic]
     with reporter.progress(f"logistic regression ({how.logistic})", fits_of(tried.strengths)) as bar:
-        fitted, strength, notes = logistic.fit(memory, task.grid, tried, seed=seed, progress=bar.advance)
+        fitted, strength, notes = logistic.fit_to_patches(memory, task.grid, tried, seed=seed, progress=bar.advance)
     return linear.scores_of(fitted), [f"logistic regression: C = {strength:g}, chosen on held-out train images", *notes]
 
 

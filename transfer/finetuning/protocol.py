@@ -298,7 +298,7 @@ def _measure_frozen(task: Task, options: Options, plan: Plan, reporter: Reporter
         | {"features": "standardised", "seeds": [seed], "C": list(logistic.GRID), "folds": logistic.FOLDS},
         scored=predictions,
         seconds=time.monotonic() - start,
-        notes=[*notes, logistic.text_of(chosen), *chosen.notes],
+        notes=[*notes, logistic.how_chosen(chosen), *chosen.notes],
     )
     show = partial(_show_frozen, result, name, len(rows), chosen.C)
     return Measurement(result, predictions, show, ScoredFiles(predictions))
@@ -312,4 +312,4 @@ def _show_frozen(result: Result, name: str, images: int, strength: float, report
 
 
 def _logistic(task: Task, rows: Tensor, labels: Tensor, seed: int) -> Chosen:
-    return logistic.fit(rows, labels, classes=len(task.train.classes or ()), seed=seed, device=task.device)
+    return logistic.fit_to_share(rows, labels, classes=len(task.train.classes or ()), seed=seed, device=task.device)

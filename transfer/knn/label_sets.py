@@ -3,13 +3,12 @@
 import time
 from functools import partial
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.collectives import world_size
-from excb.neighbours.nearest import Neighbours, nearest
+from excb.neighbours.knn import vote_on_labels
+from excb.neighbours.nearest import nearest
 from excb.results.result import Result, interval_text
 
 from ..data.multilabel import MultiLabelImages
@@ -19,8 +18,6 @@ from ..reporting.report import ScoredFiles
 from ..task import Task
 from .options import KnnOptions
 from .protocol import checked
-
-_AT_ONCE = 2**23  # votes of a block of queries: 64 MiB
 
 
 def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
@@ -49,10 +46,11 @@ def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
             device=task.device,
             progress=bar.advance,
         )
+    labels = torch.from_numpy(train.targets)
     values = {
-        f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): votes(
-            found, train.targets, k=k, temperature=T
-        )
+        f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): vote_on_labels(
+            found, labels, k=k, temperature=T
+        ).numpy()
         for k in counts
         for T in temperatures
     }
@@ -72,25 +70,3 @@ def _show(result: Result, train: int, test: int, reporter: Reporter) -> None:
     rows = [[name, f"{value:.2f}", interval_text(result.intervals[name])] for name, value in result.figures.items()]
     title = f"k-NN, {train:,} train and {test:,} test images, sets of {result.data['classes']} labels"
     reporter.table(title, ["figure", "%", "95 % interval"], rows)
-
-
-def votes(neighbours: Neighbours, targets: np.ndarray, *, k: int, temperature: float) -> np.ndarray:
-    """The share of the votes, of weight exp(similarity / temperature), that is for each class.
-
-    Args:
-        neighbours: at least k of each of Q queries.
-        targets: [N, C] int8 of the bank: 1 of the class, 0 not; a neighbour of -1 has no vote on that class.
-        k: neighbours that vote.
-        temperature: above 0.
-
-    Returns:
-        [Q, C] float64, 0 to 1; 0 where nobody has a vote.
-    """
-    labels, parts = torch.from_numpy(targets), list[Tensor]()
-    for rows in torch.arange(len(neighbours.indices)).split(max(1, _AT_ONCE // (k * targets.shape[1]))):
-        similarities = neighbours.similarities[rows, :k]
-        weights = ((similarities - similarities[:, :1]) / temperature).exp()
-        voted = labels[neighbours.indices[rows, :k]]
-        every = torch.einsum("qk,qkc->qc", weights, (voted >= 0).double())
-        parts.append(torch.einsum("qk,qkc->qc", weights, (voted == 1).double()) / every.where(every > 0, 1.0))
-    return torch.cat(parts).numpy()

@@ -3,7 +3,8 @@
 import time
 from functools import partial
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, run_on_rank0
@@ -11,17 +12,19 @@ from excb.errors import UserError
 from excb.results.result import Result, interval_text
 
 from ..data.multilabel import MultiLabelImages
+from ..probes.logistic import SOLVER
+from ..probes.penalty import STRENGTHS, Rule, choose_penalty
+from ..probes.selection import HELD_OUT_SETS
 from ..protocol import Measurement
 from ..reporting import average_precision
 from ..reporting.label_scores import LabelScores, report_label_scores
 from ..reporting.report import ScoredFiles
 from ..task import Task
 from .options import LOGREG, LinearOptions
-from .regression import HELD_OUT, STEPS, STRENGTHS, choose
 
 
 def checked(options: LinearOptions) -> tuple[float, ...]:
-    """The strengths of the penalty to choose from.
+    """The values of C to choose from.
 
     Raises:
         UserError: the protocol is another than logreg, a C is out of range, or heads are to be chosen on test images.
@@ -33,12 +36,12 @@ def checked(options: LinearOptions) -> tuple[float, ...]:
         raise UserError.on_all_ranks(f"{words} have no use for {wrong[0]}: held-out images choose; leave it out")
     tried = all_succeed(options.plan)
     assert isinstance(tried, tuple)
-    return STRENGTHS if options.C is None else tuple(1 / each for each in tried)
+    return STRENGTHS if options.C is None else tried
 
 
-def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:
+def _judge(scores: Tensor, targets: Tensor) -> tuple[float]:
     """Mean average precision with area, which chooses the strength of the penalty."""
-    return float(average_precision.mean(scores, targets, average_precision.area)[0])
+    return (float(average_precision.mean(scores.numpy(), targets.numpy(), average_precision.area)[0]),)
 
 
 def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measurement:
@@ -66,25 +69,27 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
     rows, queries = (task.stored(images, name, reporter).all() for images, name in ((train, "train"), (test, "test")))
     reporter.note(f"a logistic regression for each of {classes} classes, {len(tried)} strengths of the penalty")
 
-    def fitted() -> tuple[np.ndarray, float, dict[float, float]]:
-        chosen = choose(
-            rows, train.targets, mean_average_precision, classes, strengths=tried, seed=seed, device=task.device
+    chosen = run_on_rank0(
+        lambda: choose_penalty(
+            rows,
+            torch.from_numpy(train.targets),
+            tried,
+            Rule.held_out(seed, _judge),
+            classes=classes,
+            device=task.device,
         )
-        return chosen.model.scores(queries), chosen.strength, chosen.sweep
-
-    scores, strength, sweep = run_on_rank0(fitted)
-    scored = LabelScores(test.targets, test.paths, test.classes or (), {"linear_{}": scores})
+    )
+    scored = LabelScores(test.targets, test.paths, test.classes or (), {"linear_{}": chosen.scores(queries).numpy()})
     result = report_label_scores(
         task,
         protocol="linear_logreg",
-        settings={
-            "solver": "torch, L-BFGS",
-            "steps": STEPS,
+        settings=SOLVER
+        | {
             "features": "pooled",
-            "held_out": HELD_OUT if len(tried) > 1 else None,
-            "C": sorted(1 / each for each in tried),
-            "chosen": {"C": 1 / strength},
-            "sweep": [{"C": 1 / one, "holdout_mAP": round(100 * value, 4)} for one, value in sweep.items()],
+            "held_out": HELD_OUT_SETS if chosen.sweep else None,
+            "C": sorted(tried),
+            "chosen": {"C": chosen.C},
+            "sweep": [{"C": C, "holdout_mAP": round(100 * mean, 4)} for C, (mean,) in chosen.sweep.items()],
             "seed": seed,
         },
         scored=scored,

@@ -27,7 +27,7 @@ from ..probes.attentive import queries_of
 from ..probes.heads import HeadBank
 from ..probes.recipes import LinearProtocol
 from ..probes.rows import part_rows, shapes_of
-from ..probes.selection import Choice, Outcome, choose_among, choose_on_features, held_out, outcome_of
+from ..probes.selection import Choice, Outcome, choose_among, held_out, outcome_of
 from ..probes.training import attentive_bank, fitting, linear_bank, scaled, scaled_rows, tried
 from ..task import Task
 
@@ -115,16 +115,17 @@ class Probe:
     def on_features(self) -> Outcome:
         """Train on precomputed features."""
         assert self.plan.features != "patches"
-        width = self.task.extraction(self.task.train, self.plan.features).width
-        make = partial(linear_bank, self.task, self.plan, width=width, seed=self.seed)
-        return choose_on_features(
-            self.task,
-            self.reporter,
-            tried(self.plan),
-            scaled,
-            fitting(make, self.plan, self.reporter, what="linear heads", seed=self.seed),
-            settings=asdict(self.plan),
-            kind=self.plan.features,
+        task, plan = self.task, self.plan
+        rows, labels = task.features(task.train, "train", self.reporter, kind=plan.features)
+        test, targets = task.features(task.test, "test", self.reporter, kind=plan.features)
+        rows, test = scaled(rows, test)
+        make = partial(linear_bank, task, plan, width=rows.shape[1], seed=self.seed)
+        return choose_among(
+            tried(plan),
+            (rows, labels),
+            (test, targets),
+            fitting(make, plan, self.reporter, what="linear heads", seed=self.seed),
+            settings=asdict(plan),
             select=self.select,
             seed=self.seed,
         )

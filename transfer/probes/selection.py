@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from excb import seeding
-from excb.console import Reporter
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
-from excb.networks.features import Kind
 
 from ..features.parts import PartRows
-from ..task import Task
 from .attentive import AttentiveBank
 from .heads import HeadBank
 
 HELD_OUT = 0.1  # share of every class's train images on which heads are chosen
+HELD_OUT_SETS = 0.2  # share of train images with sets of labels
 
 READ = 1024  # images whose patches are in memory at once
 
@@ -40,8 +38,10 @@ class Outcome:
 def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
     """Which train images are kept for choosing: a tenth of every class, at least one, never a class's only image.
 
+    Sets of labels cannot be drawn by class: of these it is a fifth of all images.
+
     Args:
-        labels: [N] class indices.
+        labels: class indices [N], or sets of labels [N, K].
         seed: names the choice.
 
     Returns:
@@ -51,14 +51,17 @@ def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
         UserError: no class has two images.
     """
     held = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
+    if labels.ndim == 2:
+        order = seeding.generator(seeding.Purpose.SPLIT, seed, 0, 1).permutation(len(labels))
+        held[order[: min(len(labels) - 1, max(1, round(HELD_OUT_SETS * len(labels))))]] = True
+    for label in np.unique(labels) if labels.ndim == 1 else ():
         members = np.flatnonzero(labels == label)
         count = min(len(members) - 1, max(1, round(HELD_OUT * len(members))))
         held[seeding.generator(seeding.Purpose.SPLIT, seed, int(label)).permutation(members)[:count]] = True
     if not held.any():
         raise UserError(
             "no class has two train images, so none can be held out: try one setting only (one --lr and one --wd, or "
-            "one --C), or choose on the test images with --select test"
+            "one --C or --l2), or choose on the test images with --select test"
         )
     return held
 
@@ -82,8 +85,16 @@ class Choice:
     def among(cls, tried: Sequence[HeadSettings], right: Tensor, loss: Tensor, *, images: int, select: str) -> "Choice":
         """The head with most right answers [H]; among equals the one of least loss [H], then the first."""
         head = max(range(len(tried)), key=lambda one: (int(right[one]), -float(loss[one])))
-        percent = [round(100 * int(count) / images, 4) for count in right]
-        sweep = [settings | {f"{select}_top1": value} for settings, value in zip(tried, percent, strict=True)]
+        return cls.of(head, tried, [int(count) / images for count in right], images=images, select=select)
+
+    @classmethod
+    def of(
+        cls, head: int, tried: Sequence[HeadSettings], shares: Sequence[float], *, images: int, select: str
+    ) -> "Choice":
+        """One head, with the shares of right answers of all, on so many "holdout" or "test" images."""
+        sweep = [
+            settings | {f"{select}_top1": round(100 * share, 4)} for settings, share in zip(tried, shares, strict=True)
+        ]
         how = {"select": select, "select_images": images, "chosen": tried[head], "sweep": sweep}
         if select == "holdout":
             return cls(head, how)
@@ -130,40 +141,6 @@ def _parts(rows: Rows, among: Tensor | None = None) -> Iterator[tuple[Tensor, Te
 def as_text(tried: HeadSettings) -> str:
     """Settings of a head as a reader takes them: "lr 0.3, wd 0"."""
     return ", ".join(f"{name} {value:g}" for name, value in tried.items())
-
-
-def choose_on_features(
-    task: Task,
-    reporter: Reporter,
-    tried: Sequence[HeadSettings],
-    prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    fit: "Fit",
-    *,
-    settings: dict[str, Any],
-    kind: Kind,
-    select: str,
-    seed: int,
-) -> Outcome:
-    """Choose among heads on features of the backbone, as `choose_among` does.
-
-    Args:
-        task: backbone and images.
-        reporter: prints notes, progress and tables.
-        tried: settings of the heads.
-        prepare: train and test features [N, D], [Q, D] -> the same as heads take them.
-        fit: see `Fit`.
-        settings: of the protocol, for the result.
-        kind: of features.
-        select: "holdout" or "test".
-        seed: names the held-out images.
-
-    Raises:
-        UserError: no image can be held out, or the chosen head is not finite.
-    """
-    rows, labels = task.features(task.train, "train", reporter, kind=kind)
-    test, targets = task.features(task.test, "test", reporter, kind=kind)
-    rows, test = prepare(rows, test)
-    return choose_among(tried, (rows, labels), (test, targets), fit, settings=settings, select=select, seed=seed)
 
 
 # Features [N, D], labels [N], numbers of the images to train on [n], and settings -> trained heads.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..probes.penalty import Chosen, Rule, accuracy, choose, log_likelihood
+from ..probes.penalty import Chosen, Rule, choose_penalty, log_likelihood, right_share
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Head:
         return self.chosen.scores(rows).float()
 
 
-def fit(
+def fit_head(
     rows: Tensor,
     labels: Tensor,
     classes: int,
@@ -66,8 +66,8 @@ def fit(
         UserError: there are several penalties, and no image can be held out.
     """
     strengths = [1 / (l2 * len(rows)) for l2 in penalties]
-    rule = Rule.held_out(seed, lambda scores, true: (log_likelihood(scores, true), accuracy(scores, true)))
-    chosen = choose(rows, labels, strengths, rule, classes=classes, device=device, progress=progress)
+    rule = Rule.held_out(seed, lambda scores, true: (log_likelihood(scores, true), right_share(scores, true)))
+    chosen = choose_penalty(rows, labels, strengths, rule, classes=classes, device=device, progress=progress)
     return Head(chosen, len(rows))
 
 

@@ -27,7 +27,7 @@ from ..reporting.references import below
 from ..reporting.report import ScoredFiles, report
 from ..task import Task
 from .chart import curves_of, draw
-from .head import Head, fit
+from .head import Head, fit_head
 from .metrics import (
     Answers,
     Reference,
@@ -154,7 +154,9 @@ def head_answers(ready: Ready, reporter: Reporter) -> Measured:
     classes = len(task.train.classes or ())
     with reporter.progress("head", fits_of(options.l2)) as bar:
         head = run_on_rank0(
-            lambda: fit(rows, labels, classes, options.l2, seed=options.seed, device=task.device, progress=bar.advance)
+            lambda: fit_head(
+                rows, labels, classes, options.l2, seed=options.seed, device=task.device, progress=bar.advance
+            )
         )
     logits = head.logits(task.features(task.test, "test", reporter)[0])
     clean = Answers.of(logits, ready.right)

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from excb.console import Reporter
 from excb.files import npy
-from excb.neighbours.knn import vote
+from excb.neighbours.knn import vote, vote_on_labels
 from excb.neighbours.nearest import nearest
 
 from ..data.multilabel import MultiLabelImages
 from ..knn.record import KNN as PROTOCOL
-from ..knn.label_sets import votes
-from ..linear.regression import HELD_OUT, STRENGTHS, choose
+from ..probes.logistic import SOLVER
+from ..probes.penalty import STRENGTHS, Rule, choose_penalty, log_likelihood
+from ..probes.selection import HELD_OUT, HELD_OUT_SETS
 from .choosing import OpenSet
 from .episodes import episodes, interval
+from .metrics import METRICS
 
 LOGREG, KNN = "logreg", PROTOCOL.name  # heads whose answers are kept, so that checkpoints are compared image by image
 SHOTS, EPISODES, K, T = (1, 2, 5, 10), 100, 20, 0.07
@@ -32,13 +34,19 @@ class Options:
     shots: tuple[int, ...] = SHOTS
     episodes: int = EPISODES
     k: int = K
-    seed: int = 0  # names the train images that choose the strength of the penalty
+    strengths: tuple[float, ...] = STRENGTHS  # values of C to choose from, inverse strengths of the penalty
+    seed: int = 0  # names the train images that choose among them
 
     def settings(self, entry_metric: str) -> dict[str, Any]:
         """All that figures depend on beside features, as JSON holds it."""
         return {
             "metric": entry_metric,
-            "logreg": {"strengths": list(STRENGTHS), "held_out": HELD_OUT, "seed": self.seed},
+            LOGREG: SOLVER
+            | {
+                "C": list(self.strengths),
+                "held_out": HELD_OUT_SETS if METRICS[entry_metric].label_sets else HELD_OUT,
+                "seed": self.seed,
+            },
             KNN: {"k": self.k, "T": T},
             "shots": list(self.shots),
             "episodes": self.episodes,
@@ -86,16 +94,23 @@ def measure(
     metric = opened.entry.metric
     train, test = _targets(opened.train), _targets(opened.test)
     classes = len(opened.train.classes or ())
-    reporter.note(f"logistic regression of {classes} classes, {len(STRENGTHS)} strengths of the penalty")
-    chosen = choose(rows, train, metric.score, classes, seed=options.seed, device=device)
-    scores = chosen.model.scores(queries)
+    reporter.note(f"logistic regression of {classes} classes, {len(options.strengths)} strengths of the penalty")
+
+    def judge(scores: Tensor, answers: Tensor) -> tuple[float, ...]:
+        figure = metric.score(scores.numpy(), answers.numpy())
+        return (figure,) if metric.label_sets else (figure, log_likelihood(scores, answers))
+
+    targets = torch.from_numpy(train)
+    rule = Rule.held_out(options.seed, judge)
+    chosen = choose_penalty(rows, targets, options.strengths, rule, classes=classes, device=device)
+    scores = chosen.scores(queries).numpy()
     answers = {LOGREG: scores if metric.label_sets else scores.argmax(1) == test}
     k = min(options.k, len(rows))
     neighbours = nearest(rows, queries, k, device=device)
     if metric.label_sets:
-        answers[KNN] = votes(neighbours, train, k=k, temperature=T)
+        answers[KNN] = vote_on_labels(neighbours, targets, k=k, temperature=T).numpy()
     else:
-        voted = vote(neighbours, torch.from_numpy(train), ks=[k], temperatures=[T], classes=classes)
+        voted = vote(neighbours, targets, ks=[k], temperatures=[T], classes=classes)
         answers[KNN] = voted[k, T].top1.numpy() == test
     figures = {head: metric.percent(each, test) for head, each in answers.items()}
     intervals = {head: _middle(metric.draws(each, test)) for head, each in answers.items()}
@@ -114,7 +129,7 @@ def measure(
         figures |= {f"shot{n}": float(each.mean()) for n, each in found.items()}
         intervals |= {f"shot{n}": _percentages(interval(each)) for n, each in found.items()}
     majority = dict.fromkeys(figures, metric.majority(train, test))
-    how = {"strength": chosen.strength, "held_out": {f"{one:g}": value for one, value in chosen.sweep.items()}}
+    how = {"C": chosen.C, "held_out": {f"{C:g}": judged[0] for C, judged in chosen.sweep.items()}}
     return Measured(figures, intervals, majority, how, test, answers)
 
 

@@ -19,7 +19,7 @@ from excb.transfer.dense.patches.features import Grid, Patches
 from excb.transfer.finetuning import logistic as few_labels
 from excb.transfer.linear.logreg import logistic_regression
 from excb.transfer.probes import logistic
-from excb.transfer.probes.logistic import NEVER, Regression, Standard, fit
+from excb.transfer.probes.logistic import NEVER, Regression, Standard, fit_regression
 from excb.transfer.robustness import head as clean_head
 from excb.transfer.sets import heads as sets
 from excb.transfer.sets.metrics import TOP1
@@ -53,63 +53,63 @@ def without_scikit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("C", [0.01, 1.0])
 def test_classes_are_those_of_scikit_learn(C: float) -> None:
-    assert scores(fit(ROWS, LABELS, C, classes=4)) == pytest.approx(scikit(LABELS, C), abs=5e-3)
+    assert scores(fit_regression(ROWS, LABELS, C, classes=4)) == pytest.approx(scikit(LABELS, C), abs=5e-3)
 
 
 @pytest.mark.usefixtures("without_scikit")
 @pytest.mark.parametrize("C", [0.01, 1.0])
 def test_the_own_solver_is_scikit_learns_to_rounding_errors(C: float) -> None:
-    own = fit(ROWS, LABELS, C, classes=4)
+    own = fit_regression(ROWS, LABELS, C, classes=4)
     theirs = LogisticRegression(C=C, max_iter=1000).fit(ROWS.numpy(), LABELS)
     assert own.weight.numpy() == pytest.approx(theirs.coef_, abs=1e-8)
-    two = fit(ROWS, LABELS.clamp(max=1), C, classes=2)
+    two = fit_regression(ROWS, LABELS.clamp(max=1), C, classes=2)
     theirs = LogisticRegression(C=C, max_iter=1000).fit(ROWS.numpy(), LABELS.clamp(max=1))
     assert (two.weight[1] - two.weight[0]).numpy() == pytest.approx(theirs.coef_[0], abs=1e-8)
 
 
 def test_shares_are_images_with_weights() -> None:
     shares = torch.from_numpy(RANDOM.dirichlet([0.5, 0.5, 0.5], 90))
-    found = scores(fit(ROWS, shares, 0.5, classes=3))
+    found = scores(fit_regression(ROWS, shares, 0.5, classes=3))
     expected = scikit(np.tile(np.arange(3), 90), 0.5, shares.numpy().ravel(), ROWS.repeat_interleave(3, 0))
     assert found == pytest.approx(expected, abs=5e-3)
-    assert scores(fit(ROWS, torch.eye(5)[LABELS], 0.5, classes=5))[:, :4] == pytest.approx(
-        scores(fit(ROWS, LABELS, 0.5, classes=5))[:, :4], abs=1e-6
+    assert scores(fit_regression(ROWS, torch.eye(5)[LABELS], 0.5, classes=5))[:, :4] == pytest.approx(
+        scores(fit_regression(ROWS, LABELS, 0.5, classes=5))[:, :4], abs=1e-6
     )
 
 
 def test_two_shares_have_one_weight_as_two_classes_have() -> None:
     labels = LABELS.clamp(max=1)
-    assert scores(fit(ROWS, torch.eye(2)[labels], 0.5, classes=2)) == pytest.approx(
-        scores(fit(ROWS, labels, 0.5, classes=2)), abs=1e-6
+    assert scores(fit_regression(ROWS, torch.eye(2)[labels], 0.5, classes=2)) == pytest.approx(
+        scores(fit_regression(ROWS, labels, 0.5, classes=2)), abs=1e-6
     )
 
 
 def test_a_regression_for_each_label_without_its_ignored_images() -> None:
     targets = (torch.from_numpy(RANDOM.random((90, 2))) < 0.4).to(torch.int8)
-    found = fit(ROWS, targets, 0.5, classes=2).scores(QUERIES).numpy()
+    found = fit_regression(ROWS, targets, 0.5, classes=2).scores(QUERIES).numpy()
     for label in range(2):
         assert found[:, label] == pytest.approx(scikit(targets[:, label], 0.5), abs=1e-4)
     ignored = targets.clone()
     ignored[::3, 0] = -1
-    other = fit(ROWS, ignored, 0.5, classes=2).scores(QUERIES).numpy()
+    other = fit_regression(ROWS, ignored, 0.5, classes=2).scores(QUERIES).numpy()
     known = ignored[:, 0] >= 0
     assert other[:, 0] == pytest.approx(scikit(targets[known, 0], 0.5, rows=ROWS[known]), abs=1e-4)
     assert other[:, 1] == pytest.approx(found[:, 1], abs=1e-4)
 
 
 def test_classes_without_images_are_never_the_best() -> None:
-    model = fit(ROWS[:40], torch.tensor([1, 3]).repeat(20), 1.0, classes=5)
+    model = fit_regression(ROWS[:40], torch.tensor([1, 3]).repeat(20), 1.0, classes=5)
     assert set(model.scores(QUERIES).argmax(1).tolist()) <= {1, 3}
     assert model.bias[[0, 2, 4]].tolist() == [NEVER] * 3
-    alone = fit(ROWS[:40], torch.full((40,), 2), 1.0, classes=5)
+    alone = fit_regression(ROWS[:40], torch.full((40,), 2), 1.0, classes=5)
     assert alone.converged
     assert set(alone.scores(QUERIES).argmax(1).tolist()) == {2}
 
 
 def test_few_steps_do_not_converge() -> None:
-    assert not fit(ROWS, LABELS, 10.0, classes=4, steps=2).converged
-    assert not fit(ROWS, torch.eye(4)[LABELS], 10.0, classes=4, steps=2).converged
-    assert fit(ROWS, LABELS, 10.0, classes=4).converged
+    assert not fit_regression(ROWS, LABELS, 10.0, classes=4, steps=2).converged
+    assert not fit_regression(ROWS, torch.eye(4)[LABELS], 10.0, classes=4, steps=2).converged
+    assert fit_regression(ROWS, LABELS, 10.0, classes=4).converged
 
 
 def test_constant_features_are_0_once_standardised() -> None:
@@ -158,14 +158,14 @@ def by_sets(strengths: tuple[float, ...], train: Any, test: Any) -> float:
 
 def by_robustness(strengths: tuple[float, ...], train: Any, test: Any) -> float:
     penalties = [1 / (C * len(train[0])) for C in strengths]
-    found = clean_head.fit(*train, 12, penalties, seed=0, device=CPU)
+    found = clean_head.fit_head(*train, 12, penalties, seed=0, device=CPU)
     return float((found.logits(test[0]).argmax(1) == test[1]).double().mean())
 
 
 def by_semisup(strengths: tuple[float, ...], train: Any, test: Any) -> float:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(few_labels, "GRID", strengths)
-        found = few_labels.fit(*train, classes=12, seed=0, device=CPU)
+        found = few_labels.fit_to_share(*train, classes=12, seed=0, device=CPU)
     return float((found.top(test[0])[:, 0] == test[1]).double().mean())
 
 
@@ -173,7 +173,7 @@ def by_dense(strengths: tuple[float, ...], train: Any, test: Any) -> float:
     grid = Grid(1, 1, 48, 1)  # an image is one patch
     labels: Any = SimpleNamespace(classes=12, majority=lambda numbers: train[1].numpy()[numbers])
     memory = Memory(Patches(CachedFeatures([train[0].numpy()]), grid, np.arange(len(train[0]))), labels)
-    found, _, _ = patch_logistic.fit(memory, grid, LogisticRecipe(strengths), seed=0)
+    found, _, _ = patch_logistic.fit_to_patches(memory, grid, LogisticRecipe(strengths), seed=0)
     return float((found(test[0]).argmax(1) == test[1]).double().mean())
 
 

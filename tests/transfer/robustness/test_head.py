@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from excb.transfer.probes.selection import held_out
-from excb.transfer.robustness.head import Head, fit
+from excb.transfer.robustness.head import Head, fit_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,7 +21,7 @@ def data(images: int = 90, classes: int = 3, width: int = 6) -> tuple[Tensor, Te
 
 
 def fitted(rows: Tensor, labels: Tensor, penalties: tuple[float, ...]) -> Head:
-    return fit(rows, labels, 3, penalties, seed=0, device=torch.device("cpu"))
+    return fit_head(rows, labels, 3, penalties, seed=0, device=torch.device("cpu"))
 
 
 def test_the_penalty_of_the_least_held_out_loss_is_taken() -> None:

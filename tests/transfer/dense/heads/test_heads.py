@@ -142,7 +142,7 @@ def test_standardised_features() -> None:
 
 
 def test_logistic_regression_is_scikit_learns(memory: Memory) -> None:
-    head, strength, notes = logistic.fit(memory, GRID, LogisticRecipe((0.1,)), seed=0)
+    head, strength, notes = logistic.fit_to_patches(memory, GRID, LogisticRecipe((0.1,)), seed=0)
     rows = memory.patches.whole.numpy()
     rows = (rows - rows.mean(0)) / rows.std(0)
     model = LogisticRegression(C=0.1, max_iter=1000).fit(rows, memory.labels.majority(memory.patches.chosen))
@@ -155,7 +155,7 @@ def test_logistic_regression_is_scikit_learns(memory: Memory) -> None:
 def test_the_best_strength_is_chosen_on_views_that_are_held_out(memory: Memory) -> None:
     fits: list[int] = []
     recipe = LogisticRecipe((1e-6, 1.0), most=300)
-    _, strength, _ = logistic.fit(memory, GRID, recipe, seed=0, progress=fits.append)
+    _, strength, _ = logistic.fit_to_patches(memory, GRID, recipe, seed=0, progress=fits.append)
     assert strength == 1.0  # the other one cannot learn anything
     assert sum(fits) == fits_of(recipe.strengths) == 3
 
