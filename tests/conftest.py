@@ -17,6 +17,8 @@ from importlib import metadata
 import pytest
 from packaging.version import Version
 
+from tests.made_once import MadeOnce
+
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -28,6 +30,13 @@ def caches_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("EXCB_DATA", str(tmp_path_factory.mktemp("datasets")))
         patch.setenv("EXCB_HOME", str(tmp_path_factory.mktemp("home")))
         yield
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Folders shared by the workers of this test run: each has a base of its own in the base of all."""
+    base = tmp_path_factory.getbasetemp()
+    return MadeOnce((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "made_once")
 
 
 @pytest.fixture(scope="module")

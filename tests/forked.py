@@ -91,14 +91,14 @@ class Popen(subprocess.Popen[Any]):
 
     def _internal_poll(self, *given: Any, **named: Any) -> int | None:
         if self._process is None:
-            return super()._internal_poll(*given, **named)  # type: ignore[misc, no-any-return]
+            return super()._internal_poll(*given, **named)  # type: ignore[misc]
         if self.returncode is None:
             self.returncode = self._process.exitcode
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
         if self._process is None:
-            return super()._wait(timeout)  # type: ignore[misc, no-any-return]
+            return super()._wait(timeout)  # type: ignore[misc]
         self._process.join(timeout)
         if self._internal_poll() is None:
             assert timeout is not None
@@ -148,9 +148,9 @@ class _Program:
     def run_forked(self) -> NoReturn:
         """`run`, in a fork of a forked program: as if by exec, its files and signal handlers are not inherited."""
         signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        for each in signal.valid_signals():
+            if callable(signal.getsignal(each)):
+                signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
         for number, stream in enumerate([os.dup(stream) for stream in self.streams]):
             os.dup2(stream, number)
         self.streams = [0, 1, 2]
@@ -179,7 +179,7 @@ class _Program:
         from excb.distributed import launch as ours
 
         _is_forked = True
-        ours.subprocess = sys.modules[__name__]  # type: ignore[assignment] # its ranks are forked
+        vars(ours)["subprocess"] = sys.modules[__name__]  # its ranks are forked
         os.environ.clear()
         os.environ.update(self.environment)
         os.chdir(self.folder)
@@ -190,9 +190,9 @@ class _Program:
         sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc] # noqa: SIM115
         for name, number in (("stdout", 1), ("stderr", 2)):
             errors = "backslashreplace" if number == 2 else "strict"
-            stream = open(number, "w", buffering=1, errors=errors, closefd=False)  # noqa: SIM115
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
+            opened = open(number, "w", buffering=1, errors=errors, closefd=False)  # noqa: SIM115
+            setattr(sys, name, opened)
+            setattr(sys, f"__{name}__", opened)
         if threads := self.environment.get("OMP_NUM_THREADS"):
             torch.set_num_threads(int(threads))
         multiprocessing.set_start_method(None, force=True)  # of data workers, as in any other program

@@ -16,6 +16,7 @@ needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason
 def interpret(function: str, cache: Path) -> None:
     """Call a function of a test module, such as "tests.here.test_it.check", where kernels are interpreted."""
     module, _, name = function.rpartition(".")
+    # A new interpreter: Triton reads the variable when it is imported.
     subprocess.run(
         [sys.executable, "-c", f"import {module}; {module}.{name}()"],
         cwd=ROOT,

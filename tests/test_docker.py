@@ -42,6 +42,7 @@ def test_its_command_is_a_program_of_the_package() -> None:
 
 @pytest.mark.slow
 def test_its_steps_work_in_a_fresh_environment(tmp_path: Path) -> None:
+    # A new interpreter, of an environment of its own.
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "EXCB_", "HF_"))}
     environment = inherited | {

@@ -102,6 +102,7 @@ def test_the_slurm_job(photos: Path, tmp_path: Path) -> None:
     small = (
         "optim.epochs=1 optim.batch=26 method.clusters=16 efficiency.workers=0 efficiency.device=cpu monitor.images=26"
     )
+    # The job starts new interpreters.
     path = f"{stand_ins}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     inherited = os.environ | job | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPTIONS": small}
     done = subprocess.run(

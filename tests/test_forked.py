@@ -1,6 +1,8 @@
 """A forked program is what a new one would be: arguments, environment, folder, streams, signals, exit code, atexit."""
 
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,3 +105,16 @@ def test_torch_is_there_already() -> None:
 def test_a_variable_that_was_read_on_import_needs_a_new_interpreter() -> None:
     with pytest.raises(AssertionError, match="HF_HOME: start a new interpreter"):
         forked.Popen([sys.executable, "-c", ""], env=os.environ | {"HF_HOME": "/elsewhere"})
+
+
+def test_whoever_starts_a_new_interpreter_says_why() -> None:
+    """It costs two to five seconds of CPU time where it imports torch; most programs can be forked."""
+    silent = []
+    for file in (ROOT / "tests").rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        for block in ast.parse(text).body:
+            code = ast.get_source_segment(text, block) or ""
+            starts = isinstance(block, ast.FunctionDef) and "sys.executable" in code and file.name != "forked.py"
+            if starts and "forked." not in code and not re.search("new[ _]interpreter", code, re.IGNORECASE):
+                silent.append(f"{file.relative_to(ROOT)}: {block.name}")
+    assert silent == []

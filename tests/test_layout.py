@@ -100,7 +100,7 @@ def names_leaf(dotted: str) -> bool:
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter from the clone's root, so that what other tests imported does not count."""
+    """Run code in a new interpreter from the clone's root, so that what other tests imported does not count."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )

@@ -30,6 +30,7 @@ PAGES = (
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     # Notebooks are not run here: .ci/run builds the whole site.
+    # A new interpreter: Sphinx changes it for good.
     command = [sys.executable, "-m", "sphinx", "-q", "-D", "nb_execution_mode=off", ROOT / "docs", folder]
     subprocess.run([*map(str, command)], check=True)
     return folder

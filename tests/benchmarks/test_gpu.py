@@ -199,6 +199,7 @@ def test_a_part_begins_only_if_it_fits_the_call_or_is_its_first(out: Path) -> No
 
 
 def driver(out: Path, deaths: int, *deeds: str) -> int:
+    # A new interpreter: it is killed.
     words = [sys.executable, "-c", DRIVER, str(out), str(deaths), *deeds]
     return subprocess.run(words, cwd=ROOT, capture_output=True, check=False, timeout=120).returncode
 
@@ -397,6 +398,7 @@ def test_the_set_in_cocos_format_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_parts_run_on_a_cpu_in_tiny_sizes_whatever_calls_are_cut_off(out: Path) -> None:
+    # A new interpreter, as each call is for its user.
     words = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), "--device", "cpu", "--tiny", "--patience", "20"]
     calls, code = 0, SOME_LEFT
     while code == SOME_LEFT:

@@ -104,6 +104,7 @@ def test_one_name_for_the_three_programs(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("module", ["excb", "excb.pretrain", "excb.transfer", "excb.zoo"])
 def test_modules_run_by_name(module: str) -> None:
+    # A new interpreter: how it begins is tested.
     done = subprocess.run([sys.executable, "-m", module], capture_output=True, check=False, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert "excb" in done.stdout
@@ -134,6 +135,7 @@ def test_command_lines_let_waiting_threads_sleep() -> None:
     for chosen, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
         if chosen:
             environment["OMP_WAIT_POLICY"] = chosen
+        # A new interpreter: what an import sets is tested.
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, check=True, text=True, env=environment
         )
@@ -165,6 +167,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_a_block_that_was_freed_is_used_again() -> None:
     faults = {}
     for word in ("keep", "give"):
+        # A new interpreter: what an import sets is tested.
         answer = subprocess.run([sys.executable, "-c", FREEING, word], capture_output=True, text=True, check=True)
         faults[word] = int(answer.stdout)
     assert faults["give"] > 1_000  # else this shows nothing

@@ -124,6 +124,7 @@ def test_closed_pipe_ends_a_program_quietly(size: int, both: bool) -> None:
     reading, writing = os.pipe()
     os.close(reading)  # the reader is gone, as after `| head`
     try:
+        # A new interpreter, without torch: how it ends is tested.
         result = subprocess.run(
             [sys.executable, "-c", WRITER, str(size)],
             cwd=ROOT,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.runs import STARTED, run
+from tests.made_once import MadeOnce
 from tests.pretrain.small_runs import write_images
 
 
@@ -26,15 +27,17 @@ def nothing_left_over() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """27 labelled pictures."""
-    return write_images(tmp_path_factory.mktemp("images"))
+def undisturbed(made_once: MadeOnce) -> Path:
+    """A run from beginning to end."""
+
+    def train(folder: Path) -> None:
+        ended = run(write_images(folder / "images"), folder / "run")
+        assert ended.code == 0, ended.said
+
+    return made_once("undisturbed", train) / "run"
 
 
 @pytest.fixture(scope="session")
-def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run from beginning to end."""
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    ended = run(images, out)
-    assert ended.code == 0, ended.said
-    return out
+def images(undisturbed: Path) -> Path:
+    """27 labelled pictures."""
+    return undisturbed.parent / "images"

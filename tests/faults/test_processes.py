@@ -31,10 +31,10 @@ from tests.faults.runs import (
     steps,
 )
 from tests.forked import launch
-from tests.pretrain.test_parallel import FILES, NETWORK, STEPS, assert_same_run, images, one_thread_each
+from tests.pretrain.test_parallel import FILES, NETWORK, STEPS, assert_same_run, images, one_thread_each, undisturbed
 from tests.pretrain.test_parallel import command as quiet_command
 
-__all__ = ["images", "one_thread_each"]  # fixtures
+__all__ = ["images", "one_thread_each", "undisturbed"]  # fixtures
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 LONG = ("optim.epochs=60", "run.save_epochs=1", "monitor.every_epochs=20")
 
@@ -48,17 +48,6 @@ def command(images: Path, out: Path, *overrides: str) -> list[str]:
 def begin(images: Path, out: Path, processes: int = 2, *overrides: str, deed: str = "") -> Running:
     """Start a run of several processes."""
     return start_many(processes, command(images, out, *overrides), out, deed=deed)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process's run from beginning to end; the samples that it saw are in `samples.0`, in the folder above."""
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    deed = f"record={out.parent / 'samples'}"
-    arguments = [sys.executable, "-m", "tests.faults.deeds", deed, *command(images, out)]
-    ended = start_process(arguments, out).wait()
-    assert ended.code == 0, ended.said
-    return out
 
 
 def stopped(running: Running) -> list[int]:

@@ -33,9 +33,9 @@ STEPS = 9  # 27 images, batches of 8, 3 epochs
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(finished_run: Path) -> Path:
     """A folder of labelled pictures."""
-    return write_images(tmp_path_factory.mktemp("images"))
+    return finished_run.parent / "images"
 
 
 def pretrain(images: Path, out: Path, *overrides: str) -> int:
@@ -55,11 +55,9 @@ def figures(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run."""
-    out = tmp_path_factory.mktemp("runs") / "finished"
-    assert pretrain(images, out) == 0
-    return out
+    return shutil.copytree(finished_run, tmp_path_factory.mktemp("runs") / "finished")
 
 
 def test_a_run_folder_holds_what_was_promised(finished: Path) -> None:
@@ -496,10 +494,10 @@ def test_a_folder_with_another_run_is_left_alone(
 
 
 def test_two_processes_do_not_train_in_one_folder(images: Path, tmp_path: Path) -> None:
-    from excb.pretrain.run.remote_mirror import Place
+    from excb.pretrain.run.remote_mirror import RunLocation
     from excb.pretrain.run.run_folder import RunFolder
 
-    folder = RunFolder(Place(tmp_path), print)
+    folder = RunFolder(RunLocation(tmp_path), print)
     with pytest.raises(UserError, match="another process"):
         pretrain(images, tmp_path)
     folder.close()

@@ -68,6 +68,7 @@ def agent(images: Path, tmp_path: Path) -> Iterator[Callable[[bool], subprocess.
         options += ["--rdzv-conf", f"is_host={int(hosts_store)}", "-m", "excb.pretrain"]
         overrides = command(images, tmp_path / "run", *NETWORK, *FILES)
         with (tmp_path / f"agent{len(started)}.log").open("wb") as log:
+            # torchrun starts new interpreters.
             torchrun = [sys.executable, "-m", "torch.distributed.run", *options, *overrides]
             process = subprocess.Popen(torchrun, env=environment, stdout=log, stderr=log)
         started.append(process)

@@ -13,7 +13,9 @@ from torch import Tensor
 from excb.checkpoint import run_checkpoint
 from excb.files.run_files import read_metrics
 from excb.pretrain.__main__ import main
+from tests import forked
 from tests.forked import launch
+from tests.made_once import MadeOnce
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 STEPS = 21
@@ -39,11 +41,14 @@ AVERAGED = ("method.teacher_statistics=averaged", "method.head=batchnorm")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(made_once: MadeOnce) -> Path:
     """37 labelled pictures: three batches of 12 an epoch, and one left over."""
-    folder = write_images(tmp_path_factory.mktemp("images"), classes=3, each=12)
-    (folder / "class2" / "0.png").rename(folder / "class2" / "12.png")
-    return folder
+
+    def write(folder: Path) -> None:
+        write_images(folder, classes=3, each=12)
+        (folder / "class2" / "0.png").rename(folder / "class2" / "12.png")
+
+    return made_once("images-of-three-batches", write)
 
 
 @pytest.fixture(autouse=True)
@@ -135,16 +140,20 @@ FILES = ("efficiency.workers=1", "run.save_steps=2", "run.keep=2")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process's run from beginning to end."""
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert main(command(images, out, *NETWORK, *FILES)) == 0
-    return out
+def undisturbed(images: Path, made_once: MadeOnce) -> Path:
+    """One process's run from beginning to end; the samples that it saw are in `samples.0`, in the folder above."""
+
+    def train(folder: Path) -> None:
+        deed = ["tests.faults.deeds", f"record={folder / 'samples'}"]
+        forked.run([sys.executable, "-m", *deed, *command(images, folder / "run", *NETWORK, *FILES)], check=True)
+
+    return made_once("run-of-three-batches", train) / "run"
 
 
 def test_torchrun_starts_the_same_run(images: Path, undisturbed: Path, tmp_path: Path) -> None:
     arguments = ["--standalone", "--nproc-per-node", "2", "-m", "excb.pretrain"]
     overrides = command(images, tmp_path / "run", *NETWORK, *FILES)
+    # torchrun starts new interpreters.
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments, *overrides], check=True, capture_output=True
     )

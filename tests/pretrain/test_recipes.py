@@ -329,6 +329,7 @@ def test_importing_recipes_needs_no_torch() -> None:
     code = (
         "import sys, excb.pretrain.recipes as r; r.RECIPES['vits16_100ep']().to_dict(); print('torch' in sys.modules)"
     )
+    # A new interpreter: what it imports is tested.
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
 

@@ -13,7 +13,7 @@ from excb.errors import UserError
 from excb.pretrain.overrides import ADOPTED, field_names, find_recipe
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
-from excb.pretrain.show import describe, show
+from excb.pretrain.show import print_recipe, recipe_rows
 from tests.clone import ROOT
 
 SHOW_AND_TELL_OF_TORCH = """
@@ -26,7 +26,7 @@ sys.exit(status)
 
 
 def origins(name: str, *values: str) -> dict[str, str]:
-    return {row["field"]: row["from"] for row in describe(find_recipe(name), values)}
+    return {row["field"]: row["from"] for row in recipe_rows(find_recipe(name), values)}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_every_field_says_what_it_is_and_where_its_default_comes_from() -> None:
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_rows_are_the_recipes_fields_with_their_values(name: str) -> None:
     recipe = RECIPES[name]()
-    rows = describe(recipe, [])
+    rows = recipe_rows(recipe, [])
     assert [row["field"] for row in rows] == field_names(recipe)
     plain = recipe.to_dict()
     for row in json.loads(json.dumps(rows)):
@@ -117,9 +117,9 @@ def test_every_origin_is_one_of_the_four() -> None:
 
 
 def test_what_is_not_a_default_differs_from_it() -> None:
-    usual = {row["field"]: row["value"] for row in describe(Recipe(name="quickstart"), [])}
+    usual = {row["field"]: row["value"] for row in recipe_rows(Recipe(name="quickstart"), [])}
     for name in RECIPES:
-        for row in describe(RECIPES[name](), []):
+        for row in recipe_rows(RECIPES[name](), []):
             if row["from"].startswith("default"):
                 assert row["value"] == usual[row["field"]]
             elif row["from"].startswith("recipe"):
@@ -128,9 +128,9 @@ def test_what_is_not_a_default_differs_from_it() -> None:
 
 def test_json_is_what_describe_tells(capsys: pytest.CaptureFixture[str]) -> None:
     values = ["optim.epochs=3", 'model.options={"channels": [8, 16, 24, 32]}', "run.save_steps=5"]
-    assert show(find_recipe("quickstart"), values, Reporter(), as_json=True) == 0
+    assert print_recipe(find_recipe("quickstart"), values, Reporter(), as_json=True) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert rows == json.loads(json.dumps(describe(find_recipe("quickstart"), values)))
+    assert rows == json.loads(json.dumps(recipe_rows(find_recipe("quickstart"), values)))
     shown = {row["field"]: row["value"] for row in rows}
     assert (shown["optim.epochs"], shown["run.save_steps"]) == (3, 5)
     assert shown["model.options"] == {"channels": [8, 16, 24, 32]}
@@ -143,16 +143,16 @@ def test_exactly_the_efficiency_fields_are_marked_as_changing_speed_only(
 ) -> None:
     efficiency = {f"efficiency.{field.name}" for field in dataclasses.fields(RECIPES[name]().efficiency)}
     assert "efficiency.fused" in efficiency
-    assert show(find_recipe(name), [], Reporter(), as_json=True) == 0
+    assert print_recipe(find_recipe(name), [], Reporter(), as_json=True) == 0
     assert {row["field"] for row in json.loads(capsys.readouterr().out) if row["speed_only"]} == efficiency
-    assert show(find_recipe(name), [], Reporter(), as_json=False) == 0
+    assert print_recipe(find_recipe(name), [], Reporter(), as_json=False) == 0
     header, *lines = capsys.readouterr().out.splitlines()[4:]
     column = header.index("changes")
     assert {line.split()[0] for line in lines if line[column:].startswith("speed only")} == efficiency
 
 
 def test_text_holds_every_field_with_value_origin_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(find_recipe("vits16_100ep_official"), ["optim.epochs=7"], Reporter(), as_json=False) == 0
+    assert print_recipe(find_recipe("vits16_100ep_official"), ["optim.epochs=7"], Reporter(), as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines if line.split()}
 
@@ -177,11 +177,12 @@ def test_text_holds_every_field_with_value_origin_and_meaning(capsys: pytest.Cap
 
 def test_wrong_values_are_refused_as_in_a_run() -> None:
     with pytest.raises(UserError, match=r"did you mean 'optim\.epochs'"):
-        show(find_recipe("quickstart"), ["optim.epoch=3"], Reporter(), as_json=True)
+        print_recipe(find_recipe("quickstart"), ["optim.epoch=3"], Reporter(), as_json=True)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)], ids=["text", "json"])
 def test_show_needs_no_torch(arguments: tuple[str, ...]) -> None:
+    # A new interpreter: what it imports is tested.
     command: list[Any] = [sys.executable, "-c", SHOW_AND_TELL_OF_TORCH, "show", "rn50_400ep", *arguments]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert (result.returncode, result.stderr.strip()) == (0, "False True")

@@ -17,25 +17,23 @@ from excb.checkpoint import run_checkpoint
 from excb.errors import UserError
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
-from excb.pretrain.data.batch import Batch
+from excb.pretrain.data.batch import ViewBatch
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.train import changed_recipe
-from tests.pretrain.small_runs import OVERRIDES, VALUES, assert_same, write_images
+from tests.pretrain.small_runs import OVERRIDES, VALUES, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("images"))
+def images(finished_run: Path) -> Path:
+    return finished_run.parent / "images"
 
 
 @pytest.fixture(scope="module")
-def by_command(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def by_command(finished_run: Path) -> Path:
     """The run that the command line makes."""
-    out = tmp_path_factory.mktemp("runs") / "command"
-    assert main(["quickstart", "--data", str(images), "--out", str(out), "--quiet", "--json", *OVERRIDES]) == 0
-    return out
+    return finished_run
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -53,7 +51,7 @@ def interrupted_before(step: int, patch: pytest.MonkeyPatch, number: signal.Sign
     """Have a signal arrive before a step, once."""
     usual, due = loop.TrainingLoop._step, [True]
 
-    def hit(run: loop.TrainingLoop, batch: Batch) -> Any:
+    def hit(run: loop.TrainingLoop, batch: ViewBatch) -> Any:
         if run.progress.step == step and due and due.pop():
             signal.raise_signal(number)
         return usual(run, batch)
@@ -187,7 +185,7 @@ def test_names_of_start_and_teachers_are_no_words_of_a_command_line() -> None:
         ({"optim": {"epochs": "many"}}, "optim.epochs takes a whole number, not 'many'"),
         (
             {"epochs": 3},
-            "epochs=3 is no section of a recipe: values stand in their section, such as optim={'epochs': 3}",
+            "epochs=3 is not a section of a recipe: values stand in their section, such as optim={'epochs': 3}",
         ),
         ({"optimm": {"epochs": 3}}, "no field is called 'optimm.epochs'; did you mean 'optim.epochs'"),
     ],
@@ -204,7 +202,7 @@ def test_what_cannot_be_a_run_is_refused(tmp_path: Path) -> None:
         excb.train("quickstart", out=tmp_path / "a")
     with pytest.raises(UserError, match="no recipe is called 'quickstrat'; did you mean 'quickstart'"):
         excb.train("quickstrat", data=tmp_path)
-    with pytest.raises(UserError, match=r"is no run: it has no recipe\.json"):
+    with pytest.raises(UserError, match=r"is not a run: it has no recipe\.json"):
         excb.Run(tmp_path)
     Image.new("RGB", (4, 4)).save(tmp_path / "one.png")
     with pytest.raises(UserError, match="holds one image"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.run.monitor import Monitor
 from excb.pretrain.run.taught import NetworkCost
-from excb.pretrain.verdict import RunFigures, Verdict, guessing, judge_run
+from excb.pretrain.verdict import RunFigures, RunVerdict, guessing, judge_run
 from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import OVERRIDES, write_images
 from tests.run_files import write_run
@@ -51,7 +52,7 @@ def test_a_student_is_judged_beside_its_teacher_which_is_no_mere_comparison() ->
     assert verdict.learned is True  # a teacher is not a reference that a student must be ahead of
     assert "It keeps 92 % of the k-NN top-1 of mobilenetv2 (60.0 of 65.0 %) at 1/4 of its time" in verdict.summary
     assert verdict.summary.endswith("For comparison: other (70.0 %).")
-    assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
+    assert RunVerdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
 
 
 def test_a_student_below_its_references_does_not_help() -> None:
@@ -67,7 +68,7 @@ def test_a_run_with_a_teacher_reports_and_prints_what_both_cost(
     teacher = taught.write_teacher(tmp_path, taught.RESNET)
     images = write_images(tmp_path / "images")
     assert main([word for word in taught.command(images, tmp_path / "run", str(teacher)) if word != "--quiet"]) == 0
-    verdict = Verdict.from_dict(json.loads((tmp_path / "run" / "report.json").read_text())["verdict"])
+    verdict = RunVerdict.from_dict(json.loads((tmp_path / "run" / "report.json").read_text())["verdict"])
     assert set(verdict.costs) == {"run", str(teacher)}
     assert str(teacher) in verdict.references
     printed = capsys.readouterr().out
@@ -135,7 +136,7 @@ def test_advice_follows_from_the_curve() -> None:
 
 
 def test_colours_that_views_lose_are_named_where_a_histogram_is_best() -> None:
-    def named(verdict: Verdict) -> bool:
+    def named(verdict: RunVerdict) -> bool:
         words = "try views that keep the colours, which distinguish these images (views.jitter=0 views.grey=0)"
         return any(advice.startswith(words) for advice in verdict.advice)
 
@@ -181,10 +182,10 @@ def test_guesses_against_counts() -> None:
 
 def test_a_verdict_survives_its_file() -> None:
     verdict = judge_run(run(45.0))
-    assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
+    assert RunVerdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
     for wrong in ({"learned": "yes"}, {"references": 3}, {"references": {"pixels": {"knn_top1": "many"}}}):
         with pytest.raises((AttributeError, LookupError, TypeError, ValueError)):
-            Verdict.from_dict(verdict.to_dict() | wrong)
+            RunVerdict.from_dict(verdict.to_dict() | wrong)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -193,10 +194,10 @@ def test_a_verdict_survives_its_file() -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judged")
-    write_images(folder / "images")
-    assert train(folder) == 0
+    (folder / "images").symlink_to(finished_run.parent / "images")
+    shutil.copytree(finished_run, folder / "run")
     return folder
 
 
@@ -212,7 +213,7 @@ def report(folder: Path) -> dict[str, Any]:
 
 def test_a_run_ends_with_its_verdict(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = report(finished)
-    verdict = Verdict.from_dict(before["verdict"])
+    verdict = RunVerdict.from_dict(before["verdict"])
     assert verdict.references.keys() == {"untrained", "pixels", "colour_histogram", "patches", "guessing"}
     assert all(values.keys() == verdict.figures.keys() for values in verdict.references.values())
     assert verdict.figures["knn_top1"] == round(before["last"]["knn_top1"], 2)
@@ -267,4 +268,4 @@ def test_checkpoints_to_compare_with_are_loaded_before_training(tmp_path: Path) 
     from excb.pretrain.training import judging
 
     with pytest.raises(UserError, match="no checkpoint is called 'rn50_400pe'"):
-        judging.check(["rn50_400pe"])
+        judging.check_references(["rn50_400pe"])

@@ -165,6 +165,7 @@ def test_plain_timm_reads_the_repository(hub: Hub, run: Path, lfs: ProcessPoolEx
     lfs.submit(push_run, run, "tester/for-timm").result()
     photograph(120).save(tmp_path / "image.png")
     environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PATH": "", "HF_HUB_DISABLE_XET": "1"}
+    # A new interpreter: our package is not imported, and the hub's client reads variables on import.
     done = subprocess.run(
         [sys.executable, "-c", TIMM, "hf-hub:tester/for-timm", str(tmp_path / "image.png")],
         env=environment | {"HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"},

@@ -45,6 +45,7 @@ def doubling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_importing_the_settings_needs_no_torch() -> None:
     code = "import sys, excb.settings, excb.objective.table; print('torch' in sys.modules)"
+    # A new interpreter: what it imports is tested.
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
 

@@ -78,6 +78,7 @@ def after_the_death(command: Sequence[str], line: str = "") -> str:
 
 
 def launched(variables: str, *command: str) -> list[str]:
+    # New interpreters, without torch: /proc shows only the variables that one was started with.
     return [sys.executable, "-c", LAUNCHER, variables, *command]
 
 
@@ -100,6 +101,7 @@ def test_a_rank_that_saves_is_given_time_to() -> None:
 @needs_proc
 def test_a_rank_that_exits_before_it_looks_reports_its_launcher(tmp_path: Path) -> None:
     """Another rank saw it first, and ended the run for all."""
+    # New interpreters, as in `launched`.
     with (
         (tmp_path / "said").open("w+") as said,
         subprocess.Popen(

@@ -184,4 +184,5 @@ def test_without_fast_decoders_pillow_decodes(tmp_path: Path, monkeypatch: pytes
 def test_workers_do_not_import_torchvision() -> None:
     """Its import takes each of them two seconds and 150 MB."""
     code = "import sys, excb.pretrain.data.loader; sys.exit('torchvision' in sys.modules)"
+    # A new interpreter: what it imports is tested.
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -183,6 +183,7 @@ def test_wrong_arguments_are_one_line(zoo: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def start(url: str) -> subprocess.Popen[str]:
+    # A new interpreter, without torch.
     command = [sys.executable, "-c", FETCH, url]
     return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

@@ -333,6 +333,7 @@ def test_a_shard_that_fails_during_the_run_loses_nothing(
 def test_two_processes_are_one_run_also_gone_on_with_by_one(folder: Path, tmp_path: Path) -> None:
     exact = [word for word in EXACT if not word.startswith("optim.batch")]
     assert main(command(folder, tmp_path / "one", *exact)) == 0
+    # torchrun starts new interpreters.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "excb.pretrain"]
     two = command(folder, tmp_path / "two", *exact)
     subprocess.run([*torchrun, *two], check=True, timeout=300, capture_output=True)

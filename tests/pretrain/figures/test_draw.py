@@ -14,7 +14,6 @@ from excb.charts.style import save_figure
 from excb.files.run_files import METRICS
 from excb.pretrain.__main__ import main
 from excb.pretrain.figures import curves, diagrams, tsne
-from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,17 +21,15 @@ SIZES = (0.0, 0.01, 0.1, 0.125, 0.2, 0.7, 1.0)
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(finished_run: Path) -> Path:
     """Three classes of pictures."""
-    return write_images(tmp_path_factory.mktemp("images"))
+    return finished_run.parent / "images"
 
 
 @pytest.fixture(scope="module")
-def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(finished_run: Path) -> Path:
     """A finished run."""
-    out = tmp_path_factory.mktemp("run")
-    assert main(["quickstart", "--data", str(images), "--out", str(out), "--quiet", *OVERRIDES]) == 0
-    return out
+    return finished_run
 
 
 def draw(*words: object) -> int:

@@ -13,10 +13,11 @@ from excb.checkpoint import run_checkpoint
 from excb.files.run_files import read_metrics
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
-from excb.pretrain.data.batch import Batch
+from excb.pretrain.data.batch import ViewBatch
 from excb.pretrain.run.remote_mirror import Mirror, run_place
 from excb.remote import object_store
 from tests.faulty_store import FaultyStore
+from tests.made_once import MadeOnce
 from tests.pretrain.small_runs import OVERRIDES, stopped_before, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,15 +29,16 @@ LEFT = {"recipe.json", "metrics.jsonl", "curves.png", "report.json"}
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("images"))
+def undisturbed(made_once: MadeOnce) -> Path:
+    def train(folder: Path) -> None:
+        assert main(command(write_images(folder / "images"), str(folder / "run"))) == 0
+
+    return made_once("saved-often", train) / "run"
 
 
 @pytest.fixture(scope="module")
-def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    assert main(command(images, str(run))) == 0
-    return run
+def images(undisturbed: Path) -> Path:
+    return undisturbed.parent / "images"
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +151,7 @@ def test_what_is_newer_here_stays(images: Path, undisturbed: Path, tmp_path: Pat
 def test_steps_do_not_wait_and_the_newest_is_sent(images: Path, machine: pytest.MonkeyPatch) -> None:
     trained, usual, request = threading.Event(), loop.TrainingLoop._step, FaultyStore._request
 
-    def step(run: loop.TrainingLoop, batch: Batch) -> object:
+    def step(run: loop.TrainingLoop, batch: ViewBatch) -> object:
         if run.progress.step == STEPS - 1:
             trained.set()
         return usual(run, batch)
@@ -186,7 +188,7 @@ def test_a_store_that_goes_down_stops_nothing_and_is_reported(
 ) -> None:
     usual = loop.TrainingLoop._step
 
-    def down(run: loop.TrainingLoop, batch: Batch) -> object:
+    def down(run: loop.TrainingLoop, batch: ViewBatch) -> object:
         if run.progress.step == 3:
             FaultyStore.fails["put"] = 10_000
         return usual(run, batch)
@@ -270,7 +272,7 @@ def test_the_later_of_two_machines_takes_over(
 ) -> None:
     usual = loop.TrainingLoop._step
 
-    def taken_over(run: loop.TrainingLoop, batch: Batch) -> object:
+    def taken_over(run: loop.TrainingLoop, batch: ViewBatch) -> object:
         if run.progress.step == 3:
             owner = {"host": "elsewhere", "process": 7, "since": "today", "token": "another"}
             FaultyStore().pipe_file(f"/{RUN}owner.json", json.dumps(owner).encode())

@@ -110,6 +110,7 @@ def test_images_in_subfolders(tree: Path) -> None:
 
 
 def test_reading_needs_no_torch(tree: Path) -> None:
+    # A new interpreter: what it imports is tested.
     command = [sys.executable, "-c", IMPORT_AND_READ, str(tree)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.split() == ["6", "4", "False", "False"]

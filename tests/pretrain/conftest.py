@@ -1,0 +1,22 @@
+"""The run that tests of pretraining share: small, finished, and read by all of them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import forked
+from tests.made_once import MadeOnce
+from tests.pretrain.small_runs import OVERRIDES, write_images
+
+
+@pytest.fixture(scope="session")
+def finished_run(made_once: MadeOnce) -> Path:
+    """The folder of a finished quickstart with OVERRIDES, to read or to copy; its images lie beside it, in `images`."""
+
+    def train(folder: Path) -> None:
+        images = write_images(folder / "images")
+        words = ["quickstart", "--data", str(images), "--out", str(folder / "run"), "--quiet", *OVERRIDES]
+        forked.run([sys.executable, "-m", "excb.pretrain", *words], check=True)
+
+    return made_once("quickstart", train) / "run"
