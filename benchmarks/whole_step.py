@@ -33,7 +33,7 @@ from excb.distributed.machine import choose_device
 from excb.files.atomic import write_text
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
-from excb.pretrain.data.batch import Batch
+from excb.pretrain.data.batch import ViewBatch
 from excb.pretrain.data.loader import loader
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.flops import count
@@ -133,7 +133,7 @@ def our_figures(recipe: Recipe, images: ImageSet, workers: int, steps: int) -> t
     views = [view.cpu() for part in parts if (made := trainer.views(*part)) is not None for view in made]
 
     def step(batch: object, number: int) -> float:
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, ViewBatch)
         return float(trainer.step(batch, number)[0].loss)
 
     if device.type == "cuda":

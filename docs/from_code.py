@@ -20,7 +20,7 @@ from excb.hub.catalogue import Checkpoint, checkpoints
 from excb.pretrain.__main__ import program as excb_pretrain
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES, about
-from excb.pretrain.show import describe, value_text
+from excb.pretrain.show import recipe_rows, value_text
 from excb.transfer.cli import program as excb_eval
 from excb.zoo.__main__ import program as excb_zoo
 
@@ -49,7 +49,7 @@ def recipes() -> list[str]:
     rows = [[f"[{name}](#{name})", about(name).purpose, about(name).images] for name in RECIPES]
     lines = ["## All recipes", "", *_table(["recipe", "for", "images"], rows)]
     for name, make in RECIPES.items():
-        own = [row for row in describe(make(), []) if not row["from"].startswith("default")]
+        own = [row for row in recipe_rows(make(), []) if not row["from"].startswith("default")]
         changed = [[f"`{row['field']}`", _code(value_text(row["value"])), row["paper"]] for row in own]
         lines += [f"## {name}", "", (make.__doc__ or about(name).purpose).strip().partition("\n")[0], ""]
         lines += _table(["value", "here", "in the paper"], changed) if changed else ["The defaults.", ""]
@@ -59,7 +59,7 @@ def recipes() -> list[str]:
 def options() -> list[str]:
     """Every value of a recipe: default, source, the paper's value, and what it is."""
     lines, section = [], ""
-    for row in describe(Recipe(name="defaults"), [])[1:]:
+    for row in recipe_rows(Recipe(name="defaults"), [])[1:]:
         name, _, field = row["field"].partition(".")
         if name != section:
             section = name

@@ -22,7 +22,7 @@ from excb.networks.architecture import POSITIONS, Architecture
 from excb.networks.backbone import check_resolution, feature_width, has_batchnorm, uncompiled
 from excb.networks.blocks import Blocks
 
-from .data.batch import Batch
+from .data.batch import ViewBatch
 from .distil.distillation import Distillation, TeacherHead
 from .distil.teachers import Teacher
 from .recipe import CLASS_TOKEN_STD, Recipe
@@ -246,7 +246,7 @@ def _describe(architecture: Architecture) -> str:
 
 def start_centroids(
     trainer: Trainer,
-    batches: Iterable[Batch],
+    batches: Iterable[ViewBatch],
     recipe: Recipe,
     *,
     advance: Callable[[], None],

@@ -21,7 +21,7 @@ from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages
 from excb.method import Step
 
-from .data.batch import Batch
+from .data.batch import ViewBatch
 from .data.gpu_decoding import GpuDecoder, require_decoder
 from .data.prefetch import prefetch_to_device
 from .data.stream_images import StreamImages
@@ -31,17 +31,17 @@ from .initialise import adopted, start_centroids
 from .precision import resolved
 from .recipe import Recipe
 from .run.journal import Journal
-from .run.monitor import StoppedError
+from .run.monitor import MeasurementStoppedError
 from .run.profiling import StepProfile
-from .run.progress import report, sum_up
-from .run.remote_mirror import Place
+from .run.progress import run_report, sum_up
+from .run.remote_mirror import RunLocation
 from .run.run_folder import RunFolder
 from .run.watch_process import WatchProcess
 from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
-from .training.start import check, start
-from .verdict import tell
+from .training.start import check_run, start
+from .verdict import print_verdict
 
 T = TypeVar("T")
 CURVES_SECONDS = 30.0  # least time between two drawings of curves.png during training
@@ -52,7 +52,7 @@ WATCH_SECONDS = 0.5  # between two looks at the process that measures checkpoint
 def run_training(
     recipe: Recipe,
     images: CodedImages | StreamImages,
-    out: Path | Place,
+    out: Path | RunLocation,
     reporter: Reporter,
     *,
     device: torch.device | None = None,
@@ -84,15 +84,15 @@ def run_training(
     Raises:
         UserError: recipe, images or folder cannot make a run, or the loss became NaN or infinite.
     """
-    all_succeed(lambda: check(recipe, images))
-    judging.check(against)
+    all_succeed(lambda: check_run(recipe, images))
+    judging.check_references(against)
     if isinstance(images, StreamImages):
         batch = recipe.optim.batch
         reporter.note(describe_order(images, batch, reader_count(images, batch, world_size())))
     device = device or choose_device(recipe.efficiency.device)
     all_succeed(lambda: require_decoder(recipe, device))
     folder: RunFolder | None = None
-    place = Place(out) if isinstance(out, Path) else out
+    place = RunLocation(out) if isinstance(out, Path) else out
 
     def lock() -> None:
         nonlocal folder
@@ -286,7 +286,7 @@ class TrainingLoop:
             self.reporter.note(summary)
         return asked
 
-    def _batches(self, start: int, stop: int) -> Iterator[Batch]:
+    def _batches(self, start: int, stop: int) -> Iterator[ViewBatch]:
         """This rank's part of the batches from step `start` to `stop`, with all crops on the device."""
         recipe, device = self.recipe, self.trainer.device
         on_gpu = recipe.efficiency.decoder == "nvjpeg"
@@ -302,7 +302,7 @@ class TrainingLoop:
             self._save()
         return asked
 
-    def _step(self, batch: Batch) -> tuple[Step, torch.Tensor]:
+    def _step(self, batch: ViewBatch) -> tuple[Step, torch.Tensor]:
         for file in self.state.broken.count(batch):
             self.reporter.warn(f"{file.path} cannot be read ({file.reason}); {file.replacement} replaces it")
         if self.profile is not None:
@@ -393,7 +393,7 @@ class TrainingLoop:
             return
         title = f"{self.recipe.name}, seed {self.recipe.run.seed}"
         try:
-            curves.draw(self.folder.path, clusters=self.recipe.method.clusters, title=title)
+            curves.draw_curves(self.folder.path, clusters=self.recipe.method.clusters, title=title)
         except UserError as error:
             self.reporter.warn(f"{error}; the run continues without curves")
 
@@ -404,7 +404,7 @@ class TrainingLoop:
             measured = self.epoch_end
             try:
                 verdict = judging.verdict(self.state, measured, self.reporter, stop, folder=folder, against=against)
-            except StoppedError:
+            except MeasurementStoppedError:
                 return True
         if self.folder is None:
             return False
@@ -412,10 +412,10 @@ class TrainingLoop:
         recipe, progress, device = self.recipe, self.progress, self.trainer.device
         images, broken = len(self.state.images), self.state.broken.found
         judged = None if verdict is None else verdict.to_dict()
-        self.folder.report(report(progress, recipe, images=images, broken=broken, device=device, verdict=judged))
+        self.folder.report(run_report(progress, recipe, images=images, broken=broken, device=device, verdict=judged))
         sum_up(progress, recipe, self.reporter, device=device, place=self.folder.place, table=self._table)
         if verdict is not None:
-            tell(verdict, self.reporter, table=self._table)
+            print_verdict(verdict, self.reporter, table=self._table)
         return False
 
     def _wait_for_mirror(self) -> None:

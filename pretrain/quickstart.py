@@ -26,7 +26,7 @@ from excb.references.untrained import estimate_batchnorm
 from .initialise import adopted, build_model
 from .loop import run_training
 from .recipe import Recipe
-from .run.remote_mirror import Place
+from .run.remote_mirror import RunLocation
 from .run.run_folder import CURVES, RunFolder
 
 K, TEMPERATURE = 20, 0.07
@@ -41,7 +41,7 @@ def run_quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool
     Patches go into `data` in the run folder `out`, and its `report.json` gains `knn`. Returns the exit code.
     """
     start = time.monotonic()
-    folder = RunFolder(Place(out), reporter.warn)  # to fail early; training locks it again
+    folder = RunFolder(RunLocation(out), reporter.warn)  # to fail early; training locks it again
     folder.close()
     data = out / "data"
     with reporter.progress("patches of photographs", len(PHOTOGRAPHS) * (TRAIN + TEST)) as bar:

@@ -16,9 +16,9 @@ ADOPTED_VALUE = "the checkpoint's"  # of a field that `init` decides
 SPEED = "speed only"  # marks what changes speed or memory, never the result's definition
 
 
-def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: bool) -> int:
+def print_recipe(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: bool) -> int:
     """Print a recipe with overrides applied."""
-    rows = describe(recipe, values)
+    rows = recipe_rows(recipe, values)
     if as_json:
         reporter.answer(json.dumps(rows, indent=2))
         return 0
@@ -41,7 +41,7 @@ def show(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, as_json: 
     return 0
 
 
-def describe(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
+def recipe_rows(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
     """One row per field: value, origin, whether it affects speed only, the paper's value, and what it is."""
     final, default = apply(recipe, values), Recipe(name="")
     base = recipe.name.removesuffix("_official")

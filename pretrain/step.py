@@ -26,7 +26,7 @@ from excb.networks.lora import add_lora
 from .adapt.anchor import Anchor
 from .adapt.release import Release
 from .data.augmentation import augment
-from .data.batch import Batch
+from .data.batch import ViewBatch
 from .data.fused_augmentation import augment_fused
 from .distil.interface import Targets
 from .optim import (
@@ -247,7 +247,7 @@ class Trainer:
         rows = self._augment(moved, parameters.flatten(0, 1), self.recipe.views).to(self._dtype)
         return rows.view(*crops.shape[:2], *rows.shape[1:])
 
-    def step(self, batch: Batch, step: int) -> tuple[Step, Tensor]:
+    def step(self, batch: ViewBatch, step: int) -> tuple[Step, Tensor]:
         """Train on one batch: loss, gradient, optimizer, sizes and teacher.
 
         A step whose gradient is not finite is rejected on the device: it and all later steps change nothing. The error
@@ -266,7 +266,7 @@ class Trainer:
         with gpu_products(self.recipe.efficiency, self.device):
             return self._step(batch, step)
 
-    def _step(self, batch: Batch, step: int) -> tuple[Step, Tensor]:
+    def _step(self, batch: ViewBatch, step: int) -> tuple[Step, Tensor]:
         self._buffers.take()
         set_schedules(self.optimizer, self.schedules, step)
         self.optimizer.zero_grad(set_to_none=True)
@@ -310,7 +310,7 @@ class Trainer:
             self._check.read()
             self._check = None
 
-    def _forward(self, part: Batch, step: int) -> Step:
+    def _forward(self, part: ViewBatch, step: int) -> Step:
         seed, epoch = self.recipe.run.seed, step // self.schedules.steps_per_epoch
         # Dropout in timm's backbones draws from torch's generator: make it a function of the step and of the images'
         # position in the batch.

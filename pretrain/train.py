@@ -14,8 +14,8 @@ from excb.files.run_files import RECIPE, REPORT
 
 from . import overrides as overriding
 from .recipe import Recipe
-from .run.remote_mirror import Place, run_place
-from .verdict import Verdict
+from .run.remote_mirror import RunLocation, run_place
+from .verdict import RunVerdict
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +46,7 @@ class Run:
         object.__setattr__(self, "folder", Path(folder))
         object.__setattr__(self, "url", url)
         if not (self.folder / RECIPE).is_file():
-            raise UserError(f"{self.folder} is no run: it has no {RECIPE}; name a folder that excb.train wrote")
+            raise UserError(f"{self.folder} is not a run: it has no {RECIPE}; name a folder that excb.train wrote")
 
     @property
     def report(self) -> dict[str, Any] | None:
@@ -67,10 +67,10 @@ class Run:
         return self.report is not None
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> RunVerdict | None:
         """Whether the run learned anything, against which references, and what to do; None where it says nothing."""
         try:
-            return Verdict.from_dict((self.report or {})["verdict"])
+            return RunVerdict.from_dict((self.report or {})["verdict"])
         except (LookupError, TypeError, ValueError, AttributeError):  # not finished, or of a version without verdicts
             return None
 
@@ -142,13 +142,13 @@ def train(
         raise UserError("name the folder of images with data=, or a list of them with listed=")
     names, given = named_teachers(teacher)
     changed = changed_recipe(recipe, init=init, teachers=names, **overrides)
-    place = run_place(os.fspath(out)) if out is not None else Place(Path("runs") / changed.name)
+    place = run_place(os.fspath(out)) if out is not None else RunLocation(Path("runs") / changed.name)
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(changed.efficiency.device, stay=True) as device:
         folder, file = None if data is None else os.fspath(data), None if listed is None else Path(listed)
         code = run_training(
             changed,
-            open_images(folder, file, place, reporter),
+            images_of_run(folder, file, place, reporter),
             place,
             reporter,
             device=device,
@@ -178,7 +178,7 @@ def plan(
     measure: bool = False,
     **overrides: Any,
 ) -> dict[str, Any]:
-    """What a run will take, as `excb-pretrain plan --json` prints it: parameters, FLOPs, launches, memory, bytes sent.
+    """The cost of a run, as `excb-pretrain plan --json` prints it: parameters, FLOPs, launches, memory, bytes sent.
 
     Args:
         recipe: the name of a recipe, or a `Recipe`.
@@ -259,15 +259,15 @@ def changed_recipe(
             fields = [name for name in overriding.field_names(base) if name.split(".")[-1] == section]
             named = fields[0].partition(".")[::2] if fields else ("optim", "epochs")
             raise UserError(
-                f"{section}={values!r} is no section of a recipe: values stand in their section, such as "
+                f"{section}={values!r} is not a section of a recipe: values stand in their section, such as "
                 f"{named[0]}={{{named[1]!r}: {values!r}}}"
             )
         changes |= {f"{section}.{field}": value for field, value in values.items()}
     return overriding.replace_fields(base, changes)
 
 
-def open_images(
-    data: str | None, listed: Path | None, place: Place, reporter: Reporter
+def images_of_run(
+    data: str | None, listed: Path | None, place: RunLocation, reporter: Reporter
 ) -> "CodedImages | StreamImages":
     """The training images, the same on all ranks, which all call this.
 

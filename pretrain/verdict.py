@@ -44,7 +44,7 @@ FEW = 5000  # images
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """The verdict on a run.
 
     Attributes:
@@ -80,7 +80,7 @@ class Verdict:
         return values
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Verdict":
+    def from_dict(cls, stored: Mapping[str, Any]) -> "RunVerdict":
         """The inverse of `to_dict`.
 
         Raises:
@@ -121,7 +121,7 @@ class Verdict:
         ]
 
 
-def tell(verdict: Verdict, reporter: Reporter, *, table: bool) -> None:
+def print_verdict(verdict: RunVerdict, reporter: Reporter, *, table: bool) -> None:
     """Print a verdict: as a part of the result, or as notes where the result is not for people."""
     if not table:
         for line in verdict.lines():
@@ -223,7 +223,7 @@ def guessing(labels: Sequence[int] | None, *, measured: int, k: int) -> dict[str
     return {"knn_top1": round(100 * max(Counter(labels).values()) / len(labels), 2)} | figures
 
 
-def judge_run(run: RunFigures) -> Verdict:
+def judge_run(run: RunFigures) -> RunVerdict:
     """The verdict of a run that is finished."""
     figures = {name: run.figures[name] for name in FIGURES if name in run.figures}
     gains = {} if run.adapted is None else dict(run.adapted.gains)
@@ -233,7 +233,7 @@ def judge_run(run: RunFigures) -> Verdict:
         summary += f" For comparison: {', '.join(others)}."
     if run.decisive != "knn_top1":
         summary += " Without labels this says how well features know an image again, not what they say of its subject."
-    return Verdict(
+    return RunVerdict(
         learned,
         summary,
         figures,

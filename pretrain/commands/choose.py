@@ -33,13 +33,13 @@ def run(options: argparse.Namespace) -> int:
     from excb.images.opening import training_images
 
     from ..data.hub_stream import refuse_stream
-    from ..plan.choice import choose
+    from ..plan.choice import choose_recipe
 
     refuse_stream(options.data, "choose")
     reporter = reporter_of(options)
     images = training_images(options.data, options.list, reporter.note)
     device = choose_device("cpu" if options.gpus == 0 else "auto")
-    choice = choose(images, options.data or str(images.root), device, gpus=options.gpus, hours=options.hours)
+    choice = choose_recipe(images, options.data or str(images.root), device, gpus=options.gpus, hours=options.hours)
     if options.json:
         reporter.answer(json.dumps(choice.to_dict(), indent=2))
         return 0

@@ -12,7 +12,7 @@ from excb.errors import UserError, is_rank0
 
 from .. import overrides
 from ..recipe import Recipe
-from ..run.remote_mirror import Place, run_place
+from ..run.remote_mirror import RunLocation, run_place
 
 OVERRIDE = re.compile(r"[\w.]+=")  # how an override begins
 
@@ -106,9 +106,9 @@ def require_images(options: argparse.Namespace) -> None:
             raise UserError("name the folder of images with --data DIR, or a list of them with --list FILE")
 
 
-def place_of(options: argparse.Namespace) -> Place:
+def place_of(options: argparse.Namespace) -> RunLocation:
     """The run folder."""
-    place: Place = options.out or Place(Path("runs") / (options.recipe or ""))
+    place: RunLocation = options.out or RunLocation(Path("runs") / (options.recipe or ""))
     return place
 
 

@@ -28,13 +28,13 @@ def run(options: argparse.Namespace) -> int:
 
     from ..data.hub_stream import refuse_stream
     from ..initialise import adopted
-    from ..plan.plan import plan
+    from ..plan.plan import show_plan
 
     refuse_stream(options.data, "plan")
     reporter = reporter_of(options)
     images = training_images(options.data, options.list, reporter.note) if options.data or options.list else None
     recipe = adopted(recipe, reporter.note)
-    return plan(recipe, options.gpus, images, reporter, measure=options.measure, as_json=options.json, gpu=gpu)
+    return show_plan(recipe, options.gpus, images, reporter, measure=options.measure, as_json=options.json, gpu=gpu)
 
 
 PLAN = Command(

@@ -4,7 +4,7 @@ import argparse
 
 from excb.cli import Command, Parser
 
-from ..show import show
+from ..show import print_recipe
 from .options import add_recipe, add_run, named_recipe, rank0_reports, reporter_of
 
 
@@ -17,7 +17,7 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the recipe with its overrides."""
     with rank0_reports():
-        return show(named_recipe(options), options.overrides, reporter_of(options), as_json=options.json)
+        return print_recipe(named_recipe(options), options.overrides, reporter_of(options), as_json=options.json)
 
 
 SHOW = Command(

@@ -60,18 +60,18 @@ def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
 
     from ..data.hub_stream import refuse_stream
     from ..initialise import adopted
-    from ..plan.plan import plan_run, show
-    from ..training.start import check
+    from ..plan.plan import plan_run, print_plan_report
+    from ..training.start import check_run
 
     refuse_stream(options.data, "--dry-run")
     reporter = reporter_of(options)
     images = training_images(options.data, options.list, reporter.note)
-    check(recipe, images)
+    check_run(recipe, images)
     recipe = adopted(recipe, reporter.note)
     report = plan_run(recipe, options.gpus, images, measure=False, gpu=None, reporter=reporter)  # builds the network
     if not options.json:
         reporter.answer(f"it can run, into {place_of(options)}")
-    show(report, reporter, as_json=options.json)
+    print_plan_report(report, reporter, as_json=options.json)
     return 0
 
 
@@ -95,12 +95,12 @@ def run_in_every_process(options: argparse.Namespace, recipe: Recipe, work: Work
 def train_here(options: argparse.Namespace, recipe: Recipe, device: "torch.device", reporter: Reporter) -> int:
     """Train in this process, as one of those that `run_in_every_process` started."""
     from ..loop import run_training
-    from ..train import open_images
+    from ..train import images_of_run
 
     place = place_of(options)
     code = run_training(
         recipe,
-        open_images(options.data, options.list, place, reporter),
+        images_of_run(options.data, options.list, place, reporter),
         place,
         reporter,
         device=device,

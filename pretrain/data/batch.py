@@ -46,7 +46,7 @@ class Jpegs:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ViewBatch:
     """The views of B images, before augmentation."""
 
     global_crops: Tensor  # [G, B, S, S, 3] uint8
@@ -65,24 +65,24 @@ class Batch:
         """The global crops, then the local ones, where there are any."""
         return [crops for crops in (self.global_crops, self.local_crops) if crops is not None]
 
-    def pin_memory(self) -> "Batch":
+    def pin_memory(self) -> "ViewBatch":
         """Move what a step copies to the GPU to page-locked memory (called by the loader)."""
         local = None if self.local_crops is None else _pinned(self.local_crops)
         return replace(
             self, global_crops=_pinned(self.global_crops), local_crops=local, samples=self.samples.pin_memory()
         )
 
-    def split(self, parts: int) -> list["Batch"]:
+    def split(self, parts: int) -> list["ViewBatch"]:
         """Equal micro-batches, in order; the first holds the list of broken files."""
         if parts == 1:
             return [self]
-        rows, batches = len(self.samples) // parts, list[Batch]()
+        rows, batches = len(self.samples) // parts, list[ViewBatch]()
         views = self.global_crops, self.global_parameters, self.local_crops, self.local_parameters
         for first in range(0, parts * rows, rows):
             cut: list[Any] = [None if tensor is None else tensor[:, first : first + rows] for tensor in views]
             samples, used = (tensor[first : first + rows] for tensor in (self.samples, self.used))
             cut += [samples, used, [] if first else self.broken, self.position + first]
-            batches.append(Batch(*cut))
+            batches.append(ViewBatch(*cut))
         return batches
 
 
@@ -90,11 +90,11 @@ def _pinned(crops: Tensor) -> Tensor:
     return crops.pin_memory() if crops.numel() else crops
 
 
-def collate(items: Sequence[Item]) -> Batch:
+def collate(items: Sequence[Item]) -> ViewBatch:
     """Stack the views of a batch's images view by view."""
     stacks = [_stacked(arrays) for arrays in zip(*(item.arrays for item in items), strict=True)]
     local_crops, local_parameters = stacks[2:] if len(stacks) == 4 else (None, None)
-    return Batch(
+    return ViewBatch(
         stacks[0],
         stacks[1],
         local_crops,

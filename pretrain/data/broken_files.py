@@ -3,7 +3,7 @@
 from excb.distributed.collectives import gather_numbers, gather_objects
 from excb.errors import UserError
 
-from .batch import NO_IMAGE, Batch, Broken
+from .batch import NO_IMAGE, Broken, ViewBatch
 
 MAX_SHARE = 0.01  # of the images seen may be broken ...
 JUDGED_FROM = 200  # ... once this many were seen
@@ -22,7 +22,7 @@ class BrokenFiles:
         self._before = seen, found
         self._named: set[str] = set()
 
-    def count(self, batch: Batch) -> list[Broken]:
+    def count(self, batch: ViewBatch) -> list[Broken]:
         """Count a batch of all ranks.
 
         Returns:

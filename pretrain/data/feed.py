@@ -7,7 +7,7 @@ from excb.distributed.workers import watch_workers, worker_count
 from excb.images.image_set import CodedImages
 
 from ..recipe import Recipe
-from .batch import Batch
+from .batch import ViewBatch
 from .loader import loader
 from .stream_images import StreamImages
 from .stream_order import State, StreamBatchSampler, gather_state
@@ -28,7 +28,7 @@ class BatchFeed:
         self._sampler: StreamBatchSampler | None = None
         self._resumed: State | None = None
 
-    def batches(self, start: int, stop: int) -> Iterable[Batch]:
+    def batches(self, start: int, stop: int) -> Iterable[ViewBatch]:
         """This rank's part of the batches from step `start` to `stop`; of a stream, `start` is where the run is.
 
         Raises:

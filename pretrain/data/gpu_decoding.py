@@ -19,7 +19,7 @@ from excb.images.image_set import CodedImages
 from excb.images.random_crops import Box
 
 from ..recipe import Recipe
-from .batch import Batch, collate
+from .batch import ViewBatch, collate
 from .loader import TrainingViews
 
 INSTEAD = "set efficiency.decoder=auto"
@@ -60,7 +60,7 @@ class GpuDecoder:
         self._on_cpu = TrainingViews(images, recipe.change(efficiency={"decoder": "auto"}))
 
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> Batch:
+    def __call__(self, batch: ViewBatch) -> ViewBatch:
         """The batch with all crops [views, B, S, S, 3] on the GPU."""
         jpegs = batch.jpegs
         if jpegs is None:

@@ -14,7 +14,7 @@ from excb.images.decoding import BrokenImageError, Source, open_image, open_smal
 from excb.images.image_set import CodedImages
 
 from ..recipe import Recipe
-from .batch import NO_IMAGE, Batch, Broken, Item, collate
+from .batch import NO_IMAGE, Broken, Item, ViewBatch, collate
 from .sampler import BatchSampler, SampleRef
 from .views import ViewMaker
 
@@ -88,7 +88,7 @@ def loader(
     workers: int,
     pin_memory: bool,
     sampler: Sampler[list[SampleRef]] | None = None,
-) -> DataLoader[Batch]:
+) -> DataLoader[ViewBatch]:
     """This rank's part of the batches from step `start` to `stop`; the step is all that a resumed run needs.
 
     Without workers this process reads. `pin_memory` is for asynchronous copies to a GPU. `sampler` gives the batches of

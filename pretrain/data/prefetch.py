@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import torch
 
-from .batch import Batch
+from .batch import ViewBatch
 
 
 def prefetch_to_device(
-    batches: Iterable[Batch], device: torch.device, decode: Callable[[Batch], Batch] | None = None
-) -> Iterator[Batch]:
+    batches: Iterable[ViewBatch], device: torch.device, decode: Callable[[ViewBatch], ViewBatch] | None = None
+) -> Iterator[ViewBatch]:
     """Yield the same batches in the same order; on a GPU, with their crops already copied to it.
 
     `decode` adds the crops that only the GPU makes (`gpu_decoding`), on the same stream as the copies.
@@ -37,7 +37,7 @@ def prefetch_to_device(
         yield _wait_for_copy(*waiting)
 
 
-def _wait_for_copy(batch: Batch, copied: torch.cuda.Event) -> Batch:
+def _wait_for_copy(batch: ViewBatch, copied: torch.cuda.Event) -> ViewBatch:
     """Let the step's stream wait for the copies, and record in the allocator that it uses them."""
     step = torch.cuda.current_stream()
     step.wait_event(copied)

@@ -16,7 +16,7 @@ from ..data.broken_files import MAX_SHARE
 from ..distil.teachers import Teacher
 from ..plan import frozen_teachers
 from ..recipe import Recipe
-from ..run.remote_mirror import Place
+from ..run.remote_mirror import RunLocation
 from ..run.run_folder import facts_of_images, refuse_other_run
 from .accelerator import check_accelerator
 from .files import check_files
@@ -35,7 +35,7 @@ class CheckedMachine:
 
     images: CodedImages
     named_recipe: Recipe | None  # None where no recipe is given
-    place: Place  # the run folder, which may not exist yet, and where it is kept
+    place: RunLocation  # the run folder, which may not exist yet, and where it is kept
     reporter: Reporter
     gpus: int | None = None  # GPUs of this machine for the run; None for one if there is one
     everything: bool = False  # decode every image, not a sample
@@ -65,7 +65,7 @@ class CheckedMachine:
     @cached_property
     def teachers(self) -> list[Teacher]:
         """The frozen teachers that the run learns from, on the CPU. Raises UserError where it would."""
-        return frozen_teachers.load(self.recipe)
+        return frozen_teachers.load_teachers(self.recipe)
 
     def refuse_folder(self) -> None:
         """Raise UserError where the run itself would refuse its folder: among the images, or another run's."""

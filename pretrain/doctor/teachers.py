@@ -14,7 +14,7 @@ from excb.remote.home import cache_root
 
 from ..distil.settings import DistilSettings
 from ..distil.teachers import Teacher
-from ..plan.frozen_teachers import summary
+from ..plan.frozen_teachers import teachers_report
 from ..recipe import Recipe
 from ..training.teaching import require_samples, samples_seen
 from .finding import Finding, size
@@ -35,7 +35,7 @@ def check_teachers(recipe: Recipe, images: int, load: Callable[[], Sequence[Teac
     if not recipe.distil.active:
         return []
     try:
-        report = summary(recipe, load(), images)
+        report = teachers_report(recipe, load(), images)
     except UserError as error:
         problem, _, fix = str(error).rpartition(": ")
         return [Finding(LOADED, "error", problem or fix, fix if problem else "name another (`excb-zoo list`)")]

@@ -95,7 +95,7 @@ class Curves:
         return [line for line in self.lines if line["kind"] == kind]
 
 
-def draw(folder: Path, *, clusters: int, title: str) -> Path | None:
+def draw_curves(folder: Path, *, clusters: int, title: str) -> Path | None:
     """Draw `curves.png` from a run folder's `metrics.jsonl` and return its path, or None if nothing is logged yet."""
     run = Curves(title, clusters, read_metrics(folder))
     if not run.kind("step") and not run.kind("epoch"):

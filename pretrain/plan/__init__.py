@@ -1,1 +1,1 @@
-"""What a run will take: FLOPs, memory, communication, speed."""
+"""The cost of a run: FLOPs, memory, communication, speed."""

@@ -38,7 +38,7 @@ ROOM = 0.9  # of a GPU's memory
 
 
 @dataclass(frozen=True)
-class Choice:
+class RecipeChoice:
     """A proposal."""
 
     recipe: str
@@ -62,9 +62,9 @@ class Choice:
         return {"command": self.command, "overrides": [*self.values]} | {name: getattr(self, name) for name in names}
 
 
-def choose(
+def choose_recipe(
     images: CodedImages, data: str, device: torch.device, *, gpus: int | None = None, hours: float | None = None
-) -> Choice:
+) -> RecipeChoice:
     """Propose a recipe; one step of it is measured on the device.
 
     Args:
@@ -101,7 +101,7 @@ def choose(
     before = overrides.find_recipe(name)
     changed = overrides.apply(before, values)
     unlike = tuple(value for value in values if _field(before, value) != _field(changed, value))
-    return Choice(name, unlike, data, number, side, taken, processes if processes > 1 else 0, reasons)
+    return RecipeChoice(name, unlike, data, number, side, taken, processes if processes > 1 else 0, reasons)
 
 
 def _alternatives(number: int, data: str) -> str:

@@ -28,7 +28,7 @@ CPU_FLOPS = 2e11  # of a pass measured on a CPU, at most: some seconds
 Report = dict[str, Any]
 
 
-def load(recipe: Recipe, given: Mapping[str, Backbone] | None = None) -> list[Teacher]:
+def load_teachers(recipe: Recipe, given: Mapping[str, Backbone] | None = None) -> list[Teacher]:
     """The teachers of a recipe on the CPU, as a run loads them.
 
     Args:
@@ -39,10 +39,10 @@ def load(recipe: Recipe, given: Mapping[str, Backbone] | None = None) -> list[Te
         UserError: none is named where one is needed, or one cannot be loaded or cannot teach what is compared.
     """
     teaching.require_named(recipe)
-    return teaching.load(recipe, torch.device("cpu"), given).teachers
+    return teaching.load_teaching(recipe, torch.device("cpu"), given).teachers
 
 
-def summary(recipe: Recipe, teachers: Sequence[Teacher], images: int) -> Report | None:
+def teachers_report(recipe: Recipe, teachers: Sequence[Teacher], images: int) -> Report | None:
     """The teachers and their cost, for a set of `images` images; None without teachers.
 
     `networks` has a row for each, with the FLOPs of one input. `views` are those of an image that teachers see in every
@@ -127,7 +127,7 @@ def measure_once(
     """The speed of every teacher on random images, and the hours for all that they see once, which processes share.
 
     Args:
-        report: of `summary`.
+        report: of `teachers_report`.
         teachers: on the device.
         device: where they are measured.
         processes: of the run.

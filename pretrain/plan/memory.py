@@ -21,7 +21,7 @@ PLAIN = 2  # times the least that whole matrices take: what the plain loss head 
 
 
 @dataclass(frozen=True)
-class Memory:
+class StepMemory:
     """Bytes of one process, by part. Not all parts are full at the same moment, so the total is an upper bound."""
 
     weights: int = field(metadata={"doc": "of the student"})
@@ -41,7 +41,7 @@ class Memory:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-def step_memory(recipe: Recipe, images: int, trace: Trace | None = None) -> Memory:
+def step_memory(recipe: Recipe, images: int, trace: Trace | None = None) -> StepMemory:
     """Memory of a step with micro-batches of `images` images, from a `trace` of the recipe if there is one already.
 
     Raises:
@@ -62,7 +62,7 @@ def step_memory(recipe: Recipe, images: int, trace: Trace | None = None) -> Memo
         scores = PLAIN * plain_loss_head(recipe, images)
     # AdamW has a state for what has gradients, SGD for all (`build_optimizer`).
     states = 2 * trained if recipe.optim.optimizer == "adamw" else student * (recipe.optim.momentum > 0)
-    return Memory(
+    return StepMemory(
         weights=student,
         gradients=trained,
         optimizer=states,

@@ -35,7 +35,7 @@ NO_GPU = "no GPU to measure on (--measure measures on the CPU)"
 Report = dict[str, Any]
 
 
-def plan(
+def show_plan(
     recipe: Recipe,
     gpus: int | None,
     images: CodedImages | None,
@@ -52,11 +52,13 @@ def plan(
     Raises:
         UserError: the recipe cannot run with this number of processes, or on these images.
     """
-    show(plan_run(recipe, gpus, images, measure=measure, gpu=gpu, reporter=reporter), reporter, as_json=as_json)
+    print_plan_report(
+        plan_run(recipe, gpus, images, measure=measure, gpu=gpu, reporter=reporter), reporter, as_json=as_json
+    )
     return 0
 
 
-def show(report: Report, reporter: Reporter, *, as_json: bool) -> None:
+def print_plan_report(report: Report, reporter: Reporter, *, as_json: bool) -> None:
     """Print what `plan_run` found: as JSON, or as tables."""
     if as_json:
         reporter.answer(json.dumps(report, indent=2))
@@ -77,7 +79,7 @@ def plan_run(
     """The plan of a recipe, as `--json` prints it.
 
     Args:
-        recipe: as for `plan`, and so are arguments and errors that are not named here.
+        recipe: as for `show_plan`, and so are arguments and errors that are not named here.
         gpus: processes.
         images: the set.
         measure: also on the CPU.
@@ -88,16 +90,16 @@ def plan_run(
     settled = _with_precision(recipe, gpus, gpu)
     settled.micro_batch(max(1, gpus or 1))  # what cannot run is refused before networks are traced
     settled.steps_per_epoch(_size(images))
-    frozen = frozen_teachers.load(settled, teachers)
+    frozen = frozen_teachers.load_teachers(settled, teachers)
     with (reporter or Reporter(quiet=True)).progress("tracing the networks", 2) as bar:  # seconds each
         counts = count(settled, frozen)
         bar.advance()
         trace = trace_step(settled, frozen)
         bar.advance()
     report = count_run(settled, counts, trace, max(1, gpus or 1), images)
-    report["teachers"] = frozen_teachers.summary(settled, frozen, _size(images))
+    report["teachers"] = frozen_teachers.teachers_report(settled, frozen, _size(images))
     report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure), frozen)
-    report["estimate"] = None if gpu is None else fit(settled, report, gpu)
+    report["estimate"] = None if gpu is None else fit_to_gpu(settled, report, gpu)
     return report | {"precision_asked": recipe.efficiency.precision}
 
 
@@ -187,7 +189,7 @@ def measure_run(
     return measured
 
 
-def fit(recipe: Recipe, counted: Mapping[str, Any], gpu: Gpu) -> Report:
+def fit_to_gpu(recipe: Recipe, counted: Mapping[str, Any], gpu: Gpu) -> Report:
     """Whether a run fits into the memory of a GPU that is not here, by the plan's count.
 
     Raises:

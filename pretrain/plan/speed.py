@@ -14,7 +14,7 @@ from excb.distributed.machine import peak_memory
 from excb.features.cache import CachedFeatures
 from excb.images.image_set import CodedImages
 
-from ..data.batch import Batch, Item, collate
+from ..data.batch import Item, ViewBatch, collate
 from ..data.loader import loader
 from ..data.sampler import SampleRef
 from ..data.views import ViewMaker
@@ -79,7 +79,7 @@ def _targets(recipe: Recipe, teachers: Sequence[Teacher], device: torch.device) 
     return KeptTargets([CachedFeatures([each]) for each in rows], device=device, dtype=value_type(recipe))
 
 
-def random_batch(recipe: Recipe, images: int) -> Batch:
+def random_batch(recipe: Recipe, images: int) -> ViewBatch:
     """Crops of random images with the recipe's random parameters."""
     views, maker = recipe.views, ViewMaker(recipe.views, seed=recipe.run.seed, epochs=recipe.optim.epochs)
     ranges = [range(views.global_views), range(views.global_views, views.global_views + views.local_views)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from excb.console import Reporter, duration
 
-from .memory import Memory
+from .memory import StepMemory
 
 Report = Mapping[str, Any]
 PARTS = {"distillation": "heads for teachers"}  # as rows are called, where that is not the name of the part
@@ -20,7 +20,7 @@ def print_plan(report: Report, reporter: Reporter) -> None:
     whose = "" if report["set_given"] else " of ImageNet (--data DIR for others)"
     reporter.answer(
         f"{report['recipe']} on {processes} process{'es' if processes > 1 else ''}, {precision}{again}: "
-        f"{report['batch']:,} images a step, {share:,} in a micro-batch of a process\n"
+        f"{report['batch']:,} images per step, {share:,} in a micro-batch of a process\n"
         f"{report['steps']:,} steps with {report['set']:,} images{whose}\n"
     )
     _print_networks(report, reporter)
@@ -73,7 +73,7 @@ def _print_teachers(report: Report, reporter: Reporter) -> None:
 
 
 def _print_memory(report: Report, reporter: Reporter) -> None:
-    documented = {part.name: part.metadata["doc"] for part in fields(Memory)}
+    documented = {part.name: part.metadata["doc"] for part in fields(StepMemory)}
     if report["teachers"] is None:
         del documented["frozen_teachers"]
     memory = report["memory"]

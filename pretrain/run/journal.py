@@ -21,7 +21,7 @@ from excb.files.run_files import METRICS, read_metrics
 from excb.images.image_set import Images
 from excb.method import Step
 
-from ..data.batch import Batch
+from ..data.batch import ViewBatch
 from ..distil.table import OBJECTIVES
 from ..recipe import Recipe
 
@@ -46,7 +46,7 @@ class EpochStatistics:
         self._filled = self._steps = 0
         self._before = self._sums.clone(), self._chosen.clone(), 0, 0  # the newest step
 
-    def add(self, output: Step, batch: Batch) -> None:
+    def add(self, output: Step, batch: ViewBatch) -> None:
         """Count one step."""
         self._before = self._sums.clone(), self._chosen.clone(), self._filled, self._steps
         stop = self._filled + len(batch.used)

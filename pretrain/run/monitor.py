@@ -32,7 +32,7 @@ from ..recipe import Recipe, ViewSettings
 KNN_TEMPERATURE = 0.07  # DINO's
 
 
-class StoppedError(Exception):
+class MeasurementStoppedError(Exception):
     """A measurement ends early, without a result."""
 
 
@@ -203,10 +203,10 @@ class Monitor:
     ) -> tuple[Features, Features]:
         """The features of the images and of their views, on all ranks."""
         mine: list[Features] = []
-        with suppress(StoppedError):
+        with suppress(MeasurementStoppedError):
             mine += self._features(network, views, transform, progress)
         if agreed():
-            raise StoppedError
+            raise MeasurementStoppedError
         plain, augmented = map(gather_features, mine)
         return plain, augmented
 

@@ -22,7 +22,15 @@ from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
 
 from ..recipe import Recipe
-from .monitor import KNN_TEMPERATURE, Monitor, NetworkFigures, StoppedError, fixed_subset, gather_features, usable
+from .monitor import (
+    KNN_TEMPERATURE,
+    MeasurementStoppedError,
+    Monitor,
+    NetworkFigures,
+    fixed_subset,
+    gather_features,
+    usable,
+)
 from .sets import ImageSets, find_sets
 
 # Images that a checkpoint is chosen by. Those of `test` stay unseen where there are others.
@@ -111,12 +119,12 @@ class FolderProbe:
         self, backbone: nn.Module, progress: Callable[[int], None], agreed: Callable[[], bool]
     ) -> tuple[Features, Features]:
         mine: list[Features] = []
-        with suppress(StoppedError):
+        with suppress(MeasurementStoppedError):
             for images in (self._bank, self._queries):
                 inputs = Inputs(images, self._recipe.views.preprocessing, indices=self._mine(images))
                 mine.append(extract(backbone, inputs, device=self._device, workers=self._workers, progress=progress))
         if agreed():
-            raise StoppedError
+            raise MeasurementStoppedError
         bank, queries = map(gather_features, mine)
         return bank, queries
 

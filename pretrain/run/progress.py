@@ -69,7 +69,7 @@ class Progress:
         return self.images / max(self.seconds, 1e-9)
 
 
-def report(
+def run_report(
     progress: Progress,
     recipe: Recipe,
     *,

@@ -26,7 +26,7 @@ FOLDERS = ("", "tensorboard", "diverged", "profile")  # uploaded besides checkpo
 FETCHED = ("", "tensorboard")  # those of them that a resumed run needs
 
 
-class Place(NamedTuple):
+class RunLocation(NamedTuple):
     """Where a run is."""
 
     folder: Path  # on this machine
@@ -36,17 +36,17 @@ class Place(NamedTuple):
         return self.url or os.fspath(self.folder)
 
 
-def run_place(text: str) -> Place:
+def run_place(text: str) -> RunLocation:
     """A folder of this machine or a URL: an argument's type for argparse.
 
     Raises:
         UserError: it is empty.
     """
     if not byte_ranges.is_remote(text):
-        return Place(local_path(text))
+        return RunLocation(local_path(text))
     url = text.rstrip("/")
     name = f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
-    return Place(cache_root() / "runs" / name, url)
+    return RunLocation(cache_root() / "runs" / name, url)
 
 
 class Mirror:

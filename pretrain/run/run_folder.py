@@ -23,7 +23,7 @@ from excb.images.image_set import Images
 from excb.version import __version__
 
 from ..recipe import Recipe
-from .remote_mirror import Mirror, Place
+from .remote_mirror import Mirror, RunLocation
 
 CURVES, DIVERGED = "curves.png", "diverged"
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recipe.json never says auto
@@ -42,7 +42,7 @@ class RunFolder:
         UserError: it cannot be written, or another process is training in it.
     """
 
-    def __init__(self, place: Place, warn: Callable[[str], None]) -> None:
+    def __init__(self, place: RunLocation, warn: Callable[[str], None]) -> None:
         self.place, self.path = place, place.folder
         path = self.path
         try:

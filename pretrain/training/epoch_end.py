@@ -9,7 +9,7 @@ from excb.errors import UserError
 from ..run.alarms import AlarmState, Health, coincident
 from ..run.gain import SOURCE, TARGET
 from ..run.journal import Journal
-from ..run.monitor import Monitor, NetworkFigures, StoppedError
+from ..run.monitor import MeasurementStoppedError, Monitor, NetworkFigures
 from ..run.probe import FolderProbe
 from .state import RunState
 
@@ -56,7 +56,7 @@ class EpochEnd:
         progress = self._state.progress
         try:
             figures, readings = self._measure("the start", stop)
-        except StoppedError:
+        except MeasurementStoppedError:
             return True
         progress.start = {"epoch": 0} | figures
         progress.best = {"step": 0} | progress.start
@@ -91,7 +91,7 @@ class EpochEnd:
         if last or (changed and epoch % recipe.monitor.every_epochs == 0):
             try:
                 measured, readings = self._measure(f"epoch {epoch}", stop)
-            except StoppedError:
+            except MeasurementStoppedError:
                 return False, True
             figures |= measured
         progress.counts = counts
@@ -139,7 +139,7 @@ class EpochEnd:
             def advance(images: int) -> None:
                 bar.advance(images)
                 if stop.received is not None:
-                    raise StoppedError
+                    raise MeasurementStoppedError
 
             readings = {TARGET: self.monitor.read(backbone, advance, agreed=stop.agreed)}
             figures = dict(readings[TARGET].figures)

@@ -25,9 +25,9 @@ from excb.references.untrained import estimate_batchnorm, evenly_spread
 
 from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
-from ..run.monitor import Monitor, StoppedError
+from ..run.monitor import MeasurementStoppedError, Monitor
 from ..run.taught import NetworkCost, measure_cost
-from ..verdict import FIGURES, GUESSING, PATCHES, RUN, START, TITLES, TWIN, RunFigures, Verdict, guessing, judge_run
+from ..verdict import FIGURES, GUESSING, PATCHES, RUN, START, TITLES, TWIN, RunFigures, RunVerdict, guessing, judge_run
 from .epoch_end import EpochEnd
 from .state import RunState
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 Figures = dict[str, dict[str, float]]  # by network or reference
 
 
-def check(against: Sequence[str]) -> None:
+def check_references(against: Sequence[str]) -> None:
     """Raise UserError for a checkpoint that cannot be loaded, before training; all ranks call this."""
     for name in against:
         run_on_rank0(lambda name=name: loading.load(name) and None)  # type: ignore[misc]
@@ -51,7 +51,7 @@ def verdict(
     *,
     folder: Path | None,
     against: Sequence[str] = (),
-) -> Verdict | None:
+) -> RunVerdict | None:
     """Compare the trained network with its references, and judge the run; all ranks call this.
 
     Of a run that has measured its start, the network of the best epoch is judged, else that of the last.
@@ -89,7 +89,7 @@ def verdict(
 
 def _judged(
     state: RunState, measured: EpochEnd, known: Figures, folder: Path, costs: Mapping[str, NetworkCost]
-) -> Verdict:
+) -> RunVerdict:
     lines = read_metrics(folder)
     alarms = [line for line in lines if line["kind"] == "alarm" and line["step"] <= state.progress.step]
     run = RunFigures(
@@ -133,7 +133,7 @@ def _known(folder: Path | None, step: int) -> Figures:
         report = json_text.parse((folder / REPORT).read_bytes())
         if report["steps"] != step:
             return {}
-        stored = Verdict.from_dict(report["verdict"])
+        stored = RunVerdict.from_dict(report["verdict"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}  # of a version without verdicts, or changed by hand: measured anew
     return {RUN: stored.figures} | stored.references
@@ -199,7 +199,7 @@ class _Comparison:
             def advance(images: int) -> None:
                 bar.advance(images)
                 if self._stop.received is not None:
-                    raise StoppedError
+                    raise MeasurementStoppedError
 
             measured = self._monitor.compare(networks, advance, transform=transform, agreed=self._stop.agreed)
         return {name: {each: round(value, 2) for each, value in figures.items()} for name, figures in measured.items()}

@@ -26,7 +26,7 @@ from . import teaching
 from .state import RunState
 
 
-def check(recipe: Recipe, images: CodedImages | StreamImages) -> None:
+def check_run(recipe: Recipe, images: CodedImages | StreamImages) -> None:
     """Refuse what cannot make a run.
 
     Raises:
@@ -90,7 +90,7 @@ def start(
         return folder.resume(reporter.warn)
 
     feed = BatchFeed(images, recipe, pin_memory=device.type == "cuda")
-    taught = teaching.load(recipe, device, given)
+    taught = teaching.load_teaching(recipe, device, given)
     model = all_succeed(lambda: _build(recipe, taught))
     contents = run_on_rank0(resume)
     if contents is None and recipe.init is not None:

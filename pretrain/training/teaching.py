@@ -78,7 +78,7 @@ def require_samples(settings: DistilSettings, images: int) -> None:
         )
 
 
-def load(recipe: Recipe, device: torch.device, given: Mapping[str, Backbone] | None = None) -> Teaching:
+def load_teaching(recipe: Recipe, device: torch.device, given: Mapping[str, Backbone] | None = None) -> Teaching:
     """Load the teachers; all ranks call this. See `load_teachers`."""
     settings = recipe.distil
     double = recipe.efficiency.precision == "fp64" and settings.teacher_sees != "image"

@@ -20,7 +20,7 @@ from torch import Tensor
 from excb.distributed.collectives import world_size
 from excb.method import ExCB
 from excb.pretrain import step as step_module
-from excb.pretrain.data.batch import Batch
+from excb.pretrain.data.batch import ViewBatch
 from excb.pretrain.data.prefetch import prefetch_to_device
 from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.distil.teachers import Teacher
@@ -79,7 +79,7 @@ BEFORE = {
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
-def batch_of(recipe: Recipe, images: int, *, seed: int = 3) -> Batch:
+def batch_of(recipe: Recipe, images: int, *, seed: int = 3) -> ViewBatch:
     """A batch of black pictures in pinned memory, with parameters as they are drawn in training."""
     views = recipe.views
     maker = ViewMaker(replace(views, global_size=8, local_size=8), seed=seed, epochs=3)
@@ -93,7 +93,7 @@ def batch_of(recipe: Recipe, images: int, *, seed: int = 3) -> Batch:
     ]
     local_crops, local_parameters = (crops[1], parameters[1]) if views.local_views else (None, None)
     samples = torch.arange(images)
-    return Batch(crops[0], parameters[0], local_crops, local_parameters, samples, samples, []).pin_memory()
+    return ViewBatch(crops[0], parameters[0], local_crops, local_parameters, samples, samples, []).pin_memory()
 
 
 @contextmanager

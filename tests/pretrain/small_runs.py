@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from excb.pretrain import loop
-from excb.pretrain.data.batch import Batch
+from excb.pretrain.data.batch import ViewBatch
 
 OVERRIDES = (
     "model.backbone=timm:resnet10t",
@@ -82,7 +82,7 @@ def stopped_before(step: int) -> Iterator[None]:
     """Have runs of this process asked to stop, by SIGTERM, before they take the step of this number."""
     usual = loop.TrainingLoop._step
 
-    def interrupted(run: loop.TrainingLoop, batch: Batch) -> object:
+    def interrupted(run: loop.TrainingLoop, batch: ViewBatch) -> object:
         if run.progress.step == step:
             signal.raise_signal(signal.SIGTERM)
         return usual(run, batch)

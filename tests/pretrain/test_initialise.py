@@ -20,7 +20,7 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.initialise import _values_of, adopted, build_model
 from excb.pretrain.overrides import ADOPTED, apply, find_recipe, from_dict
 from excb.pretrain.recipes import RECIPES
-from excb.pretrain.show import describe
+from excb.pretrain.show import recipe_rows
 from excb.zoo.export import export
 from tests.pretrain.small_runs import OVERRIDES, write_images
 from tests.run_files import TINY_VIT, features, pictures, tiny_recipe
@@ -194,7 +194,7 @@ def test_what_is_named_is_not_adopted() -> None:
     later = apply(apply(recipe, ["init=x"]), ["views.global_size=40", "run.seed=3"])
     assert set(ADOPTED) - set(later.adopts) == {"views.global_size"}
     assert from_dict(later.to_dict()) == replace(later, adopts=())
-    rows = {row["field"]: row for row in describe(recipe, ["init=x", "views.local_size=16"])}
+    rows = {row["field"]: row for row in recipe_rows(recipe, ["init=x", "views.local_size=16"])}
     assert (rows["model.backbone"]["value"], rows["model.backbone"]["from"]) == ("the checkpoint's", "init")
     assert rows["views.local_size"]["value"] == 16
 

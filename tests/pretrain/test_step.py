@@ -15,7 +15,7 @@ from excb.errors import UserError
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.architecture import Architecture
 from excb.pretrain import step as step_module
-from excb.pretrain.data.batch import Batch
+from excb.pretrain.data.batch import ViewBatch
 from excb.pretrain.data.views import ViewMaker
 from excb.pretrain.initialise import build_model
 from excb.pretrain.optim import Schedules, build_optimizer
@@ -53,7 +53,7 @@ def trainer(
     return Trainer(model.train(), optimizer, schedules, recipe, torch.device(device))
 
 
-def batch_of(trainer: Trainer, number: int, images: int = 8) -> Batch:
+def batch_of(trainer: Trainer, number: int, images: int = 8) -> ViewBatch:
     """A batch of smooth random pictures."""
     from PIL import Image
 
@@ -69,7 +69,7 @@ def batch_of(trainer: Trainer, number: int, images: int = 8) -> Batch:
         rows.append(row)
     stacks = [torch.stack([torch.from_numpy(array) for array in column], dim=1) for column in zip(*rows, strict=True)]
     samples = torch.arange(images)
-    return Batch(stacks[0], stacks[1], stacks[2], stacks[3], samples, samples, [])
+    return ViewBatch(stacks[0], stacks[1], stacks[2], stacks[3], samples, samples, [])
 
 
 def steps(trainer: Trainer, count: int = 6) -> list[float]:
@@ -103,7 +103,7 @@ def test_accumulation_with_batchnorm_differs_by_batch_statistics_only() -> None:
         half = batch_of(each, 0, images=4)
         assert half.local_crops is not None
         assert half.local_parameters is not None
-        twice = Batch(
+        twice = ViewBatch(
             torch.cat([half.global_crops, half.global_crops], dim=1),
             torch.cat([half.global_parameters, half.global_parameters], dim=1),
             torch.cat([half.local_crops, half.local_crops], dim=1),

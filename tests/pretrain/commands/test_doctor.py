@@ -10,7 +10,7 @@ from excb.files.run_files import METRICS
 from excb.images.scanning import scan_folder
 from excb.pretrain import overrides
 from excb.pretrain.__main__ import main
-from excb.pretrain.run.remote_mirror import Place
+from excb.pretrain.run.remote_mirror import RunLocation
 from excb.pretrain.run.run_folder import RunFolder
 from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import OVERRIDES, write_images
@@ -41,7 +41,7 @@ def test_a_recipe_and_its_images(images: Path, tmp_path: Path, capsys: pytest.Ca
 def test_a_run_folder_that_the_run_would_refuse(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = RunFolder(Place(tmp_path / "run"), print)
+    folder = RunFolder(RunLocation(tmp_path / "run"), print)
     recipe = overrides.apply(overrides.find_recipe("quickstart"), OVERRIDES)
     folder.begin(recipe, scan_folder(images))
     folder.close()

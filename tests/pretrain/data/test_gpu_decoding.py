@@ -19,7 +19,7 @@ from excb.images.scanning import scan_folder
 from excb.pretrain import loop
 from excb.pretrain.__main__ import main
 from excb.pretrain.data import gpu_decoding
-from excb.pretrain.data.batch import Batch, collate
+from excb.pretrain.data.batch import ViewBatch, collate
 from excb.pretrain.data.gpu_decoding import GpuDecoder, require_decoder
 from excb.pretrain.data.loader import TrainingViews, loader
 from excb.pretrain.data.sampler import SampleRef
@@ -67,7 +67,7 @@ def recipe(decoder: str, **options: Any) -> Recipe:
     return apply(find_recipe("quickstart"), [*OVERRIDES]).change(efficiency={"decoder": decoder} | options)
 
 
-def batch(images: ImageSet, decoder: str, *, contents: bool = False) -> Batch:
+def batch(images: ImageSet, decoder: str, *, contents: bool = False) -> ViewBatch:
     """Every image once; `contents`: as a stream has them."""
     views = TrainingViews(images, recipe(decoder))
     files = [(images.root / path).read_bytes() if contents else None for path in images.paths]

@@ -20,7 +20,7 @@ from excb.images.image_set import ImageSet
 from excb.images.photographs import photograph
 from excb.images.scanning import scan_folder
 from excb.pretrain.data.augmentation import PARAMETERS
-from excb.pretrain.data.batch import NO_IMAGE, Batch, Broken, Item, collate
+from excb.pretrain.data.batch import NO_IMAGE, Broken, Item, ViewBatch, collate
 from excb.pretrain.data.broken_files import BrokenFiles
 from excb.pretrain.data.loader import REPLACEMENTS, TrainingViews, loader
 from excb.pretrain.data.sampler import BatchSampler, SampleRef, epoch_order
@@ -84,15 +84,15 @@ def batches(
     seed: int = SEED,
     settings: ViewSettings = SETTINGS,
     **options: Any,
-) -> list[Batch]:
+) -> list[ViewBatch]:
     recipe = recipe_of(seed=seed, settings=settings, **options)
     return list(loader(images, recipe, start=start, stop=stop, workers=workers, pin_memory=False))
 
 
-def assert_same(first: Sequence[Batch], second: Sequence[Batch]) -> None:
+def assert_same(first: Sequence[ViewBatch], second: Sequence[ViewBatch]) -> None:
     assert len(first) == len(second)
     for one, other in zip(first, second, strict=True):
-        for field in dataclasses.fields(Batch):
+        for field in dataclasses.fields(ViewBatch):
             mine, theirs = getattr(one, field.name), getattr(other, field.name)
             assert torch.equal(mine, theirs) if isinstance(mine, Tensor) else mine == theirs, field.name
 
@@ -371,14 +371,14 @@ def test_a_set_without_a_readable_image_is_refused_with_workers_too(unreadable: 
         BrokenFiles().count(batch)
 
 
-def stand_in(size: int, *, broken: Sequence[str] = (), used: Sequence[int] | None = None) -> Batch:
+def stand_in(size: int, *, broken: Sequence[str] = (), used: Sequence[int] | None = None) -> ViewBatch:
     """A batch in which as many images as there are names were replaced; the crops do not matter."""
     samples = torch.arange(size)
     shown = samples.clone()
     shown[: len(broken)] += 1000
     nothing = torch.empty(0)
     files = [Broken(path, "OSError: truncated", "good.png") for path in broken]
-    return Batch(nothing, nothing, None, None, samples, torch.tensor(used) if used is not None else shown, files)
+    return ViewBatch(nothing, nothing, None, None, samples, torch.tensor(used) if used is not None else shown, files)
 
 
 def test_every_broken_file_is_named_once_and_counted_each_time() -> None:

@@ -5,19 +5,19 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from excb.pretrain.data.batch import Batch
+from excb.pretrain.data.batch import ViewBatch
 from excb.pretrain.data.prefetch import prefetch_to_device
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def batches(count: int, *, local: bool) -> Iterator[Batch]:
+def batches(count: int, *, local: bool) -> Iterator[ViewBatch]:
     """Batches that differ."""
     for number in range(count):
         crops = torch.full((2, 3, 64, 64, 3), number, dtype=torch.uint8)
         small, parameters = (crops[:, :, ::2], torch.full((2, 3, 10), float(number))) if local else (None, None)
         names = torch.arange(3) + number
-        yield Batch(crops, torch.full((2, 3, 10), float(number)), small, parameters, names, names, [], number)
+        yield ViewBatch(crops, torch.full((2, 3, 10), float(number)), small, parameters, names, names, [], number)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -13,7 +13,7 @@ from excb.pretrain.doctor.checks import Check, CheckedMachine, examine
 from excb.pretrain.doctor.finding import Finding, Verdict
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipe import Recipe
-from excb.pretrain.run.remote_mirror import Place
+from excb.pretrain.run.remote_mirror import RunLocation
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
 
@@ -23,7 +23,7 @@ def images(tmp_path: Path) -> ImageSet:
 
 
 def subject(images: ImageSet, recipe: Recipe | None, gpus: int | None = None) -> CheckedMachine:
-    return CheckedMachine(images, recipe, Place(images.root / "run"), Reporter(quiet=True), gpus=gpus)
+    return CheckedMachine(images, recipe, RunLocation(images.root / "run"), Reporter(quiet=True), gpus=gpus)
 
 
 def finds(name: str, verdict: Verdict = "ok") -> Callable[[CheckedMachine], list[Finding]]:

@@ -14,7 +14,7 @@ from excb.images.scanning import scan_folder
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan import choice, frozen_teachers
-from excb.pretrain.plan.choice import choose
+from excb.pretrain.plan.choice import choose_recipe
 from excb.pretrain.plan.devices import GPUS, find_gpu
 from excb.pretrain.plan.flops import count
 from excb.pretrain.recipes import RECIPES, about
@@ -50,7 +50,7 @@ class Pretended:
 
 def values(number: int, images: Path, **options: Any) -> dict[str, str]:
     pretended: Any = Pretended(scan_folder(images), number)
-    proposed = choose(pretended, "photos", CPU, **options)
+    proposed = choose_recipe(pretended, "photos", CPU, **options)
     apply(find_recipe(proposed.recipe), proposed.values)  # a recipe
     return dict(value.split("=") for value in proposed.values)
 
@@ -110,7 +110,7 @@ def test_it_follows_the_time(images: Path) -> None:
 
 
 def test_few_images_are_advised_to_start_from_a_trained_network(images: Path) -> None:
-    proposed = choose(scan_folder(images), "my photos", CPU)
+    proposed = choose_recipe(scan_folder(images), "my photos", CPU)
     assert any("excb-pretrain adapt NAME --data 'my photos'" in reason for reason in proposed.reasons)
     assert proposed.hours == pytest.approx(int(dict(v.split("=") for v in proposed.values)["optim.epochs"]) * 36 / 36e3)
     assert shlex.split(proposed.command)[:4] == ["excb-pretrain", "photos_small", "--data", "my photos"]
@@ -119,7 +119,7 @@ def test_few_images_are_advised_to_start_from_a_trained_network(images: Path) ->
 def test_a_trained_network_is_named_beside_the_proposal(images: Path) -> None:
     pretended: Any = Pretended(scan_folder(images), 2_640)
     for number, words in ((pretended, "starts from random weights"), (scan_folder(images), "fewer than 1,000 images")):
-        (reason,) = (each for each in choose(number, "my photos", CPU).reasons if "trained network" in each)
+        (reason,) = (each for each in choose_recipe(number, "my photos", CPU).reasons if "trained network" in each)
         assert words in reason
         for command in ("adapt NAME --data 'my photos'", "distil NAME --data 'my photos'"):
             assert f"excb-pretrain {command}" in reason
@@ -128,9 +128,11 @@ def test_a_trained_network_is_named_beside_the_proposal(images: Path) -> None:
 
 def test_large_photographs_are_to_be_copied_first(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_median_side", lambda _: 767)
-    assert not any("shrink" in reason for reason in choose(scan_folder(images), "my photos", CPU).reasons)
+    assert not any("shrink" in reason for reason in choose_recipe(scan_folder(images), "my photos", CPU).reasons)
     monkeypatch.setattr(choice, "_median_side", lambda _: 768)
-    (advice,) = (reason for reason in choose(scan_folder(images), "my photos", CPU).reasons if "shrink" in reason)
+    (advice,) = (
+        reason for reason in choose_recipe(scan_folder(images), "my photos", CPU).reasons if "shrink" in reason
+    )
     assert advice.endswith("excb-pretrain shrink --data 'my photos' --out 'my photos256' --side 256")
 
 
@@ -151,7 +153,7 @@ def test_what_list_says_of_cost_is_what_plan_counts(name: str) -> None:
 def test_what_list_says_of_a_student_is_what_plan_counts(tmp_path: Path) -> None:
     wide = {"backbone": "conv4", "options": {"widths": [4, 4, 4, 1280]}}  # as MobileNetV2's features
     recipe = apply(find_recipe("distil"), [f"distil.teachers={taught.write_teacher(tmp_path, wide)}"])
-    counted = count(recipe, frozen_teachers.load(recipe)).flops.image
+    counted = count(recipe, frozen_teachers.load_teachers(recipe)).flops.image
     assert about("distil").gflop == pytest.approx(counted / 1e9, rel=0.01)
 
 

@@ -52,7 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def with_teachers(files: list[str], *values: str, model: dict[str, Any] = taught.CONV) -> tuple[Recipe, list[Teacher]]:
     recipe = taught.recipe(f"distil.teachers={','.join(files)}", *values, model=model)
-    return recipe, frozen_teachers.load(recipe)
+    return recipe, frozen_teachers.load_teachers(recipe)
 
 
 def views_of(recipe: Recipe, images: int) -> list[Tensor]:
@@ -81,13 +81,13 @@ def loss_of(model: Any, views: list[Tensor], targets: list[Any]) -> Tensor:
 
 def test_products_of_an_input_are_those_of_its_layers(files: list[str]) -> None:
     recipe, teachers = with_teachers(files[:1])
-    report = frozen_teachers.summary(recipe, teachers, images=50)
+    report = frozen_teachers.teachers_report(recipe, teachers, images=50)
     assert report is not None
     (row,) = report["networks"]
     weights = 9 * (3 * 6 + 6 * 8 + 8 * 8 + 8 * 12) + 2 * (6 + 8 + 8 + 12)
     assert (row["flops"], row["parameters"], row["input"], row["width"]) == (CONV_AT_40, weights, 40, 12)
     assert report["once"]["flops"] == 50 * CONV_AT_40
-    larger = frozen_teachers.summary(*with_teachers(files[:1], "distil.teacher_size=80"), images=50)
+    larger = frozen_teachers.teachers_report(*with_teachers(files[:1], "distil.teacher_size=80"), images=50)
     assert larger is not None
     assert larger["networks"][0]["flops"] == 4 * CONV_AT_40
 
@@ -98,7 +98,7 @@ def test_products_of_an_input_are_those_of_its_layers(files: list[str]) -> None:
 )
 def test_a_step_has_a_pass_for_every_view_that_is_seen(files: list[str], values: tuple[str, ...], passes: int) -> None:
     recipe, teachers = with_teachers(files, *values)
-    report = frozen_teachers.summary(recipe, teachers, images=50)
+    report = frozen_teachers.teachers_report(recipe, teachers, images=50)
     assert report is not None
     of_one = sum(row["flops"] for row in report["networks"])
     counts = count(recipe, teachers)
@@ -219,7 +219,7 @@ def test_what_the_cache_keeps_is_what_extraction_writes(
 ) -> None:
     images = scan_folder(write_images(tmp_path / "images", each=3))
     recipe, teachers = with_teachers(files, "distil.samples=5", "distil.clusters=5", *values)
-    report = frozen_teachers.summary(recipe, teachers, len(images))
+    report = frozen_teachers.teachers_report(recipe, teachers, len(images))
     assert report is not None
     assert report["once"]["images"] == seen
     sample = images if not values else evenly_spread(images, 5)

@@ -13,7 +13,7 @@ from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan import plan as planning
 from excb.pretrain.plan.devices import GPUS
-from excb.pretrain.plan.plan import IMAGENET, fit
+from excb.pretrain.plan.plan import IMAGENET, fit_to_gpu
 from excb.pretrain.recipes import RECIPES
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
@@ -150,9 +150,9 @@ def test_a_batch_larger_than_the_set_is_refused(capsys: pytest.CaptureFixture[st
 def test_a_run_fits_into_a_gpu_that_leaves_the_allocator_some_room() -> None:
     recipe = RECIPES["rn50_100ep"]().change(efficiency={"precision": "bf16"})
     needed = [{"memory": {"total": gib * 2**30}, "teachers": None} for gib in (21, 22)]
-    assert [fit(recipe, counted, GPUS["rtx4090"])["fits"] for counted in needed] == [True, False]  # it has 24
+    assert [fit_to_gpu(recipe, counted, GPUS["rtx4090"])["fits"] for counted in needed] == [True, False]  # it has 24
     with pytest.raises(UserError, match=r"a v100 does not compute in bf16: set efficiency\.precision=fp16"):
-        fit(recipe, needed[0], GPUS["v100"])
+        fit_to_gpu(recipe, needed[0], GPUS["v100"])
 
 
 def test_a_plan_for_another_gpu_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:

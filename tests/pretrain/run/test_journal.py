@@ -15,7 +15,7 @@ from excb.errors import UserError
 from excb.files.run_files import METRICS, read_metrics
 from excb.images.image_set import ImageSet
 from excb.method import Clustered, Step
-from excb.pretrain.data.batch import Batch
+from excb.pretrain.data.batch import ViewBatch
 from excb.pretrain.figures import curves
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.run.journal import EpochStatistics, Journal, batch_statistics, purity
@@ -39,7 +39,7 @@ def fill(statistics: EpochStatistics, steps: int, start: int = 0) -> None:
         clusters = Clustered(loss, winners, winners, torch.tensor(0.1 * step), torch.tensor(0.5), raw)
         output = Step(loss, clusters, None, None)
         used = torch.tensor([step, step + 3])
-        statistics.add(output, Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
+        statistics.add(output, ViewBatch(torch.empty(0), torch.empty(0), None, None, used, used, []))
 
 
 def statistics() -> EpochStatistics:
@@ -129,7 +129,7 @@ def test_statistics_of_a_run_without_clusters_say_nothing_of_them() -> None:
     ours = EpochStatistics(images, recipe, samples=2, device=torch.device("cpu"))
     used = torch.arange(2)
     loss = torch.tensor(1.5)
-    ours.add(Step(loss, None, loss, None), Batch(torch.empty(0), torch.empty(0), None, None, used, used, []))
+    ours.add(Step(loss, None, loss, None), ViewBatch(torch.empty(0), torch.empty(0), None, None, used, used, []))
     assert ours.summary() == {"loss": 1.5, "contrast": 1.5}
     assert ours.counts(ours.state()) is None
 
@@ -191,20 +191,20 @@ def test_tensorboard_has_the_figures(tmp_path: Path) -> None:
 
 
 def test_curves_are_drawn_with_and_without_labels(tmp_path: Path) -> None:
-    assert curves.draw(tmp_path, clusters=8, title="nothing yet") is None
+    assert curves.draw_curves(tmp_path, clusters=8, title="nothing yet") is None
     journal = Journal(tmp_path, step=0)
     figures = {"loss": 2.0, "confidence": 0.1, "agreement": 0.2, "smallest_cluster": 0.5, "largest_cluster": 2.0}
     for epoch in (1, 2):
         journal.write("step", epoch, {"epoch": float(epoch), "loss": 2.0})
         journal.write("epoch", epoch, {"epoch": epoch, "empty_clusters_balanced": 1} | figures)
     journal.close()
-    without = curves.draw(tmp_path, clusters=8, title="no labels")
+    without = curves.draw_curves(tmp_path, clusters=8, title="no labels")
     assert without is not None
     small = without.read_bytes()
     journal = Journal(tmp_path, step=2)
     journal.write("epoch", 3, {"epoch": 3, "empty_clusters_balanced": 0, "purity": 0.5, "knn_top1": 50.0} | figures)
     journal.close()
-    curves.draw(tmp_path, clusters=8, title="labels")
+    curves.draw_curves(tmp_path, clusters=8, title="labels")
     assert without.read_bytes() != small
     assert not list(tmp_path.glob(".*.tmp*"))
 
@@ -273,7 +273,7 @@ def test_curves_mark_alarms(tmp_path: Path) -> None:
                 journal.write("alarm", 2, {"epoch": 2, "name": "chance", "message": "rests"})
     pictures = []
     for folder in (well, ill):
-        file = curves.draw(folder, clusters=8, title="same")
+        file = curves.draw_curves(folder, clusters=8, title="same")
         assert file is not None
         pictures.append(np.asarray(Image.open(file).convert("RGB")).astype(int))
     red = [((p[..., 0] > 150) & (p[..., 1] < 90) & (p[..., 2] < 90)).sum() for p in pictures]
@@ -301,7 +301,7 @@ def test_curves_leave_out_panels_without_figures_and_say_alarms_in_words(
             journal.write("alarm", epoch, {"epoch": epoch, "name": "chance", "message": message})
         for number in range(curves.MOST_ALARMS):
             journal.write("alarm", 2, {"epoch": 2, "name": f"other {number}", "message": "words " * 100})
-    curves.draw(tmp_path, clusters=8, title="no labels")
+    curves.draw_curves(tmp_path, clusters=8, title="no labels")
     (figure,) = drawn
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert titles == ["Loss", "Agreement between views $a_{avg}$"]
