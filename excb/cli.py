@@ -39,6 +39,8 @@ def keep_freed_memory() -> None:
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are `UserError`s: one message that ends in where to find help."""
 
+    helps = True  # whether a bare command that needs more prints its help
+
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the usage."""
         raise UserError(f"{message} (see `{self.prog} --help`)")
@@ -46,7 +48,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; a bare command that needs more prints its help, and an unknown option is refused with the nearest."""
         words = sys.argv[1:] if args is None else list(args)
-        if not words and any(action.required and action.nargs != "*" for action in self._actions):
+        if not words and self.helps and any(action.required and action.nargs != "*" for action in self._actions):
             self.print_help()
             self.exit()
         parsed, rest = super().parse_known_args(words, namespace)

@@ -29,7 +29,8 @@ def add_options(parser: argparse.ArgumentParser, options: type[Any]) -> None:
 
 def _add(group: Any, field: "dataclasses.Field[Any]", annotation: Any) -> None:
     shell, doc = field.metadata["shell"], field.metadata["doc"]
-    how: dict[str, Any] = {"help": doc, "default": None if field.default is REQUIRED else field.default}
+    default = None if field.default is REQUIRED else field.default
+    how: dict[str, Any] = {"help": doc, "default": list(default) if isinstance(default, tuple) else default}
     if "metavar" in shell:
         how["metavar"] = shell["metavar"]
     kind = _without_none(annotation)

@@ -1,25 +1,16 @@
-"""`excb-eval`: its commands. Each imports torch and its protocol when it runs, so that `--help` stays quick."""
+"""`excb-eval`: its commands, a line each. A command is imported when it is asked for, and torch when it runs."""
 
-import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from excb.cli import Command, Parser, command_parser, complete
-from excb.console import Reporter
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import run_program
 
-from .embeddings.cli import EMBED, SEARCH
-from .every.cli import ALL
-from .feature_commands import CACHE, FEATURES
-from .leaderboard.cli import LEADERBOARD
-from .overlap.cli import OVERLAP
 from .parallel import PROGRAM
 from .protocols import PROTOCOLS
-from .reproduce.cli import REPRODUCE
-from .sets.cli import SETS
-from .watch.cli import WATCH
+from .runner import command
 
 DESCRIPTION = """\
 Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or timm:NAME.
@@ -43,43 +34,35 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval leaderboard RESULTS --out DIR                           published and measured figures side by side"""
 
 
-def _add_compare(parser: Parser) -> None:
-    add = parser.add_argument
-    add("first", type=Path, metavar="A.json")
-    add("second", type=Path, metavar="B.json")
-    add("--figure", metavar="NAME", help="one figure, or A:B if its names differ")
-    add("--json", action="store_true", help="print JSON instead of a table")
+# Commands that are no protocols, by the modules that hold their records.
+OTHERS = {
+    "all": "every.cli:command",
+    "sets": "sets.cli:SETS",
+    "watch": "watch.cli:WATCH",
+    "embed": "embeddings.cli:EMBED",
+    "search": "embeddings.cli:SEARCH",
+    "features": "feature_commands:FEATURES",
+    "compare": "compare_command:COMPARE",
+    "overlap": "overlap.cli:OVERLAP",
+    "reproduce": "reproduce.cli:REPRODUCE",
+    "leaderboard": "leaderboard.cli:LEADERBOARD",
+    "cache": "feature_commands:CACHE",
+}
+COMMANDS = (*PROTOCOLS, *OTHERS)
 
 
-def _compare(args: argparse.Namespace) -> int:
-    import json
-
-    from .compare import compare
-
-    reporter = Reporter()
-    comparison = compare(args.first, args.second, reporter, figure=args.figure, table=not args.json)
-    if args.json:
-        reporter.answer(json.dumps(comparison, indent=2))
-    return 0
+def command_named(name: str) -> Command:
+    """The command of that name, one of `COMMANDS`."""
+    if name in PROTOCOLS:
+        return command(PROTOCOLS[name])
+    module, _, record = OTHERS[name].partition(":")
+    found: Command | Callable[[], Command] = getattr(import_module(f".{module}", __package__), record)
+    return found if isinstance(found, Command) else found()
 
 
-COMPARE = Command(
-    "compare",
-    "is the difference of two results real? (paired tests, paired bootstrap)",
-    _add_compare,
-    _compare,
-    group="everything, and against others",
-    examples=(
-        "compare a.json b.json",
-        "compare a.json b.json --figure knn_top1_k20",
-    ),
-)
-COMMANDS = (*PROTOCOLS, ALL, SETS, WATCH, EMBED, SEARCH, FEATURES, COMPARE, OVERLAP, REPRODUCE, LEADERBOARD, CACHE)
-
-
-def program() -> Parser:
-    """The parser of the whole command line."""
-    return command_parser(PROGRAM, DESCRIPTION, COMMANDS)
+def program(names: Sequence[str] = COMMANDS) -> Parser:
+    """The parser of the command line, with these commands."""
+    return command_parser(PROGRAM, DESCRIPTION, [command_named(name) for name in names])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    parser = program()
+    parser = program([argv[0]] if argv and argv[0] in COMMANDS else COMMANDS)
     complete(parser)
     args = parser.parse_args(argv)
     args.arguments = list(argv)  # processes on other GPUs and Slurm jobs get the same command line
-    command: Command = args.command
+    chosen: Command = args.command
     with ending_with_launcher(PROGRAM):
-        return command.run(args)
+        return chosen.run(args)
 
 
 if __name__ == "__main__":

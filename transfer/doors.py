@@ -10,7 +10,6 @@ from excb.errors import UserError, is_rank0
 from excb.option_parser import of_values
 
 from .evaluate import Result, device_of
-from .options import namespace
 from .shell import FROM_SHELL
 
 if TYPE_CHECKING:
@@ -145,14 +144,18 @@ def reproduce(
     from excb.distributed.parallel import joined
 
     from .reproduce.checking import check
-    from .reproduce.cli import REPRODUCE
+    from .reproduce.options import ReproduceOptions
 
     several = data.items() if isinstance(data, Mapping) else [("", data)]
-    words = [what, *(f"--data={name and name + '='}{os.fspath(place)}" for name, place in several)]
+    named = [f"{name and name + '='}{os.fspath(place)}" for name, place in several]
     refused = {name: why for name, why in FROM_SHELL.items() if name != "out"} | {"list": "use the command excb-eval"}
-    args = namespace(REPRODUCE, {"ckpt": ckpt, "quiet": quiet, **options}, words=words, refused=refused)
-    with joined(args.device, stay=True) as device:
-        return check(args, device, Reporter(quiet=quiet or not is_rank0()))
+    results = options.pop("out", None)
+    chosen = of_values(
+        ReproduceOptions, {"what": what, "data": named, "ckpt": ckpt, **options}, owner="reproduce", refused=refused
+    )
+    reporter = Reporter(quiet=quiet or not is_rank0())
+    with joined(chosen.device, stay=True) as device:
+        return check(chosen, device, reporter, results=None if results is None else Path(results))
 
 
 def leaderboard(

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
-from excb.errors import UserError, is_rank0, nearest_name
+from excb.errors import UserError, is_rank0
 from excb.results.result import interval_text
 
 from . import protocols
-from .options import FROM_SHELL, namespace, take_network
+from .runner import of_python
+from .shell import FROM_SHELL
 
 if TYPE_CHECKING:
     from torch import nn
@@ -154,24 +155,19 @@ def evaluate(
 
     from excb.distributed.parallel import joined
 
-    chosen = protocols.of_command(protocol)
-    if chosen is None:
-        names = [each.name for each in protocols.PROTOCOLS]
-        close = nearest_name(protocol, names)
-        raise UserError(f"no protocol is called {protocol!r}{close} (there are {', '.join(names)})")
-    named = {"data": data, "train": train, "test": test}
+    chosen = protocols.protocol_named(protocol)
     if not isinstance(ckpt, nn.Module):
-        args = namespace(chosen, {"ckpt": os.fspath(ckpt), **named, **options}, refused=FROM_SHELL)
+        ckpt = os.fspath(ckpt)
     elif chosen.labels == "boxes":
         raise UserError(f"{protocol} builds a detector on a checkpoint: save the network, and name its file or folder")
     else:
-        args = namespace(chosen, {"ckpt": "in memory", **named, **options}, refused=FROM_SHELL)
-        take_network(args, ckpt, choose="device" not in options)
-    args.quiet = quiet
+        options.setdefault("device", device_of(ckpt))
+    values = {"ckpt": ckpt, "data": data, "train": train, "test": test, **options}
+    evaluation = of_python(chosen, values, refused=FROM_SHELL)
     reporter = Reporter(quiet=quiet or not is_rank0())
-    with joined(args.device, stay=True) as device:
-        record, write = chosen.open(args, device, reporter).measure(False)
-    return Result(record, getattr(write, "scored", None), write)
+    with joined(evaluation.shared.device, stay=True) as device:
+        made = evaluation.measure(evaluation.open(device, reporter), reporter)
+    return Result(made.result, made.scored, made.write)
 
 
 def device_of(network: "nn.Module") -> str:

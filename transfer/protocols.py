@@ -13,10 +13,10 @@ from .protocol import Family, FigureKind, Protocol
 
 
 class _Records(Mapping[str, Protocol]):
-    """Records by the protocol's name, from the modules that hold them."""
+    """Records by the protocol's name, from the modules that hold them as MODULE:NAME."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._places = places
+    def __init__(self, *places: str) -> None:
+        self._places = {place.partition(":")[2].lower(): place for place in places}
 
     def __getitem__(self, name: str) -> Protocol:
         module, _, record = self._places[name].partition(":")
@@ -31,19 +31,17 @@ class _Records(Mapping[str, Protocol]):
 
 
 PROTOCOLS: Mapping[str, Protocol] = _Records(
-    {
-        "knn": "knn.record:KNN",
-        "retrieval": "retrieval.record:RETRIEVAL",
-        "instances": "instances.record:INSTANCES",
-        "linear": "linear.record:LINEAR",
-        "layers": "layers.record:LAYERS",
-        "dense": "dense.record:DENSE",
-        "robustness": "robustness.record:ROBUSTNESS",
-        "semisup": "finetuning.record:SEMISUP",
-        "finetune": "finetuning.record:FINETUNE",
-        "detection": "detection.record:DETECTION",
-        "clusters": "clusters.record:CLUSTERS",
-    }
+    "knn.record:KNN",
+    "retrieval.record:RETRIEVAL",
+    "instances.record:INSTANCES",
+    "linear.record:LINEAR",
+    "layers.record:LAYERS",
+    "dense.record:DENSE",
+    "robustness.record:ROBUSTNESS",
+    "finetuning.record:SEMISUP",
+    "finetuning.record:FINETUNE",
+    "detection.record:DETECTION",
+    "clusters.record:CLUSTERS",
 )
 
 _TOP = re.compile(r"(\w+)_top([15])")  # accuracies of any family, also those that no protocol here measures

@@ -51,6 +51,8 @@ def shell_command(
     *,
     out: Literal["file", "folder"] = "file",
     metavar: str = "FILE.json",
+    default_out: "Callable[[Any], Path] | None" = None,
+    answers: tuple[int, ...] = (),
     group: str = "",
     description: str = "",
     examples: tuple[str, ...] = (),
@@ -64,6 +66,8 @@ def shell_command(
         work: runs it in one process, which has joined the others: given an instance of each of `kinds`; the exit code.
         out: what --out names.
         metavar: of --out.
+        default_out: the place to write to where --out names none, given the first options; None writes nothing then.
+        answers: exit codes beside 0 that are no failure.
         group: under which the program's help lists it.
         description: for its own `--help`.
         examples: what to type after the program's name.
@@ -84,7 +88,14 @@ def shell_command(
     def run(args: argparse.Namespace, device: "torch.device") -> int:
         return work([of_arguments(kind, args) for kind in kinds], Shell.of(args), device)
 
-    return Command(name, about, add, in_parallel(run, out=out), description, group, examples)
+    start = in_parallel(run, out=out, answers=answers)
+
+    def run_command(args: argparse.Namespace) -> int:
+        if args.out is None and default_out is not None:
+            args.out = default_out(of_arguments(kinds[0], args))
+        return start(args)
+
+    return Command(name, about, add, run_command, description, group, examples)
 
 
 # Options that only a command line has use for, and what Python has instead.

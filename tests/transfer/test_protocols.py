@@ -3,16 +3,19 @@
 import ast
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from excb.errors import UserError
 from excb.transfer import protocols
+from excb.transfer.cli import program
 from excb.transfer.leaderboard.board import MeasuredResult, Source
 from excb.transfer.leaderboard.sorting import boards
 from excb.transfer.protocol import Family, FigureKind
-from excb.transfer.protocols import FAMILIES, PROTOCOLS, kind_of, parse
+from excb.transfer.protocols import PROTOCOLS, families, kind_of
 from excb.transfer.published.registry import claims
+from excb.transfer.runner import evaluation_of, of_python
 from tests.transfer.result_files import result
 
 TRANSFER = Path(protocols.__file__).parent
@@ -32,7 +35,7 @@ PAPERS_FIGURE = "leaderboard/figure.py"  # draws the paper's Figure 2, which is 
 
 
 def test_no_file_outside_their_rooms_names_a_protocol() -> None:
-    names = {protocol.name for protocol in PROTOCOLS}
+    names = set(PROTOCOLS)
     offences = [
         file.relative_to(TRANSFER).as_posix()
         for file in TRANSFER.rglob("*.py")
@@ -48,9 +51,10 @@ def strings(file: Path) -> set[str]:
 
 
 def test_names_of_protocols_families_and_steps_are_unique() -> None:
-    steps = [name for protocol in PROTOCOLS if protocol.in_suite for name in protocol.in_suite.names]
-    for names in ([each.name for each in PROTOCOLS], [each.name for each in FAMILIES], steps):
+    steps = [name for protocol in PROTOCOLS.values() if protocol.in_suite for name in protocol.in_suite.names]
+    for names in ([each.name for each in PROTOCOLS.values()], [each.name for each in families()], steps):
         assert len(set(names)) == len(names)
+    assert [each.name for each in PROTOCOLS.values()] == [*PROTOCOLS]
 
 
 def test_every_claim_that_a_command_measures_has_its_protocol_and_its_table() -> None:
@@ -80,24 +84,38 @@ def test_results_belong_to_the_protocol_that_made_them(made: str, name: str | No
     assert (None if protocol is None else protocol.name) == name
 
 
-def test_command_lines_are_parsed_by_the_protocols_own_options() -> None:
-    protocol, options = parse(["knn", "--ckpt", "x", "--k", "5"])
-    assert (protocol.name, options.k) == ("knn", [5])
-    with pytest.raises(UserError, match="unrecognized arguments: --percent 1"):
-        parse(["knn", "--ckpt", "x", "--percent", "1"])
+def test_python_and_the_command_line_describe_the_same_evaluation() -> None:
+    """All that a result depends on is one value, whoever asks for it."""
+    knn = protocols.protocol_named("knn")
+    args = program(["knn"]).parse_args(["knn", "--ckpt", "x", "--k", "5", "--rename", "a=b", "--pixels"])
+    assert of_python(knn, {"ckpt": "x", "k": 5, "rename": {"a": "b"}, "pixels": True}) == evaluation_of(knn, args)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"ckpt": "x", "percent": 1}, "knn has no option percent"),
+        ({"ckpt": "x", "piksels": True}, "knn has no option piksels; did you mean 'pixels'"),
+        ({"ckpt": "x", "k": "5"}, "k takes a whole number, not '5'"),
+        ({"k": 5}, "knn needs ckpt"),
+    ],
+)
+def test_wrong_options_in_python_give_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        of_python(protocols.protocol_named("knn"), values)
 
 
 def test_a_protocol_whose_figure_is_no_percentage_and_best_where_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more record in the table, and the leaderboard ranks its figures, in their own unit and direction."""
     kind = FigureKind("depth", "error", unit="metres", higher_is_better=False)
     depth = replace(
-        PROTOCOLS[0],
+        protocols.protocol_named("knn"),
         name="depth",
         families=(Family("depth", "Depth", "Depth"),),
         kind_of=lambda figure: kind if figure == "depth_error" else None,
         result_fields=lambda settings, _kind: settings,
     )
-    monkeypatch.setattr(protocols, "PROTOCOLS", (*PROTOCOLS, depth))
+    monkeypatch.setattr(protocols, "PROTOCOLS", {**PROTOCOLS, "depth": depth})
     results = [
         result({"depth_error": value}, protocol="depth", settings={}, name=name, weights=name)
         for name, value in (("far", 250.0), ("near", 1.5), ("middle", 20.0))

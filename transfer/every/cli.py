@@ -1,79 +1,64 @@
 """`excb-eval all`: its options, and what it does in each process."""
 
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from excb.cli import Command, Parser
+from excb.cli import Command
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0
 from excb.results.result import interval_text
 
-from ..options import CKPT, add_baselines, add_data_options, add_out, add_untrained
-from ..parallel import in_parallel
-from ..protocols import PROTOCOLS, kind_of, parse
-from ..task_command import images_of, prepared, warn_of_unknown
+from ..opening import labelled_images, task_on, warn_of_unknown
+from ..protocols import kind_of
+from ..runner import refuse_results_among
+from ..shell import Shell, shell_command
+from .options import SuiteOptions, suite_options
 
 if TYPE_CHECKING:
     import torch
 
     from ..task import Task
-    from .suite import Outcome, RunStep
+    from .suite import Outcome, RunStep, Step
 
 PAGE = "report.html"
 
 
-def _add_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--ckpt", required=True, nargs="+", action="extend", metavar="PATH", help=f"{CKPT}; several: compared"
-    )
-    add_data_options(parser)
-    add_untrained(parser)
-    add_baselines(parser)
-    parser.add_argument(
-        "--own-preprocessing",
-        action="store_true",
-        help="with several checkpoints, keep each one's own resize and crop (default: those of the first, for all)",
-    )
-    add_out(parser, "DIR")
-    suites = [protocol.in_suite for protocol in PROTOCOLS if protocol.in_suite is not None]
-    names = ", ".join(name for suite in suites for name in suite.names)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=f"of {names}")
-    for suite in suites:
-        suite.add_options(parser)
-
-
-def _work(args: argparse.Namespace, device: "torch.device") -> int:
+def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import run_on_rank0
 
     from . import suite
 
-    reporter = Reporter(quiet=args.quiet or not is_rank0())
-    train, test = images_of(args, reporter, results=args.out)
-    if args.out is None and not args.dry_run:
+    options: SuiteOptions = given[0]
+    reporter = shell.reporter
+    train, test = labelled_images(options, reporter)
+    if shell.out is not None:
+        refuse_results_among((train, test), shell.out)
+    elif not shell.dry_run:
         raise UserError.on_all_ranks("name the folder for results and report with --out DIR")
 
     def open_task(checkpoint: str) -> "Task":
-        return prepared(argparse.Namespace(**vars(args) | {"ckpt": checkpoint}), train, test, device)
+        return task_on(replace(options, ckpt=checkpoint), train, test, device)
 
     def run(checkpoint: str, task: "Task") -> "RunStep":
-        return partial(_run, args=args, checkpoint=checkpoint, task=task, reporter=reporter)
+        return partial(_run, checkpoint=checkpoint, task=task, reporter=reporter)
 
-    if len(args.ckpt) > 1:
-        return _several(args, open_task, run, reporter)
-    task = open_task(args.ckpt[0])
+    if len(options.ckpt) > 1:
+        return _several(options, shell, open_task, run)
+    task = open_task(options.ckpt[0])
     warn_of_unknown(task, reporter)
-    steps = suite.steps(task, args)
-    if args.dry_run:
+    steps = suite.steps(task, options)
+    if shell.dry_run:
         if is_rank0():
-            _show(suite.plan(steps, args.out), reporter, as_json=args.json)
+            _show(suite.plan(steps, shell.out), reporter, as_json=shell.json)
         return 0
-    outcomes = suite.evaluate(steps, args.out, run(args.ckpt[0], task), reporter)
-    run_on_rank0(lambda: report(outcomes, args.out, reporter, as_json=args.json))
-    if args.quiet and not args.json and is_rank0():
+    assert shell.out is not None
+    outcomes = suite.evaluate(steps, shell.out, run(options.ckpt[0], task), reporter)
+    run_on_rank0(partial(report, outcomes, shell.out, reporter, as_json=shell.json))
+    if shell.quiet and shell.prints:
         for note in task.unknown_notes():
             reporter.answer(note)
     _raise_failure(outcomes)
@@ -81,60 +66,56 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
 
 
 def _several(
-    args: argparse.Namespace,
+    options: SuiteOptions,
+    shell: Shell,
     open_task: "Callable[[str], Task]",
     run: "Callable[[str, Task], RunStep]",
-    reporter: Reporter,
 ) -> int:
     from excb.distributed.collectives import run_on_rank0
 
     from . import several, suite
 
-    preparation = several.Preparation(open_task, own=args.own_preprocessing)
-    entered = several.planned_checkpoints(args.ckpt, preparation, lambda task: suite.steps(task, args))
+    reporter, out = shell.reporter, shell.out
+    preparation = several.Preparation(open_task, own=options.own_preprocessing)
+    entered = several.planned_checkpoints(options.ckpt, preparation, lambda task: suite.steps(task, options))
     if preparation.note:
         reporter.warn(preparation.note)
-    if args.dry_run:
+    if shell.dry_run:
         if is_rank0():
-            plans = {
-                one.name: suite.plan(one.steps, None if args.out is None else args.out / one.folder) for one in entered
-            }
-            _show_several(plans, reporter, as_json=args.json)
+            plans = {one.name: suite.plan(one.steps, None if out is None else out / one.folder) for one in entered}
+            _show_several(plans, reporter, as_json=shell.json)
         return 0
+    assert out is not None
     comparison, outcomes = several.evaluate(
         entered,
         preparation,
         lambda planned, task: run(planned.checkpoint, task),
         lambda made, folder: write_page(made, folder, reporter),
-        folder=args.out,
+        folder=out,
         reporter=reporter,
     )
 
-    def tell() -> None:
+    def answer() -> None:
         if comparison is not None:
-            files = several.write_comparison(comparison, args.out, report=PAGE)
+            files = several.write_comparison(comparison, out, report=PAGE)
             reporter.note(f"wrote {', '.join(map(str, files))}")
-        if args.json:
+        if shell.json:
             reporter.answer(json.dumps(several.to_dict(comparison, outcomes), indent=2, ensure_ascii=False))
         elif comparison is not None:
             several.show_comparison(comparison, reporter)
 
-    run_on_rank0(tell)
+    run_on_rank0(answer)
     _raise_failure([one for made in outcomes.values() for one in made])
     return 0
 
 
-def _run(
-    command: Sequence[str], file: Path, *, args: argparse.Namespace, checkpoint: str, task: "Task", reporter: Reporter
-) -> list[Path]:
+def _run(step: "Step", file: Path, *, checkpoint: str, task: "Task", reporter: Reporter) -> list[Path]:
     """Run one step, as `suite.RunStep`."""
-    shared = ["--ckpt", checkpoint, "--network", args.network, "--json"]
-    shared += [] if args.workers is None else ["--workers", str(args.workers)]
-    protocol, options = parse([*command, *shared])
-    for name in protocol.references:
-        setattr(options, name, getattr(args, name))
-    result, write = protocol.open(options, task.device, reporter, task=task).measure(False)
-    return write(result, file)
+    assert step.evaluation is not None
+    evaluation = replace(step.evaluation, shared=replace(step.evaluation.shared, ckpt=checkpoint))
+    own = task if evaluation.protocol.shares_task else evaluation.open(task.device, reporter)
+    made = evaluation.measure(own, reporter)
+    return made.write(made.result, file)
 
 
 def _raise_failure(outcomes: "Sequence[Outcome]") -> None:
@@ -199,14 +180,18 @@ def write_page(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter) 
         reporter.note(f"wrote {folder / PAGE}")
 
 
-ALL = Command(
-    "all",
-    "every protocol that applies, resumable, with one report page",
-    _add_options,
-    in_parallel(_work, out="folder"),
-    group="everything, and against others",
-    examples=(
-        "all --ckpt runs/a --data photos --out report",
-        "all --ckpt runs/a --data photos --only knn --dry-run",
-    ),
-)
+def command() -> Command:
+    """The command, with the options that protocols add."""
+    return shell_command(
+        "all",
+        "every protocol that applies, resumable, with one report page",
+        (suite_options(),),
+        _work,
+        out="folder",
+        metavar="DIR",
+        group="everything, and against others",
+        examples=(
+            "all --ckpt runs/a --data photos --out report",
+            "all --ckpt runs/a --data photos --only knn --dry-run",
+        ),
+    )

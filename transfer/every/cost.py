@@ -54,7 +54,7 @@ def where(task: Task) -> str:
     return f"{machine}, batches of {task.batch} images of {crop} x {crop} pixels"
 
 
-def measure(task: Task) -> Cost:
+def cost_of(task: Task) -> Cost:
     """Count and time forward passes of a task's backbone."""
     network = task.backbone
     parameters = sum(parameter.numel() for parameter in network.network.parameters())

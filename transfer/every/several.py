@@ -18,14 +18,13 @@ from excb.files.atomic import write_bytes, write_text
 from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
 
-from ..old_protocol import SuiteStep
 from ..reporting.report import read
 from ..standings import forms
 from ..standings.chart import draw_table
 from ..task import Task
 from . import cost, suite
 from .comparison import Comparison, EvaluatedCheckpoint, side_by_side
-from .suite import Outcome
+from .suite import Outcome, Step
 
 NAME, COST = "comparison", "cost.json"  # of the files; the second lies with each checkpoint's results
 
@@ -37,7 +36,7 @@ class PlannedCheckpoint:
     checkpoint: str  # as it was named
     name: str  # in tables
     folder: str  # of its results
-    steps: Sequence[SuiteStep]
+    steps: Sequence[Step]
 
 
 class Preparation:
@@ -94,7 +93,7 @@ def _sizes(preprocessing: Preprocessing) -> str:
 
 
 def planned_checkpoints(
-    checkpoints: Sequence[str], preparation: Preparation, plan: Callable[[Task], Sequence[SuiteStep]]
+    checkpoints: Sequence[str], preparation: Preparation, plan: Callable[[Task], Sequence[Step]]
 ) -> list[PlannedCheckpoint]:
     """Load every checkpoint once, so that a wrong one is reported before any work.
 
@@ -152,7 +151,7 @@ def _cost(task: Task, folder: Path) -> cost.Cost:
             return cost.Cost(**stored["cost"])
     except (OSError, ValueError, LookupError, TypeError):
         pass  # measured anew
-    measured = cost.measure(task)
+    measured = cost.cost_of(task)
     write_text(json.dumps({"identity": identity, "cost": measured.to_dict()}, indent=2) + "\n", file)
     return measured
 

@@ -1,13 +1,14 @@
 """`excb-eval all`: every protocol that applies to a checkpoint and its images, each once, resumable."""
 
-import argparse
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from excb.cli import Parser
 from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, is_rank0, nearest_name
@@ -15,13 +16,16 @@ from excb.features.extraction import files_hash
 from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.networks.backbone import weights_hash
+from excb.option_parser import add_options, of_arguments, to_words
 from excb.results.result import Result
 from excb.version import __version__
 
-from ..old_protocol import SuiteStep
-from ..options import BASELINES
+from ..options import BASELINES, REFERENCES, PassOptions
+from ..protocol import Protocol, SuiteStep
 from ..protocols import PROTOCOLS, of_command
+from ..runner import Evaluation, narrowed
 from ..task import Task
+from .options import SuiteOptions, options_of
 
 STATE = "all.json"  # in the folder: what every finished step's result depends on
 _WORDS = {
@@ -33,49 +37,90 @@ _WORDS = {
     "version": "the version of excb",
     "images": "the images of --coco",
     "masks": "the images of --masks",
+    "feature_precision": "--feature-precision",
     "untrained": "--untrained",
     **{name: f"--{name}" for name in BASELINES},
 }
 
-# Runs a command line of `excb-eval` and writes its result to FILE.json; its files are returned.
-RunStep = Callable[[Sequence[str], Path], list[Path]]
+
+@dataclass(frozen=True)
+class Step:
+    """One evaluation of a suite."""
+
+    name: str  # of its result file
+    title: str  # as people call it
+    words: Sequence[str]  # after `excb-eval`, without checkpoint and images
+    depends_on: Mapping[str, Any] = field(default_factory=dict)  # all that its result depends on, beside the words
+    skipped: str = ""  # why it does not apply; empty where it does
+    evaluation: Evaluation | None = None  # of steps that are protocols and apply
+
+
+# Runs a step, and writes its result to FILE.json; its files are returned.
+RunStep = Callable[[Step, Path], list[Path]]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """A protocol after all is done."""
 
-    step: SuiteStep  # the protocol
+    step: Step  # the protocol
     file: Path | None = None  # its result; None where there is none
     result: Result | None = None  # read from it
     failed: str = ""  # why it could not be measured; empty where it was, or was skipped
     before: bool = False  # whether an earlier call had measured it
 
 
-def steps(task: Task, args: argparse.Namespace) -> list[SuiteStep]:
+def steps(task: Task, options: SuiteOptions) -> list[Step]:
     """Every step of every protocol, those that do not apply with the reason.
 
     Args:
         task: backbone and images.
-        args: options of `excb-eval all`; `only` names steps, and none is all of them.
+        options: of `excb-eval all`; `only` names steps, and none is all of them.
 
     Raises:
         UserError: one of `only` is none, or none of them applies; or a protocol refuses its options.
     """
-    depends_on, every = common(task, args.network), list[SuiteStep]()
-    for protocol in PROTOCOLS:
-        if protocol.in_suite is not None:
-            asked = {name: True for name in protocol.references if getattr(args, name)}
-            every += protocol.in_suite.steps(task, args, depends_on | asked)
-    names = [step.name for step in every]
-    if wrong := [name for name in args.only if name not in names]:
+    depends_on = common(task, options.network)
+    planned = [(PROTOCOLS[name], step) for name in PROTOCOLS for step in _steps_of(name, task, options, depends_on)]
+    names = [step.name for _, step in planned]
+    if wrong := [name for name in options.only if name not in names]:
         raise UserError(
             f"--only {wrong[0]}: no such protocol{nearest_name(wrong[0], names)}; there are {', '.join(names)}"
         )
-    wanted = [step for step in every if not args.only or step.name in args.only]
+    wanted = [
+        _step(protocol, step, options) for protocol, step in planned if not options.only or step.name in options.only
+    ]
     if all(step.skipped for step in wanted):
         raise UserError(f"nothing to evaluate: {wanted[0].name} does not apply ({wanted[0].skipped})")
     return wanted
+
+
+def _steps_of(name: str, task: Task, options: SuiteOptions, depends_on: Mapping[str, Any]) -> Sequence[SuiteStep]:
+    protocol = PROTOCOLS[name]
+    if protocol.in_suite is None:
+        return ()
+    asked = {each: True for each in protocol.references if getattr(options, each)}
+    return protocol.in_suite.steps(task, options_of(options, protocol.in_suite.options), {**depends_on, **asked})
+
+
+def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> Step:
+    """A step with the options of `all` that reach it, checked before any step runs.
+
+    Raises:
+        UserError: the protocol opens images of its own, and lacks an option that changes its figures.
+    """
+    if step.skipped:
+        return Step(step.name, step.title, [protocol.name], skipped=step.skipped)
+    if protocol.shares_task:  # whose sizes and images are in the task already
+        names = {each.name for each in fields(protocol.shared)}
+        shared = protocol.shared(**{name: getattr(options, name) for name in names})
+    else:
+        shared = narrowed(options_of(options, PassOptions), protocol.shared, owner=protocol.name)
+        shared = replace(shared, **{name: getattr(options, name) for name in protocol.references})
+    evaluation = Evaluation(protocol, shared, step.options)
+    evaluation.check()
+    words = [protocol.name, *to_words(step.options, [each.name for each in fields(step.options)])]
+    return Step(step.name, step.title, words, step.depends_on, evaluation=evaluation)
 
 
 def common(task: Task, network: str) -> dict[str, Any]:
@@ -91,14 +136,14 @@ def common(task: Task, network: str) -> dict[str, Any]:
     }
 
 
-def identity(step: SuiteStep) -> dict[str, Any]:
+def identity(step: Step) -> dict[str, Any]:
     """All that a step's result depends on, as JSON holds it."""
-    values: dict[str, Any] = json.loads(json.dumps({**step.depends_on, "command": step.command}))
+    values: dict[str, Any] = json.loads(json.dumps({**step.depends_on, "command": list(step.words)}))
     return values
 
 
 def evaluate(
-    steps_to_make: Sequence[SuiteStep], folder: Path, run: RunStep, reporter: Reporter, *, what: str = "protocols"
+    steps_to_make: Sequence[Step], folder: Path, run: RunStep, reporter: Reporter, *, what: str = "protocols"
 ) -> list[Outcome]:
     """Run every step that applies and is not finished. One that fails does not stop the others.
 
@@ -126,7 +171,7 @@ def evaluate(
     return outcomes
 
 
-def _one(step: SuiteStep, folder: Path, run: RunStep, reporter: Reporter) -> Outcome:
+def _one(step: Step, folder: Path, run: RunStep, reporter: Reporter) -> Outcome:
     file = folder / f"{step.name}.json"
     done, why = run_on_rank0(lambda: finished(step, folder))
     if done:
@@ -134,9 +179,9 @@ def _one(step: SuiteStep, folder: Path, run: RunStep, reporter: Reporter) -> Out
         return Outcome(step, file, _result(file), before=True)
     if why:
         reporter.note(f"{step.title}: measured again, because {why}")
-    reporter.note(f"excb-eval {' '.join(step.command)}")
+    reporter.note(f"excb-eval {' '.join(step.words)}")
     try:
-        run(step.command + state_of(step, folder), file)
+        run(with_state(step, folder), file)
     except UserError as error:
         reporter.warn(f"{step.title}: {error}")
         return Outcome(step, failed=str(error))
@@ -144,33 +189,54 @@ def _one(step: SuiteStep, folder: Path, run: RunStep, reporter: Reporter) -> Out
     return Outcome(step, file, _result(file))
 
 
-def state_of(step: SuiteStep, folder: Path) -> list[str]:
-    """Options that keep an unfinished evaluation: a changed checkpoint or other images begin one of their own."""
-    protocol = of_command(step.command[0])
-    if protocol is None or not protocol.state:
-        return []
+def with_state(step: Step, folder: Path) -> Step:
+    """A step that keeps its unfinished evaluation: a changed checkpoint or other images begin one of their own."""
+    evaluation = step.evaluation
+    if evaluation is None or not evaluation.protocol.state or not evaluation.protocol.keeps_state(evaluation.own):
+        return step
+    protocol = evaluation.protocol
     code = hashlib.sha256(json.dumps(identity(step), sort_keys=True).encode()).hexdigest()[:8]
-    return [protocol.state, str(folder / "state" / f"{step.name}-{code}{protocol.state_suffix}")]
+    state = folder / "state" / f"{step.name}-{code}{protocol.state_suffix}"
+    return replace(step, evaluation=replace(evaluation, own=replace(evaluation.own, **{protocol.state: state})))
 
 
-def finished(step: SuiteStep, folder: Path) -> tuple[bool, str]:
+def finished(step: Step, folder: Path) -> tuple[bool, str]:
     """Whether a protocol's result is there; if there is one of something else, what changed."""
     before, file = _state(folder).get(step.name), folder / f"{step.name}.json"
     if not isinstance(before, dict):
         return False, ""
-    for name, value in identity(step).items():
-        if before.get(name) != value:
+    now = identity(step)
+    # A reference that is no longer asked for does no harm beside the figures.
+    for name in [*now, *(name for name in before if name not in {"sha256", *REFERENCES, *now})]:
+        same = _same_command if name == "command" else operator.eq
+        if not same(before.get(name), now.get(name)):
             return False, f"{_WORDS.get(name, name)} changed"
     if not file.is_file() or before.get("sha256") != _digest(file):
         return False, f"{file} is gone or changed"
     return True, ""
 
 
+def _same_command(before: Any, now: Any) -> bool:
+    """Whether two command lines set the same options: versions until 0.4 also wrote those that are the default."""
+    if before == now or not isinstance(before, list) or before[:1] != now[:1]:
+        return bool(before == now)
+    if (protocol := of_command(now[0])) is None:
+        return False
+    parser = Parser(prog=now[0])
+    parser.helps = False
+    add_options(parser, protocol.options)
+    try:
+        first, second = (of_arguments(protocol.options, parser.parse_args(words[1:])) for words in (before, now))
+    except UserError:  # an option that this version lacks
+        return False
+    return bool(first == second)
+
+
 def _result(file: Path) -> Result | None:
     return Result.read(file) if is_rank0() else None
 
 
-def _remember(step: SuiteStep, folder: Path) -> None:
+def _remember(step: Step, folder: Path) -> None:
     records = _state(folder) | {step.name: identity(step) | {"sha256": _digest(folder / f"{step.name}.json")}}
     write_text(json.dumps(records, indent=2) + "\n", folder / STATE)
 
@@ -189,13 +255,13 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def plan(planned: Sequence[SuiteStep], folder: Path | None) -> list[dict[str, Any]]:
+def plan(planned: Sequence[Step], folder: Path | None) -> list[dict[str, Any]]:
     """What a call would do, ready for JSON: "name", "command", "state" (run, finished, skipped) and "why"."""
     rows = []
     for step in planned:
         done, why = finished(step, folder) if folder is not None else (False, "")
         state = "skipped" if step.skipped else "finished" if done else "run"
-        command = ["excb-eval", *step.command]
+        command = ["excb-eval", *step.words]
         rows.append({"name": step.name, "command": command, "state": state, "why": step.skipped or why})
     return rows
 

@@ -8,7 +8,7 @@ from excb.results.result import folder_name
 
 from ..inference.tiers import ranks
 from ..protocol import Fields, FigureKind
-from ..protocols import FAMILIES, family_of, kind_of
+from ..protocols import families, family_of, kind_of
 from ..published.claim import Claim
 from ..reporting.fields import OTHER, differences, digest
 from . import comparable
@@ -137,7 +137,8 @@ def group_order(group: Group) -> tuple[bool, int]:
 
 
 def _board_order(board: Board) -> tuple[int, int, str]:
-    place = next((n for n, family in enumerate(FAMILIES) if family.name == board.family), len(FAMILIES))
+    names = [family.name for family in families()]
+    place = names.index(board.family) if board.family in names else len(names)
     return place, -sum(len(group.rows) for group in board.groups), board.key
 
 

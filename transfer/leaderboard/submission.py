@@ -12,7 +12,7 @@ from excb.results.result import Result
 
 from .. import protocols
 from ..inference import statistics
-from ..old_protocol import Protocol
+from ..protocol import Protocol
 from ..protocols import PROTOCOLS, kind_of
 from ..reporting.report import read
 from . import comparable
@@ -103,7 +103,7 @@ def _protocol(result: Result) -> None:
 
 def _protocol_of(result: Result) -> Protocol:
     if (protocol := protocols.of_result(result.protocol)) is None:
-        names = ", ".join(each.name for each in PROTOCOLS)
+        names = ", ".join(PROTOCOLS)
         raise UserError(f"protocol '{result.protocol}' is none of this version: it knows {names}")
     return protocol
 

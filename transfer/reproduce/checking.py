@@ -1,8 +1,8 @@
 """Measure what was published of a checkpoint, and say PASS, FAIL or CANNOT."""
 
-import argparse
 from collections.abc import Container, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import torch
 
@@ -11,20 +11,19 @@ from excb.distributed.collectives import all_succeed
 from excb.errors import UserError, is_rank0
 from excb.hub.loading import obtain
 
-from .. import protocols
 from ..data.classes import OtherClassesError
-from ..old_protocol import Measured
+from ..options import MachineOptions
+from ..protocol import Measurement
 from ..published import registry
 from ..published.claim import Claim
+from ..shell import Shell
 from . import tables
+from .options import ReproduceOptions
 from .runs import EvaluationRun, claims_of, plan
 from .verdicts import Verdict, Word, judge, other_images
 
-# Options of this machine, which every protocol that has them takes from `reproduce`.
-_OF_MACHINE = ("workers", "batch_size", "feature_precision", "cache", "no_cache", "quiet")
 
-
-def reproduce(args: argparse.Namespace, device: torch.device, reporter: Reporter) -> set[Word]:
+def reproduce(options: ReproduceOptions, shell: Shell, device: torch.device) -> set[Word]:
     """`excb-eval reproduce` in this process; all ranks call this.
 
     Returns:
@@ -33,42 +32,45 @@ def reproduce(args: argparse.Namespace, device: torch.device, reporter: Reporter
     Raises:
         UserError: there is no such claim, or its images are not named or unusable.
     """
-    if not (args.list or args.dry_run):
-        verdicts = check(args, device, reporter)
+    reporter = shell.reporter
+    if not (options.listed or shell.dry_run):
+        verdicts = check(options, device, reporter, results=shell.out)
         if is_rank0():
-            tables.verdicts(verdicts, reporter, as_json=args.json)
+            tables.verdicts(verdicts, reporter, as_json=shell.json)
         return {verdict.word for verdict in verdicts}
-    claims, runs, verdicts = _planned(args)
+    claims, runs, verdicts = _planned(options)
     order = {claim.id: number for number, claim in enumerate(claims)}
     if is_rank0():
-        if args.list:
+        if options.listed:
             status = [(claim, "") for run in runs for claim in run.claims] + [(v.claim, v.why) for v in verdicts]
-            tables.listing(sorted(status, key=lambda s: order[s[0].id]), reporter, as_json=args.json)
+            tables.listing(sorted(status, key=lambda s: order[s[0].id]), reporter, as_json=shell.json)
         else:
-            tables.dry_run(runs, verdicts, reporter, as_json=args.json)
+            tables.dry_run(runs, verdicts, reporter, as_json=shell.json)
     return set()
 
 
-def check(args: argparse.Namespace, device: torch.device, reporter: Reporter) -> list[Verdict]:
+def check(
+    options: ReproduceOptions, device: torch.device, reporter: Reporter, *, results: Path | None = None
+) -> list[Verdict]:
     """Measure what the options of `excb-eval reproduce` name, and judge it; all ranks call this.
 
     Raises:
         UserError: there is no such claim, or its images are not named or unusable.
     """
-    claims, runs, verdicts = _planned(args)
+    claims, runs, verdicts = _planned(options)
     order = {claim.id: number for number, claim in enumerate(claims)}
-    places = _places(args.data, runs, {claim.data.name for claim in registry.claims(args.claims)})
+    places = _places(options.data, runs, {claim.data.name for claim in registry.claims(options.claims)})
     for run in runs:
-        verdicts += _check(run, places, args, device, reporter)
+        verdicts += _check(run, places, options, device, reporter, results=results)
     return sorted(verdicts, key=lambda verdict: order[verdict.claim.id])
 
 
-def _planned(args: argparse.Namespace) -> tuple[list[Claim], list[EvaluationRun], list[Verdict]]:
+def _planned(options: ReproduceOptions) -> tuple[list[Claim], list[EvaluationRun], list[Verdict]]:
     """The claims that are asked for, the runs that answer them, and verdicts of those that cannot be checked."""
-    claims = claims_of(args)
-    runs, verdicts = plan(claims, args.ckpt)
-    runs = [] if args.status == "cannot" else runs
-    verdicts = [] if args.status == "runnable" else verdicts
+    claims = claims_of(options)
+    runs, verdicts = plan(claims, options.ckpt)
+    runs = [] if options.status == "cannot" else runs
+    verdicts = [] if options.status == "runnable" else verdicts
     return claims, runs, verdicts
 
 
@@ -87,7 +89,13 @@ def _places(named: Sequence[str], runs: Sequence[EvaluationRun], sets: Container
 
 
 def _check(
-    run: EvaluationRun, places: dict[str, str], args: argparse.Namespace, device: torch.device, reporter: Reporter
+    run: EvaluationRun,
+    places: dict[str, str],
+    options: ReproduceOptions,
+    device: torch.device,
+    reporter: Reporter,
+    *,
+    results: Path | None,
 ) -> list[Verdict]:
     images = run.claims[0].data
     if images.name not in places:
@@ -96,13 +104,12 @@ def _check(
         all_succeed(lambda: obtain(run.subject))
     except UserError as error:
         return _cannot(run, str(error))
-    if isinstance(measured := _measure(run, places[images.name], args, device, reporter), str):
-        return _cannot(run, measured)
-    result, write = measured
-    verdicts = [judge(claim, result) for claim in run.claims]
-    if args.out is not None:
+    if isinstance(made := _measure(run, places[images.name], options, device, reporter, results=results), str):
+        return _cannot(run, made)
+    verdicts = [judge(claim, made.result) for claim in run.claims]
+    if results is not None:
         claims = {verdict.claim.id: verdict.to_dict() for verdict in verdicts}
-        files = write(replace(result, claims=claims), args.out / f"{run.name}.json")
+        files = made.write(replace(made.result, claims=claims), results / f"{run.name}.json")
         reporter.note(f"wrote {', '.join(map(str, files))}")
     return verdicts
 
@@ -112,22 +119,27 @@ def _cannot(run: EvaluationRun, why: str) -> list[Verdict]:
 
 
 def _measure(
-    run: EvaluationRun, folder: str, args: argparse.Namespace, device: torch.device, reporter: Reporter
-) -> Measured | str:
-    """The run's result and what writes it, or why it is no evidence: images or an engine that are not here."""
-    command = run.command(folder)
-    reporter.note(f"excb-eval {' '.join(command)}")
-    protocol, options = protocols.parse(command)
-    if args.out is not None and protocol.state:
-        protocol, options = protocols.parse([*command, protocol.state, str(args.out / f"{run.name}.state")])
-    for name in _OF_MACHINE:
-        if hasattr(options, name):
-            setattr(options, name, getattr(args, name))
-    if why := protocol.missing(options):
+    run: EvaluationRun,
+    folder: str,
+    options: ReproduceOptions,
+    device: torch.device,
+    reporter: Reporter,
+    *,
+    results: Path | None,
+) -> Measurement | str:
+    """The run's measurement, or why it is no evidence: images or an engine that are not here."""
+    evaluation = run.evaluation(folder)
+    reporter.note(f"excb-eval {' '.join(run.words(folder))}")
+    protocol, own = evaluation.protocol, evaluation.own
+    if results is not None and protocol.state and protocol.keeps_state(own):
+        own = replace(own, **{protocol.state: results / f"{run.name}.state"})
+    taken = {each.name for each in fields(MachineOptions)} & {each.name for each in fields(protocol.shared)}
+    shared = replace(evaluation.shared, **{name: getattr(options, name) for name in taken})
+    if why := protocol.missing(own):
         return why
-    images = run.claims[0].data
+    images, evaluation = run.claims[0].data, replace(evaluation, shared=shared, own=own)
     try:
-        evaluation = protocol.open(options, device, reporter, results=args.out)
+        task = evaluation.open(device, reporter, results=results)
     except OtherClassesError:
         return f"these images are not {images.title}: their classes are others"  # the claim wrote --rename, nobody else
-    return other_images(images, evaluation.data) or evaluation.measure(False)
+    return other_images(images, task.describe()["data"]) or evaluation.measure(task, reporter)

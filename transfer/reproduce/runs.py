@@ -1,6 +1,5 @@
 """Which evaluations answer which claims."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,12 @@ from excb.hub.catalogue import Checkpoint, find
 from excb.hub.loading import load
 from excb.hub.resolve import local_folder
 
+from ..protocols import protocol_named
 from ..published import registry
 from ..published.claim import Claim
 from ..published.subjects import Subject, obstacle
+from ..runner import Evaluation, of_python
+from .options import ReproduceOptions
 from .verdicts import Verdict
 
 FILTERS = ("table", "method", "protocol")
@@ -32,26 +34,38 @@ class EvaluationRun:
         label = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in Path(self.subject).name)
         return f"{label}-{self.claims[0].protocol.name}"
 
-    def command(self, data: str) -> list[str]:
+    def evaluation(self, data: str) -> Evaluation:
+        """The evaluation of the claims on images, as `--data` takes them.
+
+        Raises:
+            UserError: the claims' options are none of the protocol.
+        """
+        claim = self.claims[0]
+        stated = {name.replace("-", "_"): value for name, value in claim.protocol.options.items()}
+        rename = dict(pair.split("=", 1) for pair in claim.data.rename)
+        values = {"ckpt": self.subject, "data": data, **stated, **({"rename": rename} if rename else {})}
+        return of_python(protocol_named(claim.protocol.command), values)
+
+    def words(self, data: str) -> list[str]:
         """The command line of `excb-eval`, without the program."""
         first, *options = self.claims[0].protocol.arguments()
         renames = [word for rename in self.claims[0].data.rename for word in ("--rename", rename)]
         return [first, "--ckpt", self.subject, "--data", data, *options, *renames]
 
 
-def claims_of(args: argparse.Namespace) -> list[Claim]:
+def claims_of(options: ReproduceOptions) -> list[Claim]:
     """The claims that a command line asks for.
 
     Raises:
         UserError: there are none, or nothing was named.
     """
-    claims = registry.claims(args.claims)
-    if args.what is not None:
-        claims = registry.select(args.what, claims)
-    elif not args.list and args.of_table is None:
+    claims = registry.claims(options.claims)
+    if options.what is not None:
+        claims = registry.select(options.what, claims)
+    elif not options.listed and options.of_table is None:
         raise UserError("name a claim, a table or a checkpoint (`excb-eval reproduce --list` shows all)")
     for name in FILTERS:
-        if (wanted := getattr(args, f"of_{name}")) is not None:
+        if (wanted := getattr(options, f"of_{name}")) is not None:
             known = dict.fromkeys(each for claim in claims for each in _names(claim, name))
             claims = [claim for claim in claims if wanted.casefold() in map(str.casefold, _names(claim, name))]
             if not claims:

@@ -33,7 +33,7 @@ def dry_run(runs: Sequence[EvaluationRun], cannot: Sequence[Verdict], reporter: 
     if as_json:
         planned = [
             {
-                "command": ["excb-eval", *run.command("DIR")],
+                "command": ["excb-eval", *run.words("DIR")],
                 "claims": [claim.id for claim in run.claims],
                 "costs": _costs(run),
                 "differs": _differences(run),
@@ -44,7 +44,7 @@ def dry_run(runs: Sequence[EvaluationRun], cannot: Sequence[Verdict], reporter: 
         reporter.answer(json.dumps({"runs": planned, "cannot": why}, indent=2, ensure_ascii=False))
         return
     for run in runs:
-        reporter.answer(f"excb-eval {' '.join(run.command('DIR'))}")
+        reporter.answer(f"excb-eval {' '.join(run.words('DIR'))}")
         reporter.answer(f"  answers: {', '.join(f'{claim.id} ({claim.value})' for claim in run.claims)}")
         for line in _costs(run):
             reporter.answer(f"  {line}")

@@ -32,18 +32,18 @@ class OpenSet:
     test: Images
 
 
-def chosen(words: Sequence[str], own: Sequence[str], only: Sequence[str] = ()) -> list[SetEntry]:
+def chosen(words: Sequence[str], own: Mapping[str, str], only: Sequence[str] = ()) -> list[SetEntry]:
     """The sets of a command line.
 
     Args:
         words: names of groups or of sets, or files that end in .toml.
-        own: NAME=SOURCE, where SOURCE is what --data of other commands takes.
+        own: name -> source, which is what --data of other commands takes.
         only: keeps these alone.
 
     Raises:
         UserError: there is no such set, or a file is wrong, or two sets have one name.
     """
-    entries = [entry for word in words for entry in _named(word)] + [_own(text) for text in own]
+    entries = [entry for word in words for entry in _named(word)] + [_own(name, source) for name, source in own.items()]
     require(bool(entries), f"name sets: {', '.join(GROUPS)}, single ones, FILE.toml, or --set NAME=DIR")
     names = [entry.name for entry in entries]
     files = [name.casefold() for name in names]
@@ -67,10 +67,10 @@ def _named(word: str) -> Sequence[SetEntry]:
     )
 
 
-def _own(text: str) -> SetEntry:
-    name, equals, source = text.partition("=")
-    require(bool(equals and source), f"--set {text}: write NAME=DIR, a name for tables and its folder or source")
-    return _entry({"name": name, "data": source}, f"--set {text}")
+def _own(name: str, source: str) -> SetEntry:
+    where = f"--set {name}={source}"
+    require(bool(source), f"{where}: write NAME=DIR, a name for tables and its folder or source")
+    return _entry({"name": name, "data": source}, where)
 
 
 def _from_file(file: Path) -> list[SetEntry]:

@@ -54,7 +54,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Measured:
+class SetMeasurements:
     """Figures of one backbone on one set."""
 
     figures: dict[str, float]  # percent by head: "logreg", "knn", "shot1", ...
@@ -85,7 +85,7 @@ def unpack(packed: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 def measure(
     opened: OpenSet, rows: Tensor, queries: Tensor, *, options: Options, reporter: Reporter, device: torch.device
-) -> Measured:
+) -> SetMeasurements:
     """Judge features of the train images [N, D] and of the test images [Q, D]; one process does it.
 
     Raises:
@@ -130,7 +130,7 @@ def measure(
         intervals |= {f"shot{n}": _percentages(interval(each)) for n, each in found.items()}
     majority = dict.fromkeys(figures, metric.majority(train, test))
     how = {"C": chosen.C, "held_out": {f"{C:g}": judged[0] for C, judged in chosen.sweep.items()}}
-    return Measured(figures, intervals, majority, how, test, answers)
+    return SetMeasurements(figures, intervals, majority, how, test, answers)
 
 
 def _targets(images: Any) -> np.ndarray:

@@ -23,16 +23,15 @@ from excb.references.guessing import MAJORITY
 from excb.results.result import Result
 from excb.version import __version__
 
-from ..every.suite import RunStep, common
-from ..old_protocol import SuiteStep
+from ..every.suite import RunStep, Step, common
 from ..task import Task
 from .choosing import OpenSet
-from .heads import Measured, Options, measure, unpack
+from .heads import SetMeasurements, Options, measure, unpack
 
 COMMAND = "sets"
 REFERENCES = "references"  # folder of what is no checkpoint
 
-Judged = tuple[Measured, dict[str, Any]]  # figures, and what they are of
+Judged = tuple[SetMeasurements, dict[str, Any]]  # figures, and what they are of
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Contender:
     name: str  # in tables
     folder: str  # of its results
     reference: bool  # whether it is there to be beaten
-    steps: Sequence[SuiteStep]  # one a set
+    steps: Sequence[Step]  # one a set
     run: RunStep  # measures a set and writes FILE.json and FILE.npz
 
 
@@ -56,7 +55,7 @@ class Sets:
     network: str  # teacher or student
     reporter: Reporter
 
-    def steps(self, depends_on: Callable[[OpenSet], Mapping[str, Any]]) -> list[SuiteStep]:
+    def steps(self, depends_on: Callable[[OpenSet], Mapping[str, Any]]) -> list[Step]:
         """A step for each set, those that are missing with the reason."""
         there = {each.entry.name: each for each in self.opened}
         shots = ["--shots", *map(str, self.options.shots)]
@@ -74,16 +73,16 @@ class Sets:
             ]
             if name in there:
                 settings = {"settings": self.options.settings(there[name].entry.metric.name)}
-                steps.append(SuiteStep(name, name, words, depends_on={**depends_on(there[name]), **settings}))
+                steps.append(Step(name, name, words, depends_on={**depends_on(there[name]), **settings}))
             else:
-                steps.append(SuiteStep(name, name, words, skipped=self.skipped[name]))
+                steps.append(Step(name, name, words, skipped=self.skipped[name]))
         return steps
 
-    def of_task(self, task: Task) -> list[SuiteStep]:
+    def of_task(self, task: Task) -> list[Step]:
         """The steps of a checkpoint."""
         return self.steps(lambda each: common(replace(task, train=each.train, test=each.test), self.network))
 
-    def checkpoint(self, name: str, folder: str, steps: Sequence[SuiteStep], load: Callable[[], Task]) -> Contender:
+    def checkpoint(self, name: str, folder: str, steps: Sequence[Step], load: Callable[[], Task]) -> Contender:
         """A checkpoint, which is loaded when the first of its sets is measured."""
         return Contender(name, folder, False, steps, partial(self._run, self._of_network, cache(load)))
 
@@ -111,7 +110,7 @@ class Sets:
         self,
         evaluate: Callable[[OpenSet, Any], Judged],
         load: Callable[[], Any],
-        _command: Sequence[str],
+        _step: Step,
         file: Path,
     ) -> list[Path]:
         """Measure the set that a file is named after, and write it; as `suite.RunStep`."""

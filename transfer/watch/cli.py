@@ -1,28 +1,25 @@
 """`excb-eval watch`: its options, and the command."""
 
-import argparse
 import json
 import os
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from excb.cli import Command, Parser, local_path
 from excb.console import Reporter
 from excb.errors import is_rank0
 from excb.files.run_files import WATCH_FOLDER
 
-from ..options import add_data_options
-from ..parallel import in_parallel
-from .setup import asked, watchable
+from ..runner import refuse_results_among
+from ..shell import Shell, shell_command
+from .options import WatchOptions
+from .setup import asked
 
 if TYPE_CHECKING:
     import torch
 
     from .log import Log
-    from .runs import Run
+    from .runs import WatchedRun
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 UNFINISHED = "unfinished"  # in the watch's folder, while a checkpoint is being measured
 
 DESCRIPTION = """\
@@ -34,87 +31,48 @@ finished and all its checkpoints are measured. If it is stopped, the same comman
 TensorBoard files."""
 
 
-def seconds(text: str) -> float:
-    """A time such as 30s, 10m or 1.5h: an argument's type for argparse.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none, or is zero.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text, re.ASCII)
-    if match is None or not (value := float(match[1]) * _UNITS[match[2]]):
-        raise argparse.ArgumentTypeError(f"takes a time such as 30s, 10m or 2h, not {text!r}")
-    return value
-
-
-def _add_options(parser: Parser) -> None:
-    add, names = parser.add_argument, [protocol.name for protocol in watchable()]
-    add("run", metavar="RUN", help="run folder, or its URL such as s3://bucket/run")
-    add(
-        "--protocol",
-        default=names[0],
-        metavar="WORDS",
-        help=f"of {', '.join(names)} (default: {names[0]}); with options of its own in quotes, as in the examples",
-    )
-    add(
-        "--every",
-        type=seconds,
-        default=600.0,
-        metavar="TIME",
-        help="time between checks for new checkpoints, in s, m or h (default: 10m)",
-    )
-    add("--once", action="store_true", help="measure the existing checkpoints, and exit")
-    add(
-        "--out",
-        type=local_path,
-        metavar="DIR",
-        help="folder for figures and page (default: RUN/watch; for a URL runs/NAME-watch)",
-    )
-    add_data_options(parser)
-
-
-def _run(args: argparse.Namespace) -> int:
+def _beside(options: WatchOptions) -> Path:
+    """Where figures are written if no --out says it: in the run folder, or on this machine if that is not possible."""
     from excb.remote.byte_ranges import is_remote
 
-    if args.out is None:
-        args.out = _beside(args.run, remote=is_remote(args.run))
-    return in_parallel(_work, out="folder")(args)
-
-
-def _beside(run: str, *, remote: bool) -> Path:
-    """Where figures are written if no --out says it: in the run folder, or on this machine if that is not possible."""
+    run, remote = options.run, is_remote(options.run)
     if not remote and Path(run).is_dir() and os.access(run, os.W_OK):
         return Path(run) / WATCH_FOLDER
     name = run.rstrip("/").rpartition("/")[2] if remote else Path(run).resolve().name
     return Path("runs") / f"{name}-{WATCH_FOLDER}"
 
 
-def _work(args: argparse.Namespace, device: "torch.device") -> int:
+def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from contextlib import ExitStack
 
     from excb.distributed.collectives import rank, run_on_rank0
 
-    from ..task_command import images_of
+    from ..opening import labelled_images
     from .display import Display
     from .log import Log, writing
     from .measuring import Measuring, SaidOnce
     from .watching import Watch, watch
 
-    reporter, scratch = SaidOnce(quiet=args.quiet or not is_rank0()), args.out / UNFINISHED
-    wanted, run = asked(args), _opened(args.run, scratch)
+    options: WatchOptions = given[0]
+    assert shell.out is not None  # `_run` names one
+    out, reporter = shell.out, SaidOnce(quiet=shell.quiet or not is_rank0())
+    scratch = out / UNFINISHED
+    wanted, run = asked(options), _opened(options.run, scratch)
     run_on_rank0(run.look)  # refuses a wrong place before images are listed, of which there may be a million
-    train, test = images_of(args, reporter, results=args.out)
-    setup = run_on_rank0(lambda: wanted.on(train, test, _place(args.run, args.out)))
-    if args.dry_run:
-        run_on_rank0(lambda: _show(run, Log(args.out, setup), reporter, as_json=args.json))
+    train, test = labelled_images(options, reporter)
+    refuse_results_among((train, test), out)
+    setup = run_on_rank0(lambda: wanted.on(train, test, _place(options.run, out)))
+    if shell.dry_run:
+        run_on_rank0(lambda: _show(run, Log(out, setup), reporter, as_json=shell.json))
         return 0
     with ExitStack() as stack:
-        log = run_on_rank0(lambda: stack.enter_context(writing(args.out, setup)))
-        display = Display(args.out, reporter, as_json=args.json, every=args.every)
+        log = run_on_rank0(lambda: stack.enter_context(writing(out, setup)))
+        display = Display(out, reporter, as_json=shell.json, every=options.every)
         stack.callback(display.close)
-        watching = Watch(run, log, display, reporter, scratch=scratch, every=args.every, once=args.once)
+        watching = Watch(run, log, display, reporter, scratch=scratch, every=options.every, once=options.once)
         measure = Measuring(wanted, train, test, device, scratch, reporter)
         try:
-            watch(watching, measure, every=args.every)
+            watch(watching, measure, every=options.every)
         except KeyboardInterrupt:
             if rank() == 0:
                 watching.interrupt()
@@ -125,7 +83,7 @@ def _work(args: argparse.Namespace, device: "torch.device") -> int:
     return 0
 
 
-def _opened(place: str, scratch: Path) -> "Run":
+def _opened(place: str, scratch: Path) -> "WatchedRun":
     """The run at a place.
 
     Raises:
@@ -145,7 +103,7 @@ def _place(run: str, out: Path) -> str:
     return run.rstrip("/") if is_remote(run) else os.path.relpath(Path(run).resolve(), out.resolve())
 
 
-def _show(run: "Run", log: "Log", reporter: Reporter, *, as_json: bool) -> None:
+def _show(run: "WatchedRun", log: "Log", reporter: Reporter, *, as_json: bool) -> None:
     """Answer --dry-run: which checkpoints would be measured."""
     snapshot = run.look()
     steps = sorted({*snapshot.checkpoints, *snapshot.saved(), *log.measured})
@@ -163,11 +121,14 @@ def _show(run: "Run", log: "Log", reporter: Reporter, *, as_json: bool) -> None:
     )
 
 
-WATCH = Command(
+WATCH = shell_command(
     "watch",
     "every new checkpoint of a run on other labelled images, with a curve and a page",
-    _add_options,
-    _run,
+    (WatchOptions,),
+    _work,
+    out="folder",
+    metavar="DIR",
+    default_out=_beside,
     group="everything, and against others",
     description=DESCRIPTION,
     examples=(

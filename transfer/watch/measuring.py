@@ -1,7 +1,6 @@
 """The evaluation of one checkpoint of a watched run: the protocol on images that are opened once for all of them."""
 
-import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,8 @@ from excb.errors import UserError
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 
-from ..task_command import prepared, warn_of_unknown
+from ..opening import task_on, warn_of_unknown
+from ..options import LabelledOptions
 from .setup import Asked
 
 if TYPE_CHECKING:
@@ -62,24 +62,25 @@ class Measuring:
         Raises:
             UserError: the backbone or an image cannot be used.
         """
-        options, protocol = argparse.Namespace(**vars(self.asked.options)), self.asked.protocol
-        options.ckpt, options.cache = str(file), options.cache or self.scratch / "features"
-        if (task := self._task(options, file)) is None:
+        wanted = self.asked.evaluation
+        cache = wanted.shared.cache or self.scratch / "features"
+        evaluation = replace(wanted, shared=replace(wanted.shared, ckpt=str(file), cache=cache))
+        if (task := self._task(evaluation.shared, file)) is None:
             return None
-        weights = weights_hash(task.backbone.network)
+        weights, protocol = weights_hash(task.backbone.network), evaluation.protocol
         if weights == known:
             return None
-        if protocol.state and protocol.keeps_state(options):
+        if protocol.state and protocol.keeps_state(evaluation.own):
             state = self.scratch / "state" / f"step-{step}-{weights[:12]}{protocol.state_suffix}"
-            setattr(options, protocol.state.lstrip("-").replace("-", "_"), state)
-        warn_of_unknown(task, self.reporter)
-        result, _ = protocol.open(options, self.device, self.reporter, task=task).measure(False)
-        return result
+            evaluation = replace(evaluation, own=replace(evaluation.own, **{protocol.state: state}))
+        warn_of_unknown(task, self.reporter, protocol.unknown)
+        evaluation.check()
+        return evaluation.measure(task, self.reporter).result
 
-    def _task(self, options: argparse.Namespace, file: Path) -> "Task | None":
+    def _task(self, shared: LabelledOptions, file: Path) -> "Task | None":
         """The checkpoint with the images; None where the run has removed its file meanwhile."""
         try:
-            return prepared(options, self.train, self.test, self.device)
+            return task_on(shared, self.train, self.test, self.device)
         except UserError:
             if run_on_rank0(file.is_file):
                 raise

@@ -1,29 +1,29 @@
 """What a watch measures: a protocol with its options, on which images. Figures of two setups never share a file."""
 
-import argparse
-import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from excb.cli import Parser
 from excb.errors import UserError, nearest_name
+from excb.option_parser import add_options, flag_of, of_arguments, plain
 
-from ..options import add_baselines, add_data_options, add_task_options
-from ..old_protocol import Protocol
 from ..protocols import PROTOCOLS
+from ..runner import Evaluation
+from .options import WatchOptions
 
 if TYPE_CHECKING:
     from excb.images.image_set import Images
 
 # Options of the images and of the backbone's input that change figures; the others say where and how fast.
-_CHANGE_FIGURES = ("network", "resize", "crop", "rename")
+_CHANGE_FIGURES = ("network", "resize", "crop", "rename", "feature_precision")
+_EARLIER = {"recipe": "protocol"}  # names of options in files of versions until 0.4
 
 
-def watchable() -> list[Protocol]:
+def watchable() -> list[str]:
     """The protocols that rank checkpoints by labelled images."""
-    return [protocol for protocol in PROTOCOLS if protocol.labels == "classes" and protocol.families]
+    return [name for name, each in PROTOCOLS.items() if each.labels == "classes" and each.families]
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,11 @@ class Asked:
     """A protocol as a command line asks for it.
 
     Attributes:
-        protocol: its record.
-        options: all of its options, but for the checkpoint.
+        evaluation: the protocol with all of its options, but for the checkpoint.
         changed: those that change figures and are not the default, as JSON holds them.
     """
 
-    protocol: Protocol
-    options: argparse.Namespace
+    evaluation: Evaluation
     changed: dict[str, Any]
 
     def on(self, train: "Images", test: "Images", run: str) -> dict[str, Any]:
@@ -53,52 +51,44 @@ class Asked:
             }
             for name, each in (("train", train), ("test", test))
         }
-        return {"run": run, "protocol": self.protocol.name, "options": self.changed, **images}
+        return {"run": run, "protocol": self.evaluation.protocol.name, "options": self.changed, **images}
 
 
-def asked(args: argparse.Namespace) -> Asked:
+def asked(options: WatchOptions) -> Asked:
     """The protocol of `--protocol`, with the images and the machine of `watch`.
-
-    Args:
-        args: the options of `options.add_data_options`, and `protocol`: a protocol's name and its options.
 
     Raises:
         UserError: no such protocol gives figures of labelled images, or it does not take these options.
     """
     try:
-        name, *words = shlex.split(args.protocol)
+        name, *words = shlex.split(options.protocol)
     except ValueError:
-        raise UserError(f"--protocol {args.protocol!r}: name a protocol, such as knn or 'knn --k 20'") from None
-    protocol = next((each for each in watchable() if each.name == name), None)
-    if protocol is None:
-        names = [each.name for each in watchable()]
+        raise UserError(f"--protocol {options.protocol!r}: name a protocol, such as knn or 'knn --k 20'") from None
+    if name not in (names := watchable()):
         raise UserError(f"--protocol {name}: no such protocol{nearest_name(name, names)}; there are {', '.join(names)}")
-    given = _flags(add_task_options) | _flags(add_baselines) | ({protocol.state} - {""})
-    if wrong := next((word for word in words if word.partition("=")[0] in given), None):
+    protocol = PROTOCOLS[name]
+    elsewhere = {flag_of(each) for each in fields(protocol.shared)} | {f"--{protocol.state}", "--out"}
+    if wrong := next((word for word in words if word.partition("=")[0] in elsewhere), None):
         raise UserError(
-            f"--protocol {args.protocol!r}: {wrong} is no option of {name} alone: give it to watch, if it has it"
+            f"--protocol {options.protocol!r}: {wrong} is no option of {name} alone: give it to watch, if it has it"
         )
     parser = Parser(prog=f"excb-eval {name}", allow_abbrev=False)
-    protocol.add_options(parser)
-    options = parser.parse_args(["--ckpt", "", *words])
-    shared = Parser(add_help=False)
-    add_data_options(shared)
-    names_of_images = {action.dest for action in shared._actions}
-    own = {action.dest for action in parser._actions} - names_of_images - {"help", "ckpt", "out", "untrained"}
-    changed = {each: getattr(options, each) for each in own if getattr(options, each) != parser.get_default(each)}
-    changed |= {
-        each: getattr(args, each) for each in _CHANGE_FIGURES if getattr(args, each) != shared.get_default(each)
-    }
-    for each in names_of_images:
-        setattr(options, each, getattr(args, each))
-    options.dry_run, options.json = False, True
-    return Asked(protocol, options, json.loads(json.dumps(changed, sort_keys=True, default=str)))
+    add_options(parser, protocol.options)
+    parser.helps = False
+    own = of_arguments(protocol.options, parser.parse_args(words))
+    names_of_shared = [each.name for each in fields(protocol.shared) if hasattr(options, each.name)]
+    shared = protocol.shared(ckpt="", **{each: getattr(options, each) for each in names_of_shared})
+    changed = _changed(own, [each.name for each in fields(own)]) | _changed(options, _CHANGE_FIGURES)
+    return Asked(Evaluation(protocol, shared, own), dict(sorted(changed.items())))
 
 
-def _flags(add: Any) -> set[str]:
-    parser = Parser(add_help=False)
-    add(parser)
-    return {flag for action in parser._actions for flag in action.option_strings}
+def _changed(options: Any, names: Collection[str]) -> dict[str, Any]:
+    """Options that are not the default, as JSON holds them."""
+    defaults = {each.name: each.default for each in fields(options)}
+    values = {name: getattr(options, name) for name in names if getattr(options, name) not in (defaults[name], {})}
+    pairs = {name: [f"{key}={item}" for key, item in value.items()] for name, value in values.items()
+             if isinstance(value, Mapping)}  # fmt: skip
+    return {name: pairs.get(name, plain(value)) for name, value in values.items()}
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -116,7 +106,7 @@ def command(setup: Mapping[str, Any]) -> str:
     """The protocol as one types it after `excb-eval`, without checkpoint and images."""
     words, options = [str(setup.get("protocol"))], setup.get("options")
     for name, value in sorted(options.items()) if isinstance(options, dict) else []:
-        flag = f"--{name.replace('_', '-')}"
+        flag = f"--{_EARLIER.get(str(name), str(name)).replace('_', '-')}"
         words += [flag] if value is True else [flag, *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)
 

@@ -20,8 +20,9 @@ from excb.transfer.detection.options import DetectionInSuite, DetectionOptions
 from excb.transfer.every import cli as suite_cli
 from excb.transfer.every import suite
 from excb.transfer.every.page import render_report
-from excb.transfer.every.suite import Outcome
-from excb.transfer.old_protocol import SuiteStep
+from excb.transfer.every.suite import Outcome, Step
+from excb.transfer.protocols import PROTOCOLS
+from excb.transfer.runner import of_python
 from tests.browser import chromium
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
@@ -102,7 +103,7 @@ def test_references_are_measured_where_a_protocol_takes_them(place: Path, capsys
         ((), "name the folder for results and report with --out DIR"),
         (("--out", "{place}/run/checkpoints/step-5.pt"), "is a file: name a folder"),
         (("--dry-run", "--linear", "fats"), "no linear protocol is called 'fats'; did you mean 'fast'?"),
-        (("--dry-run", "--seeds", "0", "0"), "--seeds names a seed twice"),
+        (("--dry-run", "--seeds", "0", "0"), "--seeds: name at least one seed, and none twice"),
         (("--dry-run", "--schedule", "3x"), "no schedule is named '3x'"),
         (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'?; there are knn, "),
         (("--out", "{place}/x", "--only", "detection"), "nothing to evaluate: detection does not apply (it takes a "),
@@ -128,7 +129,7 @@ class Runner:
     def __init__(self, *failing: str) -> None:
         self.failing, self.made = failing, list[str]()
 
-    def __call__(self, command: Sequence[str], file: Path) -> list[Path]:
+    def __call__(self, _step: Step, file: Path) -> list[Path]:
         self.made.append(file.stem)
         if file.stem in self.failing:
             raise UserError(f"no {file.stem} today")
@@ -136,8 +137,8 @@ class Runner:
         return [file]
 
 
-def two_steps(**depends_on: Any) -> list[SuiteStep]:
-    return [SuiteStep(name, name, [name], depends_on={"weights": "a"} | depends_on) for name in ("semisup", "knn")]
+def two_steps(**depends_on: Any) -> list[Step]:
+    return [Step(name, name, [name], depends_on={"weights": "a"} | depends_on) for name in ("semisup", "knn")]
 
 
 def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) 
 
 def test_figures_without_an_interval_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = replace(result({"bbox_AP": 31.25}, protocol="detection"), intervals={})
-    outcomes = [Outcome(SuiteStep("detection", "Detection", []), tmp_path / "detection.json", found)]
+    outcomes = [Outcome(Step("detection", "Detection", []), tmp_path / "detection.json", found)]
     suite_cli.report(outcomes, tmp_path, QUIET, as_json=False)
     assert "bbox_AP    31.25" in capsys.readouterr().out
 
@@ -169,15 +170,50 @@ def test_a_change_is_noticed(change: dict[str, Any], why: str, tmp_path: Path) -
     again = Runner()
     changed = two_steps(**change)
     assert [suite.finished(step, tmp_path) for step in changed] == [(False, why)] * 2
-    assert suite.state_of(changed[0], tmp_path) != suite.state_of(two_steps()[0], tmp_path)
+    assert state_of(changed[0], tmp_path) != state_of(two_steps()[0], tmp_path)
     suite.evaluate(changed, tmp_path, again, QUIET)
     assert again.made == ["semisup", "knn"]
+
+
+def state_of(step: Step, folder: Path) -> Path:
+    """Where a step keeps its unfinished trainings."""
+    evaluation = of_python(PROTOCOLS["semisup"], {"ckpt": "x", "percent": 1})
+    kept = suite.with_state(replace(step, evaluation=evaluation), folder).evaluation
+    assert kept is not None
+    state: Path = kept.own.state
+    assert state.parent == folder / "state"
+    return state
+
+
+def test_a_frozen_head_keeps_no_state(tmp_path: Path) -> None:
+    evaluation = of_python(PROTOCOLS["semisup"], {"ckpt": "x", "percent": 1, "frozen": True})
+    step = replace(two_steps()[0], evaluation=evaluation)
+    assert suite.with_state(step, tmp_path) is step
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        (["linear", "--protocol", "fast"], ["linear"], True),
+        (["semisup", "--percent", "1", "--seeds", "0"], ["semisup", "--percent", "1"], True),
+        (["semisup", "--percent", "1", "--seeds", "1"], ["semisup", "--percent", "1"], False),
+        (["linear", "--protocol", "logreg"], ["linear"], False),
+        (["detection", "--data", "D", "--schedule", "1x"], ["detection", "--data", "D"], True),
+        (["knn", "--gone", "1"], ["knn"], False),
+        (["sets", "--only", "x"], ["sets", "--only", "y"], False),
+    ],
+)
+def test_folders_of_earlier_versions_go_on(before: list[str], now: list[str], same: bool, tmp_path: Path) -> None:
+    """They wrote every option of a step, also those that are the default."""
+    step = Step("one", "One", before, {"weights": "a"})
+    suite.evaluate([step], tmp_path, Runner(), QUIET)
+    assert suite.finished(replace(step, words=now), tmp_path) == (same, "" if same else "its settings changed")
 
 
 def test_other_settings_and_changed_files_are_noticed(tmp_path: Path) -> None:
     (step, *_) = two_steps()
     suite.evaluate([step], tmp_path, Runner(), QUIET)
-    assert suite.finished(replace(step, command=["semisup", "--seeds", "1"]), tmp_path) == (
+    assert suite.finished(replace(step, words=["semisup", "--percent", "1", "--seeds", "1"]), tmp_path) == (
         False,
         "its settings changed",
     )
@@ -222,7 +258,7 @@ def test_headline_confusions_and_classes_are_of_the_same_k(tmp_path: Path) -> No
         f"knn_top1_k{k}": {"ant": 10.0 + k, "bee": 20.0 + k} for k in (10, 20)
     }
     found = replace(result({"knn_top1_k10": 41.0, "knn_top1_k20": 42.0}, name="net"), per_class=per_class)
-    page = render_report([Outcome(SuiteStep("knn", "k-NN", ["knn"]), tmp_path / "knn.json", found)])
+    page = render_report([Outcome(Step("knn", "k-NN", ["knn"]), tmp_path / "knn.json", found)])
     assert "<dt>k-NN top-1, k 20</dt><dd>42.00" in page
     assert "Best classes, k-NN top-1, k 20" in page
     assert ">40.0<" in page

@@ -262,17 +262,21 @@ def test_what_cannot_be_fetched_cannot_be_checked(place: Path, reproduce: Callab
 
 def test_every_command_that_would_run_is_one_that_can(capsys: pytest.CaptureFixture[str]) -> None:
     """The parser takes each, and so do the protocols: what a plan prints may be copied."""
-    from excb.transfer.probes.recipes import choose
-    from excb.transfer.protocols import parse
+    from excb.transfer.cli import program
+    from excb.transfer.protocols import protocol_named
+    from excb.transfer.reproduce.runs import EvaluationRun
+    from excb.transfer.runner import evaluation_of
 
     assert main(["reproduce", "--list", "--json", "--status", "runnable"]) == 0
     listed = json.loads(capsys.readouterr().out)["claims"]
     assert len(listed) > 100
     by_id = {claim.id: claim for claim in claims()}
     for entry in listed:
-        _, args = parse([*by_id[entry["id"]].protocol.arguments(), "--ckpt", "x", "--data", "DIR"])
-        if args.command.name == "linear":
-            choose(args.recipe, epochs=args.epochs, batch=args.train_batch, lr=args.lr, weight_decay=args.wd)
+        run = EvaluationRun("x", [by_id[entry["id"]]])
+        evaluation, words = run.evaluation("DIR"), run.words("DIR")
+        evaluation.check()
+        typed = program(words[:1]).parse_args(words)
+        assert evaluation_of(protocol_named(words[0]), typed) == evaluation
 
 
 def test_filters(capsys: pytest.CaptureFixture[str]) -> None:
