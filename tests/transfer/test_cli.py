@@ -215,7 +215,7 @@ DATA = ("--data", "{place}/data")
         ((*DATA, "--resize", "0"), "--resize"),
         ((*DATA, "--crop", "40", "--resize", "30"), "--crop"),
         ((*DATA, "--batch-size", "0"), "--batch-size must be at least 1"),
-        ((*DATA, "--batch-size", "x"), "argument --batch-size: takes a number of images, or auto, not 'x'"),
+        ((*DATA, "--batch-size", "x"), "argument --batch-size: takes a number, or auto, not 'x'"),
         ((*DATA, "--device", "gpu"), "device 'gpu' cannot be used here"),
         ((*DATA, "--backend", "annoy"), "invalid choice: 'annoy'"),
         ((*DATA, "--network", "both"), "invalid choice: 'both'"),

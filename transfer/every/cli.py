@@ -46,6 +46,8 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     def run(checkpoint: str, task: "Task") -> "RunStep":
         return partial(_run, checkpoint=checkpoint, task=task, reporter=reporter)
 
+    if options.own_preprocessing and len(options.ckpt) == 1:
+        raise UserError.on_all_ranks("--own-preprocessing is of several checkpoints, and --ckpt names one: leave it out")
     if len(options.ckpt) > 1:
         return _several(options, shell, open_task, run)
     task = open_task(options.ckpt[0])

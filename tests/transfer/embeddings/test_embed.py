@@ -275,7 +275,7 @@ def test_what_is_no_image_is_told_clearly(run: Path, tmp_path: Path) -> None:
         excb.embed(run, [])
     with pytest.raises(UserError, match=r"images are files, PIL images or arrays \[H, W, 3\], not a NoneType"):
         excb.embed(run, [tmp_path / "a.png", None])
-    with pytest.raises(UserError, match="index is no option in Python"):
+    with pytest.raises(UserError, match="index is not an option in Python"):
         excb.embed(run, tmp_path, index="a.faiss")
 
 
