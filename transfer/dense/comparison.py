@@ -19,7 +19,7 @@ from ..inference.accuracy import RESAMPLES, percentiles
 from ..inference.means import blocks
 from ..inference.paired import Paired, PairedTest
 from ..reporting.report import bytes_beside
-from .patches.metrics import MEASURES, Areas, figure_name, of_resamples, resamples
+from .patches.metrics import MEASURES, Areas, figure_name, image_draws, of_resamples
 
 Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # see `metrics.MEASURES`
 Resampling = Callable[[np.ndarray], np.ndarray]  # [resamples, N] -> [resamples], a share of 1
@@ -86,7 +86,7 @@ class Segmentations(Paired):
         drawn = np.concatenate(
             [
                 of_resamples(second, measure, weights) - of_resamples(first, measure, weights)
-                for weights in resamples(images)
+                for weights in image_draws(images)
             ]
         )
         swapped = np.concatenate([mixed[1](sides) - mixed[0](sides) for sides in _sides(images)])

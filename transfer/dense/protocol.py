@@ -22,7 +22,7 @@ from .heads.memory import Memory, choose
 from .heads.recipes import LINEAR, LOGISTIC, HeadName
 from .options import DenseOptions
 from .patches.labels import PatchLabels
-from .patches.metrics import MEASURES, Areas, figure_name, interval
+from .patches.metrics import MEASURES, Areas, area_interval, figure_name
 from .pictures import spread
 from .segmentation import QUERIES, segment
 from .setup import DenseTask
@@ -169,7 +169,9 @@ def _result(
         data=described["data"],
         seconds=round(seconds, 1),
         intervals={
-            figure_name(run, measure): interval(seeds, measure) for run, seeds in areas.items() for measure in MEASURES
+            figure_name(run, measure): area_interval(seeds, measure)
+            for run, seeds in areas.items()
+            for measure in MEASURES
         },
         per_class={figure_name(run, "miou"): _by_class(seeds, task.test.classes) for run, seeds in areas.items()},
         notes=[*notes, *random, *below],

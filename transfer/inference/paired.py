@@ -60,7 +60,7 @@ class Paired(ABC):
         """Test a figure of this result, the first, against one of another result, the second."""
 
 
-def named(figure: str, figures: Mapping[str, T]) -> T:
+def of_figure(figure: str, figures: Mapping[str, T]) -> T:
     """What is said for a figure. Raises UserError if there is none of this name."""
     if figure not in figures:
         raise UserError(f"no predictions of {figure}{nearest_name(figure, figures)} (there are {', '.join(figures)})")

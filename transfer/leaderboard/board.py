@@ -118,7 +118,7 @@ class Group:
     @property
     def headline(self) -> str:
         """The settings that people ask for first."""
-        return fields.headline(self.fields)
+        return fields.settings_line(self.fields)
 
     @property
     def settings(self) -> list[str]:

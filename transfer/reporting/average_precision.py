@@ -41,7 +41,7 @@ def area(hits: np.ndarray, envelope: np.ndarray) -> np.ndarray:
     return values
 
 
-def by_class(
+def precision_by_class(
     scores: np.ndarray, targets: np.ndarray, summary: Summary, weights: np.ndarray | None = None
 ) -> np.ndarray:
     """Average precision of every class.
@@ -73,8 +73,11 @@ def by_class(
 
 
 def mean(scores: np.ndarray, targets: np.ndarray, summary: Summary, weights: np.ndarray | None = None) -> np.ndarray:
-    """mAP [R], 0 to 1: the mean over the classes of which an image counts; NaN without one. Arguments as `by_class`."""
-    values = by_class(scores, targets, summary, weights)
+    """mAP [R], 0 to 1: the mean over the classes of which an image counts; NaN without one.
+
+    Arguments as `precision_by_class`.
+    """
+    values = precision_by_class(scores, targets, summary, weights)
     there = ~np.isnan(values)
     means: np.ndarray = np.where(there, values, 0).sum(1) / np.where(there.any(1), there.sum(1), np.nan)
     return means

@@ -58,7 +58,7 @@ def readable(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def headline(fields: Mapping[str, Any]) -> str:
+def settings_line(fields: Mapping[str, Any]) -> str:
     """The settings that people ask for first, on one line."""
     parts = [f"{name.replace('_', ' ')} {readable(fields[name])}" for name in _FIRST if fields.get(name) is not None]
     if "resize" in fields and "crop" in fields:

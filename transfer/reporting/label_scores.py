@@ -15,7 +15,7 @@ from excb.references.guessing import MAJORITY
 from excb.results.result import Result
 
 from ..inference.accuracy import percentiles
-from ..inference.paired import Paired, PairedTest, named
+from ..inference.paired import Paired, PairedTest, of_figure
 from ..task import Task
 from . import average_precision
 from .average_precision import RESAMPLES, Summary, area, eleven_points
@@ -63,7 +63,7 @@ class LabelScores(Paired):
         """Average precision in percent of every class, with area; None for classes without an image."""
         found = {}
         for template, scores in self.values.items():
-            each = 100 * average_precision.by_class(scores, self.targets, area)[0]
+            each = 100 * average_precision.precision_by_class(scores, self.targets, area)[0]
             found[template.format("mAP")] = {
                 name: None if np.isnan(value) else round(float(value), 4)
                 for name, value in zip(self.classes, each, strict=True)
@@ -137,7 +137,7 @@ class LabelScores(Paired):
 
     def columns(self, figure: str) -> dict[str, list[Any]]:
         """See `PerImage.columns`."""
-        _, scores = named(figure, self._by_figure())
+        _, scores = of_figure(figure, self._by_figure())
         true = [[name for name, here in zip(self.classes, row, strict=True) if here == 1] for row in self.targets]
         return {
             "path": list(self.names),

@@ -19,7 +19,7 @@ from excb.errors import UserError
 from excb.files import npy
 
 from ..inference import accuracy, statistics
-from ..inference.paired import Paired, PairedTest, named
+from ..inference.paired import Paired, PairedTest, of_figure
 from ..task import Task
 from . import confusion
 
@@ -88,7 +88,7 @@ class Scored(Paired):
 
     def columns(self, figure: str) -> dict[str, list[Any]]:
         """See `PerImage.columns`."""
-        scores = named(figure, self.scores())
+        scores = of_figure(figure, self.scores())
         true = [self.classes[target] for target in self.targets.tolist()]
         return {"path": list(self.names), "class": true, **self._said(figure, scores)}
 
@@ -173,7 +173,7 @@ class Predictions(Scored):
         matrix = accuracy.confusions(ranked[:, 0], self.targets, len(self.classes))
         percent = accuracy.accuracy(ranked[:, 0] == self.targets)
         title = f"{template.format('top1')}: {percent:.2f} % of {len(ranked):,} test images"
-        return confusion.draw(matrix.cpu().numpy(), self.classes, title=title)
+        return confusion.draw_confusion(matrix.cpu().numpy(), self.classes, title=title)
 
 
 @dataclass(frozen=True)

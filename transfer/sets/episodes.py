@@ -59,7 +59,7 @@ def episodes(
     return found
 
 
-def interval(figures: np.ndarray) -> tuple[float, float]:
+def episode_interval(figures: np.ndarray) -> tuple[float, float]:
     """Student's 95 % interval of the mean over episodes; of one episode it has no width."""
     from scipy.stats import t
 

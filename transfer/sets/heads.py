@@ -20,7 +20,7 @@ from ..probes.logistic import SOLVER
 from ..probes.penalty import STRENGTHS, Rule, choose_penalty, log_likelihood
 from ..probes.selection import HELD_OUT, HELD_OUT_SETS
 from .choosing import OpenSet
-from .episodes import episodes, interval
+from .episodes import episode_interval, episodes
 from .metrics import METRICS
 
 LOGREG, KNN = "logreg", PROTOCOL.name  # heads whose answers are kept, so that checkpoints are compared image by image
@@ -73,7 +73,7 @@ class SetMeasurements:
 
 
 def unpack(packed: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Targets and answers that `Measured.pack` packed.
+    """Targets and answers that `SetMeasurements.pack` packed.
 
     Raises:
         npy.DAMAGE: these bytes are no such file.
@@ -127,7 +127,7 @@ def measure(
                 progress=bar.advance,
             )
         figures |= {f"shot{n}": float(each.mean()) for n, each in found.items()}
-        intervals |= {f"shot{n}": _percentages(interval(each)) for n, each in found.items()}
+        intervals |= {f"shot{n}": _percentages(episode_interval(each)) for n, each in found.items()}
     majority = dict.fromkeys(figures, metric.majority(train, test))
     how = {"C": chosen.C, "held_out": {f"{C:g}": judged[0] for C, judged in chosen.sweep.items()}}
     return SetMeasurements(figures, intervals, majority, how, test, answers)

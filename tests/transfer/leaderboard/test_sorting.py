@@ -224,7 +224,7 @@ def test_files_and_folders_are_gathered_once(tmp_path: Path, capsys: pytest.Capt
     [
         (["leaderboard"], "name the folder to write with --out DIR"),
         (["leaderboard", "{place}/none.json", "--out", "{place}/out"], "cannot read the result"),
-        (["leaderboard", "{place}/odd/b.json", "--out", "{place}/out"], "is no result of `excb-eval`"),
+        (["leaderboard", "{place}/odd/b.json", "--out", "{place}/out"], "is not a result of `excb-eval`"),
         (["leaderboard", "--out", "{place}/odd/b.json"], "is a file: name a folder"),
         (["leaderboard", "--check"], "name the result files to check"),
         (["leaderboard", "{place}/odd", "--check"], "no result of `excb-eval` below {place}/odd"),

@@ -5,13 +5,20 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from excb.transfer.reporting import average_precision
-from excb.transfer.reporting.average_precision import RESAMPLES, area, by_class, eleven_points, mean, resamples
+from excb.transfer.reporting.average_precision import (
+    RESAMPLES,
+    area,
+    eleven_points,
+    mean,
+    precision_by_class,
+    resamples,
+)
 
 SUMMARIES = {"area": area, "eleven": eleven_points}
 
 
 def one(scores: list[float], targets: list[int], summary: str) -> float:
-    values = by_class(np.array(scores)[:, None], np.array(targets, np.int8)[:, None], SUMMARIES[summary])
+    values = precision_by_class(np.array(scores)[:, None], np.array(targets, np.int8)[:, None], SUMMARIES[summary])
     assert values.shape == (1, 1)
     return float(values[0, 0])
 
@@ -60,8 +67,8 @@ def test_random_rankings_agree_with_loops_over_the_definition() -> None:
     targets = random.choice(np.array([1, 0, -1], np.int8), (40, 7), p=[0.3, 0.6, 0.1])
     for label in range(7):
         eleven, whole = by_definition(scores[:, label], targets[:, label])
-        assert by_class(scores, targets, eleven_points)[0, label] == pytest.approx(eleven)
-        assert by_class(scores, targets, area)[0, label] == pytest.approx(whole)
+        assert precision_by_class(scores, targets, eleven_points)[0, label] == pytest.approx(eleven)
+        assert precision_by_class(scores, targets, area)[0, label] == pytest.approx(whole)
         known = targets[:, label] >= 0
         plain = average_precision_score(targets[known, label], scores[known, label])
         assert whole >= plain - 1e-12  # scikit-learn's has no envelope
@@ -72,10 +79,10 @@ def test_weights_are_images_that_stand_there_as_often() -> None:
     scores, targets = random.integers(5, size=(12, 3)).astype(float), random.integers(-1, 2, (12, 3)).astype(np.int8)
     weights = random.integers(3, size=(4, 12))
     for summary in SUMMARIES.values():
-        values = by_class(scores, targets, summary, weights)
+        values = precision_by_class(scores, targets, summary, weights)
         for row, counts in zip(values, weights, strict=True):
             repeated = np.repeat(np.arange(12), counts)
-            expected = by_class(scores[repeated], targets[repeated], summary)[0]
+            expected = precision_by_class(scores[repeated], targets[repeated], summary)[0]
             np.testing.assert_allclose(row, expected)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from excb.seeding import Purpose, generator
 from excb.transfer.every.comparison import side_by_side
-from excb.transfer.sets.episodes import episodes, interval
+from excb.transfer.sets.episodes import episode_interval, episodes
 from excb.transfer.sets.gathering import tables_as_csv
 from excb.transfer.sets.metrics import MAP, MAP11, MEAN_PER_CLASS, TOP1, Metric
 from excb.transfer.sets.standings import MEAN, HeadFigures, SetAnswers, head_table
@@ -70,9 +70,9 @@ def test_episodes_are_nearest_means_of_shots() -> None:
 
 
 def test_the_interval_of_episodes_is_students() -> None:
-    assert interval(np.array([50.0])) == (50.0, 50.0)
+    assert episode_interval(np.array([50.0])) == (50.0, 50.0)
     # t of 3 degrees of freedom at 97.5 % is 3.1824; the deviation of these is 2.5820, over 2 the standard error 1.2910.
-    assert interval(np.array([47.0, 49.0, 51.0, 53.0])) == pytest.approx((50 - 4.1085, 50 + 4.1085), abs=1e-3)
+    assert episode_interval(np.array([47.0, 49.0, 51.0, 53.0])) == pytest.approx((50 - 4.1085, 50 + 4.1085), abs=1e-3)
 
 
 def answers(name: str, right: float, *, metric: Metric = TOP1, images: int = 400) -> SetAnswers:

@@ -71,7 +71,7 @@ def stacked(images: Sequence[np.ndarray]) -> Areas:
     return Areas(*np.stack(images).transpose(1, 0, 2))
 
 
-def interval(runs: Sequence[Areas], measure: str) -> tuple[float, float]:
+def area_interval(runs: Sequence[Areas], measure: str) -> tuple[float, float]:
     """The 95 % percentile bootstrap interval of a measure's mean over runs, in percent.
 
     Images are drawn with replacement, the same ones for every run and every figure. A measure of a resample is that of
@@ -81,7 +81,7 @@ def interval(runs: Sequence[Areas], measure: str) -> tuple[float, float]:
         runs: of the same images, such as those of several seeds.
         measure: one of `MEASURES`.
     """
-    resampled = np.concatenate([of_resamples(runs, measure, weights) for weights in resamples(len(runs[0].true))])
+    resampled = np.concatenate([of_resamples(runs, measure, weights) for weights in image_draws(len(runs[0].true))])
     return percentiles(resampled[~np.isnan(resampled)])
 
 
@@ -91,7 +91,7 @@ def of_resamples(runs: Sequence[Areas], measure: str, weights: np.ndarray) -> np
     return np.asarray(np.mean(each, axis=0))
 
 
-def resamples(images: int) -> Iterator[np.ndarray]:
+def image_draws(images: int) -> Iterator[np.ndarray]:
     """How often each of `RESAMPLES` bootstrap draws holds each image, in blocks [resamples, N] float64."""
     random = generator(Purpose.BOOTSTRAP, images)
     for number in blocks(images):
