@@ -106,7 +106,7 @@ class InstanceSet:
 
 
 @dataclass(frozen=True)
-class Layout:
+class InstanceLayout:
     """One way in which a set lies on the disk."""
 
     name: str  # what `--layout` calls it

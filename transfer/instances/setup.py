@@ -24,8 +24,8 @@ from excb.networks.preprocessing import Preprocessing
 from ..options import OwnSetOptions
 from ..task import Task, backbone_of, describe_images
 from .descriptors import Descriptor, DescriptorExtraction, Descriptors, WholeImage, patch_side
-from .instance_set import InstanceSet, Layout
-from .layouts import layout_of
+from .instance_set import InstanceLayout, InstanceSet
+from .layouts.table import layout_of
 from .options import InstanceOptions, Mode
 from .ranking import StackedRows
 from .whitening import WhitenedRows, Whitening
@@ -35,7 +35,7 @@ from .whitening import WhitenedRows, Whitening
 class InstanceTask(Task):
     """A backbone and the set to judge it on: `train` is the gallery, and `test` are the queries."""
 
-    layout: Layout
+    layout: InstanceLayout
     instances: InstanceSet
     descriptor: Descriptor
     mode: Mode

@@ -9,7 +9,7 @@ from excb.errors import UserError
 from excb.images.image_set import EXTENSIONS, ImageSet
 from excb.images.scanning import scan_folder
 
-from .instance_set import InstanceSet, Layout, Truth
+from ..instance_set import InstanceLayout, InstanceSet, Truth
 
 QUERIES, REFERENCES, PAIRS = "queries", "references", "ground_truth.csv"
 HEADER = ["query_id", "reference_id"]
@@ -65,7 +65,7 @@ def _name(text: str) -> str:
     return Path(text).stem if text.lower().endswith(EXTENSIONS) else text
 
 
-LAYOUT = Layout(
+LAYOUT = InstanceLayout(
     name="pairs",
     title="queries/, references/ and ground_truth.csv, as DISC21",
     matches=lambda root: (root / QUERIES).is_dir() and (root / REFERENCES).is_dir(),

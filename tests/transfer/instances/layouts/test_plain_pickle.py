@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from excb.errors import UserError
-from excb.transfer.instances.plain_pickle import numbers, read
+from excb.transfer.instances.layouts.plain_pickle import numbers, read_pickle
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -23,7 +23,7 @@ def test_plain_values_and_arrays_are_read(tmp_path: Path, protocol: int) -> None
     }
     file = tmp_path / "a.pkl"
     file.write_bytes(pickle.dumps(values, protocol=protocol))
-    found = read(file)
+    found = read_pickle(file)
     assert found["text"] == ["a", "ü"]
     assert [numbers(each) for each in found["lists"]] == [[1, 2.5], [3], []]
     assert [numbers(each) for each in found["arrays"]] == [[4, 5], [6.5], [7], []]
@@ -47,7 +47,7 @@ def test_a_file_that_would_run_code_is_refused_in_one_line(tmp_path: Path) -> No
     for protocol in range(6):
         file.write_bytes(pickle.dumps({"gnd": Harmful(Path.touch, witness)}, protocol=protocol))
         with pytest.raises(UserError, match="refused, since reading it could run code") as caught:
-            read(file)
+            read_pickle(file)
         assert "\n" not in str(caught.value)
     assert not witness.exists()
 
@@ -70,17 +70,17 @@ def test_damage_is_one_line(tmp_path: Path, packed: bytes) -> None:
     file = tmp_path / "gnd.pkl"
     file.write_bytes(packed)
     with pytest.raises(UserError, match="is damaged or no pickle of plain values") as caught:
-        read(file)
+        read_pickle(file)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_and_too_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="cannot read"):
-        read(tmp_path / "none.pkl")
-    monkeypatch.setattr("excb.transfer.instances.plain_pickle.LARGEST", 3)
+        read_pickle(tmp_path / "none.pkl")
+    monkeypatch.setattr("excb.transfer.instances.layouts.plain_pickle.LARGEST", 3)
     (tmp_path / "a.pkl").write_bytes(pickle.dumps([1, 2, 3]))
     with pytest.raises(UserError, match="more than any ground truth"):
-        read(tmp_path / "a.pkl")
+        read_pickle(tmp_path / "a.pkl")
 
 
 def test_other_values_are_no_numbers() -> None:

@@ -113,7 +113,7 @@ class _Unpickler(pickle.Unpickler):
         return _NAMES[whole]
 
 
-def read(file: Path) -> Any:
+def read_pickle(file: Path) -> Any:
     """What a file holds; arrays and numbers of NumPy have a list `values`.
 
     Raises:

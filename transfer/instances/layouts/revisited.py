@@ -7,8 +7,8 @@ import numpy as np
 
 from excb.errors import UserError, require
 
+from ..instance_set import Box, CroppedImages, InstanceLayout, InstanceSet, Truth, existing
 from . import plain_pickle
-from .instance_set import Box, CroppedImages, InstanceSet, Layout, Truth, existing
 
 # For every protocol: which of the ground truth's lists are relevant, and which are left out. All else is wrong.
 PROTOCOLS = {
@@ -27,7 +27,7 @@ def _open(root: Path, named: Path | None) -> InstanceSet:
     file = named or _file(root)
     if file is None:
         raise UserError(f"{root} has no gnd_*.pkl, such as gnd_roxford5k.pkl: fetch the ground truth of the set")
-    contents = plain_pickle.read(file)
+    contents = plain_pickle.read_pickle(file)
     try:
         gallery, queries = (_names(contents[name]) for name in ("imlist", "qimlist"))
         entries = contents["gnd"]
@@ -82,7 +82,7 @@ def _expect(condition: bool, expected: str) -> None:
         raise ValueError(f"expected {expected}")
 
 
-LAYOUT = Layout(
+LAYOUT = InstanceLayout(
     name="revisited",
     title="ROxford5k or RParis6k: gnd_*.pkl and jpg/",
     matches=lambda root: _file(root) is not None,

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from excb.errors import UserError, nearest_name, require
 
+from ..instance_set import InstanceLayout
 from . import copydays, pairs, revisited
-from .instance_set import Layout
 
-LAYOUTS: tuple[Layout, ...] = (revisited.LAYOUT, copydays.LAYOUT, pairs.LAYOUT)
+LAYOUTS: tuple[InstanceLayout, ...] = (revisited.LAYOUT, copydays.LAYOUT, pairs.LAYOUT)
 
 
-def layout_of(root: Path, name: str | None = None) -> Layout:
+def layout_of(root: Path, name: str | None = None) -> InstanceLayout:
     """The layout of that name, or the one that a folder has.
 
     Raises:

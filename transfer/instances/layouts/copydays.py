@@ -8,7 +8,7 @@ from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 
-from .instance_set import InstanceSet, Layout, Truth
+from ..instance_set import InstanceLayout, InstanceSet, Truth
 
 ORIGINALS = "original"
 KINDS = {"strong": "strong", "crops": "crops", "jpeg": "jpeg", "jpegqual": "jpeg"}  # folder -> kind of copies
@@ -57,7 +57,7 @@ def _key(path: str) -> str:
     return path.rpartition("/")[2][:_PREFIX]
 
 
-LAYOUT = Layout(
+LAYOUT = InstanceLayout(
     name="copydays",
     title="Copydays: original/, and strong/, crops/*/ or jpegqual/*/",
     matches=lambda root: (root / ORIGINALS).is_dir() and any((root / folder).is_dir() for folder in KINDS),

@@ -10,7 +10,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.transfer.instances.instance_set import InstanceSet
-from excb.transfer.instances.layouts import layout_of
+from excb.transfer.instances.layouts.table import layout_of
 from tests.transfer.instances.sets import QUERY_BOX, picture, save, write_copydays, write_pairs, write_revisited
 
 ENTRIES: list[dict[str, Any]] = [

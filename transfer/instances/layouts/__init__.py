@@ -1,0 +1,1 @@
+"""Layouts of sets with ground truth for each query, one file each."""
