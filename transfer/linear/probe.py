@@ -114,10 +114,10 @@ class Probe:
 
     def on_features(self) -> Outcome:
         """Train on precomputed features."""
-        assert self.plan.features != "patches"
-        task, plan = self.task, self.plan
-        rows, labels = task.features(task.train, "train", self.reporter, kind=plan.features)
-        test, targets = task.features(task.test, "test", self.reporter, kind=plan.features)
+        task, plan, kind = self.task, self.plan, self.plan.features
+        assert kind != "patches"
+        rows, labels = task.features(task.train, "train", self.reporter, kind=kind)
+        test, targets = task.features(task.test, "test", self.reporter, kind=kind)
         rows, test = scaled(rows, test)
         make = partial(linear_bank, task, plan, width=rows.shape[1], seed=self.seed)
         return choose_among(

@@ -122,7 +122,7 @@ def _minimise(
     def objective(vector: np.ndarray) -> tuple[float, np.ndarray]:
         solution = torch.from_numpy(vector).to(place).view(outputs, -1).requires_grad_()
         total = solution[:, :-1].square().sum() / (2 * C * len(features))
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         for part, true in zip(features.split(size), targets.split(size), strict=True):
             each = _loss(F.linear(part, solution[:, :-1], solution[:, -1]), true) / len(features)
             each.backward()
